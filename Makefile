@@ -1,0 +1,47 @@
+# Every target makes its own environment in .venv: nothing has to be installed by hand but Python 3.10 or newer and make.
+PYTHON ?= python3
+BIN := .venv/bin
+# The constraints pin every version, for the build environment too.
+PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
+# One thread for each test worker: two workers that each start two threads slow each other down.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+
+.PHONY: demo test test-slow lint format bench train clean
+.DEFAULT_GOAL := demo
+
+.venv/core: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/dev: .venv/core
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+demo: .venv/core  ## attack the embedded model on the embedded data
+	$(BIN)/wassail demo
+
+test: .venv/dev  ## the whole suite but the slow tests
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/dev  ## the slow tests
+	$(PYTEST) -m slow
+
+lint: .venv/dev  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev  ## the benchmarks, printed to docs/
+	$(BIN)/python benchmarks/run.py
+
+train: .venv/dev  ## rebuild the embedded data and networks
+	$(PIP) --editable ".[train]"
+	$(BIN)/python scripts/train_digits.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,15 @@
+"""Run every benchmark and write what it prints to docs/: `make bench`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {"foundations.py": "foundations.md", "l1_step.py": "l1-step.md"}
+
+for script, page in PAGES.items():
+    print(f"{script} -> docs/{page}", flush=True)
+    done = subprocess.run([sys.executable, ROOT / "benchmarks" / script], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    (ROOT / "docs" / page).write_text(done.stdout)

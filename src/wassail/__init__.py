@@ -1,0 +1,85 @@
+"""How badly can a PyTorch classifier fail under every distribution within a Wasserstein ball of your data?
+
+>>> import wassail as ws
+>>> model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
+>>> adversary = ws.wda_pp(model, x[:50], y[:50], ws.Threat(norm="inf", order=1, eps="0.1"))
+>>> adversary.accuracy < adversary.clean_accuracy, adversary.cost <= 0.1, bool(adversary.verify(model))
+(True, True, True)
+
+Public names are imported when first used, so that `import wassail` and `wassail --help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wassail import testing, zoo
+    from wassail.attacks.nearest import nearest
+    from wassail.attacks.wda import wda
+    from wassail.attacks.wda_pp import wda_pp
+    from wassail.errors import InputError, ModelWarning
+    from wassail.threat import Threat
+    from wassail.transport import (
+        Distribution,
+        Flips,
+        RiskCurve,
+        Verification,
+        allocate,
+        knapsack,
+        risk_curve,
+        transport_cost,
+    )
+
+__version__ = metadata.version("wassail")
+
+_HOME = {
+    "nearest": "attacks.nearest",
+    "wda": "attacks.wda",
+    "wda_pp": "attacks.wda_pp",
+    "InputError": "errors",
+    "ModelWarning": "errors",
+    "Threat": "threat",
+    **dict.fromkeys(
+        ("Distribution", "Flips", "RiskCurve", "Verification", "allocate", "knapsack", "risk_curve", "transport_cost"),
+        "transport",
+    ),
+}
+_MODULES = ("attacks", "geometry", "losses", "network", "testing", "transport", "zoo")
+
+__all__ = [
+    "Distribution",
+    "Flips",
+    "InputError",
+    "ModelWarning",
+    "RiskCurve",
+    "Threat",
+    "Verification",
+    "allocate",
+    "inf",
+    "knapsack",
+    "nearest",
+    "risk_curve",
+    "testing",
+    "transport_cost",
+    "wda",
+    "wda_pp",
+    "zoo",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"wassail.{_HOME[name]}"), name)
+        globals()[name] = value  # a submodule of the same name (attacks.wda) can never take its place
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"wassail.{name}")
+    raise AttributeError(f"module 'wassail' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, "__version__"})

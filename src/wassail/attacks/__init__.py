@@ -1,0 +1,1 @@
+"""One file per method; each turns `(model, x, y, ...)` into `Flips` or a `Distribution`."""

@@ -1,0 +1,263 @@
+"""The command line. Heavy imports happen inside the commands, so that `wassail --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wassail.errors import InputError, unknown
+from wassail.threat import Threat, parse_domain, parse_eps, parse_norm, parse_order, show
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from wassail.network import Model
+    from wassail.transport import Distribution, Flips
+
+SUMMARY = "How badly can a classifier fail under every distribution within a Wasserstein ball of your data?"
+ATTACKS = ("wda", "wda++")
+DEFINITIONS = """\
+Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
+accuracy: mass of the adversarial distribution that is classified correctly; a tie is an error. Lower = stronger attack.
+WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++ spends the budget on the nearest flips first.
+spent: share of the budget eps. F + B: forward and backward passes, mean per sample that was correct
+to begin with. 95 %: bootstrap interval over the samples."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0, 2 for bad input (one sentence on stderr), 130 for Ctrl-C."""
+    options = _parser().parse_args(argv)
+    try:
+        code: int = options.run(options)
+        return code
+    except InputError as error:
+        print(f"wassail: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("wassail: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="wassail", description=SUMMARY)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="attack the embedded model on the embedded data: a minute, one table")
+    demo.add_argument("model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)")
+    _threat_options(demo, eps="0.1")
+    demo.set_defaults(run=_attack, data="digits", weights=None)
+
+    attack = commands.add_parser("attack", help="attack a model on data")
+    attack.add_argument("model", help="a built-in name (see `wassail models`), or module:factory with --weights")
+    attack.add_argument("--weights", help="state dict for module:factory: .safetensors, or .pt (weights only)")
+    attack.add_argument("--data", default="digits", help="'digits', or an .npz file with arrays x and y")
+    _threat_options(attack, eps=None)
+    attack.set_defaults(run=_attack)
+
+    models = commands.add_parser("models", help="list the built-in models")
+    models.set_defaults(run=_models)
+    return parser
+
+
+def _threat_options(parser: argparse.ArgumentParser, eps: str | None) -> None:
+    parser.add_argument("--norm", default="inf", help="ground norm: 1, 2 or inf (default: %(default)s)")
+    parser.add_argument("--eps", default=eps, required=eps is None, help="budget, for example 8/255")
+    parser.add_argument("--order", nargs="+", default=["1", "2", "inf"], metavar="P",
+                        help="Wasserstein orders: any of 1, 2, any p >= 1, inf (default: 1 2 inf)")  # fmt: skip
+    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), metavar="A",
+                        help=f"any of {', '.join(ATTACKS)} (default: all)")  # fmt: skip
+    parser.add_argument("--domain", nargs=2, default=["0", "1"], metavar=("LOW", "HIGH"), help="box (default: 0 1)")
+    parser.add_argument("--no-box", action="store_true", help="let points leave the box: all of R^n")
+    parser.add_argument("-n", type=int, default=None, help="use the first N samples only")
+    parser.add_argument("--batch-size", type=int, default=None, help="most samples in one model call (default: 250)")
+    parser.add_argument("--step", default=None, help="step size alpha (default: the paper's for its eps, else a share)")
+    parser.add_argument("--seed", type=int, default=0, help="recorded with the result (default: 0)")
+    parser.add_argument("--out", default=None, help="directory for flips.safetensors and results.json")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _models(options: argparse.Namespace) -> int:
+    from wassail import zoo
+
+    for name, description in zoo.models().items():
+        print(f"{name:16} {description}")
+    return 0
+
+
+def _attack(options: argparse.Namespace) -> int:
+    # Everything that can be wrong without a model is checked before torch is even imported.
+    eps, norm = parse_eps(options.eps), parse_norm(options.norm)
+    orders = list(dict.fromkeys(parse_order(p) for p in options.order))
+    domain = None if options.no_box else parse_domain(tuple(options.domain))
+    for name in options.attacks:
+        if name not in ATTACKS:
+            raise unknown("attack", name, ATTACKS)
+    if options.n is not None and options.n < 1:
+        raise InputError(f"-n is {options.n}: give a positive number of samples.")
+    import wassail as ws
+    from wassail.network import versions
+
+    model = load_model(options.model, options.weights)
+    x, y = load_data(options.data, options.n)
+    quiet = options.quiet or not sys.stderr.isatty()
+    common: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": not quiet}
+    if options.step is not None:
+        common["step"] = options.step
+    rows: list[tuple[str, Distribution, float]] = []
+    pool: list[Flips] = []
+    if "wda" in options.attacks:
+        for order in orders:
+            start = time.perf_counter()
+            result = ws.wda(model, x, y, Threat(norm, order, eps, domain), **common)
+            rows.append((f"WDA, kappa {result.info['options']['kappa']:g}", result, time.perf_counter() - start))
+            pool.append(result.flips)
+    if "wda++" in options.attacks:
+        start = time.perf_counter()
+        flips = ws.nearest(model, x, y, norm, domain, "wda++", eps=eps, **common)
+        spent = time.perf_counter() - start
+        rows += [("WDA++", ws.allocate(flips, eps, order), spent) for order in orders]
+        pool.append(flips)
+    pooled = pool[0].merge(*pool[1:])
+    best = [ws.allocate(pooled, eps, order) for order in orders]
+    where = f"{options.model} on {len(y)} samples of {options.data}, l{norm:g}, eps {show(eps)}, " + (
+        "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
+    )
+    made = f"seed {options.seed}, " + ", ".join(f"{k} {v}" for k, v in versions().items())
+    _print_table(where, made, rows, best)
+    if options.out is not None:
+        _save(Path(options.out), pooled, rows, best, {"run": where, "made_with": made})
+    return 0
+
+
+def _print_table(where: str, made: str, rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("attack", no_wrap=True)
+    table.add_column("over")
+    for name in ("accuracy %", "95 %", "spent", "F + B", "time s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    clean = rows[0][1].clean_accuracy
+    table.add_row("none (clean)", "the data", f"{100 * clean:.2f}", "", "0", "1 + 0", "")
+    searched = False
+    for name, result, seconds in rows:
+        forwards, backwards = result.flips.passes()
+        effort = (f"{forwards:.0f} + {backwards:.0f}", f"{seconds:.1f}")
+        if name == "WDA++":  # one search serves all orders
+            effort, searched = ("same", "") if searched else effort, True
+        spent = f"{100 * result.cost / result.threat.eps:.1f} %"
+        table.add_row(name, f"Omega_{result.threat.order:g}", f"{100 * result.accuracy:.2f}", "", spent, *effort)
+    table.add_section()
+    for result in best:
+        low, high = result.interval()
+        spent = f"{100 * result.cost / result.threat.eps:.1f} %"
+        span = f"{100 * low:.1f}..{100 * high:.1f}"
+        name = f"Omega_{result.threat.order:g}"
+        table.add_row("[bold]all, pooled", name, f"[bold]{100 * result.accuracy:.2f}", span, spent, "", "")
+    console.print(f"[bold]{where}[/bold]")
+    console.print(table)
+    console.print(DEFINITIONS)
+    worst = min(best, key=lambda d: d.accuracy)
+    console.print(
+        f"[bold]Accuracy is at most {100 * worst.accuracy:.2f} % over {worst.threat}[/bold] (clean {100 * clean:.2f} %):\n"
+        "some distribution within that Wasserstein distance of the data is this bad, and it was built and re-verified."
+    )
+    console.print(f"[dim]{made}[/dim]")
+
+
+def _save(
+    folder: Path, pooled: Flips, rows: list[tuple[str, Distribution, float]], best: list[Distribution], run: dict[str, str]
+) -> None:
+    def entry(name: str, result: Distribution) -> dict[str, Any]:
+        threat = result.threat
+        return {
+            "attack": name, "norm": str(threat.norm), "order": str(threat.order), "eps": threat.eps,
+            "domain": threat.domain, "accuracy": result.accuracy, "clean_accuracy": result.clean_accuracy,
+            "cost": result.cost, "passes": result.flips.passes(), "info": result.info,
+        }  # fmt: skip
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pooled.save(folder / "flips.safetensors")
+        results = [entry(name, result) for name, result, _ in rows] + [entry("best of all", result) for result in best]
+        (folder / "results.json").write_text(json.dumps({**run, "results": results}, indent=1))
+    except OSError as error:
+        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out.") from None
+    print(f"wrote {folder / 'flips.safetensors'} and {folder / 'results.json'}")
+
+
+def load_model(name: str, weights: str | None) -> Model:
+    """A built-in model by name, or `module:factory` called and filled with a state dict."""
+    from wassail import zoo
+
+    if ":" not in name:
+        return zoo.load(name)
+    import importlib
+
+    module, _, factory = name.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does, so that a file in the current folder can be named
+    try:
+        model = getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"cannot load model {name!r}: {error}; give module:factory that can be imported.") from None
+    finally:
+        sys.path.remove("")
+    if weights is not None:
+        try:
+            model.load_state_dict(_state_dict(weights))
+        except (RuntimeError, AttributeError) as error:
+            reason = str(error).splitlines()[-1].strip().rstrip(".")
+            raise InputError(f"the weights {weights!r} do not fit {name!r}: {reason}.") from None
+    return model  # type: ignore[no-any-return]
+
+
+def _state_dict(path: str) -> dict[str, Tensor]:
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if path.endswith(".safetensors"):
+            return load_file(path)
+        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return state
+    except Exception as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"cannot read weights from {path!r}: {reason}.") from None
+
+
+def load_data(name: str, n: int | None = None) -> tuple[Tensor, Tensor]:
+    """Samples and labels: built-in data by name, or an .npz file with arrays x (or images) and y (or labels)."""
+    from wassail import zoo
+
+    if not name.endswith(".npz"):
+        x, y = zoo.data(name)
+        return x[:n], y[:n]
+    import zipfile
+
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(name, allow_pickle=False) as file:
+            keys = [next((k for k in names if k in file.files), None) for names in (("x", "images"), ("y", "labels"))]
+            if None in keys:
+                raise InputError(f"{name!r} has arrays {', '.join(file.files)}: name the samples x and the labels y.")
+            x, y = (torch.from_numpy(np.ascontiguousarray(file[k][:n])) for k in keys if k)
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0].rstrip(".")
+        raise InputError(f"cannot read data from {name!r}: {reason}.") from None
+    return x, y
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Geometry of the ground norms r = 1, 2, inf: dual maximisers, projections, hyperplanes, operator norms.
+
+Everything is batched: tensors have shape `(N, *shape)` with any `*shape`, any memory format, float32 or float64, and the
+answer keeps the shape and dtype. Nothing is written in place, so a channels_last tensor cannot lose its result.
+
+Four of the routines are one water-filling: spread a budget over coordinates at given rates until each meets its cap,
+
+    sum_i min(t rate_i, cap_i) = budget                                                    (`_fill`).
+
+The left side is concave and piecewise linear in `t`, so Newton's method from `t = budget / sum rate` climbs to the root
+monotonically and ends after finitely many steps: the answer is exact, with no bisection and no sort.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.threat import Domain, dual
+
+Radius: TypeAlias = "float | Tensor"
+MAX_SIGNS = 22  # the NP-hard operator norms enumerate 2^(MAX_SIGNS - 1) sign vectors at most
+
+
+def column(values: Radius, like: Tensor) -> Tensor:
+    """Per-sample numbers, `(N,)` or a scalar, shaped to broadcast against `like`, `(N, *shape)`."""
+    values = torch.as_tensor(values, dtype=like.dtype, device=like.device)
+    return values.reshape(-1, *[1] * (like.ndim - 1)) if values.ndim else values
+
+
+def vector_norm(v: Tensor, norm: float) -> Tensor:
+    """`||v_i||_r`, shape `(N,)`, in the dtype of `v`."""
+    length: Tensor = torch.linalg.vector_norm(v.flatten(1), norm, dim=1)
+    return length
+
+
+def distances(a: Tensor, b: Tensor, norm: float) -> Tensor:
+    """`||a_i - b_i||_r` of stored points, shape `(N,)`, on the CPU in float64 (some accelerators have none)."""
+    return vector_norm(a.detach().cpu().double() - b.detach().cpu().double(), norm)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """`<a_i, b_i>`, shape `(N,)`."""
+    return (a.flatten(1) * b.flatten(1)).sum(1)
+
+
+def maximiser(g: Tensor, norm: float) -> Tensor:
+    """Dual-norm maximiser `M_r(g) = argmax { <g, u> : ||u||_r <= 1 }`, shape of `g`; zero where `g` is zero.
+
+    `sign(g)` for inf, `g / ||g||_2` for 2, `sign(g_m) e_m` at `m = argmax |g|` for 1 (paper, eq. Mr).
+    """
+    if norm == math.inf:
+        return g.sign()
+    if norm == 2:
+        # Scaling by the largest entry first keeps tiny float32 gradients from underflowing when squared.
+        top = column(vector_norm(g, math.inf), g)
+        g = g / torch.where(top > 0, top, 1)
+        size = column(vector_norm(g, 2), g)
+        return g / torch.where(size > 0, size, 1)
+    flat = g.flatten(1)
+    where = flat.abs().argmax(1, keepdim=True)
+    return torch.zeros_like(flat).scatter(1, where, flat.gather(1, where).sign()).reshape(g.shape)
+
+
+def room(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
+    """How far each coordinate of `x` can move the way `direction` points before it leaves the box; shape of `x`."""
+    if domain is None:
+        return torch.full_like(direction, math.inf)
+    low, high = domain
+    return torch.where(direction > 0, high - x, x - low).clamp(min=0)
+
+
+def steepest(x: Tensor, g: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
+    """The step that raises `<g, .>` most: `argmax { <g, d> : ||d||_r <= radius, x + d in box }`, shape of `x`.
+
+    Without a box this is `radius * M_r(g)`. With one, coordinates that meet a wall pass their share on to the others, so a
+    walk never sticks at a saturated pixel. Exact for all three norms.
+    """
+    if domain is None:
+        return column(radius, g) * maximiser(g, norm)
+    free, size = room(x, g, domain), g.abs()
+    if norm == math.inf:
+        return g.sign() * torch.minimum(free, column(radius, g).expand_as(g))
+    if norm == 2:
+        return _ray(g, free, radius, longest=math.inf)
+    flat, target = size.flatten(1), _per_row(radius, g)
+    return g.sign() * _greedy(flat, torch.ones_like(flat), free.flatten(1), target).reshape(g.shape)
+
+
+def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
+    """Euclidean projection of `point` onto `{ z in box : ||z - center||_r <= radius }`, shape of `point`.
+
+    Exact for the intersection, not clip-after-project. The center must lie in the box. For r = 1 it is the sorted
+    soft-threshold (Duchi et al. 2008), capped by the box; for r = 2 the box caps a shrunken ray; for inf both are boxes.
+    """
+    v = point - center
+    free = room(center, v, domain)
+    if norm == math.inf:
+        z = v.sign() * torch.minimum(torch.minimum(v.abs(), free), column(radius, v).expand_as(v))
+    elif norm == 2:
+        z = _ray(v, free, radius, longest=1.0)
+    else:
+        z = v.sign() * _soft_threshold(v.abs().flatten(1), free.flatten(1), _per_row(radius, v)).reshape(v.shape)
+    return clip(center + z, domain)
+
+
+def clip(point: Tensor, domain: Domain) -> Tensor:
+    """The nearest point of the box."""
+    return point if domain is None else point.clamp(*domain)
+
+
+def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
+    """Scale `point` toward `center` until its float64 distance is at most `radius`.
+
+    Projections are exact up to rounding, which can leave a stored float32 point outside by an ulp; a budget is a promise.
+    """
+    limit = torch.as_tensor(radius, dtype=torch.float64).cpu()
+    ulp = torch.finfo(point.dtype).eps
+    for tries in itertools.count():
+        length = distances(point, center, norm)
+        over = length > limit
+        if not over.any():
+            return point
+        shrink = torch.where(over, limit / length * (1 - ulp * 2**tries), 1).clamp(min=0)
+        moved = clip(center + column(shrink.to(point.device), point) * (point - center), domain)
+        point = torch.where(column(over.to(point.device), point) > 0, moved, point)
+    raise AssertionError("unreachable")
+
+
+def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = None) -> Tensor:
+    """The shortest step to a hyperplane inside the box: `argmin { ||d||_r : <w, d> = gap, x + d in box }`, shape of `x`.
+
+    `gap` has shape `(N,)`. Exact for r = 1 (greedy), 2 and inf (water-filling). Where the box does not reach the plane the
+    step goes as far toward it as the box allows; where `w` is zero the step is zero.
+    """
+    direction = w * column(gap.sign(), w)
+    free, size, target = room(x, direction, domain), w.abs(), gap.abs()
+    if norm == 1:
+        flat = size.flatten(1)
+        step = _greedy(flat, flat, free.flatten(1), target).reshape(x.shape)
+    else:
+        speed = size.double()  # squares of float32 gradients can under- and overflow
+        cap = torch.where(size > 0, speed * free, 0)
+        rate = speed if norm == math.inf else speed.square()
+        t = column(_fill(rate.flatten(1), cap.flatten(1), target.double()), speed)
+        step = torch.minimum(t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * speed, 0), free.double())
+        step = step.to(w.dtype)
+    return torch.where(direction == 0, 0, direction.sign() * step)
+
+
+def operator_norm(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
+    """`||A||_{r -> s} = max { ||A u||_s : ||u||_r <= 1 }` of matrices `(..., m, n)`, shape `(...)`, in their dtype.
+
+    Closed forms from r = 1 (longest column), to s = inf (longest row in the dual norm) and 2 -> 2 (largest singular value).
+    2 -> 1, inf -> 2 and inf -> 1 are NP-hard: sign vectors of the smaller useful side are enumerated, up to 22 of them.
+    """
+    best: Tensor
+    if norm_in == 1:
+        best = torch.linalg.vector_norm(matrix, norm_out, dim=-2).amax(-1)
+        return best
+    if norm_out == math.inf:
+        best = torch.linalg.vector_norm(matrix, dual(norm_in), dim=-1).amax(-1)
+        return best
+    if norm_in == norm_out == 2:
+        best = torch.linalg.matrix_norm(matrix, 2)
+        return best
+    m, n = matrix.shape[-2:]
+    # ||A||_{r -> 1} = max_sigma ||A^T sigma||_{r*} over the rows; by duality ||A||_{inf -> s} is the same for A^T.
+    by_rows = norm_out == 1 and (norm_in == 2 or m <= n)
+    table, length = (matrix, dual(norm_in)) if by_rows else (matrix.mT, norm_out)
+    k = table.shape[-2]
+    if k > MAX_SIGNS:
+        raise InputError(
+            f"the {norm_in:g} -> {norm_out:g} norm of a {m} x {n} matrix needs 2^{k - 1} sign vectors: "
+            f"at most {MAX_SIGNS} rows or columns can be enumerated."
+        )
+    best = torch.zeros(matrix.shape[:-2], dtype=matrix.dtype, device=matrix.device)
+    powers = 2 ** torch.arange(k - 1, device=matrix.device)
+    for start in range(0, 2 ** (k - 1), 4096):  # the first sign is fixed: sigma and -sigma give the same length
+        codes = torch.arange(start, min(start + 4096, 2 ** (k - 1)), device=matrix.device)
+        signs = ((codes[:, None] & powers) == 0).to(matrix.dtype) * 2 - 1
+        sums = table[..., :1, :] + signs @ table[..., 1:, :]
+        best = torch.maximum(best, torch.linalg.vector_norm(sums, length, dim=-1).amax(-1))
+    return best
+
+
+def _per_row(radius: Radius, like: Tensor) -> Tensor:
+    return torch.as_tensor(radius, dtype=like.dtype, device=like.device).expand(len(like))
+
+
+def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
+    """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short."""
+    t = torch.zeros_like(target)
+    rows = (target > 0).nonzero()[:, 0]
+    rate, cap, target = rate[rows], cap[rows], target[rows]
+    full = cap <= 0
+    while len(rows):
+        spent, speed = (full * cap).nan_to_num(0.0).sum(1), (~full * rate).sum(1)
+        level = torch.where(speed > 0, (target - spent) / torch.where(speed > 0, speed, 1), math.inf)
+        t[rows] = level = torch.maximum(t[rows], level)  # it only climbs; rounding could make it fall at the very end
+        more = (level[:, None] * rate >= cap) & ~full & (rate > 0)
+        again = more.any(1)  # rows whose full set grew; the others are done and leave
+        rows, rate, cap, target, full = (v[again] for v in (rows, rate, cap, target, full | more))
+    return t
+
+
+def _ray(v: Tensor, free: Tensor, radius: Radius, longest: float) -> Tensor:
+    """`sign(v) min(t |v|, free)` for the largest `t <= longest` that keeps its 2-norm within `radius`."""
+    size = v.double().abs()  # squares of float32 gradients can underflow
+    target = _per_row(radius, size).square()
+    t = _fill(size.square().flatten(1), free.double().square().flatten(1), target).sqrt().clamp(max=longest)
+    return v.sign() * torch.minimum(torch.where(v == 0, 0, column(t, size) * size).to(v.dtype), free)
+
+
+def _greedy(key: Tensor, price: Tensor, cap: Tensor, budget: Tensor) -> Tensor:
+    """Fill coordinates in falling order of `key`, `price` a unit, each up to `cap`, until `budget` is spent: `(N, n)`."""
+    paid, budget = price > 0, budget[:, None].double()
+    filled, rows, count = torch.zeros_like(key), torch.arange(len(key), device=key.device), 32
+    while len(rows):  # a budget rarely reaches far down the list: look at the first few, then at twice as many
+        count = min(count, key.shape[1])
+        order = key[rows].topk(count, dim=1).indices
+        unit = torch.where(paid, price, 1)[rows].gather(1, order).double()
+        most = torch.where(paid, cap, 0)[rows].gather(1, order).double()
+        amount = torch.minimum(most, budget[rows] / unit)
+        after = (amount * unit).cumsum(1)
+        left = budget[rows] - after + amount * unit
+        left = torch.where(left > 1e-13 * budget[rows], left, 0)  # a rounding error must not buy the next coordinate
+        filled[rows] = torch.zeros_like(filled[rows]).scatter(1, order, torch.minimum(left / unit, amount).to(key.dtype))
+        short = (after[:, -1] < budget[rows, 0] * (1 - 1e-13)) & (count < key.shape[1])
+        rows, count = rows[short], 4 * count
+    return filled
+
+
+def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
+    """`min(max(size - tau, 0), cap)` with the smallest `tau >= 0` whose sum is at most `radius`; all `(N, n)`, exact.
+
+    The sum is piecewise linear in tau: coordinate i starts to fall at `size_i - cap_i` and ends at `size_i`.
+    """
+    result = torch.minimum(size, cap)
+    rows = (result.double().sum(1) > radius).nonzero()[:, 0]
+    if not len(rows):
+        return result
+    # Zeros stay zero for any tau, and steps of an l1 walk are mostly zeros: sort the others only.
+    count = max(int((size[rows] > 0).sum(1).max()), 1)
+    large, where = size[rows].double().topk(count, dim=1)
+    cap, radius = cap[rows].gather(1, where).double(), radius[rows, None].double()
+    events, order = torch.cat([(large - cap).clamp(min=0), large], 1).sort(1)
+    turn = torch.cat([-torch.ones_like(large), torch.ones_like(large)], 1).gather(1, order)
+    slope = turn.cumsum(1)
+    total = torch.minimum(large, cap).cumsum(1)[:, -1:]  # in sequence: a row's rounding must not depend on the padding
+    value = torch.cat([total, total + (slope[:, :-1] * events.diff(dim=1)).cumsum(1)], 1)
+    last = ((value >= radius).sum(1, keepdim=True) - 1).clamp(min=0)
+    fall = -slope.gather(1, last)
+    tau = events.gather(1, last) + (value.gather(1, last) - radius) / torch.where(fall > 0, fall, 1)
+    kept = torch.minimum((large - tau).clamp(min=0), cap).to(size.dtype)
+    result[rows] = torch.zeros_like(result[rows]).scatter(1, where, kept)
+    return result

@@ -1,0 +1,56 @@
+"""Losses of logits `z`, shape `(N, K)`, and labels `y`, shape `(N,)`. All are larger where the model is more wrong."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
+    """`-z_y + log sum_j exp z_j`, shape `(N,)`."""
+    return F.cross_entropy(z, y, reduction="none")
+
+
+def margin(z: Tensor, y: Tensor) -> Tensor:
+    """`max_{j != y} z_j - z_y`, shape `(N,)`: positive where the prediction is wrong, 0 at a tie.
+
+    The paper's proofs call this the DLR loss; its Lipschitz statements hold for it and not for `dlr` below.
+    """
+    return strongest_rival(z, y)[0] - z.gather(1, y[:, None])[:, 0]
+
+
+def dlr(z: Tensor, y: Tensor) -> Tensor:
+    """Difference of logits ratio (Croce & Hein 2020): `margin / (z_(1) - z_(3) + 1e-12)`, shape `(N,)`.
+
+    With K = 2 there is no third logit and with K = 3 the ratio is constant in many directions: there it is the margin.
+    """
+    if z.shape[1] <= 3:
+        return margin(z, y)
+    top = z.topk(3, dim=1).values
+    return margin(z, y) / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def strongest_rival(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit among the classes other than `y`, and that class; both `(N,)`."""
+    best = z.scatter(1, y[:, None], -math.inf).max(1)
+    return best.values, best.indices
+
+
+def predict(z: Tensor, y: Tensor, tolerance: float = 0.0) -> Tensor:
+    """The predicted class, shape `(N,)`, where a tie counts as an error (THEORY 2a): `y` only if it wins outright.
+
+    With a `tolerance` a wrong class must win by that much, relative to the larger of 1 and the largest logit, so that a
+    stored flip survives another batch size; without that much it is no flip.
+    """
+    best, rival = strongest_rival(z, y)
+    lead = best - z.gather(1, y[:, None])[:, 0]
+    need = tolerance * z.detach().abs().amax(1).clamp(min=1) if tolerance else 0.0
+    return torch.where(lead >= need, rival, y)
+
+
+def flip_tolerance(dtype: torch.dtype) -> float:
+    """By how much a stored flip must be wrong: 1e-9 in float64, 1e-5 in float32."""
+    return 1e-9 if dtype == torch.float64 else 1e-5

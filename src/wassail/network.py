@@ -1,0 +1,278 @@
+"""What the rest of the library needs from a model: logits, several gradients from one forward pass, passes counted.
+
+A model is any callable from a batch `(n, *shape)` to logits `(n, K)`. Nothing about it is changed for good: modules are put
+in eval mode and their parameters frozen for the time of an attack, and both are restored whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from wassail.errors import InputError, ModelWarning
+from wassail.losses import flip_tolerance, predict
+from wassail.threat import Domain
+
+Model: TypeAlias = Callable[[Tensor], Tensor]
+Progress: TypeAlias = "bool | Callable[[float], None]"
+BATCH_SIZE = 250  # AutoAttack's default; no model call ever sees more rows than the batch size
+
+
+@contextlib.contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """Eval mode and no parameter gradients (they would cost time and memory for nothing); both restored on the way out."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        model.eval()
+        for parameter, _ in wanted:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, flag in wanted:
+            parameter.requires_grad_(flag)
+
+
+def device_of(model: Model, default: torch.device) -> torch.device:
+    """Where the model's parameters live; `default` if it shows none."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return next((p.device for p in parameters), default)
+
+
+def versions() -> dict[str, str]:
+    """The versions a result depends on, recorded in every result."""
+    return {"wassail": metadata.version("wassail"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is wrong with them."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    if x.dtype not in (torch.float32, torch.float64):
+        scale = " and divide by 255 if they are 8-bit images" if not x.is_floating_point() else ""
+        raise InputError(f"the samples are {_name(x.dtype)}: convert them with x.float(){scale}.")
+    if x.ndim < 2:
+        raise InputError(f"the samples have shape {tuple(x.shape)}: a batch has shape (N, ...), use x[None] for one.")
+    if y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64, torch.complex128) or y.ndim != 1:
+        raise InputError(f"the labels are {_name(y.dtype)} of shape {tuple(y.shape)}: give class indices of shape (N,).")
+    if len(x) != len(y):
+        raise InputError(f"there are {len(x)} samples but {len(y)} labels: give one label for each sample.")
+    if not torch.isfinite(x).all():
+        bad = (~torch.isfinite(x.flatten(1))).any(1).nonzero()[0].item()
+        raise InputError(f"sample {bad} contains NaN or infinity: remove such samples or repair the preprocessing.")
+    if domain is not None and x.numel() and not (domain[0] <= x.min() and x.max() <= domain[1]):
+        seen = f"the samples range over [{x.min():.4g}, {x.max():.4g}] but the domain is [{domain[0]:g}, {domain[1]:g}]"
+        if x.max() > 2 and x.max() <= 255 and x.min() >= 0 and domain == (0.0, 1.0):
+            raise InputError(f"{seen}: these look like 8-bit images, divide them by 255.")
+        raise InputError(f"{seen}: put any normalisation inside the model, clamp the samples, or give their domain.")
+    return x.detach(), y.long()
+
+
+def check_model(model: Model, x: Tensor, y: Tensor) -> None:
+    """Look at the model's answer to a few samples: shape, finiteness, probabilities, determinism. Call it `frozen`."""
+    if len(x) == 0:
+        return
+    few = x[:8].to(device_of(model, x.device))
+    with torch.no_grad():
+        try:
+            z = Network(model, torch.arange(len(few))).forward(few)
+        except (RuntimeError, TypeError) as error:
+            reason = str(error).splitlines()[0].rstrip(".")
+            raise InputError(f"the model does not accept samples of shape {tuple(few.shape)}: {reason}.") from error
+        again = model(few)
+    if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
+        raise InputError(
+            f"the labels range over {int(y.min())}..{int(y.max())} but the model has {z.shape[1]} classes: "
+            f"labels must be 0..{z.shape[1] - 1}."
+        )
+    inside = (z >= 0).all() and ((z.sum(1) - 1).abs() < 1e-4).all()
+    if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are somebody's toy, not a softmax
+        raise InputError("the model returns probabilities: give it without its final softmax, attacks need logits.")
+    if (again - z).abs().max() > 1e-4 * z.abs().max().clamp(min=1):
+        warnings.warn(
+            "the model gives different logits for the same input: its accuracies are those of lucky draws, "
+            "so fix its randomness or average it over repeats.",
+            ModelWarning,
+            stacklevel=2,
+        )
+
+
+class Network:
+    """A model during one attack on a chunk of samples: every forward and backward pass is counted for its sample.
+
+    `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample has several candidates.
+    """
+
+    def __init__(self, model: Model, ids: Tensor, batch_size: int = BATCH_SIZE) -> None:
+        """Serve the samples with these ids, `(size,)`: their places in the whole data set."""
+        self.model, self.ids, self.batch_size = model, ids, batch_size
+        size = len(ids)
+        self.rows = torch.arange(size)
+        self.forwards = torch.zeros(size, dtype=torch.int64)
+        self.backwards = torch.zeros(size, dtype=torch.int64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One call of the model, checked for what only a call can show. `(n, *shape) -> (n, K)`; counts nothing."""
+        z: Any = self.model(x)
+        if not isinstance(z, Tensor):
+            raise InputError(
+                f"the model returns a {type(z).__name__}, not a tensor of logits: wrap it, for example "
+                "`lambda x: model(x)[0]` or `lambda x: model(x).logits`."
+            )
+        if z.ndim != 2 or len(z) != len(x):
+            raise InputError(f"the model maps {tuple(x.shape)} to {tuple(z.shape)}: logits have shape (N, classes).")
+        if z.shape[1] < 2:
+            raise InputError("the model has one output: a classifier needs at least two logits, stack them as (-z, z).")
+        return z if z.dtype in (torch.float32, torch.float64) else z.float()
+
+    def logits(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Logits `(n, K)` without gradients, in calls of at most `batch_size` rows. One forward a row."""
+        self._count(self.forwards, rows)
+        with torch.no_grad():
+            starts = range(0, len(x), self.batch_size)
+            return torch.cat([self.forward(x[i : i + self.batch_size]) for i in starts]) if len(x) else x.new_zeros(0, 2)
+
+    def tape(self, x: Tensor, rows: Tensor) -> Tape:
+        """A forward pass at `x` that can be differentiated. One forward a row; its gradients are counted when asked."""
+        self._count(self.forwards, rows)
+        with torch.enable_grad():
+            x = x.detach().clone().requires_grad_(True)
+            z = self.forward(x)
+        if not z.requires_grad:
+            raise InputError(
+                "the model's logits do not depend differentiably on its input: remove torch.no_grad, detach or numpy "
+                "from its forward pass."
+            )
+        return Tape(self, x, z, rows)
+
+    def _count(self, counter: Tensor, rows: Tensor, times: int = 1) -> None:
+        counter += times * torch.bincount(rows.cpu(), minlength=len(counter))
+
+
+@dataclass
+class Tape:
+    """A forward pass whose graph is kept: `z` are its logits with their graph, `logits` without."""
+
+    network: Network
+    x: Tensor
+    z: Tensor
+    rows: Tensor
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits, `(n, K)`."""
+        return self.z.detach()
+
+    def gradients(self, y: Tensor, rivals: Tensor, keep: Tensor) -> Tensor:
+        """Gradients of the logit differences `theta_j - theta_y` at the rows `keep`: `(k,), (k, J) -> (k, J, *shape)`.
+
+        `keep` `(k,)` indexes the tape's rows; the others ride along with a zero weight. One backward a kept row and rival.
+        A plain loop over rivals with the graph retained: on a CPU it is the fastest way and needs the least memory.
+        """
+        network, count = self.network, rivals.shape[1]
+        network._count(network.backwards, self.rows[keep], count)
+        found = []
+        for j in range(count):
+            weight = torch.zeros_like(self.z)
+            weight[keep, rivals[:, j]] = 1.0
+            weight[keep, y] = -1.0
+            (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=j < count - 1)
+            found.append(gradient if len(keep) == len(self.x) else gradient[keep])
+        return torch.stack(found, 1)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What an attack brings home for N samples, every point re-verified by a forward pass of its own (`checks`).
+
+    points: `(N, *shape)`; clean, predicted: predicted class at the sample and at its point, `(N,)`, a point's wrong only
+    beyond the flip tolerance; forwards, backwards, checks: passes, `(N,)`.
+    """
+
+    points: Tensor
+    clean: Tensor
+    predicted: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    checks: Tensor
+
+
+Tick: TypeAlias = Callable[[float], None]
+ChunkAttack: TypeAlias = Callable[[Network, Tensor, Tensor, Tick], "tuple[Tensor, Tensor]"]
+
+
+def search(
+    attack: ChunkAttack,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int | None = None,
+    progress: Progress = False,
+    description: str = "attack",
+) -> Search:
+    """Run `attack(network, x, y, tick) -> (points, clean logits)` over chunks of checked data, then verify its points.
+
+    Samples are independent, so results do not depend on the chunks. `tick` takes the share of the chunk that is done.
+    """
+    batch_size = BATCH_SIZE if batch_size is None else int(batch_size)
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}: give a positive number of samples per model call.")
+    device, tolerance = device_of(model, x.device), flip_tolerance(x.dtype)
+    parts: list[tuple[Tensor, ...]] = []
+    with frozen(model), _bar(progress, description) as report:
+        check_model(model, x, y)
+        for start in range(0, len(x), batch_size):
+            chunk, labels = x[start : start + batch_size].to(device), y[start : start + batch_size].to(device)
+            ids = torch.arange(start, start + len(chunk))
+            network, checker = Network(model, ids, batch_size), Network(model, ids, batch_size)
+
+            def tick(share: float, start: int = start, size: int = len(chunk)) -> None:
+                report((start + share * size) / len(x))
+
+            points, clean = attack(network, chunk, labels, tick)
+            if not torch.isfinite(clean).all():
+                bad = start + int((~torch.isfinite(clean)).any(1).nonzero()[0])
+                raise InputError(f"the model returns NaN or infinity at sample {bad}: check its weights and preprocessing.")
+            z = checker.logits(points, checker.rows)
+            # A sample that was wrong before anything moved is not a flip and needs no tolerance.
+            at_clean = predict(clean, labels)
+            unmoved = (points == chunk).flatten(1).all(1)
+            at_point = torch.where(unmoved, at_clean, predict(z, labels, tolerance))
+            home = (t.to(x.device) for t in (points, at_clean, at_point))
+            parts.append((*home, network.forwards, network.backwards, checker.forwards))
+            tick(1.0)
+    if not parts:
+        none = torch.zeros(0, dtype=torch.int64)
+        return Search(x.clone(), none, none, none, none, none)
+    return Search(*(torch.cat(column) for column in zip(*parts)))
+
+
+@contextlib.contextmanager
+def _bar(progress: Progress, description: str) -> Iterator[Callable[[float], None]]:
+    """A reporter of the share done: the caller's own, a progress bar with the time left on a terminal, or none."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        from rich.progress import Progress as Bars
+
+        with Bars(transient=True) as bars:
+            task = bars.add_task(description, total=1.0)
+            yield lambda share: bars.update(task, completed=share)
+    else:
+        yield lambda share: None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,68 @@
+"""Frozen results that save and load themselves: tensors and plain values in one safetensors file, never a pickle."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from os import PathLike
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from typing_extensions import Self
+
+from wassail.errors import InputError
+from wassail.threat import Threat
+
+
+class Record:
+    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, or anything JSON can hold."""
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the record to `path`, a safetensors file with the plain fields in its header."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        tensors = {k: v.detach().cpu().contiguous() for k, v in values.items() if isinstance(v, Tensor)}
+        plain = {k: _plain(v) for k, v in values.items() if not isinstance(v, Tensor)}
+        # clone(): two fields may share memory (a sample that did not move), which the format refuses.
+        tensors = {k: v.clone() for k, v in tensors.items()}
+        save_file(tensors, path, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read what `save` wrote. Runs no code from the file."""
+        try:
+            with safe_open(path, "pt") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot read {str(path)!r}: {str(error).splitlines()[0].rstrip('.')}.") from None
+        if header.get("wassail") != cls.__name__:
+            raise InputError(
+                f"{str(path)!r} holds {header.get('wassail', 'something else')}, not {cls.__name__}: "
+                "load it with the class that saved it."
+            )
+        try:
+            plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}
+            return cls(**tensors, **plain)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{str(path)!r} is not a complete {cls.__name__}: {error}; save it again.") from None
+
+
+def check_equal(name: str, ours: Any, theirs: Any) -> None:
+    """Refuse to combine results that were computed for different things."""
+    same = torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
+    if not same:
+        detail = "" if isinstance(ours, Tensor) else f" ({ours} and {theirs})"
+        raise InputError(f"the two results differ in {name}{detail}: combine results for the same samples and threat.")
+
+
+def _plain(value: Any) -> Any:
+    return {"Threat": dataclasses.asdict(value)} if isinstance(value, Threat) else value
+
+
+def _rich(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"Threat"}:
+        return Threat(**value["Threat"])
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,130 @@
+"""The threat model: which distributions an adversary may choose from.
+
+`Omega_p(eps)` is the set of distributions within Wasserstein-`p` distance `eps` of the data, for the ground cost
+`||x' - x||_r` (changing a label costs infinity). `p = inf` is the point-wise threat of AutoAttack and RobustBench.
+This module knows numbers only, so that importing it is instant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+from wassail.errors import InputError
+
+Number: TypeAlias = "float | int | str | Fraction"
+Domain: TypeAlias = "tuple[float, float] | None"
+
+_NORMS = {"1": 1.0, "2": 2.0, "inf": math.inf}
+
+
+def number(value: Number, name: str = "number") -> float:
+    """A number as people write it: `0.03`, `"8/255"`, `"1e-3"`, `"inf"`."""
+    try:
+        if isinstance(value, str):
+            text = value.strip().lower()
+            result = math.inf if text in {"inf", "infinity", "∞"} else float(Fraction(text))
+        else:
+            result = float(value)
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        raise InputError(f"{name} {value!r} is not a number: write it as 0.03 or as '8/255'.") from None
+    if math.isnan(result):
+        raise InputError(f"{name} is NaN: give a number such as 0.03 or '8/255'.")
+    return result
+
+
+def parse_eps(value: Number) -> float:
+    """A budget: positive and finite."""
+    eps = number(value, "eps")
+    if not 0 < eps < math.inf:
+        raise InputError(f"eps is {value!r}, but a budget must be positive and finite, for example '8/255'.")
+    return eps
+
+
+def parse_norm(value: Number) -> float:
+    """A ground norm r: 1, 2 or inf; `"linf"`, `"L2"` and the like are understood."""
+    text = str(value).strip().lower().removeprefix("l").removesuffix(".0").replace("∞", "inf")
+    if text not in _NORMS:
+        raise InputError(f"norm {value!r} is not supported: choose 1, 2 or inf.")
+    return _NORMS[text]
+
+
+def parse_order(value: Number) -> float:
+    """A Wasserstein order p: any number from 1 to inf."""
+    order = number(value, "order")
+    if order < 1:
+        raise InputError(f"order {value!r} is below 1: a Wasserstein order is 1, 2, any p >= 1, or inf.")
+    return order
+
+
+def parse_domain(value: Domain) -> Domain:
+    """A box `(low, high)`, the same for every coordinate, or None for all of R^n."""
+    if value is None:
+        return None
+    try:
+        low, high = (number(v, "domain") for v in value)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"domain {value!r} is not a box: give (low, high), for example (0, 1), or None.") from None
+    if not low < high:
+        raise InputError(f"domain {value!r} is empty: give (low, high) with low below high, or None for no box.")
+    return (low, high)
+
+
+def parse_level(value: Number, name: str) -> float:
+    """A share or probability between 0 and 1."""
+    level = number(value, name)
+    if not 0 <= level <= 1:
+        raise InputError(f"{name} {value!r} is not between 0 and 1: accuracies are fractions here, write 0.5 for 50 %.")
+    return level
+
+
+def dual(norm: float) -> float:
+    """The dual exponent s of r: 1/r + 1/s = 1."""
+    return {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[norm]
+
+
+def show(value: float) -> str:
+    """A number as people read it: 8/255 for a multiple of 1/255, else four digits."""
+    steps = round(255 * value) if math.isfinite(value) else 0
+    if 0 < steps < 255 and math.isclose(steps / 255, value, rel_tol=1e-12):
+        return f"{steps}/255"
+    return f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Threat:
+    """Everything that defines an adversary.
+
+    norm: ground norm r (1, 2 or inf); order: Wasserstein order p (1, 2, any p >= 1, or inf for the point-wise threat);
+    eps: the budget, `"8/255"` is accepted; domain: the box the points live in, or None for all of R^n.
+
+    >>> Threat(norm="inf", order=1, eps="8/255")
+    Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])
+    """
+
+    norm: float = math.inf
+    order: float = math.inf
+    eps: float = math.nan
+    domain: Domain = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.eps, float) and math.isnan(self.eps):
+            raise InputError("a threat needs eps: for example Threat(norm=inf, order=1, eps='8/255').")
+        for name, parse in (("norm", parse_norm), ("order", parse_order), ("eps", parse_eps), ("domain", parse_domain)):
+            object.__setattr__(self, name, parse(getattr(self, name)))
+
+    def radius(self, kappa: float = 1.0) -> float:
+        """How far a fraction 1/kappa of every sample may move: kappa^(1/p) eps (THEORY 2b)."""
+        return float(kappa ** (1 / self.order) * self.eps)
+
+    def __repr__(self) -> str:
+        box = "None" if self.domain is None else f"[{self.domain[0]:g}, {self.domain[1]:g}]"
+        return f"Threat(norm={self.norm:g}, order={self.order:g}, eps={show(self.eps)}, domain={box})"
+
+    def __str__(self) -> str:
+        box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        return f"Omega_{self.order:g}({show(self.eps)}), ground norm l{self.norm:g}, {box}"

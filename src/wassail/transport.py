@@ -1,0 +1,519 @@
+"""From distances to distributions: flips, the budget's allocation, the adversarial distribution, the risk curve.
+
+For the 0-1 loss the worst distribution of `Omega_p(eps)` solves a fractional knapsack over the samples (THEORY 2a),
+
+    robust error = max { sum_i mu_i a_i : 0 <= a_i <= 1, sum_i mu_i a_i d_i^p <= eps^p },
+
+where `d_i` is the distance from sample i to its nearest misclassified point: buy the nearest first. With the distances of an
+attack this is a lower bound on the error, witnessed by a distribution on 2N points; with certified radii it is an upper one.
+All of it is arithmetic in float64 on per-sample numbers that are kept, so one search answers every `eps` and every order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.geometry import distances as distances_between
+from wassail.network import ChunkAttack, Model, Network, Progress, Search, Tick, check_data, search, versions
+from wassail.records import Record, check_equal
+from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_eps, parse_level, parse_norm, parse_order
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Flips(Record):
+    """The nearest misclassified point known for each of N samples.
+
+    x, y: samples `(N, *shape)` and labels `(N,)`; points: the flips, the sample itself where none is known; distances:
+    float64 `(N,)`, 0 where the sample is wrong already, inf where no flip is known; labels: class predicted at the point;
+    forwards, backwards: passes spent, checks: passes of the final verification; found_by: index into `methods`.
+    """
+
+    x: Tensor
+    y: Tensor
+    points: Tensor
+    distances: Tensor
+    labels: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    checks: Tensor
+    found_by: Tensor
+    norm: float
+    domain: Domain
+    methods: tuple[str, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_search(
+        cls, x: Tensor, y: Tensor, found: Search, norm: float, domain: Domain, method: str, info: Mapping[str, Any]
+    ) -> Flips:
+        """Flips from verified points: a point counts if it is misclassified and inside the box."""
+        length = distances_between(found.points, x, norm)
+        wrong, flipped = (found.clean != y).cpu(), (found.predicted != y).cpu() & _in_box(found.points, domain)
+        distance = torch.where(wrong, 0.0, torch.where(flipped, length, math.inf))
+        use = torch.isfinite(distance) & ~wrong
+        points = torch.where(_column(use, x), found.points, x)
+        labels = torch.where(use.to(y.device), found.predicted, found.clean)
+        return cls(
+            x, y, points, distance, labels, found.forwards, found.backwards, found.checks,
+            torch.zeros(len(x), dtype=torch.int64), norm, domain, (method,),
+            {"versions": versions(), "dtype": str(x.dtype), **info},
+        )  # fmt: skip
+
+    @classmethod
+    def from_points(
+        cls,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        x_adv: Tensor,
+        norm: Number,
+        domain: Domain = (0.0, 1.0),
+        *,
+        method: str = "points",
+        batch_size: int | None = None,
+        progress: Progress = False,
+    ) -> Flips:
+        """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the points.
+
+        Points that are not misclassified, or lie outside the box, are no flips: their distance is inf.
+        """
+        norm, domain = parse_norm(norm), parse_domain(domain)
+        x, y = check_data(x, y, domain)
+        x_adv = torch.as_tensor(x_adv).detach().to(x)
+        if x_adv.shape != x.shape:
+            raise InputError(
+                f"the points have shape {tuple(x_adv.shape)} but the samples {tuple(x.shape)}: give one point a sample."
+            )
+        if not torch.isfinite(x_adv).all():
+            raise InputError("the points contain NaN or infinity: remove them or put the sample itself there.")
+
+        found = search(_replay(x_adv), model, x, y, batch_size, progress, "checking points")
+        return cls.from_search(x, y, found, norm, domain, method, {"method": method})
+
+    def merge(self, *others: Flips) -> Flips:
+        """The nearest flip of each sample over several results for the same samples; passes add up."""
+        best = self
+        for other in others:
+            for name in ("x", "y", "norm", "domain"):
+                check_equal(name, getattr(best, name), getattr(other, name))
+            methods = tuple(dict.fromkeys(best.methods + other.methods))
+            nearer = other.distances < best.distances  # strictly: of equals the earlier one stays
+            local = nearer.to(best.x.device)
+            renamed = [torch.tensor([methods.index(name) for name in flips.methods])[flips.found_by] for flips in (best, other)]
+            best = Flips(
+                best.x, best.y,
+                torch.where(_column(nearer, best.x), other.points, best.points),
+                torch.minimum(best.distances, other.distances),
+                torch.where(local, other.labels, best.labels),
+                best.forwards + other.forwards, best.backwards + other.backwards, best.checks + other.checks,
+                torch.where(nearer, renamed[1], renamed[0]), best.norm, best.domain, methods,
+                {"merged": [dict(best.info), dict(other.info)], "versions": versions()},
+            )  # fmt: skip
+        return best
+
+    @property
+    def success(self) -> Tensor:
+        """Whether a misclassified point is known, bool `(N,)`."""
+        return torch.isfinite(self.distances)
+
+    @property
+    def provenance(self) -> list[str]:
+        """The method that found each flip: N names."""
+        return [self.methods[i] for i in self.found_by.tolist()]
+
+    def clean_accuracy(self, mu: Tensor | None = None) -> float:
+        """Accuracy on the samples themselves (a tie counts as an error)."""
+        mu = sample_weights(mu, len(self.distances))
+        return float((mu * (self.distances > 0)).sum() / mu.sum()) if len(self.y) else math.nan
+
+    def passes(self) -> tuple[float, float]:
+        """Mean forward and backward passes over the samples that had to be attacked."""
+        attacked = self.distances > 0
+        return _mean(self.forwards[attacked]), _mean(self.backwards[attacked])
+
+    def __len__(self) -> int:
+        return len(self.distances)
+
+    def __repr__(self) -> str:
+        moved = self.distances[self.success & (self.distances > 0)]
+        forwards, backwards = self.passes()
+        return (
+            f"Flips({len(self)} samples, l{self.norm:g}, {_box(self.domain)}, by {' + '.join(self.methods)}: "
+            f"{int((self.distances == 0).sum())} wrong already, {len(moved)} flipped at mean distance {_mean(moved):.4g}, "
+            f"{int((~self.success).sum())} not flipped; {forwards:.1f} F + {backwards:.1f} B per attacked sample)"
+        )
+
+
+def sample_weights(mu: Tensor | None, n: int) -> Tensor:
+    """The weights `mu_i` of N samples, float64, scaled to sum to one unless they do already; `1/N` each if none are given."""
+    if mu is None:
+        return torch.full((n,), 1 / n if n else 0.0, dtype=torch.float64)
+    mu = torch.as_tensor(mu, dtype=torch.float64).cpu()
+    if mu.shape != (n,) or not (mu >= 0).all() or not torch.isfinite(mu).all() or (n and mu.sum() <= 0):
+        raise InputError(f"mu must hold {n} finite sample weights >= 0 that are not all zero, one for each sample.")
+    return mu if not n or abs(float(mu.sum()) - 1) < 1e-9 else mu / mu.sum()
+
+
+def transport_cost(mu: Tensor, weights: Tensor, distances: Tensor, order: float) -> float:
+    """`(sum_i mu_i a_i d_i^p)^(1/p)`, for order inf the largest distance that carries mass; all `(N,)` float64."""
+    used = (mu > 0) & (weights > 0) & (distances > 0)
+    d = distances[used]
+    if not len(d) or order == math.inf:
+        return float(d.max()) if len(d) else 0.0
+    scale = d.max()  # keeps d^p from overflowing for large orders
+    return float(scale * (mu[used] * weights[used] * (d / scale) ** order).sum() ** (1 / order))
+
+
+def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = None) -> Tensor:
+    """The weights `a_i`, float64 `(N,)`, that maximise `sum_i mu_i a_i` within the budget: nearest samples first.
+
+    Samples at exactly the same distance get the same weight, so the answer does not depend on the order of the samples.
+    The cost of the answer, as `transport_cost` computes it, never exceeds `eps`, not even by rounding.
+    """
+    eps, order = parse_eps(eps), parse_order(order)
+    distances = torch.as_tensor(distances, dtype=torch.float64).cpu()
+    if not (distances >= 0).all():  # NaN fails too
+        raise InputError("distances must be numbers >= 0, with inf where no flip is known.")
+    mu = sample_weights(mu, len(distances))
+    if order == math.inf:
+        return (distances <= eps).double()
+    level, group = torch.unique(distances, return_inverse=True)  # sorted
+    price = (level / eps) ** order  # in units of eps^p, so nothing near the threshold can over- or underflow
+    mass = torch.zeros_like(level).index_add(0, group, mu)
+    bill = torch.where(mass > 0, mass * price, 0.0)
+    left = 1 - (bill.cumsum(0).roll(1).index_fill(0, torch.tensor([0]), 0.0) if len(bill) else bill)
+    share = torch.where(left > 0, (left / torch.where(bill > 0, bill, 1)).clamp(max=1), 0.0)
+    share = torch.where((bill == 0) & (left > 0), 1.0, share)
+    share = torch.where(torch.isfinite(level), share, 0.0)
+    weights = share[group]
+    bought = (share > 0).nonzero()
+    for tries in range(60):  # rounding: take an ulp or two from the dearest group until the promise holds
+        if transport_cost(mu, weights, distances, order) <= eps or not len(bought):
+            break
+        share[bought[-1]] *= 1 - 2.0 ** (tries - 52)
+        weights = share[group]
+    return weights
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Distribution(Record):
+    """An adversarial distribution on up to 2N points, `sum_i mu_i [(1 - a_i) delta(x_i) + a_i delta(point_i)]`.
+
+    x, y: samples and labels; points `(N, *shape)`; weights: the `a_i = 1/kappa_i`, float64 `(N,)`; distances: how far each
+    point lies from its sample, float64 `(N,)`; clean_predicted, predicted: class at the sample and at the point, `(N,)`;
+    mu: sample weights, float64 `(N,)`; forwards, backwards, checks: passes `(N,)`; threat: what it was built for;
+    allocation: "knapsack" if the weights come from it, "fixed" if the method gave them.
+    """
+
+    x: Tensor
+    y: Tensor
+    points: Tensor
+    weights: Tensor
+    distances: Tensor
+    clean_predicted: Tensor
+    predicted: Tensor
+    mu: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    checks: Tensor
+    threat: Threat
+    method: str
+    allocation: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_search(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        found: Search,
+        threat: Threat,
+        weight: float,
+        method: str,
+        info: Mapping[str, Any],
+        mu: Tensor | None = None,
+    ) -> Distribution:
+        """The distribution that moves the share `weight` of every sample to its verified point."""
+        return cls(
+            x, y, found.points, torch.full((len(x),), weight, dtype=torch.float64),
+            distances_between(found.points, x, threat.norm), found.clean, found.predicted, sample_weights(mu, len(x)),
+            found.forwards, found.backwards, found.checks, threat, method, "fixed",
+            {"versions": versions(), "dtype": str(x.dtype), **info},
+        )  # fmt: skip
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the samples; the adversary cannot change them."""
+        return self.y
+
+    @property
+    def accuracy(self) -> float:
+        """`sum_i mu_i ((1 - a_i) 1[sample correct] + a_i 1[point correct])`: the robust accuracy this witnesses."""
+        return self._accuracy(self.mu, self.weights)
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Accuracy on the samples themselves."""
+        return self._accuracy(self.mu, torch.zeros_like(self.weights))
+
+    @property
+    def cost(self) -> float:
+        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`; order inf: the largest."""
+        return transport_cost(self.mu, self.weights, self.distances, self.threat.order)
+
+    @property
+    def flips(self) -> Flips:
+        """The misclassified points of this distribution, for `Flips.merge` and every other order and eps."""
+        found = Search(self.points, self.clean_predicted, self.predicted, self.forwards, self.backwards, self.checks)
+        return Flips.from_search(self.x, self.y, found, self.threat.norm, self.threat.domain, self.method, dict(self.info))
+
+    def atoms(self) -> tuple[Tensor, Tensor]:
+        """The 2N points `(2N, *shape)`, samples first, and their masses, float64 `(2N,)`, summing to one."""
+        return torch.cat([self.x, self.points]), torch.cat([self.mu * (1 - self.weights), self.mu * self.weights])
+
+    def verify(self, model: Model, batch_size: int | None = None) -> Verification:
+        """Recompute from the stored tensors everything the distribution claims. True if all of it holds."""
+        x, y = check_data(self.x, self.y, self.threat.domain)
+        found = search(_replay(self.points), model, x, y, batch_size)
+        length = distances_between(self.points, x, self.threat.norm)
+        wrong = {
+            "samples predicted differently": int((found.clean != self.clean_predicted).sum()),
+            "points predicted differently": int((found.predicted != self.predicted).sum()),
+            "points outside the box": int((~_in_box(self.points, self.threat.domain)).sum()),
+            "distances misstated": int((length != self.distances).sum()),
+            "weights outside [0, 1]": int(((self.weights < 0) | (self.weights > 1)).sum()),
+        }
+        again = self._accuracy(self.mu, self.weights, found.clean, found.predicted)
+        cost = transport_cost(self.mu, self.weights, length, self.threat.order)
+        problems = [f"{count} {name}" for name, count in wrong.items() if count]
+        if cost > self.threat.eps:
+            problems.append(f"cost {cost:.9g} above eps {self.threat.eps:.9g}")
+        return Verification(tuple(problems), again, cost)
+
+    def interval(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+        """Bootstrap confidence interval of the accuracy over samples (percentile).
+
+        Each resample of the N samples re-runs the knapsack where the weights came from it; otherwise the weights stay.
+        """
+        level, n = parse_level(level, "level"), len(self.y)
+        if n == 0:
+            return math.nan, math.nan
+        generator = torch.Generator().manual_seed(seed)
+        stats = []
+        for _ in range(resamples):
+            drawn = torch.multinomial(self.mu, n, replacement=True, generator=generator)
+            mu = torch.bincount(drawn, minlength=n) / n
+            weights = self.weights
+            if self.allocation == "knapsack":
+                weights = knapsack(self._priced, self.threat.eps, self.threat.order, mu.double())
+            stats.append(self._accuracy(mu.double(), weights))
+        tail = (1 - level) / 2
+        low, high = torch.tensor(stats, dtype=torch.float64).quantile(torch.tensor([tail, 1 - tail]).double()).tolist()
+        return low, high
+
+    @cached_property
+    def _priced(self) -> Tensor:
+        flipped = (self.predicted != self.y).cpu()
+        return torch.where(flipped, self.distances, math.inf)
+
+    def _accuracy(self, mu: Tensor, weights: Tensor, clean: Tensor | None = None, predicted: Tensor | None = None) -> float:
+        if not len(self.y):
+            return math.nan
+        at_sample = ((self.clean_predicted if clean is None else clean) == self.y).cpu()
+        at_point = ((self.predicted if predicted is None else predicted) == self.y).cpu()
+        # Divided by the sum: N times 1/N may round below one, and all correct is 1 exactly.
+        return float((mu * ((1 - weights) * at_sample + weights * at_point)).sum() / mu.sum())
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        return (
+            f"Distribution({self.method} over {self.threat}: accuracy {100 * self.accuracy:.2f} % "
+            f"(clean {100 * self.clean_accuracy:.2f} %), cost {self.cost:.4g} of {self.threat.eps:.4g}, "
+            f"{len(self)} samples, {int(((self.weights > 0) & (self.distances > 0)).sum())} of them moved)"
+        )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Distribution.verify` found: true if nothing was wrong; accuracy and cost as recomputed."""
+
+    problems: tuple[str, ...]
+    accuracy: float
+    cost: float
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+
+def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None) -> Distribution:
+    """The distribution of `Omega_order(eps)` that the flips allow: the budget buys the nearest flips first (WDA++).
+
+    This is the allocation of Algorithm 2 with `a_i = 1/kappa_i`, exact for these distances (THEORY 2a).
+    """
+    threat = Threat(flips.norm, parse_order(order), parse_eps(eps), flips.domain)
+    mu = sample_weights(mu, len(flips))
+    weights = knapsack(flips.distances, threat.eps, threat.order, mu)
+    correct = flips.distances > 0
+    return Distribution(
+        flips.x, flips.y, flips.points, weights, distances_between(flips.points, flips.x, flips.norm),
+        torch.where(correct.to(flips.y.device), flips.y, flips.labels), flips.labels, mu,
+        flips.forwards, flips.backwards, flips.checks, threat, " + ".join(flips.methods), "knapsack", flips.info,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RiskCurve(Record):
+    """Robust accuracy over `Omega_order(eps)` as a function of eps, exact for the distances it is made from.
+
+    `curve(eps)` is the pair (certified, attacked): at least the first, at most the second. The error is piecewise linear in
+    `eps^p`, with breakpoints at the sorted cumulative sums; nothing is attacked again to draw it.
+    """
+
+    distances: Tensor
+    radii: Tensor | None
+    mu: Tensor
+    order: float
+
+    def __call__(self, eps: Number) -> tuple[float, float]:
+        """`(certified, attacked)` accuracy at `eps >= 0`; certified is 0 when no radii were given."""
+        value = number(eps, "eps")
+        if value < 0:
+            raise InputError(f"eps is {eps!r}: a curve is defined for eps >= 0.")
+        certified = self._certified.accuracy(value) if self._certified else 0.0
+        return certified, self._attacked.accuracy(value)
+
+    def breakpoints(self, side: str = "attacked") -> tuple[Tensor, Tensor]:
+        """The eps at which the curve bends (finite order) or drops (order inf), and the accuracy there; float64 `(B,)`."""
+        return self._side(side).breakpoints()
+
+    def inverse(self, accuracy: Number, side: str = "attacked") -> float:
+        """The smallest eps at which the accuracy falls to a level, inf if it never does."""
+        return self._side(side).inverse(parse_level(accuracy, "accuracy"))
+
+    @cached_property
+    def _attacked(self) -> _Side:
+        return _Side(self.distances, self.mu, self.order, closed=True)
+
+    @cached_property
+    def _certified(self) -> _Side | None:
+        return None if self.radii is None else _Side(self.radii, self.mu, self.order, closed=False)
+
+    def _side(self, side: str) -> _Side:
+        chosen = {"attacked": self._attacked, "certified": self._certified}.get(side)
+        if chosen is None:
+            raise InputError(f"the curve has no side {side!r}: choose 'attacked', or 'certified' if radii were given.")
+        return chosen
+
+    def __repr__(self) -> str:
+        half = self.inverse(0.5)
+        return f"RiskCurve(order {self.order:g}, {len(self.mu)} samples: {self(0)[1]:.4f} at eps 0, 0.5 at eps {half:.4g})"
+
+
+def risk_curve(flips: Flips, radii: Any = None, order: Number = 1, mu: Tensor | None = None) -> RiskCurve:
+    """The whole accuracy curve over eps for one order, from one set of flips and, if given, certified radii.
+
+    radii: anything with float64 `values` of shape `(N,)` (as `Radii` has), or such a tensor.
+    """
+    if radii is not None and not isinstance(radii, Tensor):
+        radii = radii.values
+    values = None if radii is None else torch.as_tensor(radii, dtype=torch.float64).cpu()
+    if values is not None and (values.shape != flips.distances.shape or not (values >= 0).all()):
+        raise InputError(f"radii must hold {len(flips)} numbers >= 0, one for each sample.")
+    return RiskCurve(flips.distances, values, sample_weights(mu, len(flips)), parse_order(order))
+
+
+class _Side:
+    """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is paid in full.
+
+    Cumulative costs are kept as logarithms, `log sum_i mu_i d_i^p`, so that no order over- or underflows.
+    `closed`: at order inf a flip at exactly eps counts (attack), a radius of exactly eps still protects (certificate).
+    """
+
+    def __init__(self, distances: Tensor, mu: Tensor, order: float, closed: bool) -> None:
+        keep = torch.isfinite(distances) & (mu > 0)
+        self.d, where = distances[keep].sort(stable=True)
+        self.mu = mu[keep][where]
+        self.mass = torch.cat([torch.zeros(1, dtype=torch.float64), self.mu.cumsum(0)])
+        self.order, self.closed, self.total = order, closed, float(mu.sum())
+        self.empty = len(mu) == 0
+        if order == math.inf:
+            self.paid = self.d
+        else:
+            bill = self.mu.log() + order * self.d.log()
+            self.paid = (bill.logcumsumexp(0) / order).exp() if len(bill) else bill
+
+    def accuracy(self, eps: float) -> float:
+        if self.empty:
+            return math.nan
+        if self.order == math.inf:
+            side = "right" if self.closed or eps == 0 else "left"
+            return self._left(float(self.mass[torch.searchsorted(self.d, eps, side=side)]))
+        k = int(torch.searchsorted(self.paid, eps, side="right"))
+        bought = float(self.mass[k])
+        if k < len(self.d):
+            spent = float(self.paid[k - 1]) if k else 0.0
+            unit = float(self.d[k])
+            bought += min((eps / unit) ** self.order - (spent / unit) ** self.order, float(self.mu[k]))
+        return self._left(bought)
+
+    def breakpoints(self) -> tuple[Tensor, Tensor]:
+        accuracy = (self.total - self.mass).clamp(min=0) / self.total
+        eps = torch.cat([torch.zeros(1, dtype=torch.float64), self.paid])
+        last = torch.cat([eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)])  # of equal eps the lowest accuracy holds
+        return eps[last], accuracy[last]
+
+    def inverse(self, level: float) -> float:
+        if self.empty:
+            return math.nan
+        need = self.total * (1 - level)  # the error to be bought
+        k = int(torch.searchsorted(self.mass, need - 1e-12, side="left"))  # first k samples that suffice
+        if k == 0 or k > len(self.d):
+            return 0.0 if k == 0 else math.inf
+        if self.order == math.inf:
+            return float(self.d[k - 1])
+        spent, unit = (float(self.paid[k - 2]) if k > 1 else 0.0), float(self.d[k - 1])
+        if unit == 0:
+            return 0.0
+        part = max(need - float(self.mass[k - 1]), 0.0)
+        return float(unit * ((spent / unit) ** self.order + part) ** (1 / self.order))
+
+    def _left(self, bought: float) -> float:
+        return max(self.total - bought, 0.0) / self.total
+
+
+def _replay(points: Tensor) -> ChunkAttack:
+    """A chunk attack that only hands out points made elsewhere: one forward at the samples, the check at the points."""
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        return points[network.ids].to(x.device), network.logits(x, network.rows)
+
+    return chunk
+
+
+def _column(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.to(like.device).reshape(-1, *[1] * (like.ndim - 1))
+
+
+def _in_box(points: Tensor, domain: Domain) -> Tensor:
+    flat = points.detach().cpu().flatten(1)
+    if domain is None:
+        return torch.ones(len(points), dtype=torch.bool)
+    return ((flat >= domain[0]) & (flat <= domain[1])).all(1)
+
+
+def _box(domain: Domain) -> str:
+    return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean()) if len(values) else 0.0

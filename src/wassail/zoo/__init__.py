@@ -1,0 +1,103 @@
+"""Built-in digits data and eight small networks, so that everything can be tried without downloads or training.
+
+>>> from wassail import zoo
+>>> model = zoo.load("digits-cnn-adv")
+>>> x, y = zoo.data("digits")
+
+Torch is imported by `load` and `data` only: listing the models needs none of it. Where the data come from, how they
+were split and how the networks were trained is written in ``DIGITS.md`` next to this file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wassail.errors import unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["DATASETS", "MODELS", "SPLITS", "Entry", "data", "load", "models"]
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One built-in network: which architecture it is, and what was done to train it."""
+
+    architecture: str  # a key of wassail.zoo.digits.ARCHITECTURES
+    adversarial: bool
+    summary: str
+
+
+MODELS: dict[str, Entry] = {
+    f"digits-{architecture}{'-adv' if adversarial else ''}": Entry(architecture, adversarial, summary)
+    for architecture, summary in {
+        "mlp": "ReLU perceptron 64-32-32-10",
+        "cnn": "ReLU network of two convolutions and two linear layers",
+        "gelu": "GELU perceptron 64-32-32-10",
+        "vit": "Pre-LN vision transformer, 16 tokens of width 32, two blocks of two heads",
+    }.items()
+    for adversarial in (False, True)
+}
+"""The built-in networks by name; the measured figures of each are kept in the header of its weight file."""
+
+DATASETS = ("digits",)
+SPLITS = ("train", "test")
+
+
+def models() -> dict[str, str]:
+    """Names of the built-in networks, each with one line that says what it is and how accurate it was measured."""
+    return {name: _describe(name, entry) for name, entry in MODELS.items()}
+
+
+def load(name: str) -> nn.Module:
+    """The built-in network of that name in eval mode: images (N, 1, 8, 8) in [0, 1] -> logits (N, 10)."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    from safetensors.torch import load_file
+
+    from wassail.zoo.digits import ARCHITECTURES
+
+    model = ARCHITECTURES[MODELS[name].architecture]()
+    model.load_state_dict(load_file(_weights(name)))
+    return model.eval()
+
+
+def data(name: str = "digits", split: str = "test") -> tuple[Tensor, Tensor]:
+    """Images, float32 (N, 1, 8, 8) in [0, 1], and labels, int64 (N,): N = 500 for "test", 1297 for "train"."""
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    import numpy as np
+    import torch
+
+    with np.load(_HERE / f"{name}.npz") as arrays:
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+    # Pixels count the inked cells of a 4x4 grid, 0..16, so sixteenths are exact in float32.
+    return torch.from_numpy(images).float().div(16).unsqueeze(1), torch.from_numpy(labels).long()
+
+
+def _weights(name: str) -> Path:
+    return _HERE / "weights" / f"{name}.safetensors"
+
+
+def _figures(name: str) -> dict[str, Any]:
+    """What scripts/train_digits.py measured, from the header of the weight file (reads no tensor)."""
+    from safetensors import safe_open
+
+    with safe_open(_weights(name), framework="numpy") as file:
+        figures: dict[str, Any] = json.loads(file.metadata()["wassail"])
+    return figures
+
+
+def _describe(name: str, entry: Entry) -> str:
+    figures = _figures(name)
+    training = f"adversarial training (linf {figures['train_eps']:g})" if entry.adversarial else "standard training"
+    accuracies = f"{figures['clean_accuracy']:.1f} % clean, {figures['pgd_accuracy']:.1f} % PGD"
+    return f"{entry.summary}, {training}; test accuracy {accuracies} at linf {figures['pgd_eps']:g}"

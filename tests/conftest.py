@@ -1,0 +1,33 @@
+"""Shared fixtures. The real networks live outside the repository: $WASSAIL_ZOO, else ../shared/zoo beside it."""
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ZOO = Path(os.environ.get("WASSAIL_ZOO", Path(__file__).resolve().parents[2] / "shared" / "zoo"))
+
+
+@pytest.fixture(scope="session")
+def zoo() -> ModuleType:
+    """The module that loads the real networks and data."""
+    if not (ZOO / "zoo.py").exists():
+        pytest.skip(f"no real networks at {ZOO}: set WASSAIL_ZOO to the folder that holds zoo.py")
+    spec = importlib.util.spec_from_file_location("real_zoo", ZOO / "zoo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # the suite itself runs on several workers
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    terminalreporter.write_line(f"skipped: {skipped} (see the reasons above)" if skipped else "skipped: 0")

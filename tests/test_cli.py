@@ -1,0 +1,125 @@
+"""The command line as a person uses it: a process of its own, exit codes, one sentence on stderr, no traceback."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import wassail as ws
+from wassail.cli import main
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    x, y = (t.numpy() for t in ws.zoo.data())
+    x, y = x[:20], y[:20]
+    np.savez(folder / "good.npz", x=x, y=y)
+    np.savez(folder / "bytes.npz", x=x * 255, y=y)
+    np.savez(folder / "nan.npz", x=x * np.nan, y=y)
+    np.savez(folder / "labels.npz", x=x, y=y + 5)
+    np.savez(folder / "short.npz", x=x, y=y[:3])
+    np.savez(folder / "names.npz", data=x, target=y)
+    np.savez(folder / "vectors.npz", x=x.reshape(20, -1)[:, :63], y=y)
+    (folder / "junk.npz").write_bytes(b"this is not a zip file")
+    np.savez(folder / "pickle.npz", x=np.array([{"a": 1}], dtype=object), y=y)
+    (folder / "mine.py").write_text(
+        "import wassail, wassail.zoo.digits\n"
+        "def net(): return wassail.zoo.digits.ARCHITECTURES['mlp']()\n"
+        "def softmax():\n    model = wassail.zoo.load('digits-mlp')\n    return lambda x: model(x).softmax(1)\n"
+    )
+    return folder
+
+
+BAD = {
+    "eps zero": (["--eps", "0"], "eps is '0'"),
+    "eps negative": (["--eps=-1/255"], "eps is '-1/255'"),
+    "eps text": (["--eps", "small"], "eps 'small' is not a number"),
+    "norm": (["--norm", "3"], "norm '3'"),
+    "order": (["--order", "0.5"], "order '0.5'"),
+    "attack": (["--attacks", "wda+"], "did you mean 'wda++'"),
+    "model": (["-m", "digit-cnn"], "did you mean 'digits-cnn'"),
+    "module": (["-m", "nowhere:net"], "No module named 'nowhere'"),
+    "factory": (["-m", "mine:nothing"], "nothing"),
+    "weights": (["-m", "mine:net", "--weights", "junk.npz"], "cannot read weights"),
+    "weights missing": (["-m", "mine:net", "--weights", "no.safetensors"], "cannot read weights"),
+    "probabilities": (["-m", "mine:softmax"], "probabilities"),
+    "0..255": (["--data", "bytes.npz"], "divide them by 255"),
+    "NaN": (["--data", "nan.npz"], "NaN"),
+    "labels": (["--data", "labels.npz"], "the model has 10 classes"),
+    "lengths": (["--data", "short.npz"], "20 samples but 3 labels"),
+    "array names": (["--data", "names.npz"], "data, target"),
+    "shape": (["--data", "vectors.npz"], "does not accept samples of shape"),
+    "junk": (["--data", "junk.npz"], "cannot read data"),
+    "pickle": (["--data", "pickle.npz"], "cannot read data"),
+    "missing": (["--data", "none.npz"], "No such file"),
+    "unknown data": (["--data", "digit"], "did you mean 'digits'"),
+    "n": (["-n", "0"], "-n is 0"),
+    "domain": (["--domain", "1", "0"], "domain"),
+    "out": (["--out", "good.npz/x"], "cannot write"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(case, files, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(files)
+    extra, words = BAD[case]
+    model = "digits-mlp"
+    if extra[0] == "-m":
+        model, extra = extra[1], extra[2:]
+    options = {"--eps": "0.1", "--data": "good.npz"}
+    missing = [part for o, v in options.items() if not any(e.startswith(o) for e in extra) for part in (o, v)]
+    code = main(["attack", model, *missing, *extra])
+    err = capsys.readouterr().err
+    assert code == 2 and words in err, err
+    assert err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_attack_on_a_file_writes_results(files, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(files)
+    out = tmp_path / "run"
+    code = main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "8/255", "--norm", "2", "--order", "1", "inf",
+                 "--out", str(out)])  # fmt: skip
+    text = capsys.readouterr().out
+    assert code == 0 and "Accuracy is at most" in text and "eps 8/255" in text
+    results = json.loads((out / "results.json").read_text())["results"]
+    flips = ws.Flips.load(out / "flips.safetensors")
+    assert len(flips) == 20 and {r["order"] for r in results} == {"1.0", "inf"}
+    for entry in results:
+        if entry["attack"] == "best of all":
+            again = ws.allocate(flips, entry["eps"], entry["order"])
+            assert again.accuracy == entry["accuracy"] and again.cost == entry["cost"] <= entry["eps"]
+
+
+def test_own_model_with_weights(files, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(files)
+    torch.save(ws.zoo.load("digits-mlp").state_dict(), files / "w.pt")
+    common = ["--eps", "0.05", "--data", "good.npz", "--attacks", "wda++", "--order", "1"]
+    assert main(["attack", "mine:net", "--weights", "w.pt", *common]) == 0
+    mine = capsys.readouterr().out
+    assert main(["attack", "digits-mlp", *common]) == 0
+    assert "mine:net" in mine
+    line = next(row for row in mine.splitlines() if "all, pooled" in row)
+    assert line in capsys.readouterr().out
+
+
+def test_help_is_fast_and_the_demo_runs() -> None:
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "wassail.cli", "--help"], capture_output=True, text=True, check=True)
+    assert "demo" in done.stdout
+    assert time.perf_counter() - start < 0.5
+    probe = "import sys, wassail.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe]).returncode == 0, "--help must not wait for torch"
+    done = subprocess.run([sys.executable, "-m", "wassail.cli", "demo", "-n", "60"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for words in ("none (clean)", "WDA, kappa 2", "WDA, kappa 1", "WDA++", "all, pooled", "Accuracy is at most", "torch"):
+        assert words in done.stdout
+
+
+def test_models_are_listed(capsys) -> None:
+    assert main(["models"]) == 0
+    assert "digits-vit-adv" in capsys.readouterr().out

@@ -1,0 +1,187 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wassail as ws
+from wassail.network import Network, check_data, frozen
+from wassail.testing import LinearClassifier, samples
+
+
+def small_net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 5)).double()
+
+
+def test_several_gradients_from_one_forward_equal_autograd() -> None:
+    model = small_net().eval()
+    x = torch.rand(6, 3, 4, dtype=torch.float64)
+    y = torch.arange(6) % 5
+    rivals = torch.stack([(y + 1) % 5, (y + 3) % 5], 1)
+    network = Network(model, torch.arange(6))
+    tape = network.tape(x, network.rows)
+    keep = torch.tensor([0, 2, 5])
+    found = tape.gradients(y[keep], rivals[keep], keep)
+    assert found.shape == (3, 2, 3, 4)
+    for a, i in enumerate(keep.tolist()):
+        for j in range(2):
+            one = x[i : i + 1].clone().requires_grad_(True)
+            z = model(one)[0]
+            (expected,) = torch.autograd.grad(z[rivals[i, j]] - z[y[i]], one)
+            assert torch.allclose(found[a, j], expected[0], atol=1e-14)
+    assert network.forwards.tolist() == [1] * 6
+    assert network.backwards.tolist() == [2, 0, 2, 0, 0, 2]
+
+
+def test_no_call_exceeds_the_batch_size_and_every_row_is_counted() -> None:
+    seen = []
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return torch.stack([x.flatten(1).sum(1), -x.flatten(1).sum(1)], 1)
+
+    network = Network(model, torch.arange(4), batch_size=3)
+    rows = torch.tensor([0, 0, 1, 3, 3, 3, 2])
+    z = network.logits(torch.rand(7, 2), rows)
+    assert z.shape == (7, 2) and max(seen) == 3 and sum(seen) == 7
+    assert network.forwards.tolist() == [2, 1, 1, 3]
+
+
+def test_counts_equal_what_the_model_saw() -> None:
+    """Rows that went through the model: the attack's own count, plus its checks, plus the look at 8 samples, twice."""
+    inner = small_net()
+    rows, gradients = [0], [0]
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows[0] += len(x)
+            return inner(x)
+
+    x, _ = samples(30, (3, 4), 5)
+    model = Counted()
+    inner.eval()  # hidden from the attack inside another module, so nobody else can do it
+    y = inner(x).argmax(1)
+    true_grad = torch.autograd.grad
+
+    def grad(outputs, inputs, weights, **options):
+        gradients[0] += int((weights != 0).any(1).sum())
+        return true_grad(outputs, inputs, weights, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "grad", grad)
+        for attack in (ws.wda, ws.wda_pp):
+            rows[0] = gradients[0] = 0
+            result = attack(model, x, y, ws.Threat("inf", 1, 0.1), batch_size=11)
+            assert rows[0] == int(result.forwards.sum() + result.checks.sum()) + 16
+            assert gradients[0] == int(result.backwards.sum())
+
+
+def test_mode_and_parameters_are_restored_even_after_an_error() -> None:
+    model = small_net()
+    model.train()
+    model[4].eval()
+    model[1].weight.requires_grad_(False)
+
+    def state() -> tuple:
+        return [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
+
+    before = state()
+    with frozen(model):
+        assert not any(m.training for m in model.modules()) and not any(p.requires_grad for p in model.parameters())
+    assert state() == before
+    with pytest.raises(RuntimeError, match="boom"), frozen(model):
+        raise RuntimeError("boom")
+    assert state() == before
+    x, y = samples(4, (3, 4), 5)
+    ws.wda_pp(model, x, y, ws.Threat("inf", 1, 0.1))
+    assert state() == before, "dropout in train mode is switched off for the attack and back on after it"
+
+
+X, Y = torch.rand(6, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
+GOOD = LinearClassifier.random(2, 3)
+
+
+def attack(model=GOOD, x=X, y=Y, domain=(0.0, 1.0), **options):
+    return ws.wda_pp(model, x, y, ws.Threat("inf", 1, 0.1, domain), **options)
+
+
+BAD = {
+    "NaN": (lambda: attack(x=X.clone().fill_(math.nan)), "sample 0 contains NaN"),
+    "inf": (lambda: attack(x=X / 0, domain=None), "NaN or infinity"),
+    "0..255": (lambda: attack(x=X * 200 + 3), "divide them by 255"),
+    "uint8": (lambda: attack(x=(X * 255).to(torch.uint8)), "uint8.*divide by 255"),
+    "half": (lambda: attack(x=X.half()), "float16"),
+    "range": (lambda: attack(x=X - 0.5), "range over"),
+    "labels high": (lambda: attack(y=Y + 1), "labels range over 1..2 but the model has 2 classes"),
+    "labels negative": (lambda: attack(y=Y - 1), "labels range over -1..0"),
+    "labels float": (lambda: attack(y=Y.float()), "labels are float32"),
+    "labels one-hot": (lambda: attack(y=nn.functional.one_hot(Y)), "class indices"),
+    "lengths": (lambda: attack(y=Y[:4]), "6 samples but 4 labels"),
+    "no batch dimension": (lambda: attack(x=X[0], y=Y[:1]), "shape"),
+    "probabilities": (lambda: attack(lambda x: GOOD(x).softmax(1)), "probabilities"),
+    "tuple": (lambda: attack(lambda x: (GOOD(x), None)), "returns a tuple"),
+    "one class": (lambda: attack(lambda x: x[:, :1]), "at least two"),
+    "wrong shape": (lambda: attack(lambda x: x.sum()), r"logits have shape"),
+    "NaN logits": (lambda: attack(lambda x: GOOD(x) * math.nan), "NaN or infinity at sample 0"),
+    "no gradient": (lambda: attack(lambda x: GOOD(x.detach()).detach()), "differentiably"),
+    "image model, vectors": (lambda: attack(nn.Conv2d(3, 4, 1)), "does not accept samples of shape"),
+    "batch size": (lambda: attack(batch_size=0), "batch_size is 0"),
+    "eps zero": (lambda: ws.Threat("inf", 1, 0), "eps is 0"),
+    "steps": (lambda: attack(steps=0), "steps is 0"),
+    "step": (lambda: attack(step=-1), "step is -1"),
+    "search": (lambda: attack(search=-1), "search is -1"),
+    "select": (lambda: attack(select="margins"), "did you mean 'margin'"),
+    "kappa": (lambda: ws.wda(GOOD, X, Y, ws.Threat("inf", 1, 1), kappa=0.5), "kappa is 0.5"),
+    "probe": (lambda: ws.wda(GOOD, X, Y, ws.Threat("inf", 1, 1), probe=30), "probe is 30"),
+    "method": (lambda: ws.nearest(GOOD, X, Y, method="wda+", eps=1), r"did you mean 'wda\+\+'"),
+    "no step": (lambda: ws.nearest(GOOD, X, Y, method="wda++"), "needs a step size"),
+    "option": (lambda: ws.nearest(GOOD, X, Y, method="wda++", eps=1, topkk=3), "topkk"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence(case: str) -> None:
+    call, words = BAD[case]
+    with pytest.raises(ws.InputError, match=words) as error:
+        call()
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+def test_one_hot_logits_are_not_mistaken_for_probabilities() -> None:
+    constant = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    result = attack(lambda x: constant + 0 * x[:, :2], y=torch.zeros(6, dtype=torch.int64))
+    assert result.accuracy == 1
+
+
+def test_randomness_is_reported() -> None:
+    with pytest.warns(ws.ModelWarning, match="different logits for the same input"):
+        attack(lambda x: GOOD(x) + torch.randn(len(x), 2))
+
+
+def test_a_tie_is_an_error() -> None:
+    result = attack(lambda x: torch.zeros(len(x), 2, dtype=x.dtype) + 0 * x[:, :2])
+    assert result.clean_accuracy == 0 and result.accuracy == 0
+
+
+def test_non_contiguous_numpy_and_integer_labels() -> None:
+    x, y = check_data(X.numpy(), Y.int().numpy(), (0, 1))
+    assert x.dtype == torch.float64 and y.dtype == torch.int64
+    a = attack(x=X.t().contiguous().t())
+    assert torch.equal(a.distances, attack().distances)
+
+
+def test_inside_no_grad_and_inference_mode() -> None:
+    expected = attack().distances
+    with torch.no_grad():
+        assert torch.equal(attack().distances, expected)
+    with torch.inference_mode():
+        x = X.clone()
+    assert torch.equal(attack(x=x).distances, expected)
+
+
+def test_progress_callback_rises_to_one() -> None:
+    seen: list[float] = []
+    attack(batch_size=2, progress=seen.append)
+    assert seen == sorted(seen) and seen[-1] == 1

@@ -1,0 +1,294 @@
+import math
+import time
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from scipy.optimize import linprog
+
+import wassail as ws
+from wassail.testing import LinearClassifier, samples
+
+INF = math.inf
+distance_lists = st.lists(
+    st.one_of(st.just(0.0), st.just(INF), st.sampled_from([0.5, 1.0]), st.floats(0.01, 10)), min_size=1, max_size=12
+)
+
+
+def flips_1d(distances: list[float], order_of_norm: float = INF) -> ws.Flips:
+    """Samples on a line, flipped exactly at the given distances: theta = (0, x - 1), label 0, flip at x = 1."""
+    d = torch.tensor(distances, dtype=torch.float64)
+    x = torch.where(torch.isfinite(d), 1 - d, -100.0)[:, None]
+    points = torch.where(torch.isfinite(d)[:, None], torch.ones_like(x), x)
+    y = torch.zeros(len(d), dtype=torch.int64)
+
+    def model(v: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.zeros_like(v), (v - 1) + 1e-6], 1)  # a hair inside, so that x = 1 is strictly wrong
+
+    return ws.Flips.from_points(model, x, y, points, order_of_norm, None)
+
+
+def lp_error(d: np.ndarray, mu: np.ndarray, eps: float, order: float) -> float:
+    """The knapsack as a linear program, by another solver."""
+    finite = np.isfinite(d)
+    if not finite.any():
+        return 0.0
+    cost = mu[finite] * d[finite] ** order
+    scale = max(eps**order, 1e-300)
+    answer = linprog(-mu[finite], A_ub=[cost / scale], b_ub=[1.0], bounds=[(0, 1)] * int(finite.sum()), method="highs")
+    return float(-answer.fun)
+
+
+@given(distance_lists, st.floats(0.01, 20), st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.integers(0, 10**6))
+@settings(max_examples=80, deadline=None)
+def test_knapsack_equals_a_linear_program(distances: list[float], eps: float, order: float, seed: int) -> None:
+    d = torch.tensor(distances, dtype=torch.float64)
+    mu = torch.rand(len(d), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.01
+    mu = mu / mu.sum()
+    weights = ws.knapsack(d, eps, order, mu)
+    assert weights.dtype == torch.float64 and ((weights >= 0) & (weights <= 1)).all()
+    assert ws.transport_cost(mu, weights, d, order) <= eps
+    assert float((mu * weights).sum()) == pytest.approx(lp_error(d.numpy(), mu.numpy(), eps, order), abs=1e-8)
+
+
+@given(distance_lists, st.floats(0.01, 20), st.sampled_from([1.0, 2.0, 7.0, INF]))
+@settings(max_examples=80, deadline=None)
+def test_curve_agrees_with_allocation_and_inverts(distances: list[float], eps: float, order: float) -> None:
+    flips = flips_1d(distances)
+    curve = ws.risk_curve(flips, order=order)
+    certified, attacked = curve(eps)
+    adversary = ws.allocate(flips, eps, order)
+    assert certified == 0
+    assert attacked == pytest.approx(adversary.accuracy, abs=1e-9)
+    assert adversary.cost <= eps
+    for level in (0.0, 0.25, attacked, 1.0):
+        at = curve.inverse(level)
+        if math.isinf(at):
+            assert curve(1e9)[1] > level - 1e-9
+        else:
+            assert curve(at)[1] <= level + 1e-9
+            if at > 1e-9:
+                assert curve(at * (1 - 1e-6))[1] >= level - 1e-9
+    bends, values = curve.breakpoints()
+    for b, v in zip(bends.tolist(), values.tolist()):
+        assert curve(b)[1] == pytest.approx(v, abs=1e-9)
+
+
+def test_known_curve() -> None:
+    """Distances 0, 1, 2, inf; order 1: costs 0, 1/4, 2/4; order 2: 0, 1/4, 4/4; order inf: steps at 1 and 2."""
+    flips = flips_1d([0.0, 1.0, 2.0, INF])
+    one, two, top = (ws.risk_curve(flips, order=p) for p in (1, 2, "inf"))
+    assert [one(e)[1] for e in (0, 0.125, 0.25, 0.5, 0.75, 9)] == pytest.approx([0.75, 0.625, 0.5, 0.375, 0.25, 0.25])
+    assert [two(e)[1] for e in (0, 0.5, math.sqrt(0.75), math.sqrt(1.25))] == pytest.approx([0.75, 0.5, 0.375, 0.25])
+    assert [top(e)[1] for e in (0, 0.999, 1, 1.999, 2, 50)] == pytest.approx([0.75, 0.75, 0.5, 0.5, 0.25, 0.25])
+    assert one.inverse(0.5) == pytest.approx(0.25) and top.inverse(0.5) == 1 and one.inverse(0.2) == INF
+    assert one.inverse(0.8) == 0
+
+
+def test_certified_side() -> None:
+    flips = flips_1d([0.0, 1.0, 2.0, INF])
+    radii = torch.tensor([0.0, 0.5, 1.5, 3.0])  # below the distances, as radii are
+    top = ws.risk_curve(flips, radii, order="inf")
+    # a radius of exactly eps protects, a flip at exactly eps counts; a wrong sample is never certified
+    assert [top(e)[0] for e in (0, 0.5, 0.51, 1.5, 3, 3.1)] == [0.75, 0.75, 0.5, 0.5, 0.25, 0.0]
+    for order in (1, 2, "inf"):
+        curve = ws.risk_curve(flips, radii, order)
+        for eps in np.linspace(0, 4, 41):
+            certified, attacked = curve(float(eps))
+            assert certified <= attacked + 1e-12
+    assert ws.risk_curve(flips, radii, 1)(0.125)[0] == pytest.approx(0.5)
+    with pytest.raises(ws.InputError, match="radii must hold 4"):
+        ws.risk_curve(flips, radii[:3])
+
+
+def test_ties_share_and_the_order_of_samples_does_not_matter() -> None:
+    d = torch.tensor([1.0, 2.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    weights = ws.knapsack(d, 0.3, 1)
+    assert weights.tolist() == pytest.approx([0.5, 0, 0.5, 0.5, 1])
+    order = torch.tensor([3, 1, 4, 0, 2])
+    assert torch.equal(ws.knapsack(d[order], 0.3, 1), weights[order])
+
+
+@pytest.mark.parametrize("order", [1, 2, 50, 400])
+def test_large_orders_neither_overflow_nor_underflow(order: int) -> None:
+    d = torch.tensor([1e-4, 0.02, 0.05, 30.0], dtype=torch.float64)
+    weights = ws.knapsack(d, 0.03, order)
+    assert torch.isfinite(weights).all() and weights[0] == 1 and weights[3] < 2e-3
+    assert ws.transport_cost(torch.full((4,), 0.25), weights, d, order) <= 0.03
+    curve = ws.RiskCurve(d, None, torch.full((4,), 0.25, dtype=torch.float64), float(order))
+    assert curve(0.03)[1] == pytest.approx(1 - float(weights.sum()) / 4, abs=1e-9)
+    assert curve(0)[1] == 1
+
+
+def test_a_million_samples_in_a_second() -> None:
+    d = torch.rand(10**6, dtype=torch.float64)
+    start = time.perf_counter()
+    weights = ws.knapsack(d, 0.1, 2)
+    assert time.perf_counter() - start < 2  # one second is the promise; twice that leaves room for a busy machine
+    assert ws.transport_cost(torch.full_like(d, 1e-6), weights, d, 2) <= 0.1
+    assert (weights > 0).sum() > 10**5
+
+
+def test_empty_zero_and_infinite() -> None:
+    assert ws.knapsack(torch.zeros(0), 1, 1).shape == (0,)
+    assert ws.knapsack(torch.tensor([0.0, 0.0]), 1, 1).tolist() == [1, 1]
+    assert ws.knapsack(torch.tensor([INF, INF]), 1, 2).tolist() == [0, 0]
+    assert ws.knapsack(torch.tensor([INF, 0.0]), 1, INF).tolist() == [0, 1]
+    empty = flips_1d([])
+    assert len(empty) == 0 and math.isnan(ws.allocate(empty, 1, 1).accuracy) and math.isnan(ws.risk_curve(empty)(1)[1])
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (lambda d: ws.knapsack(d, 0, 1), "eps is 0"),
+        (lambda d: ws.knapsack(d, "x", 1), "eps 'x'"),
+        (lambda d: ws.knapsack(d, 1, 0.5), "order"),
+        (lambda d: ws.knapsack(d * math.nan, 1, 1), "distances"),
+        (lambda d: ws.knapsack(-d, 1, 1), "distances"),
+        (lambda d: ws.knapsack(d, 1, 1, mu=torch.ones(3)), "mu must hold 2"),
+        (lambda d: ws.knapsack(d, 1, 1, mu=torch.tensor([1.0, -1.0])), "mu must hold 2"),
+        (lambda d: ws.knapsack(d, 1, 1, mu=torch.zeros(2)), "mu must hold 2"),
+    ],
+)
+def test_bad_input(bad, words: str) -> None:
+    with pytest.raises(ws.InputError, match=words) as error:
+        bad(torch.tensor([1.0, 2.0]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, INF])
+@pytest.mark.parametrize("order", [1.0, 2.0])
+def test_exact_optimal_transport_confirms_the_budget(norm: float, order: float) -> None:
+    """W_p between the data and the 2N atoms by linear programming over all couplings that keep the label."""
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(8, (4,), 3)
+    y = model(x).argmax(1)
+    exact = model.distances(x, y, norm, (0, 1))
+    eps = float(exact[torch.isfinite(exact)].mean()) / 2
+    for make in (ws.wda, ws.wda_pp):
+        adversary = make(model, x, y, ws.Threat(norm, order, eps))
+        points, masses = adversary.atoms()
+        cost = torch.cdist(x, points, p=norm) ** order
+        cost = torch.where(y[:, None] == torch.cat([y, y])[None], cost, 1e6)
+        n, m = cost.shape
+        rows = np.kron(np.eye(n), np.ones((1, m)))
+        columns = np.kron(np.ones((1, n)), np.eye(m))
+        answer = linprog(
+            cost.flatten().numpy(),
+            A_eq=np.vstack([rows, columns]),
+            b_eq=np.concatenate([np.full(n, 1 / n), masses.numpy()]),
+            method="highs",
+        )
+        assert answer.status == 0
+        assert answer.fun ** (1 / order) <= adversary.cost + 1e-9  # moving each sample to its own point is one coupling
+        assert adversary.cost <= eps
+
+
+def test_verify_catches_every_lie() -> None:
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(12, (4,), 3)
+    y = model(x).argmax(1)
+    good = ws.wda_pp(model, x, y, ws.Threat(INF, 1, 0.1))
+    assert good.verify(model) and good.verify(model, batch_size=5)
+
+    def lie(**change: object) -> ws.Verification:
+        from dataclasses import replace
+
+        return replace(good, **change).verify(model)
+
+    moved = int((good.weights > 0).nonzero()[0])
+    points = good.points.clone()
+    points[moved] = x[moved]
+    assert any("points predicted" in p for p in lie(points=points).problems)
+    assert any("distances" in p for p in lie(distances=good.distances * 0.5).problems)
+    assert any("weights" in p for p in lie(weights=good.weights * 3).problems)
+    assert any("cost" in p for p in lie(weights=torch.ones_like(good.weights)).problems)
+    assert any("samples predicted" in p for p in lie(clean_predicted=(good.clean_predicted + 1) % 3).problems)
+    outside = good.points.clone()
+    outside[moved, 0] = 1.5
+    assert any("box" in p for p in lie(points=outside).problems)
+
+
+def test_flips_from_anyones_points_and_merge() -> None:
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(20, (4,), 3)
+    y = model(x).argmax(1)
+    generator = torch.Generator().manual_seed(0)
+    many = [torch.rand(x.shape, dtype=torch.float64, generator=generator) for _ in range(3)]
+    pools = [ws.Flips.from_points(model, x, y, points, 2, method=f"draw {i}") for i, points in enumerate(many)]
+    merged = pools[0].merge(*pools[1:])
+    assert torch.equal(merged.distances, torch.stack([p.distances for p in pools]).min(0).values)
+    assert (merged.forwards == 3).all() and (merged.backwards == 0).all() and (merged.checks == 3).all()
+    for i, name in enumerate(merged.provenance):
+        if merged.success[i]:
+            source = pools[int(name[-1])]
+            assert source.distances[i] == merged.distances[i] and torch.equal(source.points[i], merged.points[i])
+    for pool in pools:
+        assert (merged.distances <= pool.distances).all()
+        for order in (1, 2, INF):
+            assert ws.allocate(merged, 0.3, order).accuracy <= ws.allocate(pool, 0.3, order).accuracy + 1e-12
+    assert ws.allocate(merged, 0.3, 1).verify(model)
+    assert not ws.Flips.from_points(model, x, y, x, 2).success.any(), "an unmoved point of a correct sample is no flip"
+    outside = ws.Flips.from_points(model, x, y, x + 50, 2, (0, 1))
+    assert not outside.success.any(), "points outside the box are no flips"
+    with pytest.raises(ws.InputError, match="norm"):
+        merged.merge(ws.Flips.from_points(model, x, y, x, INF))
+    with pytest.raises(ws.InputError, match="shape"):
+        ws.Flips.from_points(model, x, y, x[:3], 2)
+
+
+def test_save_and_load(tmp_path) -> None:
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(9, (4,), 3)
+    y = model(x).argmax(1)
+    adversary = ws.wda(model, x, y, ws.Threat(INF, 1, "8/255"))
+    adversary.save(tmp_path / "a.safetensors")
+    again = ws.Distribution.load(tmp_path / "a.safetensors")
+    assert again.threat == adversary.threat and again.accuracy == adversary.accuracy and again.cost == adversary.cost
+    assert torch.equal(again.points, adversary.points) and again.info["seed"] == 0 and again.verify(model)
+    flips = adversary.flips
+    flips.save(tmp_path / "f.safetensors")
+    loaded = ws.Flips.load(tmp_path / "f.safetensors")
+    assert torch.equal(loaded.distances, flips.distances) and loaded.methods == flips.methods and loaded.domain == (0, 1)
+    curve = ws.risk_curve(flips, torch.zeros(9), 2)
+    curve.save(tmp_path / "c.safetensors")
+    assert ws.RiskCurve.load(tmp_path / "c.safetensors")(0.1) == curve(0.1)
+    with pytest.raises(ws.InputError, match="holds Flips"):
+        ws.Distribution.load(tmp_path / "f.safetensors")
+    (tmp_path / "junk").write_bytes(b"junk")
+    for name in ("junk", "missing"):
+        with pytest.raises(ws.InputError, match="cannot read"):
+            ws.Flips.load(tmp_path / name)
+
+
+def test_bootstrap_interval_reruns_the_knapsack() -> None:
+    generator = torch.Generator().manual_seed(0)
+    d = (torch.rand(300, generator=generator) + 0.01).tolist()
+    adversary = ws.allocate(flips_1d(d), 0.1, 1)
+    low, high = adversary.interval(resamples=400)
+    assert low < adversary.accuracy < high and (low, high) == adversary.interval(resamples=400)
+    assert adversary.interval(level=0.5, resamples=400)[0] > low
+    # Direct bootstrap of the same statistic, written out.
+    draws = []
+    for _ in range(400):
+        pick = torch.randint(300, (300,), generator=generator)
+        draws.append(1 - float(ws.knapsack(torch.tensor(d)[pick], 0.1, 1).mean()))
+    expected = np.quantile(draws, [0.025, 0.975])
+    assert np.allclose([low, high], expected, atol=0.02)
+    fixed_budget_width = float((1 - adversary.weights).std()) / math.sqrt(300) * 2 * 1.96
+    assert abs((high - low) - fixed_budget_width) > 0.005, "weights must be re-allocated, not just averaged"
+
+
+def test_weights_of_samples_count_everywhere() -> None:
+    flips = flips_1d([1.0, 1.0, 3.0])
+    doubled = flips_1d([1.0, 1.0, 1.0, 3.0])
+    mu = torch.tensor([2.0, 1.0, 1.0])
+    for order in (1, 2, INF):
+        for eps in (0.2, 1.0, 3.0):
+            a, b = ws.allocate(flips, eps, order, mu), ws.allocate(doubled, eps, order)
+            assert a.accuracy == pytest.approx(b.accuracy) and a.cost == pytest.approx(b.cost)
+            assert ws.risk_curve(flips, order=order, mu=mu)(eps)[1] == pytest.approx(a.accuracy)
+    assert flips.clean_accuracy(mu) == 1
