@@ -49,14 +49,14 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="attack the embedded model on the embedded data: a minute, one table")
     demo.add_argument("model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)")
-    _threat_options(demo, eps="0.1")
+    _threat_options(demo, eps="0.1", threads=1)  # a tiny network gains nothing from more
     demo.set_defaults(run=_attack, data="digits", weights=None)
 
     attack = commands.add_parser("attack", help="attack a model on data")
     attack.add_argument("model", help="a built-in name (see `wassail models`), or module:factory with --weights")
     attack.add_argument("--weights", help="state dict for module:factory: .safetensors, or .pt (weights only)")
     attack.add_argument("--data", default="digits", help="'digits', or an .npz file with arrays x and y")
-    _threat_options(attack, eps=None)
+    _threat_options(attack, eps=None, threads=None)
     attack.set_defaults(run=_attack)
 
     models = commands.add_parser("models", help="list the built-in models")
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _threat_options(parser: argparse.ArgumentParser, eps: str | None) -> None:
+def _threat_options(parser: argparse.ArgumentParser, eps: str | None, threads: int | None) -> None:
     parser.add_argument("--norm", default="inf", help="ground norm: 1, 2 or inf (default: %(default)s)")
     parser.add_argument("--eps", default=eps, required=eps is None, help="budget, for example 8/255")
     parser.add_argument("--order", nargs="+", default=["1", "2", "inf"], metavar="P",
@@ -78,6 +78,7 @@ def _threat_options(parser: argparse.ArgumentParser, eps: str | None) -> None:
     parser.add_argument("--step", default=None, help="step size alpha (default: the paper's for its eps, else a share)")
     parser.add_argument("--seed", type=int, default=0, help="recorded with the result (default: 0)")
     parser.add_argument("--out", default=None, help="directory for flips.safetensors and results.json")
+    parser.add_argument("--threads", type=int, default=threads, help="CPU threads (default: %s)" % (threads or "torch's own"))
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
@@ -99,9 +100,13 @@ def _attack(options: argparse.Namespace) -> int:
             raise unknown("attack", name, ATTACKS)
     if options.n is not None and options.n < 1:
         raise InputError(f"-n is {options.n}: give a positive number of samples.")
+    import torch
+
     import wassail as ws
     from wassail.network import versions
 
+    if options.threads is not None:
+        torch.set_num_threads(max(options.threads, 1))
     model = load_model(options.model, options.weights)
     x, y = load_data(options.data, options.n)
     quiet = options.quiet or not sys.stderr.isatty()
@@ -140,13 +145,13 @@ def _print_table(where: str, made: str, rows: list[tuple[str, Distribution, floa
     from rich.table import Table
 
     console = Console(highlight=False, soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("attack", no_wrap=True)
-    table.add_column("over")
+    table.add_column("over", no_wrap=True)
     for name in ("accuracy %", "95 %", "spent", "F + B", "time s"):
         table.add_column(name, justify="right", no_wrap=True)
     clean = rows[0][1].clean_accuracy
-    table.add_row("none (clean)", "the data", f"{100 * clean:.2f}", "", "0", "1 + 0", "")
+    table.add_row("none (clean)", "data", f"{100 * clean:.2f}", "", "0", "1 + 0", "")
     searched = False
     for name, result, seconds in rows:
         forwards, backwards = result.flips.passes()

@@ -1,0 +1,131 @@
+"""What all nearest-flip engines share: the best flip seen, the budget of passes, the shortening at the end.
+
+An engine is a function `engine(hunt, tick, **options)` that proposes points. Every point it has evaluated goes through
+`Hunt.logits` or `Hunt.tape`, which count the pass, keep the nearest flip ever seen, and refuse what the budget does not cover:
+so no engine can lose a flip, overspend, or get worse with more passes than its own schedule makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.geometry import project, vector_norm
+from wassail.losses import flip_tolerance, predict
+from wassail.network import Model, Network, Progress, Tape, Tick, check_data, search
+from wassail.threat import Domain, Number, parse_domain, parse_norm
+from wassail.transport import Flips
+
+
+class Hunt:
+    """The search for the nearest flip of each of n samples.
+
+    x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`, with their `tape`; points, distance: nearest flip so far
+    and how far it is, `(n,)`, inf where there is none; wrong: samples that need no attack. `rows` are indices into the n samples.
+    """
+
+    def __init__(self, network: Network, x: Tensor, y: Tensor, norm: float, domain: Domain, passes: int | None) -> None:
+        self.network, self.x, self.y, self.norm, self.domain = network, x, y, norm, domain
+        self.passes = math.inf if passes is None else passes
+        self.tolerance = flip_tolerance(x.dtype)
+        self.start: Tape = network.tape(x, network.rows)
+        self.clean = self.start.logits
+        self.wrong = predict(self.clean, y) != y
+        self.points = x.clone()
+        self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
+
+    @property
+    def rows(self) -> Tensor:
+        """The samples that can be attacked at all."""
+        return (~self.wrong).nonzero()[:, 0]
+
+    def left(self, rows: Tensor) -> Tensor:
+        """Passes left to these samples."""
+        return self.passes - (self.network.forwards + self.network.backwards)[rows.cpu()].to(rows.device)
+
+    def afford(self, rows: Tensor, cost: int) -> Tensor:
+        """Whether these samples have `cost` passes left, bool."""
+        return self.left(rows) >= cost
+
+    def logits(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether each is a flip."""
+        z = self.network.logits(points, rows)
+        return z, self._offer(points, rows, z)
+
+    def tape(self, points: Tensor, rows: Tensor) -> tuple[Tape, Tensor]:
+        """The same with a graph for gradients; one pass, and one for each gradient asked of it."""
+        tape = self.network.tape(points, rows)
+        return tape, self._offer(points, rows, tape.logits)
+
+    def _offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
+        flipped = predict(z, self.y[rows], self.tolerance) != self.y[rows]
+        length = vector_norm(points - self.x[rows], self.norm)
+        better = flipped & (length < self.distance[rows])
+        if better.any():
+            # Several candidates of one sample may come at once: the nearest must win, so it is written last.
+            order = length[better].argsort(descending=True, stable=True)
+            mine, theirs = rows[better][order], points[better][order]
+            best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length[better][order], "amin")
+            last = length[better][order] == best[mine]
+            self.points[mine[last]], self.distance[mine[last]] = theirs[last], length[better][order][last]
+        return flipped
+
+    def shorten(self, rows: Tensor, times: int, shortest: float = 0.0) -> None:
+        """Bisect toward the sample along norm-aware points while they stay flipped. One pass a bisection.
+
+        The point at share t is the Euclidean projection of the flip onto the ball of radius t d: scaled for l2, clipped for
+        linf, soft-thresholded for l1. `shortest`: the share to start from.
+        """
+        rows = rows[torch.isfinite(self.distance[rows]) & (self.distance[rows] > 0)]
+        point, full = self.points[rows], self.distance[rows]
+        low, high = torch.full_like(full, shortest), torch.ones_like(full)
+        for _ in range(times):
+            keep = self.afford(rows, 1)
+            rows, point, full, low, high = rows[keep], point[keep], full[keep], low[keep], high[keep]
+            if not len(rows):
+                return
+            middle = (low + high) / 2
+            _, flipped = self.logits(project(point, self.x[rows], self.norm, middle * full), rows)
+            low, high = torch.where(flipped, low, middle), torch.where(flipped, middle, high)
+
+
+Engine: TypeAlias = Callable[..., None]
+
+
+def hunt(
+    engine: Engine,
+    name: str,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    norm: Number,
+    domain: Domain = (0.0, 1.0),
+    *,
+    passes: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress = False,
+    options: Mapping[str, Any] | None = None,
+) -> Flips:
+    """Run an engine over the data and return its verified flips. `passes`: most forward plus backward passes a sample."""
+    norm, domain = parse_norm(norm), parse_domain(domain)
+    if passes is not None and passes < 1:
+        raise InputError(f"passes is {passes}: give at least 1, the pass at the sample itself.")
+    x, y = check_data(x, y, domain)
+    options = dict(options or {})
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        state = Hunt(network, x, y, norm, domain, passes)
+        engine(state, tick, **options)
+        return state.points, state.clean
+
+    found = search(chunk, model, x, y, batch_size, progress, name)
+    info = {"method": name, "options": options, "passes": passes, "seed": seed}
+    return Flips.from_search(x, y, found, norm, domain, name, info)
+
+
