@@ -120,6 +120,7 @@ def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, doma
     Projections are exact up to rounding, which can leave a stored float32 point outside by an ulp; a budget is a promise.
     """
     limit = torch.as_tensor(radius, dtype=torch.float64).cpu()
+    assert (limit >= 0).all(), "a radius is not negative"
     ulp = torch.finfo(point.dtype).eps
     for tries in itertools.count():
         length = distances(point, center, norm)
@@ -211,10 +212,17 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
 
 def _ray(v: Tensor, free: Tensor, radius: Radius, longest: float) -> Tensor:
     """`sign(v) min(t |v|, free)` for the largest `t <= longest` that keeps its 2-norm within `radius`."""
-    size = v.double().abs()  # squares of float32 gradients can underflow
-    target = _per_row(radius, size).square()
-    t = _fill(size.square().flatten(1), free.double().square().flatten(1), target).sqrt().clamp(max=longest)
-    return v.sign() * torch.minimum(torch.where(v == 0, 0, column(t, size) * size).to(v.dtype), free)
+    top = column(vector_norm(v, math.inf), v)
+    size = v.abs() / torch.where(top > 0, top, 1)  # at most 1, so that squares do not overflow
+    target = _per_row(radius, v).square()
+    t = _fill(size.square().flatten(1), free.square().flatten(1), target).sqrt()
+    # Squares of float32 can underflow and leave nothing to fill with: such rows again in float64.
+    lost = (t == math.inf).nonzero()[:, 0]
+    if len(lost) and v.dtype == torch.float32:
+        wide = size[lost].double().square().flatten(1)
+        t[lost] = _fill(wide, free[lost].double().square().flatten(1), target[lost].double()).sqrt().to(v.dtype)
+    t = (column(t, v) / torch.where(top > 0, top, 1)).clamp(max=longest)
+    return v.sign() * torch.minimum(torch.where(v == 0, 0, t * v.abs()), free)
 
 
 def _greedy(key: Tensor, price: Tensor, cap: Tensor, budget: Tensor) -> Tensor:
@@ -252,7 +260,8 @@ def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     events, order = torch.cat([(large - cap).clamp(min=0), large], 1).sort(1)
     turn = torch.cat([-torch.ones_like(large), torch.ones_like(large)], 1).gather(1, order)
     slope = turn.cumsum(1)
-    total = torch.minimum(large, cap).cumsum(1)[:, -1:]  # in sequence: a row's rounding must not depend on the padding
+    # Sorted and in sequence: a row's rounding must depend neither on the padding nor on how ties were ordered.
+    total = torch.minimum(large, cap).sort(1, descending=True).values.cumsum(1)[:, -1:]
     value = torch.cat([total, total + (slope[:, :-1] * events.diff(dim=1)).cumsum(1)], 1)
     last = ((value >= radius).sum(1, keepdim=True) - 1).clamp(min=0)
     fall = -slope.gather(1, last)

@@ -25,7 +25,12 @@ def number(value: Number, name: str = "number") -> float:
     try:
         if isinstance(value, str):
             text = value.strip().lower()
-            result = math.inf if text in {"inf", "infinity", "∞"} else float(Fraction(text))
+            if text in {"inf", "infinity", "∞"}:
+                return math.inf
+            # float first: a Fraction would build 10^999999999 in full
+            result = float(Fraction(text)) if "/" in text else float(text)
+            if not math.isfinite(result):
+                raise ValueError
         else:
             result = float(value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
@@ -90,7 +95,8 @@ def dual(norm: float) -> float:
 def show(value: float) -> str:
     """A number as people read it: 8/255 for a multiple of 1/255, else four digits."""
     steps = round(255 * value) if math.isfinite(value) else 0
-    if 0 < steps < 255 and math.isclose(steps / 255, value, rel_tol=1e-12):
+    short = float(f"{value:.4g}") == value  # 0.2 is 51/255 too, but nobody calls it that
+    if 0 < steps < 255 and not short and math.isclose(steps / 255, value, rel_tol=1e-12):
         return f"{steps}/255"
     return f"{value:.4g}"
 

@@ -1,0 +1,46 @@
+"""DDN, decoupled direction and norm, for l2 (Rony et al., CVPR 2019)."""
+
+from __future__ import annotations
+
+import torch
+
+from wassail.attacks.deepfool import gaps
+from wassail.attacks.fmn import BISECTIONS, cosine, fitting
+from wassail.attacks.hunt import Hunt
+from wassail.errors import InputError
+from wassail.geometry import clip, maximiser, steepest, vector_norm
+from wassail.losses import strongest_rival
+from wassail.network import Tick
+
+
+def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05) -> None:
+    """Turn on a sphere around the sample toward a larger loss; shrink the sphere after each flip, else let it grow.
+
+        radius <- (1 - gamma) radius at a flip, else (1 + gamma) radius; the first is gap / ||g||_2, where the linearised margin
+        vanishes; delta <- delta + a g / ||g||_2, then scaled to ||delta||_2 = radius; x_{k+1} = x + delta,
+
+    """
+    if hunt.norm != 2:
+        raise InputError(f"DDN turns on l2 spheres and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for all norms.")
+    steps = fitting(hunt, steps)
+    tape, rows, point = hunt.start, hunt.rows, hunt.x[hunt.rows]
+    keep, radius, flipped = rows, hunt.distance[rows], torch.zeros_like(rows, dtype=torch.bool)
+    for k in range(steps):
+        can = hunt.afford(rows, 2)  # the gradient here and the look at the next point
+        rows, keep, point, radius, flipped = (t[can] for t in (rows, keep, point, radius, flipped))
+        if not len(rows):
+            break
+        x, y, z = hunt.x[rows], hunt.y[rows], tape.logits[keep]
+        rival = strongest_rival(z, y)[1][:, None]
+        g = tape.gradients(y, rival, keep)[:, 0]
+        if k == 0:
+            slope = vector_norm(g, 2)
+            radius = torch.where(slope > 0, gaps(hunt, z, rows, rival)[:, 0] / slope, 1)
+        else:
+            radius = torch.where(flipped, 1 - gamma, 1 + gamma) * radius
+        delta = point - x + cosine(1.0, 0.01, k, steps) * maximiser(g, 2)
+        point = clip(x + steepest(x, delta, 2, radius, hunt.domain), hunt.domain)
+        tape, flipped = hunt.tape(point, rows)
+        keep = torch.arange(len(rows), device=x.device)
+        tick((k + 1) / steps)
+    hunt.shorten(hunt.rows, BISECTIONS)

@@ -1,0 +1,110 @@
+"""FAB, the Fast Adaptive Boundary attack, untargeted and targeted (Croce & Hein, ICML 2020)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from wassail.attacks.deepfool import gaps, nearest_plane, rival_count
+from wassail.attacks.hunt import Hunt
+from wassail.attacks.walk import top_rivals
+from wassail.errors import InputError
+from wassail.geometry import clip, column, inner, plane_step, vector_norm
+from wassail.network import Tick
+
+BISECTIONS = 10
+
+
+def fab_engine(
+    hunt: Hunt,
+    tick: Tick,
+    *,
+    steps: int = 100,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    topk: int | None = None,
+    targets: int | None = None,
+) -> None:
+    """Project the iterate and the sample onto the nearest linearised boundary, mix the two, step back after each flip.
+
+    With `f_j = theta_j - theta_y` and `w_j = grad f_j(x_k)`, for `k < steps`:
+
+    1. the plane `f_j(x_k) + <w_j, . - x_k> = 0` of the rival `j` that is nearest to `x_k` inside the box;
+    2. `d`, `d_0`: the shortest steps inside the box onto it from `x_k` and from the sample x (`geometry.plane_step`);
+    3. `a = min(||d|| / (||d|| + ||d_0||), alpha_max)`, `x_{k+1} = clip((1 - a)(x_k + eta d) + a (x + eta d_0))`;
+    4. if `x_{k+1}` is a flip, keep it if it is the nearest, and go on from `x + beta (x_{k+1} - x)`.
+
+    topk: rivals with the largest clean logits (None: all of up to 10 classes, else 10). targets: FAB-T, a run of its own for
+    each of this many rivals (at most 9) with the largest clean logits; they share a limited budget evenly. Nothing is random.
+
+    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward (FAB-T: 1); 10 to shorten.
+    """
+    if targets is not None and targets < 1:
+        raise InputError(f"targets is {targets}: give the number of rivals to run FAB-T on, 1 to 9, or None for all at once.")
+    count = rival_count(hunt, topk if targets is None else min(targets, 9))
+    rows = hunt.rows[hunt.afford(hunt.rows, count + 1)]
+    if len(rows):
+        rivals = top_rivals(hunt.clean, hunt.y, count)[rows]
+        gradients = hunt.start.gradients(hunt.y[rows], rivals, rows)
+        runs = [slice(None)] if targets is None else [slice(j, j + 1) for j in range(count)]
+        share = (hunt.passes - 1 - count) / len(runs) if math.isfinite(hunt.passes) else 0.0
+        for i, run in enumerate(runs):
+            later = share * (len(runs) - 1 - i)
+            _descend(hunt, rows, rivals[:, run], gradients[:, run], steps, alpha_max, eta, beta, later)
+            tick((i + 1) / len(runs))
+    hunt.shorten(hunt.rows, BISECTIONS)
+
+
+def _descend(
+    hunt: Hunt,
+    rows: Tensor,
+    rivals: Tensor,
+    gradients: Tensor,
+    steps: int,
+    alpha_max: float,
+    eta: float,
+    beta: float,
+    later: float,
+) -> None:
+    """One run from the samples `rows`: their rivals `(n, J)`, gradients there `(n, J, *shape)`; `later`: passes to leave."""
+    count = rivals.shape[1]
+    point, z = hunt.x[rows], hunt.clean[rows]
+    for k in range(steps):
+        x, need = hunt.x[rows], gaps(hunt, z, rows, rivals)
+        near, j = nearest_plane(point, gradients, need, hunt.norm, hunt.domain)
+        every = torch.arange(len(rows), device=x.device)
+        w = gradients[every, j]
+        home = plane_step(x, w, need[every, j] + inner(w, point - x), hunt.norm, hunt.domain)  # the same plane, seen from x
+        length, back = vector_norm(near, hunt.norm), vector_norm(home, hunt.norm)
+        a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
+        point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
+        can = (length > 0) & (_left(hunt, rows, later) >= 1)  # a step of length 0 would be repeated for ever
+        rows, rivals, point = rows[can], rivals[can], point[can]
+        if not len(rows):
+            return
+        tape, flipped = hunt.tape(point, rows)
+        if k + 1 == steps:
+            return
+        can = _left(hunt, rows, later) >= count + 1 + flipped.long()  # gradients, the next look, and the one after a step back
+        on, off = (can & ~flipped).nonzero()[:, 0], (can & flipped).nonzero()[:, 0]
+        base = hunt.x[rows[off]]
+        returned = base + beta * (point[off] - base)
+        found = []
+        if len(on):
+            found.append((tape.gradients(hunt.y[rows[on]], rivals[on], on), tape.logits[on]))
+        if len(off):
+            tape, _ = hunt.tape(returned, rows[off])
+            found.append((tape.gradients(hunt.y[rows[off]], rivals[off], torch.arange(len(off), device=x.device)), tape.logits))
+        if not found:
+            return
+        gradients, z = (torch.cat(column) for column in zip(*found))
+        both = torch.cat([on, off])
+        rows, rivals, point = rows[both], rivals[both], torch.cat([point[on], returned])
+
+
+def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
+    """Passes left to this run: what later runs need is theirs, and a sample that has a flip keeps enough to shorten it."""
+    return hunt.left(rows) - torch.where(torch.isfinite(hunt.distance[rows]), max(later, BISECTIONS), later)
