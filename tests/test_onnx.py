@@ -263,13 +263,14 @@ CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
         ("Concat", ["e", "x"], ["y"], {"axis": 1})],
         {"0": np.int64(0), "zero": ints(0), "rest": ints(1, 4), "token": normal(1, 1, 4)}),
     "class token by ConstantOfShape": (13, ("batch", 3, 4), [
-        ("Shape", ["x"], ["s"], {}), ("Slice", ["s", "zero", "one"], ["u"], {}), ("Div", ["u", "one"], ["v"], {}),
+        ("Shape", ["x"], ["s"], {}), ("Slice", ["s", "zero", "one"], ["u"], {}), ("Div", ["u", "one"], ["d"], {}),
+        ("Mod", ["d", "rest"], ["m"], {}), ("Slice", ["m", "one", "two"], ["v"], {}),
         ("Concat", ["v", "rest"], ["t"], {"axis": 0}),
         ("ConstantOfShape", ["t"], ["e"], {"value": onnx.helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [0.5])}),
         ("Equal", ["t", "minus"], ["q"], {}), ("Where", ["q", "one", "t"], ["r"], {}), ("Expand", ["e", "r"], ["g"], {}),
         ("Constant", [], ["k"], {"value_float": 2.0}), ("Mul", ["g", "k"], ["h"], {}),
         ("Concat", ["h", "x"], ["y"], {"axis": 1})],
-        {"zero": ints(0), "one": ints(1), "rest": ints(1, 4), "minus": ints(-1)}),
+        {"zero": ints(0), "one": ints(1), "rest": ints(1, 4), "minus": ints(-1), "two": ints(2)}),
     "expand": (13, (1, 1, 4), [
         ("Expand", ["x", "a"], ["b"], {}), ("Expand", ["b", "c"], ["d"], {}), ("Expand", ["x", "e"], ["f"], {}),
         ("Mul", ["d", "f"], ["y"], {})],
@@ -302,6 +303,9 @@ CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
         ("Pad", ["b", "q"], ["c"], {"mode": "edge"}), ("Pad", ["c", "n"], ["y"], {})],
         {"p": ints(0, 1, 0, 2, 0, 0, 3, -1), "v": np.float32(0.5), "q": ints(0, 0, 1, 0, 0, 0, 0, 2),
          "n": ints(1, 0, 0, 0, 0, 0, 0, 0)}),
+    "pad of several images in one": (13, (1, 2, 3, 4, 4), [
+        ("Reshape", ["x", "r"], ["a"], {}), ("Pad", ["a", "q"], ["y"], {"mode": "reflect"})],
+        {"r": ints(2, 3, 4, 4), "q": ints(0, 0, 1, 0, 0, 0, 0, 2)}),
     "pad of old": (9, IMAGE, [("Pad", ["x"], ["y"], {"pads": [0, 0, 1, 0, 0, 0, 0, 2], "value": 0.25})], {}),
     "layer norm over two axes": (17, IMAGE, [("LayerNormalization", ["x", "w"], ["y"], {"axis": -2, "epsilon": 0.1})],
                                  {"w": normal(6, 5)}),
@@ -428,8 +432,9 @@ def test_outputs_that_are_no_logits(tmp_path: Path) -> None:
     relu: list[Spec] = [("Relu", ["x"], ["z"], {})]
     path = write(tmp_path / "a.onnx", relu, {}, [1, 2, 2], outputs=[("z", [1, 2, 2])])
     assert "no output of two dimensions ('z' has 3 dimensions)" in rejected(path)
-    assert "is (1, 2, 2)" in rejected(write(tmp_path / "a.onnx", relu, {}, [1, 2, 2], outputs=[("z", None)]))
+    assert "has shape (1, 2, 2)" in rejected(write(tmp_path / "a.onnx", relu, {}, [1, 2, 2], outputs=[("z", None)]))
     assert "a fixed batch must be 1" in rejected(write(tmp_path / "a.onnx", relu, {}, [4, 2]))
+    assert "does not depend" in rejected(write(tmp_path / "a.onnx", relu, {}, [1, 2], outputs=[("nobody", [1, 2])]))
     assert "does not depend" in rejected(write(tmp_path / "a.onnx", [("Relu", ["w"], ["z"], {})], {"w": normal(1, 2)}, [1, 2]))
 
 

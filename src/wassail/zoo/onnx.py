@@ -273,11 +273,12 @@ def _specialise(graph: _Graph, path: Path) -> tuple[str, list[_Node], dict[str, 
         if any(node.data) and node.op != "Shape":  # every image has the same shape
             live.update(node.outputs)
             nodes.append(node)
-    if values[logits].ndim != 2 or len(values[logits]) != 1 or logits not in live:
-        seen = tuple(values[logits].shape) if logits in live else "that does not depend on it"
+    if logits not in live:
+        raise InputError(f"output {logits!r} of {path} does not depend on the input {graph.image!r}: export the classifier.")
+    if values[logits].ndim != 2 or len(values[logits]) != 1:
         raise InputError(
-            f"output {logits!r} of {path} is {seen} for an input of shape {graph.shape}: a classifier's logits have shape "
-            "(N, classes), and a fixed batch must be 1."
+            f"output {logits!r} of {path} has shape {tuple(values[logits].shape)} for an input of shape {graph.shape}: "
+            "a classifier's logits have shape (N, classes), and a fixed batch must be 1."
         )
     used: set[str] = {logits}
     for node in reversed(nodes):
@@ -695,9 +696,11 @@ def _pad(node: _Node, x: Tensor) -> Tensor:
         return x
     if mode == "constant":
         return F.pad(x, _pairs(amounts), value=float(value[0]) if value else 0.0)
-    if mode not in ("reflect", "edge") or len(amounts) < 3 or node.shift or any(map(any, amounts[:2])):
+    if mode not in ("reflect", "edge") or len(amounts) < 3 or any(map(any, amounts[:2])):
         raise ValueError(f"padding of this kind ({mode!r}) is supported along the axes of an image only")
-    return F.pad(x, _pairs(amounts[2:]), mode="replicate" if mode == "edge" else mode)
+    # Here torch allows for one batch dimension and one of channels only.
+    padded = F.pad(x.flatten(0, node.shift), _pairs(amounts[2:]), mode="replicate" if mode == "edge" else mode)
+    return torch.unflatten(padded, 0, (-1, node.shapes[0][0])) if node.shift else padded
 
 
 def _reshape(node: _Node, x: Tensor) -> Tensor:
@@ -784,6 +787,7 @@ _OPERATORS: dict[str, _Operator] = {
     "Max": _variadic(torch.maximum),
     "MaxPool": _Operator(_max_pool, "rows"),
     "Min": _variadic(torch.minimum),
+    "Mod": _Operator(lambda node, a, b: (torch.fmod if node.get("fmod", 0) else torch.remainder)(a, b)),
     "Mul": _binary(operator.mul),
     "Neg": _unary(torch.neg),
     "Pad": _Operator(_pad, "axes", tensors=1, axes=lambda node: [i for i, pair in enumerate(_amounts(node)) if any(pair)]),
