@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,8 @@ from wassail.geometry import distances as distances_between
 from wassail.network import ChunkAttack, Model, Network, Progress, Search, Tick, check_data, search, versions
 from wassail.records import Record, check_equal
 from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_eps, parse_level, parse_norm, parse_order
+
+_PER_SAMPLE = ("x", "y", "points", "distances", "labels", "forwards", "backwards", "checks", "found_by")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,6 +120,44 @@ class Flips(Record):
                 {"merged": [dict(best.info), dict(other.info)], "versions": versions()},
             )  # fmt: skip
         return best
+
+    def take(self, chosen: Tensor) -> Flips:
+        """The flips of some of the samples: a bool mask or an index."""
+        some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _PER_SAMPLE}
+        return replace(self, **some)
+
+    def put(self, chosen: Tensor, part: Flips) -> Flips:
+        """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass, elsewhere; for `merge`."""
+        none = torch.where(self.distances > 0, math.inf, 0.0)
+        full: dict[str, Any] = {"points": self.x.clone(), "distances": none, "labels": self.y.clone()}
+        full |= {name: torch.zeros_like(getattr(self, name)) for name in ("forwards", "backwards", "checks", "found_by")}
+        for name in full:
+            full[name][chosen] = getattr(part, name)
+        full |= {"methods": part.methods, "info": part.info}
+        return replace(self, **full)
+
+    def rounded(self, model: Model, levels: int = 255, batch_size: int | None = None) -> Flips:
+        """The flips that survive saving as images with `levels` + 1 values a channel, with their true distances.
+
+        Each point is rounded to the nearest grid value and, as a second chance, away from its sample; the nearer of the
+        two that is still a flip is kept, and a sample with neither has no flip any more (distance inf).
+        """
+        if self.domain is None:
+            raise InputError("rounding to an image grid needs a box: these flips were found without one.")
+        low, high = self.domain
+        unit = (high - low) / levels
+        index = (self.points - low) / unit
+        outward = torch.where(
+            self.points > self.x, index.ceil(), torch.where(self.points < self.x, index.floor(), index.round())
+        )
+        tries = [
+            Flips.from_points(
+                model, self.x, self.y, (low + unit * grid.clamp(0, levels)).clamp(low, high), self.norm, self.domain,
+                method="rounded", batch_size=batch_size,
+            )
+            for grid in (index.round(), outward)
+        ]  # fmt: skip
+        return tries[0].merge(tries[1])
 
     @property
     def success(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""APGD (Croce & Hein 2020, https://arxiv.org/abs/2003.01690; l1: 2021, https://arxiv.org/abs/2103.01208) bisected to a nearest flip.
+"""APGD (Croce & Hein 2020, arXiv 2003.01690; for l1 2021, arXiv 2103.01208) and its bisection to a nearest flip.
 
-`apgd` climbs a loss inside a ball of a given radius for each sample; `apgd_engine` bisects that radius, per sample. Two things
-differ from the reference, for the better: projections onto ball and box are exact, and a coordinate that stands at the wall it
-is pushed against takes no share of the step.
+`apgd` raises a loss inside a ball of given radius around each sample; `apgd_engine` bisects the radius, per sample. Two things
+differ from the reference, both for the better: projections onto ball and box together are exact, and a coordinate that
+already stands at the wall it is pushed against takes no share of the step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
+from wassail.attacks.walk import top_rivals
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, room, steepest, vector_norm
 from wassail.losses import dlr, margin, strongest_rival
@@ -23,48 +24,62 @@ from wassail.network import Tick
 from wassail.threat import Domain, dual
 
 LOSSES = ("dlr", "margin", "targeted")
-SEARCH = 10  # bisections of the nearest flip at the end
+QUICK, SEARCH = 5, 10  # bisections of a flip: after the round that found it, and at the end
 
-# Logits `(m, K)` of the samples `rows` `(m,)` -> the loss to raise, and the rival whose `theta_rival - theta_y` has its gradient.
-# Only the direction counts, steps are normalised: so DLR's normaliser is constant, which saves it a second backward pass.
+# Logits `(m, K)` at points of the samples `rows` `(m,)` -> the loss to raise `(m,)`, and the rival class `(m,)` for which
+# `theta_rival - theta_y` has the direction of its gradient. DLR's normaliser is taken as constant, to stay at one backward
+# pass; what is left of it does not matter to the normalised steps, only to which point is the best.
 Objective: TypeAlias = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor]"]
 
 
 def apgd_engine(hunt: Hunt, tick: Tick, *, rounds: int = 10, steps: int = 20, loss: str = "dlr", rank: int = 2) -> None:
     """The nearest flip by bisection of APGD's radius, for each sample.
 
-    Radii start at 1.5 times the first-order estimate `(theta_y - theta_j)(x) / ||grad (theta_y - theta_j)(x)||_s`, double
-    until a round flips, then halve the bracket between the largest radius that failed and the nearest flip. A round starts
-    at the nearest flip, or else the best point so far, projected onto its ball; the first at the steepest point of the ball.
+    The radius starts at 1.5 times the first-order estimate `(theta_y - theta_j) / ||grad (theta_y - theta_j)||_s` at the
+    sample, doubles until a round flips, then halves the bracket between the largest radius that failed and the nearest flip.
+    A round starts at the nearest flip, projected onto its ball; before there is one, where the gradient at the sample points
+    (going on from the best point of a ball that failed left one sample in six of an MNIST network unflipped).
     loss: "dlr", "margin" or "targeted", whose rival is the class with the `rank`-th largest clean logit (2: the runner-up).
 
-    1 B for the estimate, then a round is `steps + 1` F and `steps` B at most and ends at a flip; 10 F to shorten the flip.
+    1 B for the estimate, `steps + 1` F and `steps` B a round at most, less where it flips, 5 F after a flip and 10 at the end.
+    With few passes the rounds are shortened rather than left out.
     """
     if rounds < 1 or steps < 1 or rank < 2:
-        raise InputError(f"rounds is {rounds}, steps {steps}, rank {rank}: give at least 1, 1 and 2.")
+        raise InputError(f"rounds is {rounds}, steps is {steps}, rank is {rank}: give at least 1, 1 and 2.")
     if loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
+    if math.isfinite(hunt.passes):
+        steps = min(steps, max(int(hunt.passes) // (2 * rounds), 2))
     objective = _objective(hunt, loss, rank)
     rows = hunt.rows
-    rows = rows[hunt.afford(rows, 2)]  # a gradient without a pass to use it is wasted
+    rows = rows[hunt.afford(rows, 2)]  # a gradient without a pass to use it would be wasted
     if not len(rows):
         return
-    _, rival = objective(hunt.clean[rows], rows)
-    gradient = hunt.start.gradients(hunt.y[rows], rival[:, None], rows)[:, 0]
-    gap = hunt.clean[rows].gather(1, hunt.y[rows, None]) - hunt.clean[rows].gather(1, rival[:, None])
-    radius = 1.5 * gap[:, 0] / vector_norm(gradient, dual(hunt.norm))
+    z, y = hunt.clean[rows], hunt.y[rows]
+    rival = objective(z, rows)[1][:, None]
+    gradient = hunt.start.gradients(y, rival, rows)[:, 0]
+    gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
+    radius = (1.5 * gap / vector_norm(gradient.double(), dual(hunt.norm))).to(hunt.x.dtype)
     able = torch.isfinite(radius)  # where the gradient is zero there is no direction to go
-    rows, gradient, radius = rows[able], gradient[able], radius[able]
-    limit = _reach(hunt, rows)
-    low, radius = torch.zeros_like(radius), torch.minimum(radius, limit)
-    point = hunt.x[rows] + steepest(hunt.x[rows], gradient, hunt.norm, radius, hunt.domain)
+    rows, gradient, x = rows[able], gradient[able], hunt.x[rows[able]]
+    limit = _reach(x, hunt.norm, hunt.domain)
+    radius, tried, low, best = torch.minimum(radius[able], limit), torch.zeros_like(limit), torch.zeros_like(limit), x
+    radius = torch.where(radius < hunt.distance[rows], radius, hunt.distance[rows] / 2)  # a hunt may begin with flips
     for turn in range(rounds):
+        keep = hunt.afford(rows, 1)
+        rows, x, gradient, limit, radius, tried, low, best = (
+            t[keep] for t in (rows, x, gradient, limit, radius, tried, low, best)
+        )
+        if not len(rows):
+            break
         known = torch.isfinite(hunt.distance[rows])
-        point = _pick(known, hunt.points[rows], point)
-        point = project(point, hunt.x[rows], hunt.norm, radius, hunt.domain)
-        point, flipped = apgd(hunt, rows, point, radius, steps, objective, torch.where(known, SEARCH, 0))
-        high = hunt.distance[rows]
-        low = torch.where(flipped, low, radius)
+        fresh = x + steepest(x, gradient, hunt.norm, radius, hunt.domain)
+        start = _pick(known, hunt.points[rows], _pick(radius > tried, fresh, best))
+        best, flipped = apgd(hunt, rows, project(start, x, hunt.norm, radius, hunt.domain), radius, steps, objective)
+        hunt.shorten(rows[flipped], QUICK)
+        high, tried = hunt.distance[rows], radius
+        # A radius that failed before the first flip says little: that round had no flip to start from.
+        low = torch.where(known & ~flipped, radius, low)
         low = torch.where(low < high, low, 0.9 * high)  # a flip nearer than a radius that failed: look below it
         radius = torch.where(torch.isfinite(high), (low + high) / 2, torch.minimum(2 * radius, limit))
         tick((turn + 1) / rounds)
@@ -73,15 +88,14 @@ def apgd_engine(hunt: Hunt, tick: Tick, *, rounds: int = 10, steps: int = 20, lo
 
 def _objective(hunt: Hunt, loss: str, rank: int) -> Objective:
     if loss == "targeted":
-        others = hunt.clean.scatter(1, hunt.y[:, None], -math.inf).argsort(1, descending=True)
-        target = others[:, min(rank, hunt.clean.shape[1]) - 2]
+        target = top_rivals(hunt.clean, hunt.y, rank - 1)[:, -1]  # the weakest class if there are not that many
         return lambda z, rows: (_targeted_dlr(z, hunt.y[rows], target[rows]), target[rows])
     value = dlr if loss == "dlr" else margin
     return lambda z, rows: (value(z, hunt.y[rows]), strongest_rival(z, hunt.y[rows])[1])
 
 
 def _targeted_dlr(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """`(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2 + 1e-12)`, shape `(N,)`; without a fourth logit `z_t - z_y`."""
+    """`(z_t - z_y) / (z_(1) - (z_(3) + z_(4)) / 2 + 1e-12)`, shape `(N,)`; with fewer than four classes `z_t - z_y`."""
     gap = (z.gather(1, target[:, None]) - z.gather(1, y[:, None]))[:, 0]
     if z.shape[1] < 4:
         return gap
@@ -89,17 +103,16 @@ def _targeted_dlr(z: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return gap / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + 1e-12)
 
 
-def _reach(hunt: Hunt, rows: Tensor) -> Tensor:
-    """The distance to the farthest point of the box, `(m,)`: a larger radius changes nothing."""
-    x = hunt.x[rows]
-    if hunt.domain is None:
-        return torch.full_like(x.flatten(1)[:, 0], math.inf)
-    return vector_norm(torch.maximum(hunt.domain[1] - x, x - hunt.domain[0]), hunt.norm)
+def _reach(x: Tensor, norm: float, domain: Domain) -> Tensor:
+    """The distance to the farthest point of the box, `(N,)`: a larger radius changes nothing."""
+    if domain is None:
+        return torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device)
+    return vector_norm(torch.maximum(domain[1] - x, x - domain[0]), norm)
 
 
 @dataclass
 class _Climb:
-    """The samples still climbing: everything `(m,)` or `(m, *shape)`."""
+    """The samples still climbing: every field is `(m,)` or `(m, *shape)`."""
 
     index: Tensor  # their places among the samples of the call
     point: Tensor
@@ -107,9 +120,9 @@ class _Climb:
     best: Tensor
     slope: Tensor  # gradient at `best`
     top: Tensor  # loss at `best`
-    last: Tensor  # loss at the previous point
+    last: Tensor  # loss at `previous`
     size: Tensor  # step size
-    ups: Tensor  # how often the loss rose since the last checkpoint
+    rises: Tensor  # how often the loss rose since the last checkpoint
     seen: Tensor  # at the last checkpoint: `top`, or for l1 the number of coordinates that `best` moves
     halved: Tensor  # whether the last checkpoint cut the step size
     share: Tensor  # l1: share of the coordinates that a step moves
@@ -118,51 +131,51 @@ class _Climb:
         return _Climb(*(getattr(self, field.name)[keep] for field in fields(self)))
 
 
-def apgd(
-    hunt: Hunt, rows: Tensor, start: Tensor, radius: Tensor, steps: int, objective: Objective, spare: Tensor
-) -> tuple[Tensor, Tensor]:
+def apgd(hunt: Hunt, rows: Tensor, start: Tensor, radius: Tensor, steps: int, objective: Objective) -> tuple[Tensor, Tensor]:
     """APGD in balls of fixed radius: the best point by loss `(m, *shape)`, and which samples flipped, bool `(m,)`.
 
         u = Proj(x_k + size M_r(g_k)),   x_{k+1} = Proj(x_k + 0.75 (u - x_k) + 0.25 (x_k - x_{k-1})),
 
-    size from `2 radius`; at checkpoints it is halved, back at the best point, if at most 3/4 of the steps since the last one
-    raised the loss or if neither it was halved last time nor the best loss rose since. l1 has no momentum; its step goes along
-    the signs of the largest entries of `g`, a fifth of them and then two thirds of what the best point moves, size from
-    `radius`, back to it when the support shrank by 5 % and else a 1.5th, not below a tenth.
+    size from `2 radius`. At checkpoints it is halved and the climb goes back to its best point, if at most 3/4 of the steps
+    since the last checkpoint raised the loss, or if the last one did not halve it and the best loss has not risen since.
+    For l1 there is no momentum and the step follows the signs of the largest entries of `g`: two thirds as many as the
+    coordinates that the best point moves (a fifth of all if the start is the sample). Its size starts at `radius`, is reset
+    to it, back at the best point, when the best point became sparser by 5 %, else cut by 1.5, down to a tenth.
 
-    rows: samples `(m,)`; start `(m, *shape)` in the balls; radius `(m,)`; spare: passes to leave to each, `(m,)`. A sample that
-    flips stops there; the hunt has its flip. At most `steps + 1` F and `steps` B.
+    rows: samples `(m,)`; start `(m, *shape)` and radius `(m,)`: the start must lie in the ball. A sample that flips stops at
+    once; the hunt has the flip. `steps + 1` F and `steps` B at most; who runs out of passes stops.
     """
-    x, y, norm, domain = hunt.x[rows], hunt.y[rows], hunt.norm, hunt.domain
+    x, norm, domain = hunt.x[rows], hunt.norm, hunt.domain
     best, flipped = start.clone(), torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-    zero = torch.zeros_like(radius)
+    zero, never = torch.zeros_like(radius), torch.full_like(radius, -math.inf)
     s = _Climb(
-        torch.arange(len(rows), device=x.device), start, start, start, torch.zeros_like(start), top=zero - math.inf,
-        last=zero + math.inf, size=radius if norm == 1 else 2 * radius, ups=zero, seen=zero - math.inf, halved=~flipped,
-        share=zero + 0.2,
+        torch.arange(len(rows), device=x.device), start, start, start, torch.zeros_like(start), never, -never, 2 * radius,
+        zero, seen=never, halved=~flipped, share=zero,
     )  # fmt: skip
     if norm == 1:
-        s.seen = zero + x[0].numel() if len(x) else zero
+        moved, everything = _support(start, x), max(x[:1].numel(), 1)
+        s.size, s.seen = radius, torch.where(moved > 0, moved, everything)
+        s.share = torch.where(moved > 0, moved / (1.5 * everything), 0.2)
     periods = _checkpoints(steps, norm)
     for step in range(steps + 1):
-        s = s.take(hunt.left(rows[s.index]) >= 1 + spare[s.index])
+        s = s.take(hunt.afford(rows[s.index], 1))
         if not len(s.index):
             break
         tape, flip = hunt.tape(s.point, rows[s.index])
         value, rival = objective(tape.logits, rows[s.index])
         better = value > s.top
         s.top, s.best = torch.where(better, value, s.top), _pick(better, s.point, s.best)
-        s.ups, s.last = s.ups + (value > s.last), value
+        s.rises, s.last = s.rises + (value > s.last), value
         best[s.index], flipped[s.index] = s.best, flip
-        keep = (~flip & (hunt.left(rows[s.index]) >= 2 + spare[s.index])).nonzero()[:, 0]
+        keep = (~flip & hunt.afford(rows[s.index], 2)).nonzero()[:, 0]  # the gradient, and a look at where it leads
         if step == steps or not len(keep):
             break
-        gradient = tape.gradients(y[s.index[keep]], rival[keep, None], keep)[:, 0]
+        gradient = tape.gradients(hunt.y[rows[s.index[keep]]], rival[keep, None], keep)[:, 0]
         s = s.take(keep)
         s.slope = _pick(better[keep], gradient, s.slope)
         center, limit = x[s.index], radius[s.index]
         if step in periods:
-            back = _shrink_l1(s, center, limit) if norm == 1 else _halve(s, periods[step])
+            back = _check_l1(s, center, limit) if norm == 1 else _check(s, periods[step])
             s.point, gradient = _pick(back, s.best, s.point), _pick(back, s.slope, gradient)
         ahead = s.point + column(s.size, x) * _direction(s.point, gradient, norm, domain, s.share)
         ahead = project(ahead, center, norm, limit, domain)
@@ -174,11 +187,11 @@ def apgd(
 
 
 def _checkpoints(steps: int, norm: float) -> dict[int, int]:
-    """After which steps the step size is looked at, and how many steps after the last time."""
-    shares = (0.04, 0.0, 0.0) if norm == 1 else (0.22, 0.03, 0.06)
-    period, shrink, least = (max(int(share * steps), 1) for share in shares)
+    """After which steps the step size is looked at, and how many steps that is after the last time."""
     if norm == 1:
-        shrink, least = 0, period
+        period = max(int(0.04 * steps), 1)
+        return dict.fromkeys(range(period, steps, period), period)
+    period, shrink, least = (max(int(share * steps), 1) for share in (0.22, 0.03, 0.06))
     at, found = period, {}
     while at < steps:
         found[at] = period
@@ -187,24 +200,29 @@ def _checkpoints(steps: int, norm: float) -> dict[int, int]:
     return found
 
 
-def _halve(s: _Climb, period: int) -> Tensor:
+def _check(s: _Climb, period: int) -> Tensor:
     """Halve the step sizes that are too large; which samples go back to their best point, bool `(m,)`."""
-    back = (s.ups <= 0.75 * period) | (~s.halved & (s.seen >= s.top))
-    s.size, s.halved, s.seen, s.ups = torch.where(back, s.size / 2, s.size), back, s.top, torch.zeros_like(s.ups)
+    back = (s.rises <= 0.75 * period) | (~s.halved & (s.seen >= s.top))
+    s.size, s.halved, s.seen, s.rises = torch.where(back, s.size / 2, s.size), back, s.top, torch.zeros_like(s.rises)
     return back
 
 
-def _shrink_l1(s: _Climb, center: Tensor, radius: Tensor) -> Tensor:
+def _check_l1(s: _Climb, center: Tensor, radius: Tensor) -> Tensor:
     """The l1 rule for step size and sparsity; which samples go back to their best point, bool `(m,)`."""
-    support = (s.best != center).flatten(1).sum(1).to(radius.dtype)
-    back = support < 0.95 * s.seen
+    moved = _support(s.best, center)
+    back = moved < 0.95 * s.seen
     s.size = torch.where(back, radius, torch.maximum(s.size / 1.5, radius / 10))
-    s.seen, s.share = support, support / (1.5 * center[0].numel())
+    s.seen, s.share = moved, moved / (1.5 * center[0].numel())
     return back
+
+
+def _support(point: Tensor, center: Tensor) -> Tensor:
+    """The number of coordinates that differ, `(m,)`."""
+    return (point != center).flatten(1).sum(1).to(point.dtype)
 
 
 def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Tensor) -> Tensor:
-    """The direction of a step, of norm 1: `M_r(g)`, for l1 the signs of the largest `share` `(m,)` of the entries of `g`."""
+    """A step of norm 1, shape of `point`: `M_r(g)`, for l1 the signs of the largest `share` `(m,)` of the entries of `g`."""
     g = torch.where(room(point, g, domain) > 0, g, 0)
     if norm != 1:
         return maximiser(g, norm)

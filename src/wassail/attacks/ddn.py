@@ -14,14 +14,20 @@ from wassail.network import Tick
 
 
 def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05) -> None:
-    """Turn on a sphere around the sample toward a larger loss; shrink the sphere after each flip, else let it grow.
+    """Turn on a sphere around the sample toward a larger margin; shrink the sphere at each flip, let it grow elsewhere.
 
-        radius <- (1 - gamma) radius at a flip, else (1 + gamma) radius; the first is gap / ||g||_2, where the linearised margin
-        vanishes; delta <- delta + a g / ||g||_2, then scaled to ||delta||_2 = radius; x_{k+1} = x + delta,
+        radius  <- gap / ||g||_2 at first, where the linearised margin vanishes; then (1 - gamma) radius at a flip and
+                   (1 + gamma) radius elsewhere,
+        x_{k+1} =  x + t (x_k - x + a g / ||g||_2), clipped to the box, with the t that makes ||x_{k+1} - x||_2 = radius,
 
+    with `g` the gradient of the margin `max_{j != y} theta_j - theta_y` at `x_k` and the step `a` on a cosine from 1 to 0.01.
+    Three things differ from the paper: the first radius, which was 1; the margin instead of the cross entropy, whose gradient
+    vanishes at confident samples; and no rounding to 8 bits. Where passes are limited the schedule is shortened to fit them.
+
+    Passes: the clean one, then for each step 1 backward and 1 forward; 10 forward to shorten. Only for l2.
     """
     if hunt.norm != 2:
-        raise InputError(f"DDN turns on l2 spheres and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for all norms.")
+        raise InputError(f"DDN is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for all norms.")
     steps = fitting(hunt, steps)
     tape, rows, point = hunt.start, hunt.rows, hunt.x[hunt.rows]
     keep, radius, flipped = rows, hunt.distance[rows], torch.zeros_like(rows, dtype=torch.bool)

@@ -38,13 +38,14 @@ def fab_engine(
     4. if `x_{k+1}` is a flip, keep it if it is the nearest, and go on from `x + beta (x_{k+1} - x)`.
 
     topk: rivals with the largest clean logits (None: all of up to 10 classes, else 10). targets: FAB-T, a run of its own for
-    each of this many rivals (at most 9) with the largest clean logits; they share a limited budget evenly. Nothing is random.
+    each of this many rivals (at most 9) with the largest clean logits. Limited passes are shared evenly among the runs, and
+    there are fewer of them where they would get less than 10 each. Nothing is random.
 
     Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward (FAB-T: 1); 10 to shorten.
     """
     if targets is not None and targets < 1:
         raise InputError(f"targets is {targets}: give the number of rivals to run FAB-T on, 1 to 9, or None for all at once.")
-    count = rival_count(hunt, topk if targets is None else min(targets, 9))
+    count = rival_count(hunt, topk if targets is None else int(min(targets, 9, max(hunt.passes / 10, 1))))
     rows = hunt.rows[hunt.afford(hunt.rows, count + 1)]
     if len(rows):
         rivals = top_rivals(hunt.clean, hunt.y, count)[rows]
@@ -52,25 +53,28 @@ def fab_engine(
         runs = [slice(None)] if targets is None else [slice(j, j + 1) for j in range(count)]
         share = (hunt.passes - 1 - count) / len(runs) if math.isfinite(hunt.passes) else 0.0
         for i, run in enumerate(runs):
+
+            def part(done: float, i: int = i, total: int = len(runs)) -> None:
+                tick((i + done) / total)
+
             later = share * (len(runs) - 1 - i)
-            _descend(hunt, rows, rivals[:, run], gradients[:, run], steps, alpha_max, eta, beta, later)
-            tick((i + 1) / len(runs))
+            _descend(hunt, part, rows, rivals[:, run], gradients[:, run], later, steps, alpha_max, eta, beta)
     hunt.shorten(hunt.rows, BISECTIONS)
 
 
 def _descend(
     hunt: Hunt,
+    tick: Tick,
     rows: Tensor,
     rivals: Tensor,
     gradients: Tensor,
+    later: float,
     steps: int,
     alpha_max: float,
     eta: float,
     beta: float,
-    later: float,
 ) -> None:
-    """One run from the samples `rows`: their rivals `(n, J)`, gradients there `(n, J, *shape)`; `later`: passes to leave."""
-    count = rivals.shape[1]
+    """One run from the samples `rows`: rivals `(n, J)`, their gradients there `(n, J, *shape)`; `later`: passes to leave."""
     point, z = hunt.x[rows], hunt.clean[rows]
     for k in range(steps):
         x, need = hunt.x[rows], gaps(hunt, z, rows, rivals)
@@ -78,7 +82,7 @@ def _descend(
         every = torch.arange(len(rows), device=x.device)
         w = gradients[every, j]
         home = plane_step(x, w, need[every, j] + inner(w, point - x), hunt.norm, hunt.domain)  # the same plane, seen from x
-        length, back = vector_norm(near, hunt.norm), vector_norm(home, hunt.norm)
+        length, back = (vector_norm(step.double(), hunt.norm) for step in (near, home))  # float32 squares over- and underflow
         a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
         point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
         can = (length > 0) & (_left(hunt, rows, later) >= 1)  # a step of length 0 would be repeated for ever
@@ -86,25 +90,24 @@ def _descend(
         if not len(rows):
             return
         tape, flipped = hunt.tape(point, rows)
-        if k + 1 == steps:
-            return
-        can = _left(hunt, rows, later) >= count + 1 + flipped.long()  # gradients, the next look, and the one after a step back
+        tick((k + 1) / steps)
+        # The gradients and the look at the next point, and after a flip another forward pass where it steps back to.
+        can = _left(hunt, rows, later) >= rivals.shape[1] + 1 + flipped.long()
         on, off = (can & ~flipped).nonzero()[:, 0], (can & flipped).nonzero()[:, 0]
+        if k + 1 == steps or not len(on) + len(off):
+            return
         base = hunt.x[rows[off]]
         returned = base + beta * (point[off] - base)
-        found = []
-        if len(on):
-            found.append((tape.gradients(hunt.y[rows[on]], rivals[on], on), tape.logits[on]))
+        found = [(tape.gradients(hunt.y[rows[on]], rivals[on], on), tape.logits[on])] if len(on) else []
         if len(off):
             tape, _ = hunt.tape(returned, rows[off])
-            found.append((tape.gradients(hunt.y[rows[off]], rivals[off], torch.arange(len(off), device=x.device)), tape.logits))
-        if not found:
-            return
-        gradients, z = (torch.cat(column) for column in zip(*found))
+            here = torch.arange(len(off), device=x.device)
+            found.append((tape.gradients(hunt.y[rows[off]], rivals[off], here), tape.logits))
+        gradients, z = (torch.cat(parts) for parts in zip(*found))
         both = torch.cat([on, off])
         rows, rivals, point = rows[both], rivals[both], torch.cat([point[on], returned])
 
 
 def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
-    """Passes left to this run: what later runs need is theirs, and a sample that has a flip keeps enough to shorten it."""
+    """Passes left to this run: those of later runs are theirs, and a sample that has a flip keeps enough to shorten it."""
     return hunt.left(rows) - torch.where(torch.isfinite(hunt.distance[rows]), max(later, BISECTIONS), later)

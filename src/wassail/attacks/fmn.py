@@ -60,5 +60,8 @@ def cosine(start: float, end: float, k: int, steps: int) -> float:
 
 
 def fitting(hunt: Hunt, steps: int) -> int:
-    """As many of the steps, two passes each, as the budget has room for beside the clean pass and the shortening."""
-    return int(min(steps, max((hunt.passes - 1 - BISECTIONS) / 2, 1)))
+    """As many of the steps, two passes each, as the budget has room for beside the clean pass and the shortening.
+
+    The shortening gets a third of a small budget at most: without a flip it has nothing to do.
+    """
+    return int(min(steps, max((hunt.passes - 1 - min(BISECTIONS, hunt.passes / 3)) / 2, 1)))

@@ -26,10 +26,19 @@ class Hunt:
     """The search for the nearest flip of each of n samples.
 
     x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`, with their `tape`; points, distance: nearest flip so far
-    and how far it is, `(n,)`, inf where there is none; wrong: samples that need no attack. `rows` are indices into the n samples.
+    and how far it is, `(n,)`, inf where there is none; wrong: samples that need no attack. `rows` index the n samples.
     """
 
-    def __init__(self, network: Network, x: Tensor, y: Tensor, norm: float, domain: Domain, passes: int | None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        domain: Domain,
+        passes: int | None,
+        known: Flips | None = None,
+    ) -> None:
         self.network, self.x, self.y, self.norm, self.domain = network, x, y, norm, domain
         self.passes = math.inf if passes is None else passes
         self.tolerance = flip_tolerance(x.dtype)
@@ -38,6 +47,11 @@ class Hunt:
         self.wrong = predict(self.clean, y) != y
         self.points = x.clone()
         self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
+        self.warm = known is not None  # begins with the flips of an earlier search
+        if known is not None:
+            found = known.success[network.ids].to(x.device) & ~self.wrong
+            self.points[found] = known.points[network.ids].to(x.device)[found]
+            self.distance[found] = known.distances[network.ids].to(self.distance)[found]
 
     @property
     def rows(self) -> Tensor:
@@ -75,6 +89,11 @@ class Hunt:
             self.points[mine[last]], self.distance[mine[last]] = theirs[last], length[better][order][last]
         return flipped
 
+    def guess(self, rows: Tensor, points: Tensor) -> None:
+        """Leave an untried answer where no flip is known: the final check tells if it is one, at no pass of the budget."""
+        none = torch.isinf(self.distance[rows])
+        self.points[rows[none]] = points[none]
+
     def shorten(self, rows: Tensor, times: int, shortest: float = 0.0) -> None:
         """Bisect toward the sample along norm-aware points while they stay flipped. One pass a bisection.
 
@@ -90,7 +109,7 @@ class Hunt:
             if not len(rows):
                 return
             middle = (low + high) / 2
-            _, flipped = self.logits(project(point, self.x[rows], self.norm, middle * full), rows)
+            _, flipped = self.logits(project(point, self.x[rows], self.norm, middle * full, self.domain), rows)
             low, high = torch.where(flipped, low, middle), torch.where(flipped, middle, high)
 
 
@@ -111,8 +130,12 @@ def hunt(
     batch_size: int | None = None,
     progress: Progress = False,
     options: Mapping[str, Any] | None = None,
+    known: Flips | None = None,
 ) -> Flips:
-    """Run an engine over the data and return its verified flips. `passes`: most forward plus backward passes a sample."""
+    """Run an engine over the data and return its verified flips.
+
+    passes: most forward plus backward passes a sample; known: flips of the same samples to begin with.
+    """
     norm, domain = parse_norm(norm), parse_domain(domain)
     if passes is not None and passes < 1:
         raise InputError(f"passes is {passes}: give at least 1, the pass at the sample itself.")
@@ -120,12 +143,10 @@ def hunt(
     options = dict(options or {})
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        state = Hunt(network, x, y, norm, domain, passes)
+        state = Hunt(network, x, y, norm, domain, passes, known)
         engine(state, tick, **options)
         return state.points, state.clean
 
     found = search(chunk, model, x, y, batch_size, progress, name)
     info = {"method": name, "options": options, "passes": passes, "seed": seed}
     return Flips.from_search(x, y, found, norm, domain, name, info)
-
-

@@ -1,19 +1,39 @@
-"""One door to every engine that looks for the nearest flip."""
+"""One door to every engine that looks for the nearest flip, and the search steered by the allocation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from wassail.attacks.apgd_min import apgd_engine
+from wassail.attacks.chase import chase_engine
+from wassail.attacks.ddn import ddn_engine
+from wassail.attacks.deepfool import deepfool_engine
+from wassail.attacks.fab import fab_engine
+from wassail.attacks.fmn import fmn_engine
+from wassail.attacks.hunt import Engine, hunt
+from wassail.attacks.pdpgd import pdpgd_engine
 from wassail.attacks.wda_pp import flips_wda_pp
 from wassail.errors import InputError, unknown
-from wassail.network import Model
-from wassail.threat import Domain, Number
-from wassail.transport import Flips
+from wassail.network import Model, Progress
+from wassail.threat import Domain, Number, parse_eps, parse_order
+from wassail.transport import Flips, knapsack
 
-ENGINES: dict[str, Callable[..., Flips]] = {"wda++": flips_wda_pp}
+ENGINES: dict[str, Engine] = {
+    "chase": chase_engine,
+    "deepfool": deepfool_engine,
+    "fab": fab_engine,
+    "fmn": fmn_engine,
+    "ddn": ddn_engine,
+    "apgd": apgd_engine,
+    "pdpgd": pdpgd_engine,
+}
+METHODS = ("auto", "wda++", *ENGINES)
+OPENING = 100  # passes after which the allocation has a say
 
 
 def nearest(
@@ -22,21 +42,76 @@ def nearest(
     y: Tensor,
     norm: Number = "inf",
     domain: Domain = (0.0, 1.0),
-    method: str = "wda++",
+    method: str = "auto",
     *,
+    passes: int | None = None,
+    eps: Number | None = None,
+    order: Number | None = None,
     seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress = False,
     **options: Any,
 ) -> Flips:
-    """The nearest flip that an engine finds for each sample.
+    """The nearest flip that an engine finds for each sample, re-verified.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`. method: the engine; its keyword
-    arguments pass through: for "wda++" `step` or `eps` (one is required), `steps`, `topk`, `search`, `select`.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`.
+    method: "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" (l2), "apgd", "pdpgd" are from their
+    papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as keywords.
+    passes: most forward plus backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
+    eps, order: the distribution the flips are for. With both, the allocation steers the search: after the opening, only samples
+    whose distance can still change the knapsack's answer are refined. seed: keys the random starts, with each sample's index.
     """
-    if method not in ENGINES:
-        raise unknown("method", method, ENGINES)
-    try:
-        return ENGINES[method](model, x, y, norm, domain, seed=seed, **options)
-    except TypeError as error:
-        if "keyword argument" in str(error) and method in str(error).replace("flips_wda_pp", "wda++"):
-            raise InputError(f"{error}; see help(wassail.nearest) for what {method!r} takes.") from None
-        raise
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    common: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
+    if method == "wda++":
+        if passes is not None:
+            raise InputError("WDA++ has a schedule of its own: limit it with steps, topk and search instead of passes.")
+        return _named(flips_wda_pp, method)(model, x, y, norm, domain, eps=eps, **common, **options)
+    name = "chase" if method == "auto" else method
+    if name == "chase":
+        options.setdefault("rounds", 4 if passes is None else 1000)
+        options["seed"] = seed
+
+    def run(x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None) -> Flips:
+        return _named(hunt, method)(
+            ENGINES[name], name, model, x, y, norm, domain, passes=budget, options=options, known=known, **common
+        )
+
+    if eps is None or order is None or name != "chase":
+        return run(x, y, passes)
+    eps, order = parse_eps(eps), parse_order(order)
+    first = run(x, y, OPENING if passes is None else min(OPENING, passes))
+    chosen = undecided(first.distances, eps, order)
+    left = None if passes is None else passes - OPENING
+    if not chosen.any() or (left is not None and left < 1):
+        return first
+    again = run(first.x[chosen], first.y[chosen], left, first.take(chosen))
+    return first.merge(first.put(chosen, again))
+
+
+def undecided(distances: Tensor, eps: float, order: float) -> Tensor:
+    """Which samples can still change the allocation's answer, bool `(N,)`.
+
+    The dearest flip the budget buys has some price. A sample far above that price stays out, and one far below it is bought
+    whatever happens, and saves next to nothing by coming nearer: both are left alone.
+    """
+    weights = knapsack(distances, eps, order)
+    unknown_flip, bought = torch.isinf(distances), weights > 0
+    if order < math.inf and (weights == 1)[~unknown_flip].all():
+        return unknown_flip  # the budget buys every flip there is: only new ones can change the answer
+    price = eps if order == math.inf else float(distances[bought].max())
+    return unknown_flip | ((distances > 0.2 * price) & (distances < 1.5 * price))
+
+
+def _named(function: Callable[..., Flips], method: str) -> Callable[..., Flips]:
+    def call(*args: Any, **kwargs: Any) -> Flips:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                word = str(error).rsplit("argument", 1)[1].strip()
+                raise InputError(f"method {method!r} has no option {word}; see help(wassail.nearest).") from None
+            raise
+
+    return call

@@ -1,0 +1,147 @@
+"""Our engine and the door to all engines: closed forms, exact budgets, monotone in passes, steering, rounding."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wassail as ws
+from wassail.attacks.nearest import METHODS, undecided
+from wassail.testing import LinearClassifier, check_attack, samples
+
+INF = math.inf
+NORMS = (1.0, 2.0, INF)
+
+
+def relu_net(seed: int = 0, classes: int = 5) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, classes)
+    ).double()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("domain", [None, (0.0, 1.0)])
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_linear_classifiers_are_solved_by_one_forward_and_the_gradients(norm: float, domain, classes: int) -> None:
+    model = LinearClassifier.random(classes, 12, seed=classes)
+    x, y = samples(50, (3, 4), classes)
+    y[10:] = model(x).argmax(1)[10:]
+    exact = model.distances(x, y, norm, domain)
+    flips = ws.nearest(model, x, y, norm, domain, passes=classes)  # 1 forward + K - 1 gradients; the check comes on top
+    assert torch.equal(torch.isinf(flips.distances), torch.isinf(exact))
+    reached = torch.isfinite(exact)
+    assert (flips.distances[reached] >= exact[reached] - 1e-12).all()
+    assert torch.allclose(flips.distances[reached], exact[reached], rtol=1e-6, atol=1e-8)
+    assert (flips.forwards == 1).all() and (flips.backwards[exact > 0] == classes - 1).all()
+
+
+def test_conformance() -> None:
+    def attack(model, x, y, threat, batch_size=None):
+        flips = ws.nearest(model, x, y, threat.norm, threat.domain, passes=60, batch_size=batch_size)
+        return ws.allocate(flips, threat.eps, threat.order)
+
+    check_attack(attack)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> None:
+    model = relu_net()
+    x, _ = samples(20, (3, 4), 5)
+    y = model(x).argmax(1)
+    y[:2] = (y[:2] + 1) % 5
+    last = torch.full((20,), INF, dtype=torch.float64)
+    for passes in (1, 4, 5, 6, 17, 40, 90, 150, 400):
+        flips = ws.nearest(model, x, y, norm, passes=passes, seed=3)
+        spent = flips.forwards + flips.backwards
+        assert (spent <= passes).all() and (spent[:2] == 1).all()
+        assert (flips.distances <= last * (1 + 1e-12)).all()
+        last = flips.distances
+    assert torch.isfinite(last).all()
+    again = ws.nearest(model, x, y, norm, passes=400, seed=3)
+    assert torch.equal(again.distances, last) and torch.equal(again.points, flips.points), "deterministic"
+    assert ws.allocate(again, 0.1, 1).verify(model)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_flips_a_small_network_and_ours_is_nearest(norm: float, method: str) -> None:
+    if method == "ddn" and norm != 2:
+        with pytest.raises(ws.InputError, match="l2"):
+            ws.nearest(relu_net(), *samples(3, (3, 4), 5), norm, method=method)
+        return
+    model = relu_net()
+    x, _ = samples(40, (3, 4), 5)
+    y = model(x).argmax(1)
+    options = {"eps": 0.2} if method == "wda++" else {"passes": 200}
+    flips = ws.nearest(model, x, y, norm, method=method, **options)
+    ours = ws.nearest(model, x, y, norm, passes=200)
+    assert flips.success.double().mean() > 0.5 and ws.allocate(flips, 0.1, 1).verify(model)
+    both = flips.success & ours.success
+    assert ours.success.sum() >= flips.success.sum()
+    assert ours.distances[both].mean() <= 1.001 * flips.distances[both].mean()
+
+
+def test_steering_spends_less_and_answers_alike() -> None:
+    model = relu_net()
+    x, _ = samples(60, (3, 4), 5)
+    y = model(x).argmax(1)
+    plain = ws.nearest(model, x, y, INF, passes=400)
+    eps = 0.1 * float(plain.distances[plain.success].mean())
+    steered = ws.nearest(model, x, y, INF, passes=400, eps=eps, order=1)
+    first = ws.nearest(model, x, y, INF, passes=100)
+    assert sum(steered.passes()) < 0.8 * sum(plain.passes()) and (steered.forwards + steered.backwards <= 400).all()
+    assert (steered.distances <= first.distances).all() and ws.allocate(steered, eps, 1).verify(model)
+    accuracy = [ws.allocate(f, eps, 1).accuracy for f in (plain, steered, first)]
+    assert accuracy[1] <= accuracy[2] + 1e-12 and accuracy[1] <= accuracy[0] + 0.002
+
+
+def test_undecided_samples() -> None:
+    d = torch.tensor([0.0, 0.01, 0.5, 1.0, 1.4, 5.0, INF], dtype=torch.float64)
+    picked = undecided(d, eps=0.15, order=1)  # buys 0, 0.01, 0.5 and part of 1.0
+    assert picked.tolist() == [False, False, True, True, True, False, True]
+    assert undecided(d, eps=100.0, order=1).tolist() == [False] * 6 + [True], "all is bought: only a new flip matters"
+    assert undecided(d, eps=0.4, order=INF).tolist() == [False, False, True, False, False, False, True]
+
+
+def test_rounded_flips_survive_eight_bits() -> None:
+    model = relu_net(2)
+    x, _ = samples(40, (3, 4), 5)
+    x = (x * 255).round() / 255
+    y = model(x).argmax(1)
+    flips = ws.nearest(model, x, y, INF, passes=60)
+    eight = flips.rounded(model)
+    moved = eight.success & (eight.distances > 0)
+    grid = eight.points[moved] * 255
+    assert moved.sum() >= 0.9 * flips.success.sum() and torch.allclose(grid, grid.round(), atol=1e-9)
+    assert (ws.losses.predict(model(eight.points), y) != y)[moved].all()
+    assert (eight.distances[moved] >= flips.distances[moved] - 1 / 255).all()
+    with pytest.raises(ws.InputError, match="box"):
+        ws.nearest(model, x, y, INF, None, passes=10).rounded(model)
+
+
+def test_flips_stay_inside_an_odd_box_after_shortening() -> None:
+    """Walls that do not round nicely: a shortened point an ulp outside would silently lose its flip."""
+    model = LinearClassifier.random(3, 12).float()
+    low, high = -0.4242, 2.8214
+    x = (samples(60, (12,), 3)[0].float().round() * (high - low) + low).clamp(low, high)
+    y = model(x).argmax(1)
+    for norm in NORMS:
+        flips = ws.nearest(model, x, y, norm, (low, high), passes=80)
+        reachable = torch.isfinite(LinearClassifier.distances(model.double(), x.double(), y, norm, (low, high)))
+        model.float()
+        assert torch.equal(flips.success, reachable)
+
+
+def test_bad_options() -> None:
+    model = relu_net()
+    x, y = samples(3, (3, 4), 5)
+    for options, words in (
+        ({"passes": 0}, "passes is 0"),
+        ({"method": "wda++", "passes": 9, "eps": 1}, "schedule of its own"),
+        ({"roundz": 2}, "no option 'roundz'"),
+        ({"method": "fabb"}, "did you mean 'fab'"),
+    ):
+        with pytest.raises(ws.InputError, match=words):
+            ws.nearest(model, x, y, **options)
