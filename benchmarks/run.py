@@ -5,7 +5,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"foundations.py": "foundations.md", "l1_step.py": "l1-step.md"}
+PAGES = {
+    "foundations.py": "foundations.md",
+    "l1_step.py": "l1-step.md",
+    "nearest.py": "nearest.md",
+    "overhead.py": "overhead.md",
+}
 
 for script, page in PAGES.items():
     print(f"{script} -> docs/{page}", flush=True)

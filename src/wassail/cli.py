@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from wassail.transport import Distribution, Flips
 
 SUMMARY = "How badly can a classifier fail under every distribution within a Wasserstein ball of your data?"
-ATTACKS = ("wda", "wda++")
+ATTACKS = ("wda", "wda++", "nearest")
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
 accuracy: mass of the adversarial distribution that is classified correctly; a tie is an error. Lower = stronger attack.
-WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++ spends the budget on the nearest flips first.
+WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++ and nearest spend
+the budget on the nearest flips first; nearest is our engine, WDA++ the paper's.
 spent: share of the budget eps. F + B: forward and backward passes, mean per sample that was correct
 to begin with. 95 %: bootstrap interval over the samples."""
 
@@ -76,7 +77,8 @@ def _threat_options(parser: argparse.ArgumentParser, eps: str | None, threads: i
     parser.add_argument("-n", type=int, default=None, help="use the first N samples only")
     parser.add_argument("--batch-size", type=int, default=None, help="most samples in one model call (default: 250)")
     parser.add_argument("--step", default=None, help="step size alpha (default: the paper's for its eps, else a share)")
-    parser.add_argument("--seed", type=int, default=0, help="recorded with the result (default: 0)")
+    parser.add_argument("--passes", type=int, default=100, help="passes a sample for `nearest` (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
     parser.add_argument("--out", default=None, help="directory for flips.safetensors and results.json")
     parser.add_argument("--threads", type=int, default=threads, help="CPU threads (default: %s)" % (threads or "torch's own"))
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -121,12 +123,17 @@ def _attack(options: argparse.Namespace) -> int:
             result = ws.wda(model, x, y, Threat(norm, order, eps, domain), **common)
             rows.append((f"WDA, kappa {result.info['options']['kappa']:g}", result, time.perf_counter() - start))
             pool.append(result.flips)
-    if "wda++" in options.attacks:
-        start = time.perf_counter()
-        flips = ws.nearest(model, x, y, norm, domain, "wda++", eps=eps, **common)
-        spent = time.perf_counter() - start
-        rows += [("WDA++", ws.allocate(flips, eps, order), spent) for order in orders]
-        pool.append(flips)
+    engines: dict[str, dict[str, Any]] = {
+        "WDA++": {"method": "wda++", "eps": eps, **common},
+        "nearest": {"passes": options.passes, **{k: v for k, v in common.items() if k != "step"}},
+    }
+    for title, engine in engines.items():
+        if title.lower() in options.attacks:
+            start = time.perf_counter()
+            flips = ws.nearest(model, x, y, norm, domain, **engine)
+            spent = time.perf_counter() - start
+            rows += [(title, ws.allocate(flips, eps, order), spent) for order in orders]
+            pool.append(flips)
     pooled = pool[0].merge(*pool[1:])
     best = [ws.allocate(pooled, eps, order) for order in orders]
     where = f"{options.model} on {len(y)} samples of {options.data}, l{norm:g}, eps {show(eps)}, " + (
@@ -152,12 +159,12 @@ def _print_table(where: str, made: str, rows: list[tuple[str, Distribution, floa
         table.add_column(name, justify="right", no_wrap=True)
     clean = rows[0][1].clean_accuracy
     table.add_row("none (clean)", "data", f"{100 * clean:.2f}", "", "0", "1 + 0", "")
-    searched = False
+    searched = None
     for name, result, seconds in rows:
         forwards, backwards = result.flips.passes()
         effort = (f"{forwards:.0f} + {backwards:.0f}", f"{seconds:.1f}")
-        if name == "WDA++":  # one search serves all orders
-            effort, searched = ("same", "") if searched else effort, True
+        if result.allocation == "knapsack":  # one search serves all orders
+            effort, searched = ("same", "") if searched == name else effort, name
         spent = f"{100 * result.cost / result.threat.eps:.1f} %"
         table.add_row(name, f"Omega_{result.threat.order:g}", f"{100 * result.accuracy:.2f}", "", spent, *effort)
     table.add_section()

@@ -128,7 +128,7 @@ class Flips(Record):
 
     def put(self, chosen: Tensor, part: Flips) -> Flips:
         """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass, elsewhere; for `merge`."""
-        none = torch.where(self.distances > 0, math.inf, 0.0)
+        none = torch.zeros_like(self.distances).masked_fill(self.distances > 0, math.inf)
         full: dict[str, Any] = {"points": self.x.clone(), "distances": none, "labels": self.y.clone()}
         full |= {name: torch.zeros_like(getattr(self, name)) for name in ("forwards", "backwards", "checks", "found_by")}
         for name in full:

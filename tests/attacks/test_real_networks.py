@@ -90,3 +90,31 @@ def test_batch_size_and_order_do_not_matter(zoo, norm) -> None:
         assert torch.equal(torch.isinf(other), torch.isinf(base))
     for other in accuracies[1:]:
         assert other == pytest.approx(accuracies[0], abs=2e-3)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, INF])
+@pytest.mark.parametrize("name", ["mnist_madry_tiny", "cifar_cnn_a_adv", "cifar_conv_small_sigmoid"])
+def test_our_engine_beats_wda_pp_at_its_own_passes(zoo, name, norm) -> None:
+    model, dataset = zoo.load(name)
+    x, y = zoo.images(dataset, 60)
+    eps = {1.0: 3.0, 2.0: 0.25, INF: 2 / 255}[norm] if "cifar" in name else {1.0: 5.0, 2.0: 1.5, INF: 0.3}[norm]
+    walked = ws.nearest(model, x, y, norm, method="wda++", eps=eps)
+    ours = ws.nearest(model, x, y, norm, passes=int(sum(walked.passes())))
+    assert sum(ours.passes()) <= sum(walked.passes())
+    assert ours.success.sum() >= walked.success.sum()
+    for order in (1, 2):
+        assert ws.allocate(ours, eps, order).accuracy <= ws.allocate(walked, eps, order).accuracy
+    both = walked.success & (walked.distances > 0)
+    assert ours.distances[both].median() < walked.distances[both].median()
+    assert ws.allocate(ours, eps, 1).verify(model, batch_size=17)
+
+
+def test_a_vision_transformer_from_onnx(zoo) -> None:
+    from pathlib import Path
+
+    path = Path(zoo.__file__).parent / "models" / "cifar_vit_pgd_2_3_16.onnx"
+    model = ws.zoo.load_onnx(path, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+    x, y = zoo.images("cifar10", 24)
+    flips = ws.nearest(model, x, y, INF, passes=60)
+    walked = ws.nearest(model, x, y, INF, method="wda++", eps=1 / 255)
+    assert flips.success.all() and ws.allocate(flips, 1 / 255, 1).accuracy <= ws.allocate(walked, 1 / 255, 1).accuracy

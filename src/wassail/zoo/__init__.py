@@ -20,7 +20,7 @@ from wassail.errors import unknown
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["DATASETS", "MODELS", "SPLITS", "Entry", "data", "load", "models"]
+__all__ = ["DATASETS", "MODELS", "SPLITS", "Entry", "data", "load", "load_onnx", "models"]
 
 _HERE = Path(__file__).parent
 
@@ -81,6 +81,13 @@ def data(name: str = "digits", split: str = "test") -> tuple[Tensor, Tensor]:
         images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     # Pixels count the inked cells of a 4x4 grid, 0..16, so sixteenths are exact in float32.
     return torch.from_numpy(images).float().div(16).unsqueeze(1), torch.from_numpy(labels).long()
+
+
+def load_onnx(path: str | Path, mean: Any = None, std: Any = None) -> nn.Module:
+    """The classifier in an ONNX file, normalisation `(x - mean) / std` inside; see `wassail.zoo.onnx.load_onnx`."""
+    from wassail.zoo.onnx import load_onnx as read
+
+    return read(path, mean, std)
 
 
 def _weights(name: str) -> Path:
