@@ -143,13 +143,9 @@ def case(job: tuple[str, float]) -> tuple[tuple[str, float], list[str]]:
 
 def main() -> None:
     print("# Nearest-flip engines on real networks\n")
-    print(
-        "Command: `python benchmarks/nearest.py`. Passes: forward plus backward per attacked sample. Mean distance over flipped"
-    )
-    print(
-        "samples, median over all attacked ones; accuracies over Omega_1 and Omega_2 in %. Anchors: measured earlier on the same"
-    )
-    print("images. Two cases run at once, so seconds compare within a table only.")
+    print("Command: `python benchmarks/nearest.py`. Passes: forward plus backward per attacked sample. Mean distance over")
+    print("flipped samples, median over all attacked ones; accuracies over Omega_1 and Omega_2 in %. Anchors: measured")
+    print("earlier on the same images. Two cases run at once, so seconds compare within a table only.")
     wanted = sys.argv[1:]
     jobs = [(name, norm) for name in NETWORKS for norm in (INF, 2.0, 1.0) if not wanted or name in wanted]
     with multiprocessing.get_context("spawn").Pool(2) as pool:

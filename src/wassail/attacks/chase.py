@@ -32,13 +32,13 @@ CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gr
 MAX_RIVALS = 10  # gradients at the sample: all rivals up to 11 classes, else those with the largest logits
 
 
-def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0) -> None:
+def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begin: int = 0) -> None:
     """Hunt for the nearest flip by rounds; every round adds to what is known, so more passes never hurt.
 
     Opening: the first-order step of every rival, the nearest one chased, then what the first result calls for, the second
     rival, a polish of the best flip (about 100 passes for ten classes). Then rounds, each from somewhere else: a squeeze of the
     best flip, a start far beyond a boundary, the other rivals, random starts. The schedule never looks at the budget: a smaller
-    one only cuts it short. A hunt that begins with known flips skips the opening's chases.
+    one only cuts it short. A hunt that begins with known flips skips the opening's chases and the rounds before `begin`.
 
     Gradients at a sample mislead where the flip is not nearly as far as they promise: networks trained for linf hide their l2
     and l1 flips behind saturated units. Such samples are chased by the steps of another norm (`CROSS`), which spread over more
@@ -79,7 +79,7 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0) -> N
         if count > 1:
             chase(hunt, rows, ahead(1, 1.02), 8, rivals[:, 1])
         polish(hunt, rows, 8)
-    for number in range(rounds - 1):
+    for number in range(begin, rounds - 1):
         if not hunt.afford(rows, 1).any():
             return
         tick(number / rounds)
@@ -87,7 +87,9 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0) -> N
             for rank in range(2, count):
                 chase(hunt, rows, ahead(rank, 1.02), 10, rivals[:, rank])
         elif number % 4 == 1:
-            wrongly, far = misled(), ahead((number // 4) % count, 2.5)
+            # For l1 another norm's steps come first, for l2 every second time: there they only help to get going.
+            wrongly = misled() & ((number // 4) % 2 == int(hunt.norm == 2))
+            far = ahead((number // 4) % count, 2.5)
             chase(hunt, rows[~wrongly], far[~wrongly], 20)
             if wrongly.any():
                 chase(hunt, rows[wrongly], far[wrongly], 20, aim=CROSS[hunt.norm])

@@ -33,7 +33,9 @@ ENGINES: dict[str, Engine] = {
     "pdpgd": pdpgd_engine,
 }
 METHODS = ("auto", "wda++", *ENGINES)
-OPENING = 100  # passes after which the allocation has a say
+# The allocation has a say after so many passes: (passes, how far above the price a sample may be and still go on, next round).
+# Early distances can be several times too long where gradients mislead, so the first cut is generous.
+STAGES = ((100, 4.0, 0), (300, 1.5, 2))
 
 
 def nearest(
@@ -58,8 +60,9 @@ def nearest(
     method: "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" (l2), "apgd", "pdpgd" are from their
     papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as keywords.
     passes: most forward plus backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
-    eps, order: the distribution the flips are for. With both, the allocation steers the search: after the opening, only samples
-    whose distance can still change the knapsack's answer are refined. seed: keys the random starts, with each sample's index.
+    eps, order: the distribution the flips are for. With both, the allocation steers the search: after 100 passes and again
+    after 300, only samples whose distance can still change the knapsack's answer are refined. seed: keys the random starts,
+    together with each sample's index.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -73,35 +76,40 @@ def nearest(
         options.setdefault("rounds", 4 if passes is None else 1000)
         options["seed"] = seed
 
-    def run(x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None) -> Flips:
+    def run(x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None, begin: int = 0) -> Flips:
+        extra = {"begin": begin} if begin else {}
         return _named(hunt, method)(
-            ENGINES[name], name, model, x, y, norm, domain, passes=budget, options=options, known=known, **common
+            ENGINES[name], name, model, x, y, norm, domain, passes=budget, options=options | extra, known=known, **common
         )
 
     if eps is None or order is None or name != "chase":
         return run(x, y, passes)
     eps, order = parse_eps(eps), parse_order(order)
-    first = run(x, y, OPENING if passes is None else min(OPENING, passes))
-    chosen = undecided(first.distances, eps, order)
-    left = None if passes is None else passes - OPENING
-    if not chosen.any() or (left is not None and left < 1):
-        return first
-    again = run(first.x[chosen], first.y[chosen], left, first.take(chosen))
-    return first.merge(first.put(chosen, again))
+    limit = math.inf if passes is None else passes
+    flips = run(x, y, int(min(STAGES[0][0], limit)))
+    for (start, reach, begin), end in zip(STAGES, (*(s for s, _, _ in STAGES[1:]), limit)):
+        budget = min(end, limit) - start
+        chosen = undecided(flips.distances, eps, order, reach)
+        if budget < 1 or not chosen.any():
+            break
+        part = flips.take(chosen)
+        again = run(part.x, part.y, None if budget == math.inf else int(budget), part, begin)
+        flips = flips.merge(flips.put(chosen, again))
+    return flips
 
 
-def undecided(distances: Tensor, eps: float, order: float) -> Tensor:
+def undecided(distances: Tensor, eps: float, order: float, reach: float = 1.5) -> Tensor:
     """Which samples can still change the allocation's answer, bool `(N,)`.
 
     The dearest flip the budget buys has some price. A sample far above that price stays out, and one far below it is bought
-    whatever happens, and saves next to nothing by coming nearer: both are left alone.
+    whatever happens, and saves next to nothing by coming nearer: both are left alone. `reach`: what far above means.
     """
     weights = knapsack(distances, eps, order)
     unknown_flip, bought = torch.isinf(distances), weights > 0
     if order < math.inf and (weights == 1)[~unknown_flip].all():
         return unknown_flip  # the budget buys every flip there is: only new ones can change the answer
     price = eps if order == math.inf else float(distances[bought].max())
-    return unknown_flip | ((distances > 0.2 * price) & (distances < 1.5 * price))
+    return unknown_flip | ((distances > 0.2 * price) & (distances < reach * price))
 
 
 def _named(function: Callable[..., Flips], method: str) -> Callable[..., Flips]:
