@@ -28,8 +28,10 @@ MAX_SIGNS = 22  # the NP-hard operator norms enumerate 2^(MAX_SIGNS - 1) sign ve
 
 
 def column(values: Radius, like: Tensor) -> Tensor:
-    """Per-sample numbers, `(N,)` or a scalar, shaped to broadcast against `like`, `(N, *shape)`."""
-    values = torch.as_tensor(values, dtype=like.dtype, device=like.device)
+    """Per-sample numbers or masks, `(N,)` or a scalar, shaped to broadcast against `like`, `(N, *shape)`, and on its device."""
+    if not isinstance(values, Tensor):
+        return torch.tensor(values, dtype=like.dtype, device=like.device)
+    values = values.to(like.device) if values.dtype == torch.bool else values.to(like)
     return values.reshape(-1, *[1] * (like.ndim - 1)) if values.ndim else values
 
 
@@ -128,8 +130,8 @@ def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, doma
         if not over.any():
             return point
         shrink = torch.where(over, limit / length * (1 - ulp * 2**tries), 1).clamp(min=0)
-        moved = clip(center + column(shrink.to(point.device), point) * (point - center), domain)
-        point = torch.where(column(over.to(point.device), point) > 0, moved, point)
+        moved = clip(center + column(shrink, point) * (point - center), domain)
+        point = torch.where(column(over, point), moved, point)
     raise AssertionError("unreachable")
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import ChunkAttack, Model, Network, Progress, Search, Tick, check_data, search, versions
 from wassail.records import Record, check_equal
@@ -61,7 +62,7 @@ class Flips(Record):
         wrong, flipped = (found.clean != y).cpu(), (found.predicted != y).cpu() & _in_box(found.points, domain)
         distance = torch.where(wrong, 0.0, torch.where(flipped, length, math.inf))
         use = torch.isfinite(distance) & ~wrong
-        points = torch.where(_column(use, x), found.points, x)
+        points = torch.where(column(use, x), found.points, x)
         labels = torch.where(use.to(y.device), found.predicted, found.clean)
         return cls(
             x, y, points, distance, labels, found.forwards, found.backwards, found.checks,
@@ -112,7 +113,7 @@ class Flips(Record):
             renamed = [torch.tensor([methods.index(name) for name in flips.methods])[flips.found_by] for flips in (best, other)]
             best = Flips(
                 best.x, best.y,
-                torch.where(_column(nearer, best.x), other.points, best.points),
+                torch.where(column(nearer, best.x), other.points, best.points),
                 torch.minimum(best.distances, other.distances),
                 torch.where(local, other.labels, best.labels),
                 best.forwards + other.forwards, best.backwards + other.backwards, best.checks + other.checks,
@@ -538,10 +539,6 @@ def _replay(points: Tensor) -> ChunkAttack:
         return points[network.ids].to(x.device), network.logits(x, network.rows)
 
     return chunk
-
-
-def _column(mask: Tensor, like: Tensor) -> Tensor:
-    return mask.to(like.device).reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _in_box(points: Tensor, domain: Domain) -> Tensor:

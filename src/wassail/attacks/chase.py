@@ -74,7 +74,7 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begi
         if hunt.norm in CROSS:  # the others go on from where they are
             some = rows[~wrongly]
             begun = torch.isfinite(hunt.distance[some])
-            on = torch.where(column(begun, x[~wrongly]) > 0, hunt.points[some], ahead(0, 1.5)[~wrongly])
+            on = torch.where(column(begun, x[~wrongly]), hunt.points[some], ahead(0, 1.5)[~wrongly])
             chase(hunt, some, on, 12, rivals[~wrongly, 0])
         if count > 1:
             chase(hunt, rows, ahead(1, 1.02), 8, rivals[:, 1])
@@ -154,7 +154,7 @@ def chase(
         if k:
             bold = torch.where(flip, (1.15 * bold).clamp(max=0.5), (0.8 * bold).clamp(min=0.1))
             push = torch.where(flip, 1 + 0.8 * (push - 1), (1 + 1.5 * (push - 1)).clamp(max=2.0))
-        base = torch.where(column(flip, x) > 0, x + beta * (current - x), current)
+        base = torch.where(column(flip, x), x + beta * (current - x), current)
         d1 = plane_step(base, w, inner(w, current - base) - f, aim, hunt.domain)
         d2 = plane_step(x, w, inner(w, current - x) - f, aim, hunt.domain)
         a, eta_ = column(bold, x), column(push, x)
@@ -206,5 +206,5 @@ def scatter(hunt: Hunt, rows: Tensor, seed: int, number: int) -> Tensor:
     x = hunt.x[rows]
     far = torch.where(torch.isfinite(hunt.distance[rows]), hunt.distance[rows], 1.0)
     v = v * column(far / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
-    best = torch.where(column(torch.isfinite(hunt.distance[rows]), x) > 0, hunt.points[rows], x)
+    best = torch.where(column(torch.isfinite(hunt.distance[rows]), x), hunt.points[rows], x)
     return project(best + v, x, hunt.norm, 1.5 * far, hunt.domain)
