@@ -14,7 +14,7 @@ import torch
 import wassail as ws
 from zoo_path import ROOT, images, load
 
-BUDGETS = (20, 40, 80, 160, 320, 640)
+BUDGETS = (25, 50, 100, 200, 400)
 CASES = (("cifar_cnn_a_adv", math.inf, 2 / 255), ("cifar_cnn_a_adv", 2.0, 0.25), ("mnist_madry_tiny", math.inf, 0.3),
          ("mnist_madry_tiny", 2.0, 1.5))  # fmt: skip
 ENGINES = ("chase", "fab", "apgd", "fmn", "ddn", "pdpgd", "deepfool")
@@ -26,7 +26,7 @@ def main() -> None:
     print("network, norm, engine: accuracy over Omega_1 in % at", BUDGETS, "passes")
     for axis, (name, norm, eps) in zip(axes, CASES):
         model, dataset = load(name)
-        x, y = images(dataset, 60)
+        x, y = images(dataset, 50)
         for engine in ENGINES:
             if engine == "ddn" and norm != 2:
                 continue

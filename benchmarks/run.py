@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
+    "nearest_plot.py": "nearest-passes.txt",
     "foundations.py": "foundations.md",
     "l1_step.py": "l1-step.md",
     "nearest.py": "nearest.md",

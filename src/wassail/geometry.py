@@ -30,7 +30,7 @@ MAX_SIGNS = 22  # the NP-hard operator norms enumerate 2^(MAX_SIGNS - 1) sign ve
 def column(values: Radius, like: Tensor) -> Tensor:
     """Per-sample numbers or masks, `(N,)` or a scalar, shaped to broadcast against `like`, `(N, *shape)`, and on its device."""
     if not isinstance(values, Tensor):
-        return torch.tensor(values, dtype=like.dtype, device=like.device)
+        values = torch.tensor(values, dtype=like.dtype)
     values = values.to(like.device) if values.dtype == torch.bool else values.to(like)
     return values.reshape(-1, *[1] * (like.ndim - 1)) if values.ndim else values
 
