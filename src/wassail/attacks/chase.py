@@ -44,6 +44,7 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begi
     and l1 flips behind saturated units. Such samples are chased by the steps of another norm (`CROSS`), which spread over more
     coordinates, and shortened in their own.
     """
+    hunt.anytime = True
     rows, rivals, steps = first_steps(hunt)
     if not len(rows):
         return

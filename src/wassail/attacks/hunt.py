@@ -47,6 +47,7 @@ class Hunt:
         self.wrong = predict(self.clean, y) != y
         self.points = x.clone()
         self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
+        self.anytime, self.stopped = False, torch.zeros_like(self.wrong)
         self.warm = known is not None  # begins with the flips of an earlier search
         if known is not None:
             found = known.success[network.ids].to(x.device) & ~self.wrong
@@ -63,8 +64,16 @@ class Hunt:
         return self.passes - (self.network.forwards + self.network.backwards)[rows.cpu()].to(rows.device)
 
     def afford(self, rows: Tensor, cost: int) -> Tensor:
-        """Whether these samples have `cost` passes left, bool."""
-        return self.left(rows) >= cost
+        """Whether these samples have `cost` passes left, bool.
+
+        In an `anytime` hunt a sample that cannot afford the next thing of the schedule stops for good, even with a pass left
+        that something later could use: so a smaller budget is always a beginning of a larger one, and never does better.
+        """
+        enough = self.left(rows) >= cost
+        if self.anytime:
+            enough &= ~self.stopped[rows]
+            self.stopped[rows[~enough]] = True
+        return enough
 
     def logits(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether each is a flip."""
