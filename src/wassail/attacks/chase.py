@@ -29,10 +29,10 @@ from wassail.losses import strongest_rival
 from wassail.network import Tick
 
 CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead
-MAX_RIVALS = 10  # gradients at the sample: all rivals up to 11 classes, else those with the largest logits
+RIVALS = 10  # gradients at the sample: all rivals up to 11 classes, else those with the largest logits
 
 
-def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begin: int = 0) -> None:
+def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begin: int = 0, topk: int = RIVALS) -> None:
     """Hunt for the nearest flip by rounds; every round adds to what is known, so more passes never hurt.
 
     Opening: the first-order step of every rival, the nearest one chased, then what the first result calls for, the second
@@ -43,9 +43,11 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begi
     Gradients at a sample mislead where the flip is not nearly as far as they promise: networks trained for linf hide their l2
     and l1 flips behind saturated units. Such samples are chased by the steps of another norm (`CROSS`), which spread over more
     coordinates, and shortened in their own.
+
+    topk: rivals whose gradient is taken at the sample, those with the largest logits; K - 1 makes linear classifiers exact.
     """
     hunt.anytime = True
-    rows, rivals, steps = first_steps(hunt)
+    rows, rivals, steps = first_steps(hunt, topk)
     if not len(rows):
         return
     x, count = hunt.x[rows], rivals.shape[1]
@@ -103,12 +105,12 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begi
         polish(hunt, rows, 6)
 
 
-def first_steps(hunt: Hunt) -> tuple[Tensor, Tensor, Tensor]:
+def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]:
     """Rivals by the length of the exact step to their linearised boundary, nearest first, and those steps.
 
     Returns rows `(m,)`, rivals `(m, J)`, steps `(m, J, *shape)`. One backward pass a rival, on the clean pass's graph.
     """
-    count = min(MAX_RIVALS, hunt.clean.shape[1] - 1)
+    count = min(topk, hunt.clean.shape[1] - 1)
     rows = hunt.rows
     rows = rows[hunt.afford(rows, count)]
     z, y, x = hunt.clean[rows], hunt.y[rows], hunt.x[rows]

@@ -58,7 +58,8 @@ def nearest(
 
     model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`.
     method: "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" (l2), "apgd", "pdpgd" are from their
-    papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as keywords.
+    papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as keywords (for
+    "auto": `topk`, the rivals tried at the sample, 10 by default; K - 1 makes linear classifiers of any K exact).
     passes: most forward plus backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
     eps, order: the distribution the flips are for. With both, the allocation steers the search: after 100 passes and again
     after 300, only samples whose distance can still change the knapsack's answer are refined. seed: keys the random starts,
