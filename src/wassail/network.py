@@ -265,9 +265,10 @@ def _bar(progress: Progress, description: str) -> Iterator[Callable[[float], Non
     if callable(progress):
         yield progress
     elif progress:
+        from rich.console import Console
         from rich.progress import Progress as Bars
 
-        with Bars(transient=True) as bars:
+        with Bars(console=Console(stderr=True), transient=True) as bars:  # results go to stdout, progress does not
             task = bars.add_task(description, total=1.0)
             yield lambda share: bars.update(task, completed=share)
     else:
