@@ -221,15 +221,18 @@ def search(
     batch_size: int | None = None,
     progress: Progress = False,
     description: str = "attack",
+    tolerance: float | None = None,
 ) -> Search:
     """Run `attack(network, x, y, tick) -> (points, clean logits)` over chunks of checked data, then verify its points.
 
-    Samples are independent, so results do not depend on the chunks. `tick` takes the share of the chunk that is done.
+    Samples are independent, so results do not depend on the chunks. `tick` takes the share of the chunk that is done. A
+    point counts as wrong if it is wrong by the tolerance, by default the one for flips that this library stores.
     """
     batch_size = BATCH_SIZE if batch_size is None else int(batch_size)
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}: give a positive number of samples per model call.")
-    device, tolerance = device_of(model, x.device), flip_tolerance(x.dtype)
+    device = device_of(model, x.device)
+    tolerance = flip_tolerance(x.dtype) if tolerance is None else tolerance
     parts: list[tuple[Tensor, ...]] = []
     with frozen(model), _bar(progress, description) as report:
         check_model(model, x, y)

@@ -86,7 +86,8 @@ class Flips(Record):
     ) -> Flips:
         """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the points.
 
-        Points that are not misclassified, or lie outside the box, are no flips: their distance is inf.
+        Points that are not misclassified, or lie outside the box, are no flips: their distance is inf. Somebody else's point
+        counts however narrowly it is wrong; our own engines keep a margin, so that a flip survives another batch size.
         """
         norm, domain = parse_norm(norm), parse_domain(domain)
         x, y = check_data(x, y, domain)
@@ -98,7 +99,7 @@ class Flips(Record):
         if not torch.isfinite(x_adv).all():
             raise InputError("the points contain NaN or infinity: remove them or put the sample itself there.")
 
-        found = search(_replay(x_adv), model, x, y, batch_size, progress, "checking points")
+        found = search(_replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance=0.0)
         return cls.from_search(x, y, found, norm, domain, method, {"method": method})
 
     def merge(self, *others: Flips) -> Flips:
@@ -323,16 +324,17 @@ class Distribution(Record):
     def verify(self, model: Model, batch_size: int | None = None) -> Verification:
         """Recompute from the stored tensors everything the distribution claims. True if all of it holds."""
         x, y = check_data(self.x, self.y, self.threat.domain)
-        found = search(_replay(self.points), model, x, y, batch_size)
+        found = search(_replay(self.points), model, x, y, batch_size, tolerance=0.0)
+        predicted = torch.where(self.predicted == y, y, found.predicted)  # a point wrong by less than claimed is no lie
         length = distances_between(self.points, x, self.threat.norm)
         wrong = {
             "samples predicted differently": int((found.clean != self.clean_predicted).sum()),
-            "points predicted differently": int((found.predicted != self.predicted).sum()),
+            "points predicted differently": int((predicted != self.predicted).sum()),
             "points outside the box": int((~_in_box(self.points, self.threat.domain)).sum()),
             "distances misstated": int((length != self.distances).sum()),
             "weights outside [0, 1]": int(((self.weights < 0) | (self.weights > 1)).sum()),
         }
-        again = self._accuracy(self.mu, self.weights, found.clean, found.predicted)
+        again = self._accuracy(self.mu, self.weights, found.clean, predicted)
         cost = transport_cost(self.mu, self.weights, length, self.threat.order)
         problems = [f"{count} {name}" for name, count in wrong.items() if count]
         if cost > self.threat.eps:
