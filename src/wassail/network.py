@@ -7,6 +7,7 @@ in eval mode and their parameters frozen for the time of an attack, and both are
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import platform
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,6 +56,15 @@ def device_of(model: Model, default: torch.device) -> torch.device:
 def versions() -> dict[str, str]:
     """The versions a result depends on, recorded in every result."""
     return {"wassail": metadata.version("wassail"), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def sample_keys(x: Tensor) -> list[int]:
+    """A number for each of N samples that depends on its content alone: what random starts are keyed by.
+
+    So a sample gets the same start wherever it stands in the data, in a batch or in a part of the data searched again.
+    """
+    digests = (hashlib.sha256(sample.contiguous().numpy().tobytes()).digest() for sample in x.detach().cpu())
+    return [int.from_bytes(digest[:6], "little") for digest in digests]
 
 
 def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:

@@ -147,3 +147,19 @@ def test_bad_options() -> None:
     ):
         with pytest.raises(ws.InputError, match=words):
             ws.nearest(model, x, y, **options)
+
+
+def test_random_starts_belong_to_the_sample_not_to_its_place() -> None:
+    from wassail.attacks.chase import scatter
+    from wassail.attacks.hunt import Hunt
+    from wassail.network import Network
+
+    model = relu_net()
+    x, y = samples(8, (3, 4), 5)
+    order = torch.tensor([5, 2, 7, 0])
+    whole = Hunt(Network(model, torch.arange(8)), x, y, 2.0, (0.0, 1.0), None)
+    part = Hunt(Network(model, torch.arange(4)), x[order], y[order], 2.0, (0.0, 1.0), None)
+    starts = scatter(whole, torch.arange(8), seed=1, number=7)
+    assert torch.equal(starts[order], scatter(part, torch.arange(4), seed=1, number=7))
+    assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=2, number=7))
+    assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=1, number=11))

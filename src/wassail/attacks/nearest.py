@@ -63,7 +63,7 @@ def nearest(
     passes: most forward plus backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
     eps, order: the distribution the flips are for. With both, the allocation steers the search: after 100 passes and again
     after 300, only samples whose distance can still change the knapsack's answer are refined. seed: keys the random starts,
-    together with each sample's index.
+    together with each sample's content.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
