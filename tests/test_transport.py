@@ -124,9 +124,12 @@ def test_large_orders_neither_overflow_nor_underflow(order: int) -> None:
 
 def test_a_million_samples_in_a_second() -> None:
     d = torch.rand(10**6, dtype=torch.float64)
-    start = time.perf_counter()
-    weights = ws.knapsack(d, 0.1, 2)
-    assert time.perf_counter() - start < 2  # one second is the promise; twice that leaves room for a busy machine
+    seconds = []
+    for _ in range(3):  # the best of three: the machine may be busy
+        start = time.perf_counter()
+        weights = ws.knapsack(d, 0.1, 2)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1
     assert ws.transport_cost(torch.full_like(d, 1e-6), weights, d, 2) <= 0.1
     assert (weights > 0).sum() > 10**5
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.geometry import column
 from wassail.geometry import distances as distances_between
+from wassail.losses import flip_tolerance
 from wassail.network import ChunkAttack, Model, Network, Progress, Search, Tick, check_data, search, versions
 from wassail.records import Record, check_equal
 from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_eps, parse_level, parse_norm, parse_order
@@ -81,13 +82,15 @@ class Flips(Record):
         domain: Domain = (0.0, 1.0),
         *,
         method: str = "points",
+        tolerance: float = 0.0,
         batch_size: int | None = None,
         progress: Progress = False,
     ) -> Flips:
         """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the points.
 
         Points that are not misclassified, or lie outside the box, are no flips: their distance is inf. Somebody else's point
-        counts however narrowly it is wrong; our own engines keep a margin, so that a flip survives another batch size.
+        counts however narrowly it is wrong; our own engines keep a margin (`tolerance`), so that a flip survives another
+        batch size.
         """
         norm, domain = parse_norm(norm), parse_domain(domain)
         x, y = check_data(x, y, domain)
@@ -99,7 +102,7 @@ class Flips(Record):
         if not torch.isfinite(x_adv).all():
             raise InputError("the points contain NaN or infinity: remove them or put the sample itself there.")
 
-        found = search(_replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance=0.0)
+        found = search(_replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance)
         return cls.from_search(x, y, found, norm, domain, method, {"method": method})
 
     def merge(self, *others: Flips) -> Flips:
@@ -155,7 +158,7 @@ class Flips(Record):
         tries = [
             Flips.from_points(
                 model, self.x, self.y, (low + unit * grid.clamp(0, levels)).clamp(low, high), self.norm, self.domain,
-                method="rounded", batch_size=batch_size,
+                method="rounded", tolerance=flip_tolerance(self.x.dtype), batch_size=batch_size,
             )
             for grid in (index.round(), outward)
         ]  # fmt: skip
