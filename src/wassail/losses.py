@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,6 +32,58 @@ def dlr(z: Tensor, y: Tensor) -> Tensor:
         return margin(z, y)
     top = z.topk(3, dim=1).values
     return margin(z, y) / (top[:, 0] - top[:, 2] + 1e-12)
+
+
+def ce_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What an ascent on cross entropy needs: `t = log sum_{j != y} exp z_j - z_y`, `(N,)`, and its gradient, `(N, K)`.
+
+    Cross entropy is `log(1 + exp t)`: the same order and the same direction, but neither the value nor the gradient vanishes
+    where the model is so sure that its softmax rounds to 0 and 1.
+    """
+    rivals = z.scatter(1, y[:, None], -math.inf)
+    value = rivals.logsumexp(1) - z.gather(1, y[:, None])[:, 0]
+    return value, rivals.softmax(1).scatter(1, y[:, None], -1.0)
+
+
+def margin_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The margin `(N,)` and its gradient with respect to the logits `(N, K)`."""
+    best, rival = strongest_rival(z, y)
+    weight = torch.zeros_like(z).scatter(1, rival[:, None], 1.0).scatter(1, y[:, None], -1.0)
+    return best - z.gather(1, y[:, None])[:, 0], weight
+
+
+def dlr_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """DLR `(N,)` and the direction of its gradient with respect to the logits `(N, K)`: the gradient times its denominator."""
+    value, weight = margin_ascent(z, y)
+    if z.shape[1] <= 3:
+        return value, weight
+    top = z.topk(3, dim=1)
+    value = value / (top.values[:, 0] - top.values[:, 2] + 1e-12)
+    turn = value[:, None] * value.new_tensor([-1.0, 0.0, 1.0])
+    return value, weight.scatter_add(1, top.indices, turn)
+
+
+def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:
+    """`(z_j - z_y) / (z_(1) - (z_(3) + z_(4)) / 2 + 1e-12)` for rivals j `(N,)`, and the direction of its gradient `(N, K)`.
+
+    With fewer than four classes there is no fourth logit: there it is `z_j - z_y`.
+    """
+    value = (z.gather(1, rival[:, None]) - z.gather(1, y[:, None]))[:, 0]
+    weight = torch.zeros_like(z).scatter(1, rival[:, None], 1.0).scatter(1, y[:, None], -1.0)
+    if z.shape[1] < 4:
+        return value, weight
+    top = z.topk(4, dim=1)
+    value = value / (top.values[:, 0] - (top.values[:, 2] + top.values[:, 3]) / 2 + 1e-12)
+    turn = value[:, None] * value.new_tensor([-1.0, 0.0, 0.5, 0.5])
+    return value, weight.scatter_add(1, top.indices, turn)
+
+
+# Losses an ascent can climb: `(z, y) -> (value (N,), direction of its gradient with respect to the logits (N, K))`.
+ASCENTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "ce": ce_ascent,
+    "dlr": dlr_ascent,
+    "margin": margin_ascent,
+}
 
 
 def strongest_rival(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,12 @@ def sample_keys(x: Tensor) -> list[int]:
     return [int.from_bytes(digest[:6], "little") for digest in digests]
 
 
+def generators(x: Tensor, seed: int, number: int = 0) -> list[torch.Generator]:
+    """A generator on the CPU for each of N samples, keyed by (seed, the sample's content, number)."""
+    keys = (((seed * 1_000_003 + key) * 1_009 + number) % 2**63 for key in sample_keys(x))
+    return [torch.Generator().manual_seed(key) for key in keys]
+
+
 def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is wrong with them."""
     x, y = torch.as_tensor(x), torch.as_tensor(y)
@@ -125,9 +131,9 @@ class Network:
     `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample has several candidates.
     """
 
-    def __init__(self, model: Model, ids: Tensor, batch_size: int = BATCH_SIZE) -> None:
-        """Serve the samples with these ids, `(size,)`: their places in the whole data set."""
-        self.model, self.ids, self.batch_size = model, ids, batch_size
+    def __init__(self, model: Model, ids: Tensor, batch_size: int = BATCH_SIZE, device: torch.device | None = None) -> None:
+        """Serve the samples with these ids, `(size,)`: their places in the whole data set. `device`: where the model lives."""
+        self.model, self.ids, self.batch_size, self.device = model, ids, batch_size, device
         size = len(ids)
         self.rows = torch.arange(size)
         self.forwards = torch.zeros(size, dtype=torch.int64)
@@ -151,8 +157,9 @@ class Network:
         """Logits `(n, K)` without gradients, in calls of at most `batch_size` rows. One forward a row."""
         self._count(self.forwards, rows)
         with torch.no_grad():
-            starts = range(0, len(x), self.batch_size)
-            return torch.cat([self.forward(x[i : i + self.batch_size]) for i in starts]) if len(x) else x.new_zeros(0, 2)
+            parts = (x[i : i + self.batch_size] for i in range(0, len(x), self.batch_size))
+            found = [self.forward(part.to(self.device or x.device)).to(x.device) for part in parts]
+            return torch.cat(found) if found else x.new_zeros(0, 2)
 
     def tape(self, x: Tensor, rows: Tensor) -> Tape:
         """A forward pass at `x` that can be differentiated. One forward a row; its gradients are counted when asked."""
@@ -191,16 +198,24 @@ class Tape:
         `keep` `(k,)` indexes the tape's rows; the others ride along with a zero weight. One backward a kept row and rival.
         A plain loop over rivals with the graph retained: on a CPU it is the fastest way and needs the least memory.
         """
-        network, count = self.network, rivals.shape[1]
-        network._count(network.backwards, self.rows[keep], count)
-        found = []
+        every, count, found = torch.arange(len(keep), device=keep.device), rivals.shape[1], []
         for j in range(count):
-            weight = torch.zeros_like(self.z)
-            weight[keep, rivals[:, j]] = 1.0
-            weight[keep, y] = -1.0
-            (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=j < count - 1)
-            found.append(gradient if len(keep) == len(self.x) else gradient[keep])
+            weight = self.z.new_zeros(len(keep), self.z.shape[1])
+            weight[every, rivals[:, j]], weight[every, y] = 1.0, -1.0
+            found.append(self.pull(weight, keep, again=j < count - 1))
         return torch.stack(found, 1)
+
+    def pull(self, weight: Tensor, keep: Tensor, again: bool = False) -> Tensor:
+        """Gradients of `<weight_i, theta>` at the rows `keep`: `(k, K), (k,) -> (k, *shape)`. One backward a kept row.
+
+        again: keep the graph for another call; without it this call is the tape's last.
+        """
+        self.network._count(self.network.backwards, self.rows[keep])
+        whole = len(keep) == len(self.x)
+        if not whole:
+            weight = torch.zeros_like(self.z).index_copy(0, keep, weight)
+        (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=again)
+        return gradient if whole else gradient[keep]
 
 
 @dataclass(frozen=True)
@@ -232,11 +247,14 @@ def search(
     progress: Progress = False,
     description: str = "attack",
     tolerance: float | None = None,
+    whole: bool = False,
 ) -> Search:
     """Run `attack(network, x, y, tick) -> (points, clean logits)` over chunks of checked data, then verify its points.
 
     Samples are independent, so results do not depend on the chunks. `tick` takes the share of the chunk that is done. A
-    point counts as wrong if it is wrong by the tolerance, by default the one for flips that this library stores.
+    point counts as wrong if it is wrong by the tolerance, by default the one for flips that this library stores. whole: one
+    chunk for an attack that needs statistics of all samples; it gets them where they are and streams batches to the
+    network's device itself.
     """
     batch_size = BATCH_SIZE if batch_size is None else int(batch_size)
     if batch_size < 1:
@@ -246,10 +264,11 @@ def search(
     parts: list[tuple[Tensor, ...]] = []
     with frozen(model), _bar(progress, description) as report:
         check_model(model, x, y)
-        for start in range(0, len(x), batch_size):
-            chunk, labels = x[start : start + batch_size].to(device), y[start : start + batch_size].to(device)
+        size, home = (max(len(x), 1), x.device) if whole else (batch_size, device)
+        for start in range(0, len(x), size):
+            chunk, labels = x[start : start + size].to(home), y[start : start + size].to(home)
             ids = torch.arange(start, start + len(chunk))
-            network, checker = Network(model, ids, batch_size), Network(model, ids, batch_size)
+            network, checker = Network(model, ids, batch_size, device), Network(model, ids, batch_size, device)
 
             def tick(share: float, start: int = start, size: int = len(chunk)) -> None:
                 report((start + share * size) / len(x))
@@ -263,8 +282,8 @@ def search(
             at_clean = predict(clean, labels)
             unmoved = (points == chunk).flatten(1).all(1)
             at_point = torch.where(unmoved, at_clean, predict(z, labels, tolerance))
-            home = (t.to(x.device) for t in (points, at_clean, at_point))
-            parts.append((*home, network.forwards, network.backwards, checker.forwards))
+            back = (t.to(x.device) for t in (points, at_clean, at_point))
+            parts.append((*back, network.forwards, network.backwards, checker.forwards))
             tick(1.0)
     if not parts:
         none = torch.zeros(0, dtype=torch.int64)

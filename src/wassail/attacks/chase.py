@@ -26,7 +26,7 @@ from torch import Tensor
 from wassail.attacks.hunt import Hunt
 from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
 from wassail.losses import strongest_rival
-from wassail.network import Tick, sample_keys
+from wassail.network import Tick, generators
 
 CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead
 RIVALS = 10  # gradients at the sample: all rivals up to 11 classes, else those with the largest logits
@@ -201,12 +201,9 @@ def squeeze(hunt: Hunt, rows: Tensor, times: int, tight: float = 0.998, length: 
 
 def scatter(hunt: Hunt, rows: Tensor, seed: int, number: int) -> Tensor:
     """A random start for each sample, near the sphere of its best flip, keyed by (seed, the sample, number)."""
-    noise = []
-    for key in sample_keys(hunt.x[rows]):
-        generator = torch.Generator().manual_seed(((seed * 1_000_003 + key) * 1_009 + number) % 2**63)
-        noise.append(torch.randn(hunt.x.shape[1:], dtype=hunt.x.dtype, generator=generator))
-    v = torch.stack(noise).to(hunt.x.device)
     x = hunt.x[rows]
+    draws = [torch.randn(x.shape[1:], dtype=x.dtype, generator=generator) for generator in generators(x, seed, number)]
+    v = torch.stack(draws).to(x.device)
     far = torch.where(torch.isfinite(hunt.distance[rows]), hunt.distance[rows], 1.0)
     v = v * column(far / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
     best = torch.where(column(torch.isfinite(hunt.distance[rows]), x), hunt.points[rows], x)

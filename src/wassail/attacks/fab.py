@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wassail.attacks.deepfool import gaps, nearest_plane, rival_count
 from wassail.attacks.hunt import Hunt
+from wassail.attacks.pointwise import random_start
 from wassail.attacks.walk import top_rivals
 from wassail.errors import InputError
 from wassail.geometry import clip, column, inner, plane_step, vector_norm
@@ -27,6 +28,9 @@ def fab_engine(
     beta: float = 0.9,
     topk: int | None = None,
     targets: int | None = None,
+    restarts: int = 1,
+    shorten: int = BISECTIONS,
+    seed: int = 0,
 ) -> None:
     """Project the iterate and the sample onto the nearest linearised boundary, mix the two, step back after each flip.
 
@@ -39,27 +43,49 @@ def fab_engine(
 
     topk: rivals with the largest clean logits (None: all of up to 10 classes, else 10). targets: FAB-T, a run of its own for
     each of this many rivals (at most 9) with the largest clean logits. Limited passes are shared evenly among the runs, and
-    there are fewer of them where they would get less than 10 each. Nothing is random.
+    there are fewer of them where they would get less than 10 each. restarts: the first begins at the sample, the others at a
+    random point keyed by the seed. shorten: bisections of the nearest flip at the end.
 
-    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward (FAB-T: 1); 10 to shorten.
+    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward (FAB-T: 1); `shorten` forward.
     """
     if targets is not None and targets < 1:
         raise InputError(f"targets is {targets}: give the number of rivals to run FAB-T on, 1 to 9, or None for all at once.")
     count = rival_count(hunt, topk if targets is None else int(min(targets, 9, max(hunt.passes / 10, 1))))
     rows = hunt.rows[hunt.afford(hunt.rows, count + 1)]
     if len(rows):
-        rivals = top_rivals(hunt.clean, hunt.y, count)[rows]
-        gradients = hunt.start.gradients(hunt.y[rows], rivals, rows)
-        runs = [slice(None)] if targets is None else [slice(j, j + 1) for j in range(count)]
+        rivals = top_rivals(hunt.clean, hunt.y, count)
+        columns = [slice(None)] if targets is None else [slice(j, j + 1) for j in range(count)]
+        runs = [(turn, part) for turn in range(restarts) for part in columns]
         share = (hunt.passes - 1 - count) / len(runs) if math.isfinite(hunt.passes) else 0.0
-        for i, run in enumerate(runs):
+        gradients = hunt.start.gradients(hunt.y[rows], rivals[rows], rows)
+        for i, (turn, part) in enumerate(runs):
 
-            def part(done: float, i: int = i, total: int = len(runs)) -> None:
+            def report(done: float, i: int = i, total: int = len(runs)) -> None:
                 tick((i + done) / total)
 
+            open_ = hunt.standing(rows)
+            rows, gradients = rows[open_], gradients[open_]
             later = share * (len(runs) - 1 - i)
-            _descend(hunt, part, rows, rivals[:, run], gradients[:, run], later, steps, alpha_max, eta, beta)
-    hunt.shorten(hunt.rows, BISECTIONS)
+            begin = rows, rivals[rows, part], hunt.x[rows], hunt.clean[rows], gradients[:, part]
+            if turn:
+                begin = _elsewhere(hunt, rows, rivals[:, part], later, seed, i)
+            if len(begin[0]):
+                _descend(hunt, report, *begin, later, steps, alpha_max, eta, beta)
+    hunt.shorten(hunt.rows, shorten)
+
+
+def _elsewhere(
+    hunt: Hunt, rows: Tensor, rivals: Tensor, later: float, seed: int, number: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """A restart: samples, rivals, a random point half as far as the nearest flip (or the limit), logits and gradients there."""
+    rows = rows[_left(hunt, rows, later) >= rivals.shape[1] + 2]
+    far = hunt.distance[rows] if hunt.limit < 0 else hunt.distance[rows].clamp(max=hunt.limit)
+    point = random_start(hunt, rows, torch.where(torch.isfinite(far), far, 1.0) / 2, seed, number)
+    if not len(rows):
+        return rows, rivals[rows], point, hunt.clean[rows], torch.zeros(0)
+    tape, _ = hunt.tape(point, rows)
+    every = torch.arange(len(rows), device=rows.device)
+    return rows, rivals[rows], point, tape.logits, tape.gradients(hunt.y[rows], rivals[rows], every)
 
 
 def _descend(
@@ -67,6 +93,8 @@ def _descend(
     tick: Tick,
     rows: Tensor,
     rivals: Tensor,
+    point: Tensor,
+    z: Tensor,
     gradients: Tensor,
     later: float,
     steps: int,
@@ -74,8 +102,7 @@ def _descend(
     eta: float,
     beta: float,
 ) -> None:
-    """One run from the samples `rows`: rivals `(n, J)`, their gradients there `(n, J, *shape)`; `later`: passes to leave."""
-    point, z = hunt.x[rows], hunt.clean[rows]
+    """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`; `later`: passes to leave."""
     for k in range(steps):
         x, need = hunt.x[rows], gaps(hunt, z, rows, rivals)
         near, j = nearest_plane(point, gradients, need, hunt.norm, hunt.domain)
@@ -85,7 +112,8 @@ def _descend(
         length, back = (vector_norm(step.double(), hunt.norm) for step in (near, home))  # float32 squares over- and underflow
         a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
         point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
-        can = (length > 0) & (_left(hunt, rows, later) >= 1)  # a step of length 0 would be repeated for ever
+        # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within it is done.
+        can = (length > 0) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1)
         rows, rivals, point = rows[can], rivals[can], point[can]
         if not len(rows):
             return

@@ -25,8 +25,10 @@ from wassail.transport import Flips
 class Hunt:
     """The search for the nearest flip of each of n samples.
 
-    x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`, with their `tape`; points, distance: nearest flip so far
-    and how far it is, `(n,)`, inf where there is none; wrong: samples that need no attack. `rows` index the n samples.
+    x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`; points, distance: nearest flip so far and how far it is,
+    `(n,)`, inf where there is none; wrong: samples that need no attack. `rows` index the n samples. limit: how far a flip may
+    be to be wanted, any distance if negative; radius: a hair less, for the balls to search (both in `ball`); target: classes
+    `(N,)` of the whole data set that a flip must reach, any wrong one if None; flat: where a climb met a zero gradient.
     """
 
     def __init__(
@@ -38,16 +40,26 @@ class Hunt:
         domain: Domain,
         passes: int | None,
         known: Flips | None = None,
+        ball: tuple[float, float] = (-1.0, -1.0),
+        target: Tensor | None = None,
+        graph: bool = True,
+        clean: Tensor | None = None,
     ) -> None:
+        self.limit, self.radius = ball
+        self.target = None if target is None else target[network.ids.to(target.device)].to(y.device)
         self.network, self.x, self.y, self.norm, self.domain = network, x, y, norm, domain
         self.passes = math.inf if passes is None else passes
         self.tolerance = flip_tolerance(x.dtype)
-        self.start: Tape = network.tape(x, network.rows)
-        self.clean = self.start.logits
+        # An attack that asks for no gradient at the samples has no use for the graph's memory.
+        self._start = network.tape(x, network.rows) if graph else None
+        if self._start is not None:
+            clean = self._start.logits
+        self.clean = network.logits(x, network.rows) if clean is None else clean
         self.wrong = predict(self.clean, y) != y
         self.points = x.clone()
         self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
         self.anytime, self.stopped = False, torch.zeros_like(self.wrong)
+        self.flat = torch.zeros_like(self.wrong)
         self.warm = known is not None  # begins with the flips of an earlier search
         if known is not None:
             found = known.success[network.ids].to(x.device) & ~self.wrong
@@ -55,9 +67,20 @@ class Hunt:
             self.distance[found] = known.distances[network.ids].to(self.distance)[found]
 
     @property
+    def start(self) -> Tape:
+        """The forward pass at the samples, with its graph."""
+        assert self._start is not None, "this hunt was begun without a graph"
+        return self._start
+
+    @property
     def rows(self) -> Tensor:
-        """The samples that can be attacked at all."""
-        return (~self.wrong).nonzero()[:, 0]
+        """The samples that are worth attacking: right at the start, and without a flip within the radius if there is one."""
+        rows = (~self.wrong).nonzero()[:, 0]
+        return rows[self.standing(rows)]
+
+    def standing(self, rows: Tensor) -> Tensor:
+        """Which of these samples have no flip within the limit yet, bool; without a limit all: a nearer flip may exist."""
+        return self.distance[rows] > self.limit
 
     def left(self, rows: Tensor) -> Tensor:
         """Passes left to these samples."""
@@ -78,15 +101,17 @@ class Hunt:
     def logits(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether each is a flip."""
         z = self.network.logits(points, rows)
-        return z, self._offer(points, rows, z)
+        return z, self.offer(points, rows, z)
 
     def tape(self, points: Tensor, rows: Tensor) -> tuple[Tape, Tensor]:
         """The same with a graph for gradients; one pass, and one for each gradient asked of it."""
         tape = self.network.tape(points, rows)
-        return tape, self._offer(points, rows, tape.logits)
+        return tape, self.offer(points, rows, tape.logits)
 
-    def _offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
-        flipped = predict(z, self.y[rows], self.tolerance) != self.y[rows]
+    def offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
+        """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far; which are flips, bool `(m,)`."""
+        predicted = predict(z, self.y[rows], self.tolerance)
+        flipped = predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
         length = vector_norm(points - self.x[rows], self.norm)
         better = flipped & (length < self.distance[rows])
         if better.any():
