@@ -101,10 +101,17 @@ def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: 
     soft-threshold (Duchi et al. 2008), capped by the box; for r = 2 the box caps a shrunken ray; for inf both are boxes.
     """
     v = point - center
-    free = room(center, v, domain)
     if norm == math.inf:
-        z = v.sign() * torch.minimum(torch.minimum(v.abs(), free), column(radius, v).expand_as(v))
-    elif norm == 2:
+        limit = column(radius, v)
+        return clip(center + torch.maximum(torch.minimum(v, limit), -limit), domain)
+    inside = clip(point, domain)
+    over = vector_norm(inside - center, norm) > _per_row(radius, v)
+    if not over.any():
+        return inside
+    if not over.all():
+        return inside.index_put((over,), project(point[over], center[over], norm, _per_row(radius, v)[over], domain))
+    free = (inside - center).abs()  # the answer is no longer than this anywhere
+    if norm == 2:
         z = _ray(v, free, radius, longest=1.0)
     else:
         z = v.sign() * _soft_threshold(v.abs().flatten(1), free.flatten(1), _per_row(radius, v)).reshape(v.shape)
@@ -201,14 +208,18 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
     t = torch.zeros_like(target)
     rows = (target > 0).nonzero()[:, 0]
     rate, cap, target = rate[rows], cap[rows], target[rows]
-    full = cap <= 0
+    level, count = target / rate.sum(1), torch.full_like(rows, -1)
     while len(rows):
-        spent, speed = (full * cap).nan_to_num(0.0).sum(1), (~full * rate).sum(1)
-        level = torch.where(speed > 0, (target - spent) / torch.where(speed > 0, speed, 1), math.inf)
-        t[rows] = level = torch.maximum(t[rows], level)  # it only climbs; rounding could make it fall at the very end
-        more = (level[:, None] * rate >= cap) & ~full & (rate > 0)
-        again = more.any(1)  # rows whose full set grew; the others are done and leave
-        rows, rate, cap, target, full = (v[again] for v in (rows, rate, cap, target, full | more))
+        spent = torch.minimum(level[:, None] * rate, cap)
+        open_ = spent < cap
+        speed, left = (rate * open_).sum(1), open_.sum(1)
+        # It only climbs; with nothing open, or nothing that moves, the caps fall short.
+        level = torch.where(speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf)
+        t[rows] = level
+        again = (left != count) & (speed > 0)  # rows whose open set shrank; the others are done and leave
+        count = left
+        if not again.all():
+            rows, rate, cap, target, level, count = (v[again] for v in (rows, rate, cap, target, level, count))
     return t
 
 

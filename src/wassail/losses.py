@@ -53,14 +53,18 @@ def margin_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dlr_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """DLR `(N,)` and the direction of its gradient with respect to the logits `(N, K)`: the gradient times its denominator."""
-    value, weight = margin_ascent(z, y)
+    """DLR `(N,)` and the direction of its gradient with respect to the logits `(N, K)`: the gradient times its denominator.
+
+    Where `y` is third DLR is 1 whatever the logits and has no gradient: there the direction is the margin's.
+    """
+    value, plain = margin_ascent(z, y)
     if z.shape[1] <= 3:
-        return value, weight
+        return value, plain
     top = z.topk(3, dim=1)
     value = value / (top.values[:, 0] - top.values[:, 2] + 1e-12)
     turn = value[:, None] * value.new_tensor([-1.0, 0.0, 1.0])
-    return value, weight.scatter_add(1, top.indices, turn)
+    third = (top.indices[:, 2] == y)[:, None]
+    return value, torch.where(third, plain, plain.scatter_add(1, top.indices, turn))
 
 
 def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:

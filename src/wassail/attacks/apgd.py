@@ -119,6 +119,8 @@ class _Climb:
     """The samples still climbing: every field is `(m,)` or `(m, *shape)`."""
 
     index: Tensor  # their places among the samples of the call
+    center: Tensor  # the samples
+    radius: Tensor
     point: Tensor
     previous: Tensor
     best: Tensor
@@ -158,8 +160,8 @@ def climb(
     best, flipped = start.clone(), torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     zero, never = torch.zeros_like(radius), torch.full_like(radius, -math.inf)
     s = _Climb(
-        torch.arange(len(rows), device=x.device), start, start, start, torch.zeros_like(start), never, -never, 2 * radius,
-        zero, seen=never, halved=~flipped, share=zero,
+        torch.arange(len(rows), device=x.device), x, radius, start, start, best, torch.zeros_like(start), never, -never,
+        2 * radius, zero, seen=never, halved=~flipped, share=zero,
     )  # fmt: skip
     if norm == 1:
         moved, everything = _support(start, x), max(x[:1].numel(), 1)
@@ -175,25 +177,26 @@ def climb(
         better = value > s.top
         s.top, s.best = torch.where(better, value, s.top), pick(better, s.point, s.best)
         s.rises, s.last = s.rises + (value > s.last), value
-        best[s.index], flipped[s.index] = s.best, flip
         done = flip if hunt.limit < 0 else ~hunt.standing(mine)
-        keep = (~done & hunt.afford(mine, 2)).nonzero()[:, 0]  # the gradient, and a look at where it leads
-        if step == steps or not len(keep):
+        go = ~done & hunt.afford(mine, 2) if step < steps else torch.zeros_like(done)  # a gradient, and where it leads
+        keep = go.nonzero()[:, 0]
+        if len(keep) < len(go):
+            best[s.index[~go]], flipped[s.index[~go]] = s.best[~go], flip[~go]
+        if not len(keep):
             break
         gradient = pull(keep)
         if step == 0:
             hunt.flat[mine[keep]] |= ~gradient.flatten(1).any(1)
         s = s.take(keep)
         s.slope = pick(better[keep], gradient, s.slope)
-        center, limit = x[s.index], radius[s.index]
         if step in periods:
-            back = _check_l1(s, center, limit) if norm == 1 else _check(s, periods[step])
+            back = _check_l1(s) if norm == 1 else _check(s, periods[step])
             s.point, gradient = pick(back, s.best, s.point), pick(back, s.slope, gradient)
         ahead = s.point + column(s.size, x) * _direction(s.point, gradient, norm, domain, s.share)
-        ahead = project(ahead, center, norm, limit, domain)
+        ahead = project(ahead, s.center, norm, s.radius, domain)
         if norm != 1 and step > 0:
             ahead = s.point + 0.75 * (ahead - s.point) + 0.25 * (s.point - s.previous)
-            ahead = project(ahead, center, norm, limit, domain)
+            ahead = project(ahead, s.center, norm, s.radius, domain)
         s.previous, s.point = s.point, ahead
     return best, flipped
 
@@ -238,12 +241,12 @@ def _check(s: _Climb, period: int) -> Tensor:
     return back
 
 
-def _check_l1(s: _Climb, center: Tensor, radius: Tensor) -> Tensor:
+def _check_l1(s: _Climb) -> Tensor:
     """The l1 rule for step size and sparsity; which samples go back to their best point, bool `(m,)`."""
-    moved = _support(s.best, center)
+    moved = _support(s.best, s.center)
     back = moved < 0.95 * s.seen
-    s.size = torch.where(back, radius, torch.maximum(s.size / 1.5, radius / 10))
-    s.seen, s.share = moved, moved / (1.5 * center[0].numel())
+    s.size = torch.where(back, s.radius, torch.maximum(s.size / 1.5, s.radius / 10))
+    s.seen, s.share = moved, moved / (1.5 * s.center[0].numel())
     return back
 
 
@@ -254,7 +257,8 @@ def _support(point: Tensor, center: Tensor) -> Tensor:
 
 def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Tensor) -> Tensor:
     """A step of norm 1, shape of `point`: `M_r(g)`, for l1 the signs of the largest `share` `(m,)` of the entries of `g`."""
-    g = torch.where(room(point, g, domain) > 0, g, 0)
+    if norm != math.inf and domain is not None:
+        g = torch.where(room(point, g, domain) > 0, g, 0)
     if norm != 1:
         return maximiser(g, norm)
     size = g.abs().flatten(1)

@@ -112,15 +112,13 @@ class Hunt:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far; which are flips, bool `(m,)`."""
         predicted = predict(z, self.y[rows], self.tolerance)
         flipped = predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
-        length = vector_norm(points - self.x[rows], self.norm)
-        better = flipped & (length < self.distance[rows])
-        if better.any():
-            # Several candidates of one sample may come at once: the nearest must win, so it is written last.
-            order = length[better].argsort(descending=True, stable=True)
-            mine, theirs = rows[better][order], points[better][order]
-            best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length[better][order], "amin")
-            last = length[better][order] == best[mine]
-            self.points[mine[last]], self.distance[mine[last]] = theirs[last], length[better][order][last]
+        if flipped.any():
+            mine, theirs = rows[flipped], points[flipped]
+            length = vector_norm(theirs - self.x[mine], self.norm)
+            # Several candidates of one sample may come at once: only the nearest of them may be written.
+            best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length, "amin")
+            better = (length == best[mine]) & (length < self.distance[mine])
+            self.points[mine[better]], self.distance[mine[better]] = theirs[better], length[better]
         return flipped
 
     def guess(self, rows: Tensor, points: Tensor) -> None:
