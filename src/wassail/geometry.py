@@ -51,6 +51,13 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return (a.flatten(1) * b.flatten(1)).sum(1)
 
 
+def blocked(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
+    """Which coordinates of `x` stand at the wall that `direction` pushes them against, bool, shape of `x`."""
+    if domain is None:
+        return torch.zeros_like(x, dtype=torch.bool)
+    return torch.where(direction > 0, x >= domain[1], x <= domain[0])
+
+
 def maximiser(g: Tensor, norm: float) -> Tensor:
     """Dual-norm maximiser `M_r(g) = argmax { <g, u> : ||u||_r <= 1 }`, shape of `g`; zero where `g` is zero.
 
@@ -89,7 +96,7 @@ def steepest(x: Tensor, g: Tensor, norm: float, radius: Radius, domain: Domain =
     if norm == math.inf:
         return g.sign() * torch.minimum(free, column(radius, g).expand_as(g))
     if norm == 2:
-        return _ray(g, free, radius, longest=math.inf)
+        return _ray(g, free, radius)
     flat, target = size.flatten(1), _per_row(radius, g)
     return g.sign() * _greedy(flat, torch.ones_like(flat), free.flatten(1), target).reshape(g.shape)
 
@@ -110,12 +117,15 @@ def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: 
         return inside
     if not over.all():
         return inside.index_put((over,), project(point[over], center[over], norm, _per_row(radius, v)[over], domain))
-    free = (inside - center).abs()  # the answer is no longer than this anywhere
+    moved = inside - center
     if norm == 2:
-        z = _ray(v, free, radius, longest=1.0)
-    else:
-        z = v.sign() * _soft_threshold(v.abs().flatten(1), free.flatten(1), _per_row(radius, v)).reshape(v.shape)
-    return clip(center + z, domain)
+        # The answer is clip(center + t v), and no coordinate of it is longer than `moved`: sum min(t^2 v^2, moved^2) = radius^2.
+        top = vector_norm(v, math.inf)  # squares of what is at most 1 do not overflow, and what underflows does not count
+        unit = column(1 / top, v)
+        t = _fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), (_per_row(radius, v) / top).square())
+        return clip(torch.addcmul(center, v, column(t.sqrt().clamp(max=1), v)), domain)
+    size = _soft_threshold(v.abs().flatten(1), moved.abs().flatten(1), _per_row(radius, v))
+    return clip(center + v.sign() * size.reshape(v.shape), domain)
 
 
 def clip(point: Tensor, domain: Domain) -> Tensor:
@@ -153,13 +163,16 @@ def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = 
     if norm == 1:
         flat = size.flatten(1)
         step = _greedy(flat, flat, free.flatten(1), target).reshape(x.shape)
-    else:
-        speed = size.double()  # squares of float32 gradients can under- and overflow
-        cap = torch.where(size > 0, speed * free, 0)
-        rate = speed if norm == math.inf else speed.square()
-        t = column(_fill(rate.flatten(1), cap.flatten(1), target.double()), speed)
-        step = torch.minimum(t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * speed, 0), free.double())
-        step = step.to(w.dtype)
+        return torch.where(direction == 0, 0, direction.sign() * step)
+    top = vector_norm(size, math.inf)
+    far = target / torch.where(top > 0, top, 1)  # sizes at most 1: squares do not overflow, what underflows does not count
+    if w.dtype == torch.float32 and not (far < 1e18).all():
+        return plane_step(x.double(), w.double(), gap.double(), norm, domain).to(w.dtype)
+    size = size / column(torch.where(top > 0, top, 1), size)
+    rate = size if norm == math.inf else size.square()
+    cap = size * free if domain is not None else torch.where(size > 0, free, 0)
+    t = column(_fill(rate.flatten(1), cap.flatten(1), far), size)
+    step = torch.minimum(t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * size, 0), free)
     return torch.where(direction == 0, 0, direction.sign() * step)
 
 
@@ -207,24 +220,26 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
     """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short."""
     t = torch.zeros_like(target)
     rows = (target > 0).nonzero()[:, 0]
-    rate, cap, target = rate[rows], cap[rows], target[rows]
-    level, count = target / rate.sum(1), torch.full_like(rows, -1)
+    if len(rows) < len(t):
+        rate, cap, target = rate[rows], cap[rows], target[rows]
+    level, count, going = target / rate.sum(1), torch.full_like(rows, -1), torch.ones_like(rows, dtype=torch.bool)
     while len(rows):
         spent = torch.minimum(level[:, None] * rate, cap)
         open_ = spent < cap
         speed, left = (rate * open_).sum(1), open_.sum(1)
         # It only climbs; with nothing open, or nothing that moves, the caps fall short.
-        level = torch.where(speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf)
-        t[rows] = level
-        again = (left != count) & (speed > 0)  # rows whose open set shrank; the others are done and leave
+        higher = torch.where(speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf)
+        t[rows] = level = torch.where(going, higher, level)
+        going = going & (left != count) & (speed > 0)  # rows whose open set shrank; the others are done
         count = left
-        if not again.all():
-            rows, rate, cap, target, level, count = (v[again] for v in (rows, rate, cap, target, level, count))
+        if going.sum() < 0.7 * len(going):  # to copy a few out of the way costs more than to carry them along
+            rows, rate, cap, target, level, count = (v[going] for v in (rows, rate, cap, target, level, count))
+            going = going[going]
     return t
 
 
-def _ray(v: Tensor, free: Tensor, radius: Radius, longest: float) -> Tensor:
-    """`sign(v) min(t |v|, free)` for the largest `t <= longest` that keeps its 2-norm within `radius`."""
+def _ray(v: Tensor, free: Tensor, radius: Radius) -> Tensor:
+    """`sign(v) min(t |v|, free)` for the largest `t` that keeps its 2-norm within `radius`."""
     top = column(vector_norm(v, math.inf), v)
     size = v.abs() / torch.where(top > 0, top, 1)  # at most 1, so that squares do not overflow
     target = _per_row(radius, v).square()
@@ -234,7 +249,7 @@ def _ray(v: Tensor, free: Tensor, radius: Radius, longest: float) -> Tensor:
     if len(lost) and v.dtype == torch.float32:
         wide = size[lost].double().square().flatten(1)
         t[lost] = _fill(wide, free[lost].double().square().flatten(1), target[lost].double()).sqrt().to(v.dtype)
-    t = (column(t, v) / torch.where(top > 0, top, 1)).clamp(max=longest)
+    t = column(t, v) / torch.where(top > 0, top, 1)
     return v.sign() * torch.minimum(torch.where(v == 0, 0, t * v.abs()), free)
 
 

@@ -107,7 +107,7 @@ def test_conformance(name, norm) -> None:
 
 WRONG_SIGNS = {
     "deepfool": ("deepfool.plane_step", lambda *arguments: -plane_step(*arguments)),
-    "fab": ("fab.nearest_plane", lambda *arguments: (-nearest_plane(*arguments)[0], nearest_plane(*arguments)[1])),
+    "fab": ("fab.plane_step", lambda *arguments: -plane_step(*arguments)),
     "fab-t": ("fab.gaps", lambda *arguments: -gaps(*arguments)),
     "fmn": ("fmn.maximiser", lambda g, norm: -ws.geometry.maximiser(g, norm)),
     "ddn": ("ddn.maximiser", lambda g, norm: -ws.geometry.maximiser(g, norm)),

@@ -17,7 +17,7 @@ from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective, objective, pointwise, random_start
 from wassail.attacks.walk import top_rivals
 from wassail.errors import InputError, unknown
-from wassail.geometry import column, maximiser, project, room
+from wassail.geometry import blocked, column, maximiser, project
 from wassail.losses import targeted_dlr_ascent
 from wassail.network import Model, Progress, Tick
 from wassail.threat import Domain, Threat
@@ -175,7 +175,7 @@ def climb(
         mine = rows[s.index]
         value, flip, pull = _look(hunt, mine, s.point, goal, eot)
         better = value > s.top
-        s.top, s.best = torch.where(better, value, s.top), pick(better, s.point, s.best)
+        s.top, s.best[better] = torch.where(better, value, s.top), s.point[better]
         s.rises, s.last = s.rises + (value > s.last), value
         done = flip if hunt.limit < 0 else ~hunt.standing(mine)
         go = ~done & hunt.afford(mine, 2) if step < steps else torch.zeros_like(done)  # a gradient, and where it leads
@@ -188,14 +188,15 @@ def climb(
         if step == 0:
             hunt.flat[mine[keep]] |= ~gradient.flatten(1).any(1)
         s = s.take(keep)
-        s.slope = pick(better[keep], gradient, s.slope)
+        better = better[keep]
+        s.slope[better] = gradient[better]
         if step in periods:
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
             s.point, gradient = pick(back, s.best, s.point), pick(back, s.slope, gradient)
-        ahead = s.point + column(s.size, x) * _direction(s.point, gradient, norm, domain, s.share)
-        ahead = project(ahead, s.center, norm, s.radius, domain)
+        move = _direction(s.point, gradient, norm, domain, s.share)
+        ahead = project(torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain)
         if norm != 1 and step > 0:
-            ahead = s.point + 0.75 * (ahead - s.point) + 0.25 * (s.point - s.previous)
+            ahead = s.point.lerp(ahead, 0.75).add(s.point - s.previous, alpha=0.25)
             ahead = project(ahead, s.center, norm, s.radius, domain)
         s.previous, s.point = s.point, ahead
     return best, flipped
@@ -258,7 +259,7 @@ def _support(point: Tensor, center: Tensor) -> Tensor:
 def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Tensor) -> Tensor:
     """A step of norm 1, shape of `point`: `M_r(g)`, for l1 the signs of the largest `share` `(m,)` of the entries of `g`."""
     if norm != math.inf and domain is not None:
-        g = torch.where(room(point, g, domain) > 0, g, 0)
+        g = g * ~blocked(point, g, domain)
     if norm != 1:
         return maximiser(g, norm)
     size = g.abs().flatten(1)
