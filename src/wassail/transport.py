@@ -204,7 +204,8 @@ def sample_weights(mu: Tensor | None, n: int) -> Tensor:
     mu = torch.as_tensor(mu, dtype=torch.float64).cpu()
     if mu.shape != (n,) or not (mu >= 0).all() or not torch.isfinite(mu).all() or (n and mu.sum() <= 0):
         raise InputError(f"mu must hold {n} finite sample weights >= 0 that are not all zero, one for each sample.")
-    return mu if not n or abs(float(mu.sum()) - 1) < 1e-9 else mu / mu.sum()
+    total = math.fsum(mu.tolist())  # exact, so that the order of the samples cannot matter
+    return mu if not n or abs(total - 1) < 1e-9 else mu / total
 
 
 def transport_cost(mu: Tensor, weights: Tensor, distances: Tensor, order: float) -> float:

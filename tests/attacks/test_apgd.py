@@ -192,7 +192,7 @@ def test_broken_parts_are_caught(broken: str, monkeypatch) -> None:
         pull = Tape.pull
         monkeypatch.setattr(Tape, "pull", lambda *arguments, **options: -pull(*arguments, **options))
     elif broken == "projection":
-        monkeypatch.setattr(module, "project", lambda point, center, norm, radius, domain: center)
+        monkeypatch.setattr(module, "_into", lambda point, center, norm, radius, domain: center)
     elif broken == "loss":
         wrong = lambda z, rows: (torch.zeros(len(z), dtype=z.dtype), torch.ones_like(z))  # noqa: E731
         monkeypatch.setattr(module, "objective", lambda hunt, loss: wrong)

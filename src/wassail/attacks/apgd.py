@@ -1,7 +1,7 @@
 """APGD, the step-size free PGD (Croce & Hein 2020, arXiv 2003.01690; for l1 2021, arXiv 2103.01208).
 
-Two things differ from the reference, both for the better: projections onto ball and box together are exact, and a coordinate
-that already stands at the wall it is pushed against takes no share of the step. And a sample that flips stops at once.
+What differs from the reference: a coordinate that already stands at the wall it is pushed against takes no share of the step,
+cross entropy cannot saturate (`losses.ce_ascent`), and a sample that flips stops at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective, objective, pointwise, random_start
 from wassail.attacks.walk import top_rivals
 from wassail.errors import InputError, unknown
-from wassail.geometry import blocked, column, maximiser, project
+from wassail.geometry import blocked, clip, column, maximiser, project, vector_norm
 from wassail.losses import targeted_dlr_ascent
 from wassail.network import Model, Progress, Tick
 from wassail.threat import Domain, Threat
@@ -194,10 +194,10 @@ def climb(
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
             s.point, gradient = pick(back, s.best, s.point), pick(back, s.slope, gradient)
         move = _direction(s.point, gradient, norm, domain, s.share)
-        ahead = project(torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain)
+        ahead = _into(torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain)
         if norm != 1 and step > 0:
             ahead = s.point.lerp(ahead, 0.75).add(s.point - s.previous, alpha=0.25)
-            ahead = project(ahead, s.center, norm, s.radius, domain)
+            ahead = _into(ahead, s.center, norm, s.radius, domain)
         s.previous, s.point = s.point, ahead
     return best, flipped
 
@@ -249,6 +249,18 @@ def _check_l1(s: _Climb) -> Tensor:
     s.size = torch.where(back, s.radius, torch.maximum(s.size / 1.5, s.radius / 10))
     s.seen, s.share = moved, moved / (1.5 * s.center[0].numel())
     return back
+
+
+def _into(point: Tensor, center: Tensor, norm: float, radius: Tensor, domain: Domain) -> Tensor:
+    """Bring points into the ball and the box: by `geometry.project`, but for l2 as the authors do, by scaling and clipping.
+
+    That is not the projection onto their intersection, but a third of its work, and the climb ends no lower for it.
+    """
+    if norm != 2:
+        return project(point, center, norm, radius, domain)
+    v = point - center
+    length = vector_norm(v, 2)
+    return clip(torch.addcmul(center, v, column(torch.where(length > radius, radius / length, 1), v)), domain)
 
 
 def _support(point: Tensor, center: Tensor) -> Tensor:
