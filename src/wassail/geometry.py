@@ -66,11 +66,13 @@ def maximiser(g: Tensor, norm: float) -> Tensor:
     if norm == math.inf:
         return g.sign()
     if norm == 2:
-        # Scaling by the largest entry first keeps tiny float32 gradients from underflowing when squared.
-        top = column(vector_norm(g, math.inf), g)
-        g = g / torch.where(top > 0, top, 1)
-        size = column(vector_norm(g, 2), g)
-        return g / torch.where(size > 0, size, 1)
+        size = vector_norm(g, 2)
+        odd = ~((size > 1e-10) & (size < 1e10))
+        if odd.any():  # scaled by their largest entry first, float32 gradients cannot under- or overflow when squared
+            top = vector_norm(g[odd], math.inf)
+            part = g[odd] / column(torch.where(top > 0, top, 1), g)
+            g, size = g.index_put((odd,), part), size.index_put((odd,), vector_norm(part, 2))
+        return g / column(torch.where(size > 0, size, 1), g)
     flat = g.flatten(1)
     where = flat.abs().argmax(1, keepdim=True)
     return torch.zeros_like(flat).scatter(1, where, flat.gather(1, where).sign()).reshape(g.shape)
@@ -119,7 +121,7 @@ def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: 
         return inside.index_put((over,), project(point[over], center[over], norm, _per_row(radius, v)[over], domain))
     moved = inside - center
     if norm == 2:
-        # The answer is clip(center + t v), and no coordinate of it is longer than `moved`: sum min(t^2 v^2, moved^2) = radius^2.
+        # The answer is clip(center + t v), no coordinate of it longer than `moved`: sum min(t^2 v^2, moved^2) = radius^2.
         top = vector_norm(v, math.inf)  # squares of what is at most 1 do not overflow, and what underflows does not count
         unit = column(1 / top, v)
         t = _fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), (_per_row(radius, v) / top).square())

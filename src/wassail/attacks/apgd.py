@@ -254,7 +254,8 @@ def _check_l1(s: _Climb) -> Tensor:
 def _into(point: Tensor, center: Tensor, norm: float, radius: Tensor, domain: Domain) -> Tensor:
     """Bring points into the ball and the box: by `geometry.project`, but for l2 as the authors do, by scaling and clipping.
 
-    That is not the projection onto their intersection, but a third of its work, and the climb ends no lower for it.
+    That is not the projection onto their intersection, but much less work. On CIFAR networks the climb ends no lower for it;
+    on an MNIST network whose gradients mislead the exact projection fells about one sample more in a hundred.
     """
     if norm != 2:
         return project(point, center, norm, radius, domain)
@@ -271,11 +272,11 @@ def _support(point: Tensor, center: Tensor) -> Tensor:
 def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Tensor) -> Tensor:
     """A step of norm 1, shape of `point`: `M_r(g)`, for l1 the signs of the largest `share` `(m,)` of the entries of `g`."""
     if norm != math.inf and domain is not None:
-        g = g * ~blocked(point, g, domain)
+        g = g.masked_fill(blocked(point, g, domain), 0)
     if norm != 1:
         return maximiser(g, norm)
     size = g.abs().flatten(1)
-    count = (share * size.shape[1]).long().clamp(1, size.shape[1])
+    count = (share * size.shape[1]).ceil().long().clamp(1, size.shape[1])
     least = size.topk(int(count.max()), dim=1).values.gather(1, count[:, None] - 1)
     sign = torch.where(size >= least, g.sign().flatten(1), 0)
     return (sign / sign.abs().sum(1, keepdim=True).clamp(min=1)).reshape(g.shape)
