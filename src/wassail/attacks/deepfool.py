@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal import minimal
 from wassail.attacks.walk import top_rivals
 from wassail.geometry import clip, inner, plane_step, vector_norm
-from wassail.network import Tick
-from wassail.threat import Domain, dual
+from wassail.network import Model, Progress, Tick
+from wassail.threat import Domain, Threat, dual
+from wassail.transport import Distribution
 
 
 def deepfool_engine(hunt: Hunt, tick: Tick, *, steps: int = 50, overshoot: float = 0.02, topk: int | None = None) -> None:
@@ -89,3 +91,29 @@ def nearest_plane(point: Tensor, gradients: Tensor, gap: Tensor, norm: float, do
         mine = open_[better]
         best[mine], which[mine], step[mine] = length[better], j[mine], trial[better]
     return step, which
+
+
+def deepfool(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    steps: int = 50,
+    overshoot: float = 0.02,
+    topk: int | None = None,
+    mu: Tensor | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress = False,
+) -> Distribution:
+    """The near flips that DeepFool finds, and the budget of the threat allocated to them.
+
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and order, eps, domain. It looks
+    for a near flip whatever eps is, so its flips serve every order and eps. The options, and the passes, are those of
+    `deepfool_engine`. Nothing is random: the seed is only noted.
+    """
+    return minimal(
+        deepfool_engine, "deepfool", model, x, y, threat, mu=mu, seed=seed, batch_size=batch_size, progress=progress,
+        options={"steps": steps, "overshoot": overshoot, "topk": topk},
+    )  # fmt: skip

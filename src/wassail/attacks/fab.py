@@ -9,11 +9,14 @@ from torch import Tensor
 
 from wassail.attacks.deepfool import gaps, nearest_plane, rival_count
 from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal import minimal
 from wassail.attacks.pointwise import random_start
 from wassail.attacks.walk import top_rivals
 from wassail.errors import InputError
-from wassail.geometry import clip, column, inner, plane_step, vector_norm
-from wassail.network import Tick
+from wassail.geometry import clip, column, inner, plane_step
+from wassail.network import Model, Progress, Tick
+from wassail.threat import Threat
+from wassail.transport import Distribution
 
 BISECTIONS = 10
 
@@ -103,39 +106,92 @@ def _descend(
     beta: float,
 ) -> None:
     """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`; `later`: passes to leave."""
+    wild = torch.zeros_like(rows, dtype=torch.bool)  # who flipped in the last step, and will again as likely as not
     for k in range(steps):
         x, need = hunt.x[rows], gaps(hunt, z, rows, rivals)
-        near, j = nearest_plane(point, gradients, need, hunt.norm, hunt.domain)
-        every = torch.arange(len(rows), device=x.device)
-        w = gradients[every, j]
-        home = plane_step(x, w, need[every, j] + inner(w, point - x), hunt.norm, hunt.domain)  # the same plane, seen from x
-        length, back = (vector_norm(step.double(), hunt.norm) for step in (near, home))  # float32 squares over- and underflow
+        near, home, length, back = _two_steps(hunt, point, x, gradients, need)
         a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
         point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
         # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within it is done.
         can = (length > 0) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1)
-        rows, rivals, point = rows[can], rivals[can], point[can]
+        rows, rivals, point, wild = rows[can], rivals[can], point[can], wild[can]
         if not len(rows):
             return
-        tape, flipped = hunt.tape(point, rows)
+        # The gradients are wanted at the new point, or after a flip where it steps back to: the graph of a pass that flips
+        # is of no use, so those who flipped last time are looked at without one.
+        calm, rash = (~wild).nonzero()[:, 0], wild.nonzero()[:, 0]
+        flipped, place = torch.zeros_like(wild), torch.zeros_like(rows).index_copy(0, calm, torch.arange(len(calm)).to(rows))
+        if len(calm):
+            tape, flipped[calm] = hunt.tape(point[calm], rows[calm])
+        if len(rash):
+            _, flipped[rash] = hunt.logits(point[rash], rows[rash])
         tick((k + 1) / steps)
-        # The gradients and the look at the next point, and after a flip another forward pass where it steps back to.
-        can = _left(hunt, rows, later) >= rivals.shape[1] + 1 + flipped.long()
-        on, off = (can & ~flipped).nonzero()[:, 0], (can & flipped).nonzero()[:, 0]
+        again = wild | flipped
+        can = hunt.standing(rows) & (_left(hunt, rows, later) >= rivals.shape[1] + 1 + again.long())
+        on, off = (can & ~again).nonzero()[:, 0], (can & again).nonzero()[:, 0]
         if k + 1 == steps or not len(on) + len(off):
             return
         base = hunt.x[rows[off]]
-        returned = base + beta * (point[off] - base)
-        found = [(tape.gradients(hunt.y[rows[on]], rivals[on], on), tape.logits[on])] if len(on) else []
+        returned = torch.where(column(flipped[off], base), base + beta * (point[off] - base), point[off])
+        found = [(tape.gradients(hunt.y[rows[on]], rivals[on], place[on]), tape.logits[place[on]])] if len(on) else []
         if len(off):
             tape, _ = hunt.tape(returned, rows[off])
             here = torch.arange(len(off), device=x.device)
             found.append((tape.gradients(hunt.y[rows[off]], rivals[off], here), tape.logits))
         gradients, z = (torch.cat(parts) for parts in zip(*found))
         both = torch.cat([on, off])
-        rows, rivals, point = rows[both], rivals[both], torch.cat([point[on], returned])
+        rows, rivals, point, wild = rows[both], rivals[both], torch.cat([point[on], returned]), flipped[both]
+
+
+def _two_steps(hunt: Hunt, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The steps from the point and from the sample to the plane nearest to the point, and their lengths, float64 `(n,)`."""
+    many = gradients.shape[1] > 1
+    w, gap = gradients[:, 0], need[:, 0]
+    if many:
+        near, j = nearest_plane(point, gradients, need, hunt.norm, hunt.domain)
+        every = torch.arange(len(point), device=point.device)
+        w, gap = gradients[every, j], need[every, j]
+    home_gap = gap + inner(w, point - x)  # the same plane, seen from x
+    if many:
+        steps = near, plane_step(x, w, home_gap, hunt.norm, hunt.domain)
+    else:  # both in one go
+        both = plane_step(torch.cat([point, x]), torch.cat([w, w]), torch.cat([gap, home_gap]), hunt.norm, hunt.domain)
+        steps = both[: len(x)], both[len(x) :]
+    lengths = (torch.linalg.vector_norm(step.flatten(1), hunt.norm, dim=1, dtype=torch.float64) for step in steps)
+    return (*steps, *lengths)  # float64, since float32 squares over- and underflow
 
 
 def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
     """Passes left to this run: those of later runs are theirs, and a sample that has a flip keeps enough to shorten it."""
     return hunt.left(rows) - torch.where(torch.isfinite(hunt.distance[rows]), max(later, BISECTIONS), later)
+
+
+def fab(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    steps: int = 100,
+    alpha_max: float = 0.1,
+    eta: float = 1.05,
+    beta: float = 0.9,
+    topk: int | None = None,
+    targets: int | None = None,
+    restarts: int = 1,
+    mu: Tensor | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress = False,
+) -> Distribution:
+    """The nearest flips that FAB finds, or FAB-T with `targets=9`, and the budget of the threat allocated to them.
+
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and order, eps, domain. It looks
+    for the nearest flip whatever eps is, so its flips serve every order and eps. The options, and the passes, are those of
+    `fab_engine`; the seed keys the random restarts.
+    """
+    options = {"steps": steps, "alpha_max": alpha_max, "eta": eta, "beta": beta, "topk": topk, "targets": targets}
+    return minimal(
+        fab_engine, "fab" if targets is None else "fab-t", model, x, y, threat, mu=mu, seed=seed, batch_size=batch_size,
+        progress=progress, options={**options, "restarts": restarts, "seed": seed},
+    )  # fmt: skip

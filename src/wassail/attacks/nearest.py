@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wassail.attacks.apgd_min import apgd_engine
 from wassail.attacks.chase import chase_engine
+from wassail.attacks.cw import cw_engine
 from wassail.attacks.ddn import ddn_engine
 from wassail.attacks.deepfool import deepfool_engine
 from wassail.attacks.fab import fab_engine
@@ -31,6 +32,7 @@ ENGINES: dict[str, Engine] = {
     "ddn": ddn_engine,
     "apgd": apgd_engine,
     "pdpgd": pdpgd_engine,
+    "cw": cw_engine,
 }
 METHODS = ("auto", "wda++", *ENGINES)
 # The allocation has a say after so many passes: (passes, how far above the price a sample may be and still go on, next round).
@@ -57,9 +59,10 @@ def nearest(
     """The nearest flip that an engine finds for each sample, re-verified.
 
     model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`.
-    method: "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" (l2), "apgd", "pdpgd" are from their
-    papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as keywords (for
-    "auto": `topk`, the rivals tried at the sample, 10 by default; K - 1 makes linear classifiers of any K exact).
+    method: "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" and "cw" (both l2), "apgd", "pdpgd" are
+    from their papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as
+    keywords (for "auto": `topk`, the rivals tried at the sample, 10 by default; K - 1 makes linear classifiers of any K
+    exact).
     passes: most forward plus backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
     eps, order: the distribution the flips are for. With both, the allocation steers the search: after 100 passes and again
     after 300, only samples whose distance can still change the knapsack's answer are refined. seed: keys the random starts,

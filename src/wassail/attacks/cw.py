@@ -1,0 +1,172 @@
+"""The Carlini-Wagner attack for l2 (Carlini & Wagner, S&P 2017, arXiv 1608.04644)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from wassail.attacks.fmn import BISECTIONS, fitting
+from wassail.attacks.hunt import Hunt
+from wassail.attacks.minimal import minimal
+from wassail.attacks.pointwise import Objective, objective
+from wassail.errors import InputError
+from wassail.geometry import clip, column, vector_norm
+from wassail.network import Model, Progress, Tick
+from wassail.threat import Domain, Threat
+from wassail.transport import Distribution
+
+MOST = 1e10  # the largest c that is tried
+LEAST = 50  # Adam steps a search should have where passes are limited
+
+
+def cw(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    searches: int = 9,
+    steps: int = 1000,
+    rate: float = 0.01,
+    c: float | None = None,
+    target: Tensor | None = None,
+    mu: Tensor | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress = False,
+) -> Distribution:
+    """The nearest flips that Carlini and Wagner's l2 attack finds, and the budget of the threat allocated to them.
+
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm 2, any order, eps, domain. It looks
+    for the nearest flip whatever eps is, so its flips serve every order and eps. target: classes `(N,)` to be reached. The
+    other options, and the passes, are those of `cw_engine`. Nothing is random: the seed is only noted.
+    """
+    options = {"searches": searches, "steps": steps, "rate": rate, "c": c}
+    return minimal(
+        cw_engine, "cw", model, x, y, threat, target=target, mu=mu, seed=seed, batch_size=batch_size, progress=progress,
+        options=options,
+    )  # fmt: skip
+
+
+def cw_engine(
+    hunt: Hunt, tick: Tick, *, searches: int = 9, steps: int = 1000, rate: float = 0.01, c: float | None = None
+) -> None:
+    """Adam on distance plus penalty, with a binary search for the weight c of the penalty, of each sample its own:
+
+        minimise over w:  ||x' - x||_2^2 + c max(z_y - max_{j != y} z_j, 0),  z = theta(x'),  x' = tanh(w) mapped onto the box,
+
+    distances in units of the box's width; without a box `x' = x + w`. Every search starts at the sample. The next c lies half
+    way between the largest that failed and the smallest that flipped, in the last tenth of the steps, or is ten times larger
+    where none has flipped yet; a sample whose c is known to 10 % is done. A search ends early for a sample whose lowest loss
+    has not fallen by 0.01 % over a tenth of the steps. The paper's confidence is 0: the nearest flip is wanted, not a sure one.
+
+    searches, steps: searches for c and Adam steps in each (the paper: 9 and 10,000); rate: Adam's learning rate. c: the first
+    one (the paper: 0.001); by default twice `2 (z_y - max z_j) / ||grad||^2` at the sample, the least that flips a linear
+    model, which spares the searches for its order of magnitude. Where passes are limited there are fewer steps, and fewer
+    searches where they would have less than 50 each. Only for l2.
+
+    Passes: the clean one and 1 backward, then for each step 1 forward, and 1 backward where it is no flip; 10 to shorten.
+    """
+    if hunt.norm != 2:
+        raise InputError(
+            f"the Carlini-Wagner attack is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN or FAB, which are for "
+            "all norms."
+        )
+    if min(searches, steps) < 1 or not (0 < rate < math.inf and (c is None or 0 < c <= MOST)):
+        raise InputError(
+            f"searches={searches}, steps={steps}, rate={rate}, c={c}: give at least one search of one step, a positive rate "
+            f"and a first c of at most {MOST:g}."
+        )
+    room = fitting(hunt, searches * steps)
+    steps = min(steps, room // min(searches, max(room // LEAST, 1)))
+    goal, rows = objective(hunt, "margin"), hunt.rows[hunt.afford(hunt.rows, 2)]
+    if not len(rows):
+        return
+    gap, weight = _gap(hunt, goal, hunt.clean[rows], rows)
+    gradient = hunt.start.pull(weight, rows)  # of the margin at the samples, where every search starts
+    slope = vector_norm(gradient.double() * _width(hunt.domain), 2)
+    now = (4 * gap / slope.square()).clamp(max=MOST) if c is None else torch.full_like(slope, c)
+    low, high = torch.where(slope > 0, 0.0, MOST), torch.full_like(now, math.inf)  # without a gradient there is no way to go
+    for search in range(searches):
+        can = (_left(hunt, rows) >= 1) & (low < (0.9 * high).clamp(max=MOST))
+        rows, gradient, now, low, high = (t[can] for t in (rows, gradient, now, low, high))
+        if not len(rows):
+            break
+        flipped = _descend(hunt, rows, goal, gradient, now, steps, rate)
+        low, high = torch.where(flipped, low, now), torch.where(flipped, now, high)
+        now = torch.where(torch.isinf(high), 10 * now, (low + high) / 2).clamp(max=MOST)
+        tick((search + 1) / searches)
+    hunt.shorten(hunt.rows, BISECTIONS)
+
+
+def _descend(hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Tensor, steps: int, rate: float) -> Tensor:
+    """One search from these n samples with weights c `(n,)`, gradient: of the margin there. Which ended flipped, bool `(n,)`.
+
+    The last tenth of the steps decides: Adam's first steps have the length of its rate, and may flip whatever c is.
+    """
+    flipped, index = torch.zeros_like(rows, dtype=torch.bool), torch.arange(len(rows), device=rows.device)
+    x, width, period = hunt.x[rows].contiguous(), _width(hunt.domain), max(steps // 10, 10)
+    w, mean, square = _to_line(x, hunt.domain), torch.zeros_like(x), torch.zeros_like(x)
+    point, slope = x, _to_box(w, x, hunt.domain)[1]
+    lowest = checked = torch.full_like(c, math.inf)
+    for k in range(1, steps + 1):
+        g = slope * (2 * (point - x) / width**2 - column(c, x) * gradient)
+        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g * g
+        w = w - rate * (mean / (1 - 0.9**k)) / ((square / (1 - 0.999**k)).sqrt() + 1e-8)
+        point, slope = _to_box(w, x, hunt.domain)
+        tape, flip = hunt.tape(point, rows)
+        flipped[index] |= flip
+        gap, weight = _gap(hunt, goal, tape.logits, rows)
+        lowest = torch.minimum(lowest, vector_norm((point - x) / width, 2).square() + c * gap.clamp(min=0))
+        stay = _left(hunt, rows) >= 2  # the gradient here and the look at the next point
+        if k % period == 0:
+            stay, checked = stay & (lowest <= 0.9999 * checked), lowest
+        if k == steps or not stay.any():
+            break
+        if k % period == 0:
+            flipped[index[stay]] = False
+        pulled = (stay & (gap > 0)).nonzero()[:, 0]  # where the penalty is zero, so is its gradient
+        gradient = torch.zeros_like(x)
+        if len(pulled):
+            gradient[pulled] = tape.pull(weight[pulled], pulled)
+        if not stay.all():
+            rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked = (
+                t[stay] for t in (rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked)
+            )
+    return flipped
+
+
+def _gap(hunt: Hunt, goal: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much the margin has to rise for a flip at logits `(m, K)`, `(m,)`, and the margin's gradient, `(m, K)`.
+
+    As in DeepFool the boundary is put at twice the flip tolerance: at a tie nothing counts as a flip yet.
+    """
+    value, weight = goal(z, rows)
+    return 2 * hunt.tolerance * z.abs().amax(1).clamp(min=1) - value, weight
+
+
+def _left(hunt: Hunt, rows: Tensor) -> Tensor:
+    """Passes left to these samples: one that has a flip keeps enough to shorten it."""
+    return hunt.left(rows) - BISECTIONS * torch.isfinite(hunt.distance[rows])
+
+
+def _width(domain: Domain) -> float:
+    return 1.0 if domain is None else domain[1] - domain[0]
+
+
+def _to_line(x: Tensor, domain: Domain) -> Tensor:
+    """The w with `_to_box(w) = x`, up to 1e-6 of the box's width: its faces lie at infinity. Without a box, 0."""
+    if domain is None:
+        return torch.zeros_like(x)
+    t = (1 - 1e-6) * (2 * (x - domain[0]) / _width(domain) - 1)
+    return (torch.log1p(t) - torch.log1p(-t)) / 2  # torch.atanh rounds differently at different places of a batch
+
+
+def _to_box(w: Tensor, x: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """The point at w and its derivative by w, both of the shape of w: tanh mapped onto the box, `x + w` without one."""
+    if domain is None:
+        return x + w, torch.ones_like(w)
+    t, half = torch.tanh(w), _width(domain) / 2
+    return clip(domain[0] + half * (1 + t), domain), half * (1 - t * t)

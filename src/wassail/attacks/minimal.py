@@ -1,0 +1,52 @@
+"""Minimum-norm engines as attacks on a threat: the flips they find, bought by the allocation.
+
+An engine of `nearest` looks for the nearest flip and knows no radius, so what it finds serves every order and every eps: the
+knapsack buys the nearest flips first, and at order inf it takes those within eps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from wassail.attacks.hunt import Engine, Hunt
+from wassail.attacks.pointwise import check_target
+from wassail.network import Model, Network, Progress, Tick, check_data, search
+from wassail.threat import Threat
+from wassail.transport import Distribution, Flips, allocate
+
+
+def minimal(
+    engine: Engine,
+    name: str,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    target: Tensor | None = None,
+    mu: Tensor | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress = False,
+    options: Mapping[str, Any] | None = None,
+) -> Distribution:
+    """Run a minimum-norm engine on x `(N, *shape)`, y `(N,)` and allocate the budget of the threat to its verified flips.
+
+    target: classes `(N,)` that a flip must reach; a sample with no such flip stays where it is. options: the engine's.
+    """
+    x, y = check_data(x, y, threat.domain)
+    target = check_target(target, y)
+    options = dict(options or {})
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        hunt = Hunt(network, x, y, threat.norm, threat.domain, None, target=target)
+        engine(hunt, tick, **options)
+        return hunt.points, hunt.clean
+
+    found = search(chunk, model, x, y, batch_size, progress, name)
+    info = {"method": name, "options": options, "seed": seed, "targeted": target is not None}
+    flips = Flips.from_search(x, y, found, threat.norm, threat.domain, name, info)
+    return allocate(flips, threat.eps, threat.order, mu)
