@@ -11,6 +11,7 @@ PAGES = {
     "l1_step.py": "l1-step.md",
     "nearest.py": "nearest.md",
     "overhead.py": "overhead.md",
+    "baselines.py": "baselines.md",
 }
 
 for script, page in PAGES.items():

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import wassail as ws
-from wassail.cli import main
+from wassail.attacks import catalogue
+from wassail.cli import ATTACKS, main
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,28 @@ def test_attack_on_a_file_writes_results(files, capsys, monkeypatch, tmp_path) -
         if entry["attack"] == "best of all":
             again = ws.allocate(flips, entry["eps"], entry["order"])
             assert again.accuracy == entry["accuracy"] and again.cost == entry["cost"] <= entry["eps"]
+
+
+def test_every_attack_has_a_name_on_the_command_line() -> None:
+    assert tuple(catalogue.ATTACKS) == ATTACKS
+
+
+def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
+    """Each answers the orders it can: W-PGD none below 2, a ball for every sample only inf, nearest flips all of them."""
+    monkeypatch.chdir(files)
+    names = ["w-fgsm", "fgsm", "pgd", "apgd-ce", "deepfool"]
+    code = main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "0.1", "--attacks", *names, "--order", "1", "2", "inf"])
+    text = capsys.readouterr().out
+    assert code == 0
+    orders: dict[str, list[str]] = {}
+    for title, _, rest in (row.partition("Omega_") for row in text.split("all, pooled")[0].splitlines()):
+        if rest:
+            orders.setdefault(title.strip(), []).append(rest.split()[0])
+    assert orders == {
+        "W-FGSM": ["2", "inf"], "FGSM": ["inf"], "PGD": ["inf"], "APGD-CE": ["inf"], "DeepFool": ["1", "2", "inf"],
+    }  # fmt: skip
+    assert main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "0.1", "--attacks", "fgsm", "--order", "1"]) == 2
+    assert "add --order inf" in capsys.readouterr().err
 
 
 def test_own_model_with_weights(files, capsys, monkeypatch) -> None:

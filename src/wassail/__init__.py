@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wassail import testing, zoo
+    from wassail.attacks.a3 import a3
+    from wassail.attacks.apgd import apgd
+    from wassail.attacks.autoattack import AutoAttack, autoattack
+    from wassail.attacks.cw import cw
+    from wassail.attacks.deepfool import deepfool
+    from wassail.attacks.fab import fab
+    from wassail.attacks.fgsm import fgsm
     from wassail.attacks.nearest import nearest
+    from wassail.attacks.pgd import pgd
+    from wassail.attacks.square import square
+    from wassail.attacks.w_pgd import w_fgsm, w_pgd
     from wassail.attacks.wda import wda
     from wassail.attacks.wda_pp import wda_pp
     from wassail.errors import InputError, ModelWarning
@@ -37,7 +47,12 @@ if TYPE_CHECKING:
 __version__ = metadata.version("wassail")
 
 _HOME = {
-    "nearest": "attacks.nearest",
+    "AutoAttack": "attacks.autoattack",
+    "w_fgsm": "attacks.w_pgd",
+    **{
+        name: f"attacks.{name}"
+        for name in ("a3", "apgd", "autoattack", "cw", "deepfool", "fab", "fgsm", "nearest", "pgd", "square", "w_pgd")
+    },
     "wda": "attacks.wda",
     "wda_pp": "attacks.wda_pp",
     "InputError": "errors",
@@ -51,6 +66,7 @@ _HOME = {
 _MODULES = ("attacks", "geometry", "losses", "network", "testing", "transport", "zoo")
 
 __all__ = [
+    "AutoAttack",
     "Distribution",
     "Flips",
     "InputError",
@@ -58,13 +74,24 @@ __all__ = [
     "RiskCurve",
     "Threat",
     "Verification",
+    "a3",
     "allocate",
+    "apgd",
+    "autoattack",
+    "cw",
+    "deepfool",
+    "fab",
+    "fgsm",
     "inf",
     "knapsack",
     "nearest",
+    "pgd",
     "risk_curve",
+    "square",
     "testing",
     "transport_cost",
+    "w_fgsm",
+    "w_pgd",
     "wda",
     "wda_pp",
     "zoo",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.errors import InputError, unknown
-from wassail.threat import Threat, parse_domain, parse_eps, parse_norm, parse_order, show
+from wassail.threat import parse_domain, parse_eps, parse_norm, parse_order, show
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from wassail.transport import Distribution, Flips
 
 SUMMARY = "How badly can a classifier fail under every distribution within a Wasserstein ball of your data?"
-ATTACKS = ("wda", "wda++", "nearest")
+# The names of attacks.catalogue, spelt out here because that module needs torch.
+ATTACKS = (
+    "wda", "wda++", "nearest", "w-pgd", "w-fgsm", "fgsm", "pgd", "apgd-ce", "apgd-dlr", "apgd-t", "square", "autoattack",
+    "a3", "a3-wda", "fab", "fab-t", "deepfool", "cw",
+)  # fmt: skip
+DEFAULT = ("wda", "wda++", "nearest")
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
 accuracy: mass of the adversarial distribution that is classified correctly; a tie is an error. Lower = stronger attack.
-WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++ and nearest spend
-the budget on the nearest flips first; nearest is our engine, WDA++ the paper's.
+WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++, nearest and other attacks for the nearest
+flip spend the budget on the nearest flips first; nearest is our engine, WDA++ the paper's. W-PGD moves all samples at
+once. Attacks with a ball for every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
 spent: share of the budget eps. F + B: forward and backward passes, mean per sample that was correct
 to begin with. 95 %: bootstrap interval over the samples."""
 
@@ -70,8 +76,8 @@ def _threat_options(parser: argparse.ArgumentParser, eps: str | None, threads: i
     parser.add_argument("--eps", default=eps, required=eps is None, help="budget, for example 8/255")
     parser.add_argument("--order", nargs="+", default=["1", "2", "inf"], metavar="P",
                         help="Wasserstein orders: any of 1, 2, any p >= 1, inf (default: 1 2 inf)")  # fmt: skip
-    parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), metavar="A",
-                        help=f"any of {', '.join(ATTACKS)} (default: all)")  # fmt: skip
+    parser.add_argument("--attacks", nargs="+", default=list(DEFAULT), metavar="A",
+                        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT)})")  # fmt: skip
     parser.add_argument("--domain", nargs=2, default=["0", "1"], metavar=("LOW", "HIGH"), help="box (default: 0 1)")
     parser.add_argument("--no-box", action="store_true", help="let points leave the box: all of R^n")
     parser.add_argument("-n", type=int, default=None, help="use the first N samples only")
@@ -105,6 +111,7 @@ def _attack(options: argparse.Namespace) -> int:
     import torch
 
     import wassail as ws
+    from wassail.attacks import catalogue
     from wassail.network import versions
 
     if options.threads is not None:
@@ -113,27 +120,23 @@ def _attack(options: argparse.Namespace) -> int:
     x, y = load_data(options.data, options.n)
     quiet = options.quiet or not sys.stderr.isatty()
     common: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": not quiet}
+    own: dict[str, dict[str, Any]] = {"nearest": {"passes": options.passes}}
     if options.step is not None:
-        common["step"] = options.step
+        own |= {name: {"step": options.step} for name in ("wda", "wda++")}
     rows: list[tuple[str, Distribution, float]] = []
     pool: list[Flips] = []
-    if "wda" in options.attacks:
-        for order in orders:
+    for name in dict.fromkeys(options.attacks):
+        entry = catalogue.find(name)
+        start = time.perf_counter()
+        for result in catalogue.results(entry, model, x, y, norm, eps, orders, domain, **common, **own.get(name, {})):
+            kappa = result.info.get("options", {}).get("kappa")
+            title = entry.title if kappa is None else f"{entry.title}, kappa {kappa:g}"
+            rows.append((title, result, time.perf_counter() - start))
+            if entry.orders != "one" or result.threat.order == orders[0]:  # one search, one count of its passes
+                pool.append(result.flips)
             start = time.perf_counter()
-            result = ws.wda(model, x, y, Threat(norm, order, eps, domain), **common)
-            rows.append((f"WDA, kappa {result.info['options']['kappa']:g}", result, time.perf_counter() - start))
-            pool.append(result.flips)
-    engines: dict[str, dict[str, Any]] = {
-        "WDA++": {"method": "wda++", "eps": eps, **common},
-        "nearest": {"passes": options.passes, **{k: v for k, v in common.items() if k != "step"}},
-    }
-    for title, engine in engines.items():
-        if title.lower() in options.attacks:
-            start = time.perf_counter()
-            flips = ws.nearest(model, x, y, norm, domain, **engine)
-            spent = time.perf_counter() - start
-            rows += [(title, ws.allocate(flips, eps, order), spent) for order in orders]
-            pool.append(flips)
+    if not rows:
+        raise InputError(f"none of {', '.join(options.attacks)} answers order {' or '.join(options.order)}: add --order inf.")
     pooled = pool[0].merge(*pool[1:])
     best = [ws.allocate(pooled, eps, order) for order in orders]
     where = f"{options.model} on {len(y)} samples of {options.data}, l{norm:g}, eps {show(eps)}, " + (
