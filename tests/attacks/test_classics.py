@@ -186,8 +186,11 @@ def check_distances(attack, domain, most: float, mean: float, classes: int = 2, 
 @each_domain
 def test_cw_finds_the_exact_distance(domain) -> None:
     check_distances(partial(cw, steps=200, rate=0.02), domain, 1.03, 1.005)
-    # The paper's first c spends three or four of the searches on its order of magnitude.
-    check_distances(partial(cw, steps=200, rate=0.02, c=0.001), domain, 1.2, 1.02)
+
+
+def test_cw_finds_it_from_the_papers_first_c() -> None:
+    """It spends three or four of the searches on the order of magnitude of c."""
+    check_distances(partial(cw, steps=150, rate=0.02, c=0.001), None, 1.2, 1.03)
 
 
 def test_cw_does_not_take_an_overshoot_for_a_success() -> None:
@@ -409,7 +412,7 @@ def test_pgd_stops_at_a_flip_and_restarts_only_the_rest() -> None:
 
 def test_cw_keeps_its_budget() -> None:
     shares = []
-    for passes in (1, 2, 3, 5, 12, 13, 111, 200):
+    for passes in (1, 2, 3, 12, 200):
         model, x, y = problem(10, 12, (7,))
         flips = ws.nearest(model, x, y, 2, method="cw", passes=passes)
         spent = flips.forwards + flips.backwards
@@ -428,8 +431,8 @@ def test_cw_stops_searching_where_nothing_moves() -> None:
     result = cw(fixed, x, y, ws.Threat(2, 1, 0.1))
     assert result.forwards.tolist() == [1] * 3 and result.backwards.tolist() == [1] * 3
     model, x, y = problem(2)
-    result = cw(model, x[:8], y[:8], ws.Threat(2, 1, 0.1), searches=1, rate=0.05)
-    assert result.forwards[2:].median() < 500
+    result = cw(model, x[:8], y[:8], ws.Threat(2, 1, 0.1), steps=500, searches=1, rate=0.05)
+    assert result.forwards[2:].median() < 300
 
 
 def test_cw_leaves_passes_to_shorten_its_flips(monkeypatch) -> None:
@@ -523,7 +526,7 @@ def test_the_order_of_strength_on_a_real_network(zoo, norm: float, eps: float) -
     x, y = (t[1000:1030] for t in zoo.images(dataset, 1030))
     threat = ws.Threat(norm, INF, eps)
     step, climb = fgsm(model, x, y, threat), pgd(model, x, y, threat)
-    found = {"chase": ws.nearest(model, x, y, norm, passes=60), "deepfool": deepfool(model, x, y, threat, topk=3).flips}
+    found = {"chase": ws.nearest(model, x, y, norm, passes=40), "deepfool": deepfool(model, x, y, threat, topk=3).flips}
     if norm == 2:
         found["cw"] = cw(model, x, y, threat, searches=2, steps=60).flips
     best = ws.allocate(found["chase"].merge(*found.values(), step.flips, climb.flips), eps, INF)
