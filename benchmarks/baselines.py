@@ -323,7 +323,8 @@ def tables(results: list[dict]) -> Iterable[str]:
     yield "passes our result reports; rows that only ride along in a batch with a zero gradient, and checks, are not in it."
     yield "Time ratio: processor time ours / original, one thread, run in turn in one process. Budgets: APGD 100 steps, APGD-T"
     yield "and FAB-T 9 targets of 100 steps, Square 5000 queries, AutoAttack its standard version. Attacks run alone on the"
-    yield "images that the model has right; AutoAttack runs its own in sequence.\n"
+    yield "images that the model has right; AutoAttack runs its own in sequence. A case with fewer images than the others was"
+    yield "run with `--images`.\n"
     for result in results:
         if result["disagreement"]:
             yield f"**PASS COUNTERS DISAGREE**: {' '.join(map(str, identity(result)))}: {result['disagreement']}.\n"
