@@ -276,7 +276,7 @@ def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Ten
     if norm != 1:
         return maximiser(g, norm)
     size = g.abs().flatten(1)
-    count = (share * size.shape[1]).ceil().long().clamp(1, size.shape[1])
+    count = (share * size.shape[1]).long().clamp(1, size.shape[1])
     least = size.topk(int(count.max()), dim=1).values.gather(1, count[:, None] - 1)
     sign = torch.where(size >= least, g.sign().flatten(1), 0)
     return (sign / sign.abs().sum(1, keepdim=True).clamp(min=1)).reshape(g.shape)
