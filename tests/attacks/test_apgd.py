@@ -178,7 +178,9 @@ def test_points_stay_inside_a_small_ball_in_float32() -> None:
     """2/255 around 0.9: one rounding of a coordinate is 4e-6 of the radius, enough to leave the ball and lose the flip."""
     generator = torch.Generator().manual_seed(0)
     x = 0.8 + 0.2 * torch.rand(20, 3, 8, 8, generator=generator)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
     y = model(x).argmax(1)
     for norm, eps in ((INF, 20 / 255), (2.0, 1.0), (1.0, 12.0)):
         result = apgd(model, x, y, Threat(norm, INF, eps))
