@@ -1,0 +1,55 @@
+"""An interval that contains a number, with how it was computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.records import Record
+
+EXACT = 1e-9  # relative gap below which a bracket counts as closed
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bound(Record):
+    """`lower <= value <= upper`: the lower side comes with a witness, the upper side is rounded outward.
+
+    method: what gave the upper side; witness: the point `(n,)` where the lower side is attained, if there is one; info:
+    norms, domain, outputs, nodes, seconds, seed and versions.
+    """
+
+    lower: float
+    upper: float
+    method: str
+    witness: Tensor | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.lower <= self.upper:
+            raise InputError(f"a bound needs lower <= upper, not [{self.lower}, {self.upper}]: this is a bug, please report it.")
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bracket is closed: a relative gap of at most 1e-9."""
+        return self.upper - self.lower <= EXACT * max(abs(self.upper), abs(self.lower)) or self.upper == self.lower
+
+    @property
+    def gap(self) -> float:
+        """The relative width, `(upper - lower) / |upper|`; 0 when closed, inf when nothing is known above."""
+        if math.isinf(self.upper):
+            return math.inf
+        return (self.upper - self.lower) / abs(self.upper) if self.upper != self.lower else 0.0
+
+    def meet(self, other: Bound) -> Bound:
+        """The intersection of two bounds on the same number."""
+        low, high = max(self, other, key=lambda b: b.lower), min(self, other, key=lambda b: b.upper)
+        return Bound(low.lower, high.upper, high.method, low.witness, {**low.info, **high.info})
+
+    def __repr__(self) -> str:
+        value = f"{self.upper:.10g}, exact" if self.exact else f"[{self.lower:.8g}, {self.upper:.8g}]"
+        return f"Bound({value}, by {self.method})"

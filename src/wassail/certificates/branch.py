@@ -1,0 +1,626 @@
+"""Exact Lipschitz constants of piecewise-linear networks by an anytime branch and bound on the sides of neurons.
+
+    value = sup { |J_D|_{r -> s} : D the mask of a cell that meets the interior of the region },    r, s in {1, 2, inf}.
+
+For margins take the head with rows `e_j - e_k` and `s = inf`: `|J|_{r -> inf}` is the longest row in the dual norm, the `Lm` of
+THEORY 3.
+
+A node fixes some neurons to one side; the network on it is affine in them (`reduce`). Its upper bound is the smallest of an
+interval bound on the entries of J, the semidefinite bound of `multipliers`, and its parent's. Its cell is dropped when a
+Farkas certificate proves it empty. Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches,
+largest bound first, so the bracket is valid whenever the search stops.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
+from torch import Tensor
+
+from wassail.certificates.multipliers import Reduced, forms, reduce, split, start, tighten
+from wassail.certificates.piecewise import Piecewise
+from wassail.certificates.region import Region
+from wassail.errors import InputError
+from wassail.geometry import operator_norm
+from wassail.threat import dual
+
+Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
+CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
+THIN = 1e-12  # a cell in which every point x is within THIN (|x| + scale) of a wall counts as empty
+MARGIN = 1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
+BATCH = 256  # nodes taken at once
+SAMPLES, WALKERS, ROUNDS = 2048, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
+MEMORY = 4_000_000  # numbers in the largest tensor
+CHUNK = 64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
+STEPS, GAP = 3, 1e-2  # Newton steps per node, and how far from the best multipliers they aim
+
+
+@dataclass(frozen=True, eq=False)
+class Bracket:
+    """`lower <= value <= upper`; lower is attained at witness `(n,)`, strictly inside a cell (None if no such point was found).
+
+    nodes: partial masks generated, the root included; complete: whether the bracket is closed to 1e-9.
+    """
+
+    lower: float
+    upper: float
+    witness: Tensor | None
+    nodes: int
+    seconds: float
+    complete: bool
+
+
+def branch(
+    network: Piecewise,
+    region: Region,
+    norm_in: float,
+    norm_out: float,
+    *,
+    time_limit: float | None = None,
+    nodes: int | None = None,
+    seed: int = 0,
+    tick: Callable[[float, float, int], None] | None = None,
+) -> Bracket:
+    """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or nodes run out, or Ctrl-C.
+
+    time_limit: seconds; nodes: stop once this many partial masks were generated; both finish the batch under way. tick: called
+    with (lower, upper, nodes) after every batch. The answer depends on the seed only (and on the clock if it stops the search).
+    """
+    if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
+        raise InputError(f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf.")
+    begin = time.monotonic()
+    search = _Search(network, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed))
+    try:
+        search.open()
+        while search.heap and (nodes is None or search.nodes < nodes):
+            if time_limit is not None and time.monotonic() - begin > time_limit:
+                break
+            search.step()
+            if tick is not None:
+                tick(search.lower, search.upper, search.nodes)
+        search.centre()
+    except KeyboardInterrupt:
+        pass  # what is known so far is valid
+    complete = search.upper - search.lower <= 2 * CLOSE * search.upper
+    return Bracket(search.lower, search.upper, search.witness, search.nodes, time.monotonic() - begin, complete)
+
+
+@dataclass(eq=False)
+class _Node:
+    """A partial mask `(H,)`, what is known about it, and where the search goes next."""
+
+    state: np.ndarray
+    bound: float
+    members: np.ndarray  # the bound of each member of the norm (see `split`)
+    w: np.ndarray  # its weights (members, weights) and multipliers (members, H): float32, they are a starting point only
+    t: np.ndarray
+    pick: int  # the neuron to branch on, -1 for a full mask
+    mask: np.ndarray | None = None  # of a real point in it, if one is known
+
+
+@dataclass(eq=False)
+class _Search:
+    """The state of a search. Between steps `lower <= value <= upper` holds; a step that is interrupted leaves them valid."""
+
+    network: Piecewise
+    region: Region
+    norm_in: float
+    norm_out: float
+    generator: torch.Generator
+    lower: float = 0.0
+    witness: Tensor | None = None
+    nodes: int = 0
+    settled: float = 0.0  # the largest bound of all closed nodes: full masks, and what is within CLOSE of lower
+    heap: list[tuple[float, int, _Node]] = field(default_factory=list)
+    pushed: int = 0
+
+    def __post_init__(self) -> None:
+        net = self.network
+        self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out)
+        # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + 4) 2^-52 times this sum over all paths.
+        paths = net.C.abs() + (net.D.abs() * _steepest(net)) @ _through(net, net.A.abs())
+        size = float(_norm_of_sizes(paths, self.norm_in, self.norm_out))
+        self.slack = (3 * net.neurons + net.inputs + 4) * 2.0**-52 * size
+        self.upper = size + self.slack
+        lengths = torch.linalg.vector_norm(net.A, dim=1)
+        seen = (lengths > 0) & (net.c != 0)
+        self.scale = float((net.c[seen].abs() / lengths[seen]).median()) if seen.any() else 1.0
+        if self.region.bounded:
+            low, high = self.region.box
+            self.scale = max(float((high - low).max()) / 2, 1e-300)
+
+    @property
+    def cut(self) -> float:
+        """Nodes bounded by this are closed."""
+        return self.lower * (1 + CLOSE)
+
+    def open(self) -> None:
+        """The first incumbent and the root."""
+        self.explore()
+        state = self.settle(torch.full((1, self.network.neurons), -1, dtype=torch.int8))[0]
+        free = (state[0] < 0).nonzero()[:, 0]
+        reduced, index = reduce(self.network, state), free[None]
+        members = np.full(self.how.members, float(self.entries(reduced)[0]))
+        w, t = start(reduced, self.network.layer, self.how, index)
+        pick = -1
+        if len(free):
+            form = forms(reduced, self.how, index)
+            for gap in (1.0, 0.3, 0.1, 0.03, GAP):
+                proved, w, t, score = tighten(form, w, t, torch.zeros(len(w), dtype=torch.float64), 10, gap)
+                members = np.minimum(members, self.norm(proved))
+            pick = int(free[score[int(members.argmax())].argmax()])
+        full = np.ones((self.how.members, self.network.neurons), dtype=np.float32)
+        full[:, free.numpy()] = t.numpy()
+        self.nodes = 1
+        self.keep(_Node(state[0].numpy(), float(members.max()), members, w.numpy().astype(np.float32), full, pick))
+        self.conclude()
+
+    def norm(self, proved: Tensor) -> np.ndarray:
+        """What bounds on the squares of members say about the norm, rounding included."""
+        return self.how.factor * proved.sqrt().numpy() + self.slack
+
+    def entries(self, reduced: Reduced) -> np.ndarray:
+        """The interval bound on the norm, `(m,)`, rounding included."""
+        return _interval_bound(reduced, self.network, self.norm_in, self.norm_out).numpy() + self.slack
+
+    def keep(self, node: _Node) -> None:
+        """Queue a node; a full mask is closed at once: its norm is exact, and lower knows it if a real point of it is known."""
+        if node.bound <= self.cut:
+            self.settled = max(self.settled, node.bound)
+        elif node.pick < 0:
+            jacobian = self.network.jacobian(torch.from_numpy(node.state)[None] == 1)
+            value = float(operator_norm(jacobian, self.norm_in, self.norm_out)[0]) + self.slack
+            self.settled = max(self.settled, min(value, node.bound))
+        else:
+            heapq.heappush(self.heap, (-node.bound, self.pushed, node))
+            self.pushed += 1
+
+    def conclude(self) -> None:
+        """The upper bound after a step: the largest of what is open and what is closed."""
+        top = -self.heap[0][0] if self.heap else 0.0
+        if top <= self.cut:
+            self.settled, self.heap = max(self.settled, top), []
+        self.upper = max(self.lower, min(self.upper, max(self.settled, top)))
+
+    def step(self) -> None:
+        """Take the nodes with the largest bounds, split each on its neuron, keep the children that may hold more than lower."""
+        count = min(BATCH, max(1, self.nodes // 8), len(self.heap))
+        parents = [node for _, _, node in (heapq.heappop(self.heap) for _ in range(count)) if node.bound > self.cut]
+        before = self.lower
+        if parents:
+            self.expand(parents)
+        if self.lower > before:
+            assert self.witness is not None
+            self.walk(self.witness[None])
+            self.settled = max([self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)])
+            self.heap = [entry for entry in self.heap if -entry[0] > self.cut]
+            heapq.heapify(self.heap)
+        self.conclude()
+
+    def expand(self, parents: list[_Node]) -> None:
+        """Both children of each node: settled, bounded, and kept where they may be reachable."""
+        states = np.repeat(np.stack([p.state for p in parents]), 2, 0)
+        rows = np.arange(len(states))
+        states[rows, np.repeat([p.pick for p in parents], 2)] = rows % 2
+        self.nodes += len(states)
+        state, possible, low, high = self.settle(torch.from_numpy(states))
+        kept = possible.nonzero()[:, 0]
+        kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
+        side = self.network.neurons + max(self.how.weights, 1)
+        size = max(1, min(CHUNK, MEMORY // side**2) // self.how.members)
+        for begin in range(0, len(kept), size):
+            part = kept[begin : begin + size]
+            above = [parents[i // 2] for i in part.tolist()]
+            reduced = reduce(self.network, state[part])
+            nodes = self.bound(reduced, state[part], above)
+            lines = _lines(low[part], high[part]) if self.region.bounded else None
+            for node in self.reach(nodes, above, reduced, lines):
+                self.keep(node)
+
+    def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
+        """The children with their bounds: intervals, then multipliers from those of the parents for the members still open."""
+        how, count = self.how, len(state)
+        members = np.minimum(np.stack([p.members for p in parents]), self.entries(reduced)[:, None])
+        w = torch.from_numpy(np.stack([p.w for p in parents])).double()
+        t = torch.from_numpy(np.stack([p.t for p in parents])).double()
+        free = state < 0
+        width = int(free.sum(1).max())
+        order = torch.argsort((~free).to(torch.int8), dim=1, stable=True)[:, :width]
+        index = torch.where(free.gather(1, order), order, -1)
+        pick = index[:, 0] if width else torch.full((count,), -1)
+        alive = torch.from_numpy(members > self.cut) & free.any(1, keepdim=True)
+        rows = alive.flatten().nonzero()[:, 0]
+        if len(rows):
+            form = forms(reduced, how, index).take(rows)
+            where = order[:, None].expand(-1, how.members, -1)
+            some = t.gather(2, where)
+            begin = some.masked_fill((index < 0)[:, None], 1.0).flatten(0, 1)[rows]
+            goal = ((self.cut - self.slack) / how.factor) ** 2 * (1 - 1e-9)
+            proved, w.view(count * how.members, -1)[rows], last, score = tighten(
+                form, w.flatten(0, 1)[rows], begin, torch.full((len(rows),), goal, dtype=torch.float64), STEPS, GAP
+            )
+            open_ = alive.numpy()
+            members[open_] = np.minimum(members[open_], self.norm(proved))
+            some.view(count * how.members, -1)[rows] = last
+            t = t.scatter(2, where, some)
+            scores = torch.zeros(count * how.members, width, dtype=torch.float64)
+            scores[rows] = score
+            worst = scores.view(count, how.members, width)[torch.arange(count), torch.from_numpy(members.argmax(1))]
+            pick = index.gather(1, worst.masked_fill(index < 0, -1.0).argmax(1, keepdim=True))[:, 0]
+        small_w, small_t, states = w.numpy().astype(np.float32), t.numpy().astype(np.float32), state.numpy()
+        return [
+            _Node(states[i], float(members[i].max()), members[i], small_w[i], small_t[i], int(pick[i])) for i in range(count)
+        ]
+
+    def settle(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Fix the neurons that cannot change sides: states int8 `(m, H)`, which are possible `(m,)`, bounds on v `(m, H)`."""
+        possible = torch.ones(len(state), dtype=torch.bool)
+        while True:
+            reduced = reduce(self.network, state)
+            low, high = _preactivations(reduced, self.network, self.region)
+            possible &= ~(((state == 1) & (high < 0)) | ((state == 0) & (low > 0))).any(1)
+            new = torch.where((state < 0) & (high <= 0), 0, torch.where((state < 0) & (low >= 0), 1, state)).to(torch.int8)
+            if (new == state).all():
+                return state, possible, low, high
+            state = new
+
+    def reach(self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Lines | None) -> list[_Node]:
+        """The nodes that are not closed and not proved empty, with the mask of a real point where one is found."""
+        kept, found, points = [], [], []
+        for row, (node, parent) in enumerate(zip(nodes, parents)):
+            fixed = node.state >= 0
+            if node.bound <= self.cut:
+                self.settled = max(self.settled, node.bound)
+                continue
+            if parent.mask is not None and (parent.mask == node.state)[fixed].all():
+                node.mask = parent.mask
+            else:
+                polytope = _polytope(reduced, row, node.state, self.region, self.scale, lines)
+                y, empty = (None, True) if polytope is None else _feasible(polytope)
+                if empty:
+                    continue
+                if y is not None:
+                    found.append(node)
+                    points.append(self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs]))
+            kept.append(node)
+        for node, mask in zip(found, self.visit(self.inside(torch.stack(points))) if points else ()):
+            if mask is not None and (mask == node.state)[node.state >= 0].all():
+                node.mask = mask
+        return kept
+
+    def visit(self, points: Tensor) -> list[np.ndarray | None]:
+        """Norms at real points `(m, n)` raise lower. Their masks, int8; None where the point is not strictly inside a cell."""
+        v = self.network.preactivations(points)
+        mask = v > 0
+        inside = self.region.contains(points) & _strict(self.network, points, v)
+        if inside.any():
+            values = self.norms(mask[inside]) - self.slack
+            best = int(values.argmax())
+            if float(values[best]) > self.lower or self.witness is None:
+                self.lower, self.witness = max(self.lower, float(values[best])), points[inside][best].clone()
+        return [m if good else None for m, good in zip(mask.to(torch.int8).numpy(), inside.tolist())]
+
+    def norms(self, masks: Tensor) -> Tensor:
+        """`|J|` of masks `(m, H)`: `(m,)`."""
+        size = max(1, MEMORY // ((self.network.neurons + 1) * (self.network.inputs + 1)))
+        parts = (self.network.jacobian(masks[i : i + size]) for i in range(0, len(masks), size))
+        return torch.cat([operator_norm(part, self.norm_in, self.norm_out) for part in parts])
+
+    def explore(self) -> None:
+        """The first incumbent: random points at several scales, then a walk from the best."""
+        spreads = (1.0,) if self.region.bounded else tuple(self.scale * 10.0**k for k in (-1, 0, 1, 2, 4))
+        points = torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads])
+        masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
+        values = self.norms(torch.from_numpy(masks))
+        self.walk(points[torch.from_numpy(first)[values.topk(min(WALKERS, len(values))).indices]])
+
+    def walk(self, points: Tensor) -> None:
+        """From each point to the best neighbouring cell while that helps."""
+        best = self.norms(self.network.mask(points))
+        for _ in range(ROUNDS):
+            near = self.neighbours(points)
+            gain, which = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1).max(1)
+            better = gain > best * (1 + 1e-12)
+            if not better.any():
+                break
+            points = torch.where(better[:, None], near[torch.arange(len(points)), which], points)
+            best = torch.where(better, gain, best)
+        self.visit(points)
+
+    def neighbours(self, points: Tensor) -> Tensor:
+        """For each point, itself and points just across every wall (and twice as far) along its normal, `(m, 1 + 2 H, n)`."""
+        rows, shift, _, _ = self.network.affine(self.network.mask(points))
+        v = (rows @ points[..., None])[..., 0] + shift
+        size = rows.square().sum(2)
+        step = torch.where(size > 0, v / size.clamp(min=1e-300), 0.0)[..., None] * rows
+        here = points[:, None]
+        return self.inside(torch.cat([here, here - (1 + 1e-3) * step, here - 2 * step], 1))
+
+    def inside(self, points: Tensor) -> Tensor:
+        """Points `(..., n)` moved into the region: clipped to its box, then shrunk into its ball."""
+        points = torch.minimum(torch.maximum(points, self.region.low), self.region.high)
+        if self.region.radius < math.inf:
+            away = points - self.region.centre
+            length = torch.linalg.vector_norm(away, self.region.norm, dim=-1, keepdim=True)
+            points = self.region.centre + away * (self.region.radius * (1 - 1e-15) / length.clamp(min=1e-300)).clamp(max=1)
+        return points
+
+    def centre(self) -> None:
+        """Move the witness as far inside its cell as a linear program can."""
+        if self.witness is None:
+            return
+        mask = self.network.mask(self.witness[None])
+        state = mask.to(torch.int8)
+        polytope = _polytope(reduce(self.network, state), 0, state[0].numpy(), self.region, self.scale, None)
+        y = None if polytope is None else _widest(polytope)[0]
+        if y is not None:
+            point = self.inside(self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs]))[None]
+            v = self.network.preactivations(point)
+            if ((v > 0) == mask).all() and self.region.contains(point).all() and _strict(self.network, point, v).all():
+                self.witness = point[0]
+
+
+def _steepest(network: Piecewise) -> Tensor:
+    """`|z_h| <= steepest_h |v_h|`, however z is split into `slope v + (1 - slope) relu(v)`: `(H,)`."""
+    return network.slope.abs() + (1 - network.slope).abs()
+
+
+def _through(network: Piecewise, inputs: Tensor) -> Tensor:
+    """Magnitudes `(H, m)` of neurons, the sum over all paths from those of their inputs: `V = inputs + |B| |z|`."""
+    eye = torch.eye(network.neurons, dtype=torch.float64)
+    paths: Tensor = torch.linalg.solve_triangular(
+        eye - network.B.abs() * _steepest(network), inputs, upper=False, unitriangular=True
+    )
+    return paths
+
+
+def _strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
+    """Which points have no neuron at zero, beyond rounding; a neuron that is zero on a whole cell has no sides. Bool `(m,)`."""
+    size = _through(network, network.A.abs() @ points.abs().T + network.c.abs()[:, None]).T
+    near = v.abs() <= (3 * network.neurons + network.inputs + 4) * 2.0**-52 * size
+    if near.any():
+        near &= (network.affine(v > 0)[0] != 0).any(2)
+    return ~near.any(1)
+
+
+def _norm_of_sizes(sizes: Tensor, norm_in: float, norm_out: float) -> Tensor:
+    """`|M|_{r -> s}` of matrices `(..., K, n)` with no negative entry: an upper bound for any J with `|J_ki| <= M_ki`."""
+    length: Tensor
+    if norm_in == math.inf:  # the worst sign vector of a non-negative matrix is all ones
+        length = torch.linalg.vector_norm(sizes.sum(-1), norm_out, dim=-1)
+    elif norm_out == 1:
+        length = torch.linalg.vector_norm(sizes.sum(-2), dual(norm_in), dim=-1)
+    else:
+        length = operator_norm(sizes, norm_in, norm_out)
+    return length
+
+
+def _interval_bound(reduced: Reduced, network: Piecewise, norm_in: float, norm_out: float) -> Tensor:
+    """The norm of the largest entries that any masks of the free neurons give, `(m,)`, by intervals through the network.
+
+    From the side with fewer numbers: `V = A + B Z` forward, or `V = D^T + B^T Z` backward, with Z between 0 and V.
+    """
+    back = network.outputs < network.inputs
+    a, b, c, d = (
+        (reduced.D.mT, reduced.B.mT, reduced.C.mT, reduced.A.mT) if back else (reduced.A, reduced.B, reduced.C, reduced.D)
+    )
+    low, high = torch.zeros_like(a), torch.zeros_like(a)
+    plus, minus = b.clamp(min=0), b.clamp(max=0)
+    free = reduced.free[..., None].double()
+    for rows in reversed(network.blocks()) if back else network.blocks():
+        up = a[:, rows] + plus[:, rows] @ high + minus[:, rows] @ low
+        down = a[:, rows] + plus[:, rows] @ low + minus[:, rows] @ high
+        high[:, rows], low[:, rows] = up.clamp(min=0) * free[:, rows], down.clamp(max=0) * free[:, rows]
+    plus, minus = d.clamp(min=0), d.clamp(max=0)
+    sizes = torch.maximum(c + plus @ high + minus @ low, -(c + plus @ low + minus @ high))
+    return _norm_of_sizes(sizes.mT if back else sizes, norm_in, norm_out)
+
+
+def _preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tuple[Tensor, Tensor]:
+    """Bounds on `v` over the region, `(m, H)` each, rounded outward: by intervals, and on bounded regions by linear bounds.
+
+    Linear bounds (CROWN, Zhang et al. 2018): a free neuron between l < 0 < u lies above `alpha v`, alpha = [u > -l], and
+    below the chord `u (v - l) / (u - l)`; substituting backward through the layers leaves one linear function of x.
+    """
+    high = region.upper(reduced.A) + reduced.c
+    low = reduced.c - region.upper(-reduced.A)
+    top = torch.zeros_like(high)
+    unit = (3 * network.neurons + network.inputs + 4) * 2.0**-52
+    reach = torch.maximum(*(side.abs() for side in region.box))
+    blocks = network.blocks()
+    for i, rows in enumerate(blocks):
+        b = reduced.B[:, rows]
+        # free neurons lie between 0 and their upper bound; where B is zero an infinite bound must not turn into NaN
+        rise = torch.where(b == 0, 0.0, b.clamp(min=0) * top[:, None, :]).sum(2)
+        fall = torch.where(b == 0, 0.0, b.clamp(max=0) * top[:, None, :]).sum(2)
+        wide = unit * (reduced.c[:, rows].abs() + high[:, rows].abs() + low[:, rows].abs() + rise - fall)
+        constant = (reduced.A[:, rows] == 0).all(2) & (b == 0).all(2)
+        wide = torch.where(constant, 0.0, wide)
+        high[:, rows], low[:, rows] = high[:, rows] + rise + wide, low[:, rows] + fall - wide
+        if region.bounded and i and (b != 0).any():
+            lines = _lines(low, high)
+            above, below = (
+                _substitute(reduced, blocks[:i], rows, sign, lines, top, region, reach, unit) for sign in (1.0, -1.0)
+            )
+            high[:, rows] = torch.where(constant, high[:, rows], torch.minimum(high[:, rows], above))
+            low[:, rows] = torch.where(constant, low[:, rows], torch.maximum(low[:, rows], -below))
+        top[:, rows] = torch.where(reduced.free[:, rows], high[:, rows].clamp(min=0), 0.0)
+    return low, high
+
+
+def _lines(low: Tensor, high: Tensor) -> Lines:
+    """`alpha v <= relu(v) <= slope v + shift` for v between low and high: (alpha, slope, shift), of one shape."""
+    up, down = high.clamp(min=0), (-low).clamp(min=0)
+    width = up + down
+    slope = torch.where(width > 0, up / width.clamp(min=1e-300), 0.0)
+    return (up > down).double(), slope, slope * down
+
+
+def _substitute(
+    reduced: Reduced,
+    before: list[slice],
+    rows: slice,
+    sign: float,
+    lines: Lines,
+    top: Tensor,
+    region: Region,
+    reach: Tensor,
+    unit: float,
+) -> Tensor:
+    """An upper bound on `sign v[rows]` over the region by backward substitution of `lines`, `(m, rows)`.
+
+    top: upper bounds on z; reach: on |x|; the magnitudes of all terms times `unit` and the depth cover the rounding.
+    """
+    alpha, slope, shift = lines
+    x, z, rest = sign * reduced.A[:, rows], sign * reduced.B[:, rows], sign * reduced.c[:, rows]
+    size = rest.abs() + x.abs() @ reach
+    for k in reversed(before):
+        positive, negative = z[:, :, k].clamp(min=0), z[:, :, k].clamp(max=0)
+        v = positive * slope[:, None, k] + negative * alpha[:, None, k]
+        rest = rest + (positive @ shift[:, k, None] + v @ reduced.c[:, k, None])[..., 0]
+        inner = reduced.c[:, k].abs() + reduced.A[:, k].abs() @ reach + (reduced.B[:, k].abs() @ top[..., None])[..., 0]
+        size = size + (positive @ shift[:, k, None] + v.abs() @ inner[..., None])[..., 0]
+        x, z = x + v @ reduced.A[:, k], z + v @ reduced.B[:, k]
+    return region.upper(x) + rest + (len(before) + 1) * unit * size
+
+
+@dataclass(frozen=True, eq=False)
+class _Polytope:
+    """`{y : g y >= h}` with rows of length 1, y = (x - centre, relaxed z, ...) / scale; sides: which rows are sides of neurons.
+
+    ball: radius of the l2 ball that cuts `y[:n]`, in the same units; inf if there is none.
+    """
+
+    g: np.ndarray
+    h: np.ndarray
+    sides: np.ndarray
+    n: int
+    ball: float
+
+    def empty(self, u: np.ndarray) -> bool:
+        """Whether multipliers `u >= 0` of the rows prove that no point keeps a distance from all sides that float64 can see.
+
+        `sum_sides u_i (g_i y - h_i) <= (g^T u) y - h u` for every feasible y, so if the right side is at most
+        `THIN (1 + |y|) sum_sides u_i`, every y has a side within `THIN (1 + |y|)`.
+        """
+        weight = float(u[self.sides].sum())
+        rounding = (sum(self.g.shape) + 4) * 2.0**-52 * float(u @ (1 + np.abs(self.h)))
+        drift, value = self.g.T @ u, float(self.h @ u) - rounding
+        if self.ball < math.inf:
+            value -= self.ball * float(np.linalg.norm(drift[: self.n]))
+            drift = drift[self.n :]
+        return weight > 0 and float(np.linalg.norm(drift)) <= THIN * weight and -value <= THIN * weight
+
+
+def _feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
+    """A point y of the polytope, off its sides, or None; and whether it is proved empty.
+
+    The point of least norm is a non-negative least-squares problem (Lawson and Hanson 1974, ch. 23): `min |E u - f|` with
+    `E = [g^T; h^T]`, `f = e_last`. Its residual is the point, or it is zero and `u` is a Farkas certificate. It takes
+    microseconds where a linear program takes milliseconds; the linear program of the widest point settles what it leaves open.
+    """
+    margin = polytope.h + MARGIN * polytope.sides
+    matrix = np.concatenate([polytope.g.T, margin[None]])
+    goal = np.zeros(len(matrix))
+    goal[-1] = 1.0
+    try:
+        u = nnls(matrix, goal)[0]
+    except RuntimeError:  # too many iterations
+        return _widest(polytope)
+    if polytope.empty(u):
+        return None, True
+    residual = matrix @ u - goal
+    y = -residual[:-1] / min(residual[-1], -1e-300)
+    if (polytope.g @ y - polytope.h >= MARGIN / 2 * polytope.sides - 1e-9).all() and np.linalg.norm(
+        y[: polytope.n]
+    ) <= polytope.ball:
+        return y, False
+    return _widest(polytope)
+
+
+def _widest(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
+    """The point farthest from all sides (up to distance 1), by a linear program without the l2 ball, and whether all is empty."""
+    columns = polytope.g.shape[1]
+    cost = np.zeros(columns + 1)
+    cost[-1] = -1.0
+    table = np.concatenate([-polytope.g, polytope.sides[:, None].astype(float)], 1)
+    answer = linprog(cost, A_ub=table, b_ub=-polytope.h, bounds=[(None, None)] * columns + [(None, 1.0)], method="highs")
+    if answer.status != 0:
+        return None, False
+    if polytope.empty(np.maximum(-answer.ineqlin.marginals, 0.0)):
+        return None, True
+    return answer.x[:-1], False
+
+
+def _polytope(
+    reduced: Reduced,
+    row: int,
+    state: np.ndarray,
+    region: Region,
+    scale: float,
+    lines: Lines | None,
+) -> _Polytope | None:
+    """Where the fixed neurons of network `row` are on their sides; None if a constant neuron is on the wrong one.
+
+    Free neurons that fixed ones depend on are relaxed to `z >= 0`, `z >= v` and, on bounded regions, z below its chord.
+    """
+    n = reduced.A.shape[2]
+    a, b, c = reduced.A[row].numpy(), reduced.B[row].numpy(), reduced.c[row].numpy()
+    fixed = np.flatnonzero(state >= 0)
+    relaxed = _feeding(b, fixed, state)
+    sign = np.where(state[fixed] == 1, 1.0, -1.0)
+    k = len(relaxed)
+    sides = np.concatenate([sign[:, None] * a[fixed], sign[:, None] * b[np.ix_(fixed, relaxed)]], 1)
+    above = np.concatenate([-a[relaxed], np.eye(k) - b[np.ix_(relaxed, relaxed)]], 1)
+    positive = np.concatenate([np.zeros((k, n)), np.eye(k)], 1)
+    g, h = np.concatenate([sides, above, positive]), np.concatenate([-sign * c[fixed], c[relaxed], np.zeros(k)])
+    if lines is not None:
+        slope, shift = lines[1][row].numpy()[relaxed], lines[2][row].numpy()[relaxed]
+        chord = np.concatenate([slope[:, None] * a[relaxed], slope[:, None] * b[np.ix_(relaxed, relaxed)] - np.eye(k)], 1)
+        g, h = np.concatenate([g, chord]), np.concatenate([h, -slope * c[relaxed] - shift])
+    g, h = _with_region(g, h - g[:, :n] @ region.centre.numpy(), region)
+    length = np.sqrt((g * g).sum(1))
+    if ((length == 0) & (h > 0)).any():
+        return None
+    some = length > 0
+    ball = region.radius / scale if region.norm == 2 else math.inf
+    return _Polytope(
+        g[some] / length[some, None], h[some] / length[some] / scale, (np.arange(len(g)) < len(fixed))[some], n, ball
+    )
+
+
+def _feeding(b: np.ndarray, fixed: np.ndarray, state: np.ndarray) -> np.ndarray:
+    """The free neurons that fixed ones depend on, directly or through others."""
+    found = np.zeros(len(state), dtype=bool)
+    rows = fixed
+    while len(rows):
+        new = (b[rows] != 0).any(0) & ~found
+        found |= new
+        rows = np.flatnonzero(new)
+    return np.flatnonzero(found)
+
+
+def _with_region(g: np.ndarray, h: np.ndarray, region: Region) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the region below those of the neurons, in y: its box, and for an l1 ball `|y_i| <= a_i, sum a <= radius`."""
+    n = len(region.low)
+    low, high = (region.low - region.centre).numpy(), (region.high - region.centre).numpy()
+    eye, width = np.eye(n), g.shape[1]
+    below, over = np.isfinite(low), np.isfinite(high)
+    box = np.concatenate([eye[below], -eye[over]])
+    g = np.concatenate([g, np.concatenate([box, np.zeros((len(box), width - n))], 1)])
+    h = np.concatenate([h, low[below], -high[over]])
+    if region.norm == 1 and region.radius < math.inf:
+        zero = np.zeros((n, width - n))
+        g = np.concatenate([g, np.zeros((len(g), n))], 1)
+        sides = np.concatenate([np.concatenate([-eye, zero, eye], 1), np.concatenate([eye, zero, eye], 1)])
+        total = np.concatenate([np.zeros(width), -np.ones(n)])[None]
+        g, h = np.concatenate([g, sides, total]), np.concatenate([h, np.zeros(2 * n), [-region.radius]])
+    return g, h

@@ -1,0 +1,549 @@
+"""The slope at infinity: how fast the worst-case loss grows once the budget is large (THEORY 3).
+
+    l = max(0, max over labels k present, j != k, ||u||_r <= 1 of theta0_j(u) - theta0_k(u)),
+
+theta0 being the network without its biases. On a cell `{u : G u <= 0}` of theta0 the gap is linear, `g . u`, so
+
+    g . u  <=  (g - G^T y) . u  <=  ||g - G^T y||_s        for every y >= 0,                                        (*)
+
+with equality at the best u and y. All upper sides here are (*), evaluated at whatever y a solver or a gradient method proposed; all
+lower sides are the gap evaluated at a direction u of length at most one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
+from torch import Tensor
+
+from wassail.certificates.bound import Bound
+from wassail.certificates.cells import Array, enumerate_cells, inequalities, masks_at, nearest_point
+from wassail.certificates.piecewise import Piecewise
+from wassail.certificates.region import Region
+from wassail.errors import InputError, unknown
+from wassail.geometry import maximiser, operator_norm, vector_norm
+from wassail.threat import dual, parse_norm
+
+METHODS = ("auto", "ascent", "branch", "cells")
+CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
+SAME = 1e-9  # relative tolerance of the tightness test
+STARTS = 1024  # directions that the ascent starts from, over all pairs
+ASCENT = 20  # steps it takes
+POLISHED = 8  # of the best ends, how many are polished
+BATCH = 64  # nodes split at a time
+STEPS = 14  # on the multipliers of a node
+RATE = 0.1  # of these steps, in units of the multipliers' natural size
+CUTS = 20  # steps on the multipliers of walls
+SHARE = 1e-3  # of the largest loss, for a neuron of an earlier layer to be split first
+
+
+def infinity(
+    network: Piecewise,
+    norm: float,
+    labels: Sequence[int],
+    *,
+    method: str = "auto",
+    time_limit: float | None = None,
+    nodes: int | None = None,
+    seed: int = 0,
+) -> Bound:
+    """The slope at infinity `l` over R^n for the labels that occur in the data.
+
+    method: "ascent" climbs from many directions and adds one relaxation as the upper side; "branch" (which "auto" means)
+    splits neurons until the bracket closes, or until `time_limit` seconds, `nodes` bounded nodes or an interrupt; "cells" is
+    `infinity_by_cells`. The witness is u `(n,)`, `||u||_r <= 1`; info holds the pair `(label, rival)` it belongs to.
+    """
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    norm = parse_norm(norm)
+    if method == "cells":
+        return infinity_by_cells(network, norm, labels)
+    return _Search(network, norm, labels, seed).run(time_limit, 0 if method == "ascent" else nodes)
+
+
+def infinity_by_cells(network: Piecewise, norm: float, labels: Sequence[int], limit: int = 100_000) -> Bound:
+    """The same number as the paper defines it: the steepest gap over the recession cones of all cells, biases included.
+
+    `max over D, k, j of sup { (e_j - e_k)^T J_D u : u in rec(C_D), ||u||_r <= 1 }`: an independent check, for small networks.
+    """
+    norm = parse_norm(norm)
+    cells = enumerate_cells(network, Region.make(None, network.inputs), limit)
+    return _over_cones(network, norm, [(mask, pair) for mask in cells.masks for pair in _pairs(network, labels)], "cells")
+
+
+def infinity_at(network: Piecewise, x: Tensor, y: Tensor, norm: float) -> Bound:
+    """The paper's practical slope `l_N`: only the cells at the samples x `(N, n)`, each with its own label y `(N,)`.
+
+    `max over i, D in D_{x_i}, j of sup { (e_j - e_{y_i})^T J_D u : u in int rec(C_D), ||u||_r = 1 }` (paper, eq. lNReLU), 0 if
+    no cell at a sample has an unbounded interior or all slopes are negative. Never above `l`.
+    """
+    norm, seen = parse_norm(norm), set()
+    tasks: list[tuple[Tensor, tuple[int, int]]] = []
+    for point, label in zip(x, y.tolist()):
+        for mask in masks_at(network, point):
+            key = (label, *mask.tolist())
+            if key not in seen and _opens(network, mask):
+                tasks += [(mask, pair) for pair in _pairs(network, [label])]
+            seen.add(key)
+    return _over_cones(network, norm, tasks, "cells at the samples")
+
+
+@dataclass(frozen=True, eq=False)
+class Tightness:
+    """The condition of the paper's theorem for `l = L`, part by part, for the mask and pair that come closest to it.
+
+    slope: `L = 2^(1/r) max_D ||J_D||_{r -> s}`; mask `(H,)`: a maximiser `D*`; pair: `(k*, j*)`; increment:
+    `||J_D*^T (e_j* - e_k*)||_s`; direction `(n,)`: the maximiser, or the best the cone allows.
+    """
+
+    slope: float
+    mask: Tensor
+    pair: tuple[int, int]
+    increment: float
+    direction: Tensor
+    present: bool
+    """k* occurs in the data."""
+    largest: bool
+    """`e_j* - e_k*` is the largest increment direction: the increment equals L."""
+    recedes: bool
+    """Some element of the dual maximisers `M_r(J_D*^T (e_j* - e_k*))` lies in `rec(C_D*)`."""
+
+    @property
+    def tight(self) -> bool:
+        """All parts hold, so `l = L`."""
+        return self.present and self.largest and self.recedes
+
+
+def tightness(network: Piecewise, norm: float, labels: Sequence[int]) -> Tightness:
+    """Test the condition under which the paper's theorem gives `l = L` on R^n, over all maximising masks and all pairs.
+
+    An element of the set `M_r(g)` lies in the recession cone exactly when the steepest slope inside the cone reaches
+    `||g||_s`, which also settles ties (r = 1) and zeros (r = inf). By enumeration of all cells, for small networks.
+    """
+    norm = parse_norm(norm)
+    present = {k for k, _ in _pairs(network, labels)}
+    masks = enumerate_cells(network, Region.make(None, network.inputs)).masks
+    jacobians = network.jacobian(masks)
+    norms = operator_norm(jacobians, norm, dual(norm))
+    top = float(norms.max())
+    slope, best = 2 ** (1 / norm) * top, None
+    for index in (norms >= top * (1 - SAME)).nonzero().flatten().tolist():
+        cone = _unit_rows(inequalities(network, masks[index])[0].numpy())
+        for k, j in _pairs(network, range(network.outputs)):
+            g = (jacobians[index, j] - jacobians[index, k]).numpy()
+            increment = float(np.linalg.norm(g, dual(norm)))
+            # At r = 2 the maximiser is one vector; the slope in the cone, quadratic in the angle to it, would forgive too much.
+            u = maximiser(torch.from_numpy(g)[None], norm)[0].numpy() if norm == 2 else _support(g, cone, norm)[0]
+            recedes = bool(g @ u >= increment * (1 - SAME) and (cone @ u <= SAME).all())
+            parts = (k in present, increment >= slope * (1 - SAME), recedes)
+            found = Tightness(slope, masks[index], (k, j), increment, torch.from_numpy(u), *parts)
+            if best is None or sum(parts) > sum((best.present, best.largest, best.recedes)):
+                best = found
+    assert best is not None
+    return best
+
+
+def _pairs(network: Piecewise, labels: Sequence[int]) -> list[tuple[int, int]]:
+    """All `(k, j)`, k a label that occurs and j a rival."""
+    present = sorted({int(k) for k in labels})
+    if not present or not 0 <= present[0] <= present[-1] < network.outputs:
+        raise InputError(f"labels {present} do not fit {network.outputs} outputs: give labels from 0 to {network.outputs - 1}.")
+    if network.outputs < 2:
+        raise InputError("the network has one output, so there is no rival class: stack a second logit, for example 0.")
+    return [(k, j) for k in present for j in range(network.outputs) if j != k]
+
+
+def _gaps(network: Piecewise, pairs: Sequence[tuple[int, int]]) -> Piecewise:
+    """The bias-free network with one output `theta0_j - theta0_k` per pair."""
+    head = torch.zeros(len(pairs), network.outputs, dtype=torch.float64)
+    for row, (k, j) in zip(head, pairs):
+        row[j], row[k] = 1, -1
+    return network.homogeneous().head(head)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounding:
+    """What rounding errors of a network are relative to: the same paths with absolute values, all neurons open.
+
+    preactivation `(H,)`, output `(T,)`: over the unit ball, the error of a linear bound on either by back-substitution;
+    ends `(T, n)`: the absolute slopes of the outputs.
+    """
+
+    network: Piecewise
+    relative: float
+    ends: Tensor
+    preactivation: Tensor
+    output: Tensor
+
+    @classmethod
+    def of(cls, network: Piecewise, norm: float) -> _Rounding:
+        steep = network.slope.abs().clamp(min=1)  # no neuron is steeper, on either side
+        a, b, c, d = (v.abs() for v in (network.A, network.B * steep, network.C, network.D * steep))
+        zero, s = torch.zeros_like, dual(norm)
+        size = Piecewise(a, b, zero(network.c), c, d, zero(network.e), torch.ones_like(network.slope), network.layer)
+        relative = (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * 2.0**-52  # one long sum a layer
+        paths = torch.linalg.inv(torch.eye(network.neurons, dtype=torch.float64) - b)
+        reach = vector_norm(paths @ a, s)  # |v_h| <= reach_h on the unit ball, and intercepts are at most that
+        ends = c + d @ paths @ a
+        output = vector_norm(ends, s) + d @ paths @ reach
+        return cls(size, relative, ends, relative * (reach + paths @ reach), relative * output)
+
+
+def _values(gaps: Piecewise, rounding: _Rounding, u: Tensor, norm: float) -> tuple[Tensor, Tensor]:
+    """Directions `(m, n)` shrunk to length at most 1, and a lower bound on each gap there, `(m, T)`, rounded down."""
+    length = vector_norm(u, norm)
+    u = u / torch.where(length > 0, length, 1)[:, None] * (1 - (u.shape[1] + 4) * 2.0**-52)
+    return u, gaps.logits(u) - rounding.relative * rounding.network.logits(u.abs())
+
+
+def _unit_rows(rows: Array) -> Array:
+    """The rows that are not zero, scaled to length one."""
+    length = np.linalg.norm(rows, axis=1)
+    return np.asarray(rows[length > 0] / length[length > 0, None])
+
+
+def _opens(network: Piecewise, mask: Tensor) -> bool:
+    """Whether the recession cone of a cell has a nonempty interior."""
+    cone = _unit_rows(inequalities(network, mask)[0].numpy())
+    return nearest_point(cone, np.full(len(cone), -1.0), np.zeros(network.inputs)) is not None
+
+
+def _support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
+    """`max { g . u : cone u <= 0, ||u||_r <= 1 }`: a direction u `(n,)` and multipliers y >= 0 `(H,)` for (*).
+
+    r = 2: `||P_K(g)||`, the projection onto the cone, by non-negative least squares (Moreau); r = 1, inf: a linear program.
+    """
+    n = len(g)
+    if len(cone) == 0:
+        return maximiser(torch.from_numpy(g)[None], norm)[0].numpy(), np.zeros(0)
+    if norm == 2:
+        y, _ = nnls(cone.T, g, maxiter=100 * (n + len(cone)))
+        return g - cone.T @ y, y
+    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    scale = float(np.abs(g).max()) or 1.0
+    if norm == math.inf:
+        found = linprog(-g / scale, cone, np.zeros(len(cone)), bounds=(-1, 1), options=options)
+        u = found.x
+    else:  # u = a - b with a, b >= 0 and sum(a + b) <= 1
+        rows = np.vstack([np.hstack([cone, -cone]), np.ones(2 * n)])
+        limits = np.append(np.zeros(len(cone)), 1.0)
+        found = linprog(-np.hstack([g, -g]) / scale, rows, limits, bounds=(0, None), options=options)
+        u = found.x[:n] - found.x[n:]
+    return u, np.maximum(-found.ineqlin.marginals[: len(cone)], 0.0) * scale
+
+
+def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, tuple[int, int]]], method: str) -> Bound:
+    """The steepest gap over the recession cones of (mask, pair) tasks; 0 if there are none or all are negative.
+
+    The tasks are taken in falling order of `||J_D^T (e_j - e_k)||_s`, so most need no solver.
+    """
+    pairs = sorted({pair for _, pair in tasks})
+    upper, lower, witness, info = 0.0, 0.0, torch.zeros(network.inputs, dtype=torch.float64), {"cones": len(tasks)}
+    if not tasks:
+        return Bound(0.0, 0.0, method, witness, info)
+    gaps, s = _gaps(network, pairs), dual(norm)
+    rounding = _Rounding.of(gaps, norm)
+    masks = torch.stack([mask for mask, _ in tasks])
+    outputs = torch.tensor([pairs.index(pair) for _, pair in tasks])
+    slopes = torch.cat([gaps.jacobian(part) for part in masks.split(4096)])[torch.arange(len(tasks)), outputs]
+    lengths = vector_norm(slopes, s)
+    for i in lengths.argsort(descending=True, stable=True).tolist():
+        slack = float(rounding.output[outputs[i]])
+        if float(lengths[i]) + slack <= upper:
+            break
+        g, rows = slopes[i].numpy(), inequalities(network, masks[i])[0].numpy()
+        length = np.linalg.norm(rows, axis=1)
+        kept = length > 0
+        u, y = _support(g, rows[kept] / length[kept, None], norm)
+        y = y / length[kept]
+        ceiling = float(np.linalg.norm(g - rows[kept].T @ y, s)) + slack + float(y @ rounding.preactivation.numpy()[kept])
+        upper = max(upper, min(ceiling, float(lengths[i]) + slack))
+        direction, values = _values(gaps, rounding, torch.from_numpy(u)[None], norm)
+        if float(values[0, outputs[i]]) > lower:
+            lower, witness = float(values[0, outputs[i]]), direction[0]
+            info |= {"label": pairs[outputs[i]][0], "rival": pairs[outputs[i]][1]}
+    return Bound(min(lower, upper), upper, method, witness, info)
+
+
+@dataclass(frozen=True, eq=False)
+class _Node:
+    """An open node: which output, state int8 `(H,)` (-1 free, 0 and 1 held), multipliers float32 `(H,)`, neuron to split."""
+
+    output: int
+    state: Tensor
+    alpha: Tensor
+    beta: Tensor
+    split: int
+
+
+class _Search:
+    """Branch and bound on the neurons of the bias-free network, over the unit r-ball.
+
+    A node is a pair and the sides that some neurons are held on. Its upper bound is linear bound propagation with the split
+    constraints as multipliers (alpha, beta-CROWN; Zhang et al. 2018, Wang et al. 2021): a free neuron lies between `alpha v`
+    and its chord, a held one is linear and adds `+-beta v >= 0`, and the linear function of u that is left is bounded by its
+    dual norm. Every alpha in `[slope, 1]` and `beta >= 0` is sound. Where nothing nonlinear is left, (*) is solved exactly.
+    """
+
+    def __init__(self, network: Piecewise, norm: float, labels: Sequence[int], seed: int) -> None:
+        self.pairs = _pairs(network, labels)
+        self.gaps, self.norm = _gaps(network, self.pairs), norm
+        self.rounding = _Rounding.of(self.gaps, norm)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.lower, self.witness, self.pair = 0.0, torch.zeros(network.inputs, dtype=torch.float64), self.pairs[0]
+        self.closed = 0.0  # the largest upper bound among the nodes that are done
+        self.heap: list[tuple[float, int, _Node]] = []
+        self.tie, self.count = itertools.count(), 0
+
+    def run(self, time_limit: float | None, nodes: int | None) -> Bound:
+        """Ascent, the root, then the search; the bracket is valid whenever it stops."""
+        start = time.monotonic()
+        busy = self.ceiling = float((vector_norm(self.rounding.ends, dual(self.norm)) + self.rounding.output).max())
+        try:
+            self.ascend()
+            free = torch.full((len(self.pairs), self.gaps.neurons), -1, dtype=torch.int8)
+            self.bound(free, torch.arange(len(free)), torch.full(free.shape, 0.5).double(), torch.zeros(free.shape).double())
+            busy = 0.0
+            while self.heap and -self.heap[0][0] > self.cutoff:
+                if time_limit is not None and time.monotonic() - start > time_limit:
+                    break
+                if nodes is not None and self.count >= nodes:
+                    break
+                busy = -self.heap[0][0]  # what an interrupt may leave unfinished
+                self.branch([heapq.heappop(self.heap)[2] for _ in range(min(BATCH, len(self.heap)))])
+                busy = 0.0
+        except KeyboardInterrupt:
+            pass
+        upper = max(self.closed, busy, -self.heap[0][0] if self.heap else 0.0, self.lower)
+        info = {"label": self.pair[0], "rival": self.pair[1], "nodes": self.count, "seconds": time.monotonic() - start}
+        return Bound(self.lower, upper, "ascent and relaxation" if nodes == 0 else "branch", self.witness, info)
+
+    @property
+    def cutoff(self) -> float:
+        """Nodes up to here are done: they cannot raise the answer by more than rounding errors."""
+        return self.lower * (1 + CLOSED) + 4 * float(self.rounding.output.max())
+
+    def offer(self, u: Tensor) -> Tensor:
+        """Evaluate all gaps at directions `(m, n)`, keep the best; returns the values `(m, T)`."""
+        u, values = _values(self.gaps, self.rounding, u, self.norm)
+        row, output = divmod(int(values.argmax()), values.shape[1])
+        if float(values[row, output]) > self.lower:
+            self.lower, self.witness, self.pair = float(values[row, output]), u[row], self.pairs[output]
+        return values
+
+    def gradient(self, u: Tensor, output: Tensor) -> Tensor:
+        """The gradients of the gaps `output` `(m,)` at u `(m, n)`: `(m, n)`."""
+        slope = torch.where(self.gaps.mask(u), 1.0, self.gaps.slope)
+        return _pull(self.gaps, self.gaps.D[output], self.gaps.C[output], slope, slope, torch.zeros_like(slope))[0]
+
+    def ascend(self) -> None:
+        """Power steps `u <- M_r(J(u)^T (e_j - e_k))`, shorter where the full one overshoots; then the best cells' maxima."""
+        n, pairs = self.gaps.inputs, len(self.pairs)
+        axes = torch.eye(n, dtype=torch.float64)
+        random = torch.randn(max(STARTS // pairs, 16), n, dtype=torch.float64, generator=self.generator)
+        u = torch.cat([random, axes, -axes])
+        output = torch.arange(pairs).repeat_interleave(len(u))
+        u = u.repeat(pairs, 1)
+        value = torch.full((len(u),), -math.inf, dtype=torch.float64)
+        for _ in range(ASCENT):
+            target = maximiser(self.gradient(u, output), self.norm)
+            for step in (1.0, 0.3, 0.1, 0.03):
+                trial = u + step * (target - u)
+                trial = trial / vector_norm(trial, self.norm).clamp(min=1e-300)[:, None]
+                new = self.gaps.logits(trial).gather(1, output[:, None])[:, 0]
+                better = new > value
+                u, value = torch.where(better[:, None], trial, u), torch.where(better, new, value)
+        self.offer(u)
+        for index in value.topk(min(POLISHED, len(value))).indices.tolist():
+            self.polish(u[index], int(output[index]))
+
+    def polish(self, u: Tensor, output: int) -> None:
+        """From cell to better cell: the maximum over the cell's cone, then the steepest cell around it."""
+        value = -math.inf
+        for _ in range(ASCENT):
+            g, cone = self.gradient(u[None], torch.tensor([output]))[0], inequalities(self.gaps, self.gaps.mask(u[None])[0])[0]
+            best = torch.from_numpy(_support(g.numpy(), _unit_rows(cone.numpy()), self.norm)[0])[None]
+            new = float(self.offer(best)[0, output])
+            if new <= value * (1 + CLOSED):
+                return
+            value = new
+            around = best + 1e-4 * torch.randn(64, len(u), dtype=torch.float64, generator=self.generator)
+            u = around[self.offer(around)[:, output].argmax()]
+
+    def branch(self, nodes: list[_Node]) -> None:
+        """Bound the two children of every node, each with its parent's multipliers."""
+        state = torch.stack([node.state for node in nodes]).repeat(2, 1)
+        split = torch.tensor([node.split for node in nodes])
+        rows = torch.arange(len(nodes))
+        state[rows, split], state[rows + len(nodes), split] = 0, 1
+        output = torch.tensor([node.output for node in nodes]).repeat(2)
+        alpha, beta = (torch.stack([getattr(v, name).double() for v in nodes]).repeat(2, 1) for name in ("alpha", "beta"))
+        self.bound(state, output, alpha, beta)
+
+    def bound(self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor) -> None:
+        """Bound nodes given as rows; those still open go on the heap."""
+        self.count += len(state)
+        low, high = self.intervals(state)
+        value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
+        for i in range(len(state)):
+            upper, split = float(value[i]), _choose(loss[i], self.gaps.layer)
+            if upper > self.cutoff and float(loss[i].sum()) <= CLOSED / 10 * upper:
+                upper, split = self.solve(state[i], int(output[i]), low[i], high[i], upper)
+            if upper <= self.cutoff or split < 0:
+                self.closed = max(self.closed, upper)
+            else:
+                node = _Node(int(output[i]), state[i], alpha[i].float(), beta[i].float(), split)
+                heapq.heappush(self.heap, (-upper, next(self.tie), node))
+
+    def intervals(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on every preactivation over the nodes, `(m, H)` each, layer by layer; held neurons keep their side.
+
+        A held neuron leaves a constraint `wall . u + rest >= 0` behind (the linear bound on its own side), which tightens the
+        bounds of the layers after it.
+        """
+        m, network = len(state), self.gaps
+        low, high, rest = (torch.zeros(state.shape, dtype=torch.float64) for _ in range(3))
+        walls = torch.zeros(*state.shape, network.inputs, dtype=torch.float64)
+        for rows in network.blocks():
+            before = slice(0, rows.start)
+            lines = _lines(network.slope[before], state[:, before], low[:, before], high[:, before])
+            chord, offset, line = (v[:, None] for v in lines)
+            sides = []
+            for sign in (1, -1):
+                t, x = (sign * v[rows].expand(m, -1, -1) for v in (network.B[:, before], network.A))
+                a, c = _pull(network, t, x, chord, line, torch.zeros_like(chord))
+                b = (c.clamp(min=0) * offset).sum(-1) + self.rounding.preactivation[rows]
+                sides.append((a, b, _cut(a, b, walls[:, before], rest[:, before], self.norm)))
+            active, inactive = state[:, rows] == 1, state[:, rows] == 0
+            high[:, rows] = torch.where(inactive, 0.0, sides[0][2])
+            low[:, rows] = torch.where(active, 0.0, -sides[1][2])
+            walls[:, rows] = active[..., None] * sides[0][0] + inactive[..., None] * sides[1][0]
+            rest[:, rows] = active * sides[0][1] + inactive * sides[1][1]
+        return low, high
+
+    def relax(
+        self, state: Tensor, output: Tensor, low: Tensor, high: Tensor, alpha: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Minimise the upper bounds over alpha and beta: the bounds `(m,)`, both, and what each free neuron loses, `(m, H)`."""
+        slope, rounding = self.gaps.slope, self.rounding
+        chord, offset, line = _lines(slope, state, low, high)
+        free, side = state < 0, (state == 1).double() - (state == 0).double()
+        width = torch.maximum(high, -low).clamp(min=1e-300)
+        unit = max(self.lower, 1e-3 * self.ceiling) / width  # multipliers of this size move the bound by the answer's size
+        nearly = torch.minimum(high, -low) < 1e-6 * width  # on one side almost everywhere: start from the line of that side
+        alpha, beta = torch.where(nearly, line, alpha).requires_grad_(), (beta / unit).requires_grad_()
+        optimiser = torch.optim.Adam([alpha, beta], lr=RATE)
+        best = torch.full((len(state),), math.inf, dtype=torch.float64)
+        kept = (alpha.detach(), beta.detach(), torch.zeros_like(beta))
+        for step in range(STEPS):
+            with torch.no_grad():
+                alpha.copy_(torch.maximum(alpha, slope).clamp(max=1))
+                beta.clamp_(min=0)
+            a, c = _pull(
+                self.gaps, self.gaps.D[output], self.gaps.C[output], chord, torch.where(free, alpha, line), side * unit * beta
+            )
+            value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + (c.clamp(min=0) * offset).sum(-1)
+            with torch.no_grad():
+                sound = value + rounding.output[output] + (side.abs() * unit * beta) @ rounding.preactivation
+                below = torch.maximum((1 - alpha) * high, (slope - alpha) * low)
+                loss = torch.where(free, c.clamp(min=0) * offset - c.clamp(max=0) * below, 0.0)
+                better = sound < best
+                best = torch.where(better, sound, best)
+                kept = tuple(torch.where(better[:, None], new, old) for new, old in zip((alpha, unit * beta, loss), kept))
+                if step % 5 == 0:
+                    self.offer(maximiser(a, self.norm))
+            if (best <= self.cutoff).all():
+                break
+            optimiser.zero_grad()
+            value.sum().backward()
+            optimiser.step()
+        return best, *kept
+
+    def solve(self, state: Tensor, output: int, low: Tensor, high: Tensor, upper: float) -> tuple[float, int]:
+        """(*) at a node where the gap is linear up to rounding: its upper bound, and the next neuron to split or -1.
+
+        A free neuron errs by at most `min(high, -low)`; the error travels along the paths that held neurons leave open.
+        Constraints that it reaches are left out, and if that costs something the neuron is split.
+        """
+        gaps, mask = self.gaps, (state == 1) | ((state < 0) & (high > -low))
+        error = torch.where(state < 0, torch.minimum(high, -low) * (1 - gaps.slope), 0.0)
+        through = torch.where(state == 0, gaps.slope.abs(), gaps.slope.abs().clamp(min=1))
+        spread = torch.linalg.solve(torch.eye(gaps.neurons, dtype=torch.float64) - through[:, None] * gaps.B.abs(), error)
+        wrong, rows = gaps.B.abs() @ spread, inequalities(gaps, mask)[0]
+        length = torch.linalg.vector_norm(rows, 2, dim=1)
+        used = (state >= 0) & (length > 0) & (wrong <= CLOSED * length)
+        g = gaps.jacobian(mask[None])[0, output]
+        u, y = _support(g.numpy(), (rows[used] / length[used, None]).numpy(), self.norm)
+        self.offer(torch.from_numpy(u)[None])
+        weight = torch.from_numpy(y) / length[used]
+        value = torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm)) + self.rounding.output[output]
+        value += gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
+        lost = (state >= 0) & (length > 0) & ~used
+        return min(float(value), upper), int(error.argmax()) if lost.any() else -1
+
+
+def _pull(network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
+    """Back-substitute `t . z + x . u` through the neurons: a linear function of u, `(..., n)`, and the coefficients met on z.
+
+    t `(..., H')` (the first H' neurons, whole layers), x `(..., n)`; a neuron is replaced by `up v` where its coefficient is
+    positive and by `low v` where it is negative, and `extra v` is added.
+    """
+    met = t[..., :0]
+    for rows in reversed([rows for rows in network.blocks() if rows.stop <= t.shape[-1]]):
+        c = t[..., rows]
+        v = torch.where(c > 0, up[..., rows], low[..., rows]) * c + extra[..., rows]
+        x = x + v @ network.A[rows]
+        t = t[..., : rows.start] + v @ network.B[rows, : rows.start]
+        met = torch.cat([c, met], -1)
+    return x, met
+
+
+def _lines(slope: Tensor, state: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each neuron on `[low, high]`: slope and offset of the chord above it, slope of a line through 0 below it."""
+    free = (high - slope * low) / (high - low).clamp(min=1e-300)
+    chord = torch.where(state == 1, 1.0, torch.where(state == 0, slope, free))
+    line = torch.where((state == 1) | ((state < 0) & (high > -low)), 1.0, slope)
+    return chord, torch.where(state < 0, high * (1 - chord), 0.0), line
+
+
+def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tensor:
+    """An upper bound on `max(0, a . u + b)` over the unit ball cut by `walls u + rest >= 0`: `(m, k)`, rounded up.
+
+    a `(m, k, n)`, b `(m, k)`, walls `(m, h, n)`, rest `(m, h)`. By weak duality it is `||a + y walls||_s + b + y . rest` for
+    any `y >= 0`; accelerated projected gradient steps on the 2-norm choose y, the better of that and 0 counts.
+    """
+    s, plain = dual(norm), torch.linalg.vector_norm(a, dual(norm), dim=-1) + b
+    if not walls.any():
+        return plain
+    length = torch.linalg.vector_norm(walls, 2, dim=-1)
+    scale = torch.where(length > 0, 1 / length.clamp(min=1e-300), 0.0)
+    walls, rest = walls * scale[..., None], rest * scale
+    gram, cross = walls @ walls.mT, a @ walls.mT
+    step = 1 / gram.abs().sum(-1).amax(-1).clamp(min=1)[:, None, None]
+    y = point = torch.zeros_like(cross)
+    for i in range(CUTS):
+        size = torch.linalg.vector_norm(a + point @ walls, 2, dim=-1, keepdim=True)
+        new = (point - step * (cross + point @ gram + size * rest[:, None])).clamp(min=0)
+        point, y = new + i / (i + 3) * (new - y), new
+    error = (sum(walls.shape[1:]) + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
+    cut = torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1) + b + (y @ rest[..., None])[..., 0]
+    return torch.minimum(plain, cut).clamp(min=0)
+
+
+def _choose(loss: Tensor, layer: Tensor) -> int:
+    """The neuron to split: of the first layer where one loses a fair share of the largest loss, the worst; -1 if none loses.
+
+    Early layers first: their walls are exact, and what they settle tightens all later layers.
+    """
+    if not (loss > 0).any():
+        return -1
+    fair = loss >= SHARE * loss.max()
+    return int(torch.where(layer == layer[fair].min(), loss, -1.0).argmax())

@@ -1,0 +1,229 @@
+"""Lipschitz constants of piecewise-linear networks: a ladder of sound upper bounds, each above a real Jacobian's norm.
+
+From cheap to exact (THEORY 4): the product of the layers' norms; bound propagation of the Jacobian with the neurons that are
+stable on the domain fixed; a semidefinite bound; branch and bound, which closes the bracket on small networks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassail.certificates.bound import Bound
+from wassail.certificates.branch import branch
+from wassail.certificates.norms import positive_norm, product
+from wassail.certificates.piecewise import Piecewise
+from wassail.certificates.propagate import Bounds, crown, gradients
+from wassail.certificates.region import Ball, Region, Where
+from wassail.certificates.semidefinite import semidefinite
+from wassail.certificates.structure import Graph, read
+from wassail.errors import InputError, unknown
+from wassail.geometry import operator_norm
+from wassail.network import Model, Progress, _bar, versions
+from wassail.threat import Number, dual, parse_norm
+
+METHODS = ("auto", "product", "propagate", "sdp", "exact")
+OUTPUTS = ("margins", "logits")
+AUTO_SECONDS = 60.0  # what `auto` and `sdp` take at most when no time limit is given
+SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
+DENSE = 5000  # undecided neurons up to which the dense form is built,
+MEMORY = 2**28  # and numbers in its largest node
+
+
+def lipschitz(
+    model: Model | Graph,
+    norm: Number,
+    domain: Where = None,
+    *,
+    outputs: str = "margins",
+    norm_out: Number | None = None,
+    labels: Iterable[int] | None = None,
+    method: str = "auto",
+    time_limit: float | None = None,
+    nodes: int | None = None,
+    shape: Sequence[int] | None = None,
+    seed: int = 0,
+    progress: Progress = False,
+) -> Bound:
+    """How fast a network's outputs can change over a domain, from both sides.
+
+    outputs: "margins", `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over labels k (`labels`, default all), which is the slope Lm of
+    THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}` (norm_out: default `norm`). norm: the input norm r.
+    domain: None for all of R^n, a box `(low, high)` of numbers or tensors, or a `Ball`.
+    method: "product", "propagate", "sdp", "exact", or "auto", which climbs the ladder until the bracket is closed or the time limit
+    (default 60 s) is reached; every method returns the best of the cheaper ones too. time_limit in seconds and nodes limit branch and bound;
+    an interrupt (Ctrl-C) returns the bracket so far.
+    shape: of one sample, where neither the domain nor the first layer tells it.
+    The lower side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by 1e-12.
+    """
+    r = parse_norm(norm)
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if outputs not in OUTPUTS:
+        raise unknown("outputs", outputs, OUTPUTS)
+    if outputs == "margins" and norm_out is not None:
+        raise InputError("norm_out belongs to outputs='logits': margins are single numbers, leave it out.")
+    graph = as_graph(model, domain, shape)
+    region = Region.make(domain, graph.inputs)
+    if outputs == "margins":
+        graph, q = graph.head(margin_rows(graph.outputs, labels)), math.inf
+    else:
+        q = r if norm_out is None else parse_norm(norm_out)
+    with _bar(progress, "Lipschitz constant") as report:
+        ladder = Ladder(graph, region, r, q, time_limit, nodes, seed, report)
+        bound = ladder.climb(method)
+    info = {
+        "norm": r, "norm_out": q, "outputs": outputs, "domain": str(region), "seed": seed, "versions": versions(),
+        "neurons": graph.neurons, **bound.info,
+    }  # fmt: skip
+    return Bound(bound.lower, bound.upper, bound.method, bound.witness, info)
+
+
+@dataclass
+class Ladder:
+    """One climb: what is known so far is kept whatever happens next."""
+
+    graph: Graph
+    region: Region
+    norm_in: float
+    norm_out: float
+    time_limit: float | None = None
+    nodes: int | None = None
+    seed: int = 0
+    report: Callable[[float], None] = lambda share: None
+    lower: float = 0.0
+    upper: float = math.inf
+    method: str = "product"
+    witness: Tensor | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def climb(self, method: str) -> Bound:
+        """Rung by rung up to `method`."""
+        self.began = time.monotonic()
+        try:
+            self._sample()
+            self._improve(product(self.graph, self.norm_in, self.norm_out), "product")
+            if method != "product":
+                self._local(method)
+        except KeyboardInterrupt:  # the bracket so far is an answer
+            self.info["interrupted"] = True
+        return Bound(self.lower, self.upper, self.method, self.witness, {**self.info, "seconds": self._spent()})
+
+    def _local(self, method: str) -> None:
+        bounds = crown(self.graph, self.region)
+        self.info["undecided"] = bounds.open
+        self.report(0.1)
+        small = bounds.open <= DENSE and self.graph.inputs + bounds.open <= MEMORY // max(n.size for n in self.graph.nodes)
+        if not (small and bounds.open <= SMALL and method in ("auto", "exact")):
+            self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        self.report(0.3)
+        if self._closed() or method == "propagate":
+            return
+        network = self.graph.piecewise(bounds.states(), DENSE) if small or method == "exact" else None
+        if network is not None and (method == "sdp" or (method == "auto" and bounds.open > SMALL)):
+            self._improve(semidefinite(network, self.norm_in, self.norm_out, self._left()), "sdp")
+        if network is not None and (method == "exact" or (method == "auto" and bounds.open <= SMALL)):
+            self._branch(network, None if method == "exact" and self.time_limit is None else self._left())
+
+    def _branch(self, network: Piecewise, limit: float | None) -> None:
+        def tick(lower: float, upper: float, nodes: int) -> None:
+            self.info["nodes"] = nodes
+            self.report(0.3 + 0.7 * lower / max(upper, 1e-300) if math.isfinite(upper) else 0.3)
+
+        found = branch(
+            network, self.region, self.norm_in, self.norm_out, time_limit=limit, nodes=self.nodes, seed=self.seed, tick=tick
+        )
+        self.info["nodes"] = found.nodes
+        if found.lower > self.lower and found.witness is not None:
+            self.lower, self.witness = found.lower, found.witness
+        self._improve(found.upper, "branch")
+
+    def _sample(self, count: int = 64) -> None:
+        """The lower side: the Jacobian's norm at random points, on R^n at several scales."""
+        generator = torch.Generator().manual_seed(self.seed)
+        spreads = (1.0,) if self.region.bounded else (0.1, 1.0, 10.0, 1000.0)
+        few = max(4, min(count, 2**24 // max(node.size for node in self.graph.nodes) // len(spreads)))
+        for spread in spreads:
+            x = self.region.sample(few // len(spreads), generator, spread)
+            value, best = jacobian_norms(self.graph, x, self.norm_in, self.norm_out).max(0)
+            if self.witness is None or float(value) > self.lower:
+                self.lower, self.witness = max(0.0, float(value) * (1 - 1e-12)), x[best]
+
+    def _improve(self, upper: float, method: str) -> None:
+        if upper < self.upper:
+            self.upper, self.method = upper, method
+        # Where both sides are exact their last digits may cross: the lower one is a float64 evaluation.
+        if self.lower > self.upper:
+            if self.lower > self.upper * (1 + 1e-9):
+                raise AssertionError(f"a Jacobian of norm {self.lower} was found above the bound {self.upper} by {method}")
+            self.lower = self.upper
+
+    def _closed(self) -> bool:
+        return self.upper - self.lower <= 1e-12 * self.upper
+
+    def _spent(self) -> float:
+        return time.monotonic() - self.began
+
+    def _left(self) -> float:
+        return max(1.0, (AUTO_SECONDS if self.time_limit is None else self.time_limit) - self._spent())
+
+
+def propagated(bounds: Bounds, norm_in: float, norm_out: float) -> float:
+    """`||J||_{r -> s}` by bound propagation of the Jacobian: rows in their dual norm for s = inf, else entry by entry.
+
+    Entries no larger than M bound the norm by that of M; for s = 1 so does the sum of the rows' norms.
+    """
+    found = gradients(bounds, torch.eye(bounds.graph.outputs, dtype=torch.float64))
+    entries = found.entries()
+    most = torch.maximum(entries[0].abs(), entries[1].abs())
+    best = positive_norm(most, norm_in, norm_out) * (1 + 1e-12)
+    rows = found.norm(dual(norm_in), entries)
+    if norm_in != 1:
+        best = min(best, float(torch.linalg.vector_norm(rows, norm_out)) * (1 + 1e-12))
+    return best
+
+
+def jacobian_norms(graph: Graph, x: Tensor, norm_in: float, norm_out: float) -> Tensor:
+    """`||J(x)||_{r -> s}` at flat points `(m, n)`: `(m,)`; a lower bound of it where the norm is NP-hard and large."""
+    with torch.enable_grad():
+        points = x.reshape(-1, *graph.nodes[0].shape).clone().requires_grad_(True)
+        z = graph.logits(points)
+        rows = [torch.autograd.grad(z[:, k].sum(), points, retain_graph=True)[0].flatten(1) for k in range(graph.outputs)]
+    jacobian = torch.stack(rows, 1).detach()
+    if norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2 and min(jacobian.shape[1:]) > 14:
+        best = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2).amax(1)  # its longest row is no longer than it
+        return best
+    return operator_norm(jacobian, norm_in, norm_out)
+
+
+def margin_rows(classes: int, labels: Iterable[int] | None) -> Tensor:
+    """`e_j - e_k` for every pair of classes of which at least one is among the labels, `(J, K)`; signs do not matter to a norm."""
+    if classes < 2:
+        raise InputError("the model has one output: margins need two classes, use outputs='logits'.")
+    wanted = set(range(classes)) if labels is None else {int(k) for k in labels}
+    if not wanted or not wanted <= set(range(classes)):
+        raise InputError(f"labels must be some of the classes 0..{classes - 1}.")
+    eye = torch.eye(classes, dtype=torch.float64)
+    return torch.stack([eye[j] - eye[k] for k in range(classes) for j in range(k) if {j, k} & wanted])
+
+
+def as_graph(model: Model | Graph, domain: Where = None, shape: Sequence[int] | None = None) -> Graph:
+    """The structure of a model, its input shape taken from `shape`, the domain's tensors, or its first layer."""
+    if isinstance(model, Graph):
+        return model
+    if shape is None and isinstance(domain, Ball):
+        shape = tuple(domain.centre.shape)
+    if shape is None and domain is not None and not isinstance(domain, Ball):
+        shape = next((tuple(side.shape) for side in domain if isinstance(side, Tensor) and side.ndim), None)
+    if shape is None and isinstance(model, nn.Module):
+        first = next((m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)), None)
+        shape = (first.in_features,) if isinstance(first, nn.Linear) else None
+    if shape is None:
+        raise InputError("the shape of a sample is not known: give shape=(3, 32, 32), or a domain with tensors of that shape.")
+    return read(model, shape)

@@ -1,0 +1,308 @@
+"""Semidefinite bounds on the Jacobians of a piecewise-linear network, in batches and without a semidefinite solver.
+
+Write `dz_h = d_h dv_h` with `d_h` in {0, 1} for the free neurons, `dv = A dx + B dz`, `dy = C dx + D dz`. Each free neuron
+satisfies `dz_h (dv_h - dz_h) >= 0`, so for any multipliers `t` and weights `w` for which
+
+    S(w, t) = diag(w) (+) 0 - [C D]^T [C D] - sum_h t_h (p_h q_h^T + q_h p_h^T)  >= 0,    p_h = e_h,  q_h = (A_h, B_h - e_h),
+
+`|dy|^2 <= sum_i w_i dx_i^2` for every mask: `|J|_{2->2}^2 <= rho` with `w = rho 1`, and `|J|_{inf->2}^2 <= sum_i w_i`. This is
+LipSDP-Neuron (Fazlyab et al. 2019, arXiv 1906.04893). The other norms are maxima over rows or columns of these two, or these
+two for the transposed network. Minimising is a convex problem with a self-concordant barrier whose Newton step is closed form,
+
+    minimise  sum w / mu - log det S(w, t),     hess_hk = 2 (X_hk X_kh + (q_h' S^-1 q_k) (p_h' S^-1 p_k)),  X = p' S^-1 q,
+
+and fixing a neuron restricts S to a subspace, so the multipliers of a node of branch and bound are feasible for its children.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.piecewise import Piecewise
+
+INFLATE = 2e-10  # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
+PAIRS = 64  # the 1 -> inf norm looks at each entry of J apart up to this many entries
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """Networks with some neurons fixed, m at a time: `v = A x + B z + c`, `theta = C x + D z + e`, `z = relu(v)` where free.
+
+    A `(m, H, n)`, B `(m, H, H)`, c `(m, H)`, C `(m, K, n)`, D `(m, K, H)`, free bool `(m, H)`. Rows of fixed neurons stay, so
+    that their sides are constraints on `(x, z)`; columns of fixed neurons are zero.
+    """
+
+    A: Tensor
+    B: Tensor
+    c: Tensor
+    C: Tensor
+    D: Tensor
+    free: Tensor
+
+
+def reduce(network: Piecewise, state: Tensor) -> Reduced:
+    """The networks on the sets where neurons have the states `(m, H)`: 1 active, 0 inactive, -1 free.
+
+    A free leaky neuron is written `slope v + (1 - slope) relu(v)`, so that every free neuron that is left is a plain ReLU.
+    """
+    m, n = len(state), network.inputs
+    slope = torch.where(state == 1, 1.0, network.slope)
+    column = torch.where(state < 0, 1 - network.slope, 0.0)[:, None, :]
+    eye = torch.eye(network.neurons, dtype=torch.float64)
+    right = torch.cat([network.A.expand(m, -1, -1), network.B * column, network.c.expand(m, -1)[..., None]], 2)
+    rows = torch.linalg.solve_triangular(eye - network.B * slope[:, None, :], right, upper=False, unitriangular=True)
+    weights = network.D * slope[:, None, :]
+    return Reduced(
+        rows[..., :n],
+        rows[..., n:-1],
+        rows[..., -1],
+        network.C + weights @ rows[..., :n],
+        network.D * column + weights @ rows[..., n:-1],
+        state < 0,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A batch of `dv = A dx + B dz`, `dy = C dx + D dz` over the free neurons only: A `(m, F, n)`, B `(m, F, F)`, ...
+
+    spread: whether `|dx|_inf <= 1` (one weight per input) rather than `|dx|_2 <= 1` (one weight for all).
+    """
+
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor
+    spread: bool
+
+    @property
+    def T(self) -> Form:
+        """The transposed Jacobians: outputs in, inputs out."""
+        return Form(self.D.mT, self.B.mT, self.C.mT, self.A.mT, self.spread)
+
+    def take(self, rows: Tensor) -> Form:
+        """Some members of the batch."""
+        return Form(self.A[rows], self.B[rows], self.C[rows], self.D[rows], self.spread)
+
+    def matrix(self, w: Tensor, t: Tensor) -> Tensor:
+        """`S(w, t)`, `(m, n + F, n + F)`."""
+        n = self.A.shape[2]
+        out = torch.cat([self.C, self.D], 2)
+        cross = t[..., None] * torch.cat([self.A, self.B], 2)
+        s = -(out.mT @ out)
+        s[:, n:] -= cross
+        s[:, :, n:] -= cross.mT
+        _diagonal(s)[:] += torch.cat([w.expand(-1, n), 2 * t], 1)
+        return s
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a norm `r -> s` becomes bounds of `Form`s: which members there are and what the root of the bound is scaled by."""
+
+    members: int
+    weights: int  # of each member
+    factor: float
+    kind: str
+
+
+def split(n: int, k: int, norm_in: float, norm_out: float) -> Split:
+    """The members of the `norm_in -> norm_out` norm of Jacobians `(k, n)`; the norm is at most the largest of their bounds."""
+    inf = math.inf
+    if norm_in == 1 and norm_out == inf and n * k > PAIRS:
+        norm_in = 2  # |J|_{1 -> inf} <= |J|_{2 -> inf}, by rows
+    if norm_in == inf and norm_out == 1:
+        return Split(1, n, math.sqrt(k), "whole") if k <= n else Split(1, k, math.sqrt(n), "whole.T")
+    table = {
+        (2.0, 2.0): Split(1, 1, 1.0, "whole.T" if k < n else "whole"),
+        (2.0, inf): Split(k, 1, 1.0, "rows.T"),
+        (inf, inf): Split(k, n, 1.0, "rows"),
+        (1.0, 2.0): Split(n, 1, 1.0, "columns"),
+        (1.0, 1.0): Split(n, k, 1.0, "columns.T"),
+        (1.0, inf): Split(n * k, 1, 1.0, "entries"),
+        (inf, 2.0): Split(1, n, 1.0, "whole"),
+        (2.0, 1.0): Split(1, k, 1.0, "whole.T"),
+    }
+    return table[norm_in, norm_out]
+
+
+def forms(reduced: Reduced, how: Split, index: Tensor) -> Form:
+    """Every member of every network, `(m * members, ...)`, over the neurons `index` `(m, F)`; -1 pads."""
+    pad, order = index < 0, index.clamp(min=0)
+    rows = order[..., None].expand(-1, -1, reduced.A.shape[2])
+    a = reduced.A.gather(1, rows).masked_fill(pad[..., None], 0.0)
+    b = reduced.B.gather(1, order[..., None].expand(-1, -1, reduced.B.shape[2]))
+    b = b.gather(2, order[:, None, :].expand(-1, order.shape[1], -1)).masked_fill(pad[..., None] | pad[:, None, :], 0.0)
+    d = reduced.D.gather(2, order[:, None, :].expand(-1, reduced.D.shape[1], -1)).masked_fill(pad[:, None, :], 0.0)
+    c = reduced.C
+    (m, k, n), f = c.shape, how.members
+    part = how.kind.removesuffix(".T")
+    b = b[:, None].expand(-1, f, -1, -1)
+    if part == "rows":
+        a, c, d = a[:, None].expand(-1, f, -1, -1), c[:, :, None, :], d[:, :, None, :]
+    elif part == "columns":
+        a, c, d = a.mT[..., None], c.mT[..., None], d[:, None].expand(-1, f, -1, -1)
+    elif part == "entries":  # member i k + j is the entry of column i, row j
+        a, d = a.mT[..., None].repeat_interleave(k, 1), d[:, :, None, :].repeat(1, n, 1, 1)
+        c = c.mT.reshape(m, f, 1, 1)
+    else:
+        a, c, d = a[:, None], c[:, None], d[:, None]
+    a, b, c, d = (v.flatten(0, 1) for v in (a, b, c, d))
+    form = Form(a, b, c, d, how.weights > 1)
+    return form.T if how.kind.endswith(".T") else form
+
+
+def start(reduced: Reduced, layer: Tensor, how: Split, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Feasible `(w, t)` for one network with the free neurons `index` `(1, F)`: `(members, weights)`, `(members, F)`.
+
+    By layers I of neurons, L of them: `t_I > L |D_I|^2 + 2 L sum_k t_k |B_kI|^2` over the layers k that I feeds leaves
+    `S_zz >= t_I / 2` there, since `2 t_k z_k B_kI z_I <= t_k (|z_k|^2 / (2 L) + 2 L |B_kI z_I|^2)`.
+    """
+    form = forms(reduced, how, index)
+    (m, f, n), own = form.A.shape, layer[index[0]]
+    if not f:
+        t = torch.zeros(m, 0, dtype=torch.float64)
+        square = form.C.mT @ form.C
+    else:
+        blocks = [own == i for i in sorted(set(own.tolist()))]
+        t, done = torch.zeros(m, f, dtype=torch.float64), list[Tensor]()
+        for block in blocks if how.kind.endswith(".T") else reversed(blocks):  # the last first: what feeds nothing
+            need = len(blocks) * torch.linalg.matrix_norm(form.D[:, :, block], 2).square()
+            for other in done:
+                gain = torch.linalg.matrix_norm(form.B[:, other][:, :, block], 2).square()
+                need = need + 2 * len(blocks) * t[:, other].amax(1) * gain
+            t[:, block] = 1.5 * need[:, None]
+            done.append(block)
+        t = torch.maximum(t, 1e-6 * t.amax(1, keepdim=True) + 1e-12)  # neurons without effect need something too
+        z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
+        square = form.C.mT @ form.C + z[..., :n].mT @ torch.linalg.solve(z[..., n:], z[..., :n])
+    rho = 1.1 * torch.linalg.matrix_norm(square, 2) + 1e-12
+    return rho[:, None].expand(-1, how.weights).clone(), t
+
+
+def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:
+    """The bound on `|J|^2` that `(w, t)` proves in floating point, `(m,)`: `sum w` (spread) or `w`, and inf where it does not.
+
+    S is formed with errors of `(N + 4) 2^-52` of the sum of magnitudes, entry by entry, and a Cholesky factor that exists is
+    exact for a matrix `(N + 1) 2^-52 trace` away (Higham 2002, theorem 10.3): once S is scaled to magnitudes of 1 on its
+    diagonal, both are taken off that diagonal first.
+    """
+    w = w * (1 + INFLATE)
+    s = form.matrix(w, t)
+    size = s.shape[-1]
+    out = torch.cat([form.C, form.D], 2).abs()
+    absolute = Form(-form.A.abs(), -form.B.abs(), out[..., : form.A.shape[2]], out[..., form.A.shape[2] :], form.spread)
+    magnitude = absolute.matrix(w, t) + 2 * out.mT @ out
+    scale = _diagonal(magnitude).clamp(min=1e-300).rsqrt()  # definiteness survives a congruence
+    s, magnitude = (v * scale[:, :, None] * scale[:, None, :] for v in (s, magnitude))
+    slack = (size + 4) * 2.0**-52 * (magnitude.sum(2).amax(1) + size)
+    _diagonal(s)[:] -= slack[:, None]
+    failed = torch.linalg.cholesky_ex(s).info != 0
+    return (w.sum(1) * (1 + size * 2.0**-52)).masked_fill(failed, math.inf)
+
+
+def tighten(form: Form, w: Tensor, t: Tensor, target: Tensor, steps: int, gap: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Damped Newton on the barrier from a feasible `(w, t)`; rows stop early once they reach `target` `(m,)`.
+
+    gap: the barrier weight mu, given as the relative distance `(n + F) mu / sum w` of its minimiser from the best bound.
+    Returns the proved bound on `|J|^2` `(m,)` (inf where the start was not feasible in floating point), the last `(w, t)`, and the
+    score `(m, F)` of each neuron: `t_h` times how far it is from the one side or the other in the relaxed worst case,
+    `max(E dz_h^2, E (dv_h - dz_h)^2)` with covariance `S^-1`. Padded neurons (zero rows of A and B) keep their `t`.
+    """
+    w, t, score, size = w.clone(), t.clone(), torch.zeros_like(t), form.A.shape[1] + form.A.shape[2]
+    best, best_w, best_t = torch.full_like(target, math.inf), w.clone(), t.clone()
+    rows = (torch.linalg.cholesky_ex(form.matrix(w, t)).info == 0).nonzero()[:, 0]
+    for step in range(steps + 1):
+        if not len(rows):
+            break
+        here = _Iterate.at(form.take(rows), w[rows], t[rows])
+        scaled = here.smallest()
+        value = scaled.sum(1)
+        better = value < best[rows]
+        best[rows[better]], best_w[rows[better]], best_t[rows[better]] = value[better], scaled[better], here.t[better]
+        score[rows] = here.t * torch.maximum(_diagonal(here.pp), _diagonal(here.qq))
+        left = value > target[rows]
+        rows = rows[left]
+        if step < steps and len(rows):
+            w[rows], t[rows] = (here if left.all() else here.take(left)).descend(gap / size)
+    return prove(form, best_w, best_t), w, t, score
+
+
+@dataclass(frozen=True, eq=False)
+class _Iterate:
+    """A feasible `(w, t)` with the Cholesky factor and inverse of S and the products `S^-1 q`, `p' S^-1 p`, `q' S^-1 q`."""
+
+    form: Form
+    w: Tensor
+    t: Tensor
+    factor: Tensor
+    inverse: Tensor
+    wq: Tensor
+    pp: Tensor
+    qq: Tensor
+
+    @classmethod
+    def at(cls, form: Form, w: Tensor, t: Tensor) -> _Iterate:
+        n = form.A.shape[2]
+        factor = torch.linalg.cholesky_ex(form.matrix(w, t)).L
+        inverse = torch.cholesky_inverse(factor)
+        q = torch.cat([form.A, form.B - torch.eye(form.A.shape[1], dtype=torch.float64)], 2)
+        wq = inverse @ q.mT
+        return cls(form, w, t, factor, inverse, wq, inverse[:, n:, n:], q @ wq)
+
+    def take(self, keep: Tensor) -> _Iterate:
+        """Some rows, by a bool mask."""
+        parts = (self.w, self.t, self.factor, self.inverse, self.wq, self.pp, self.qq)
+        return _Iterate(self.form.take(keep), *(v[keep] for v in parts))
+
+    def smallest(self) -> Tensor:
+        """The smallest multiple of w that is feasible with this t: by Schur complements `1 - 1 / lambda_max(w^1/2 S^-1_xx w^1/2)`."""
+        n = self.form.A.shape[2]
+        root = self.w.expand(-1, n).sqrt()
+        inner = root[:, :, None] * self.inverse[:, :n, :n] * root[:, None, :]
+        largest = inner[:, 0, 0] if n == 1 else torch.linalg.eigvalsh(inner)[:, -1]
+        return self.w * (1 - 1 / largest)[:, None]
+
+    def descend(self, mu: float) -> tuple[Tensor, Tensor]:
+        """The next `(w, t)`: the Newton step of `sum w / (mu sum w_now) - log det S`, halved until it falls a quarter as promised."""
+        price = 1 / (mu * self.w.sum(1))
+        dw, dt, decrement = self.newton(price)
+        value = price * self.w.sum(1) - 2 * _diagonal(self.factor).log().sum(1)
+        size, rows = torch.ones_like(price), torch.arange(len(price))
+        for _ in range(12):
+            w, t = self.w[rows] + size[rows, None] * dw[rows], self.t[rows] + size[rows, None] * dt[rows]
+            factor, info = torch.linalg.cholesky_ex(self.form.take(rows).matrix(w, t))
+            after = price[rows] * w.sum(1) - 2 * _diagonal(factor).log().sum(1)
+            promised = value[rows] - size[rows] * decrement[rows] / 4 + 1e-9 * value[rows].abs()
+            rows = rows[~((info == 0) & (after <= promised) & (w > 0).all(1))]
+            if not len(rows):
+                break
+            size[rows] /= 2
+        size[rows] = 0.0  # no step helps: stay
+        return self.w + size[:, None] * dw, self.t + size[:, None] * dt
+
+    def newton(self, price: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The Newton step `(dw, dt)` of `price sum w - log det S` and its squared decrement `(m,)`."""
+        form, n, pq = self.form, self.form.A.shape[2], self.wq[:, self.form.A.shape[2] :]
+        xx = self.inverse[:, :n, :n]
+        hess_w, hess_wt, grad_w = xx.square(), -2 * self.inverse[:, :n, n:] * self.wq[:, :n], _diagonal(xx)
+        if not form.spread:  # one weight for all inputs
+            hess_w, hess_wt, grad_w = (v.sum(1, keepdim=True) for v in (hess_w.sum(2, keepdim=True), hess_wt, grad_w))
+        top = torch.cat([hess_w, hess_wt], 2)
+        hess = torch.cat([top, torch.cat([hess_wt.mT, 2 * (pq * pq.mT + self.pp * self.qq)], 2)], 1)
+        pinned = (form.A == 0).all(2) & (form.B == 0).all(2)
+        keep = torch.cat([torch.ones_like(grad_w), (~pinned).double()], 1)
+        grad = torch.cat([price[:, None] - grad_w, 2 * _diagonal(pq)], 1) * keep
+        hess = hess * keep[:, :, None] * keep[:, None, :] + torch.diag_embed(1 - keep)
+        scale = _diagonal(hess).clamp(min=1e-300).rsqrt()  # Jacobi scaling: multipliers differ by magnitudes
+        step = -scale * torch.linalg.solve_ex(hess * scale[:, :, None] * scale[:, None, :], scale * grad).result
+        weights = grad_w.shape[1]
+        return step[:, :weights], step[:, weights:], -(step * grad).sum(1)
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1)

@@ -1,0 +1,140 @@
+"""One form for every piecewise-linear network: a list of neurons between affine maps.
+
+    v = A x + B z + c,    z_h = max(v_h, slope_h v_h),    theta(x) = C x + D z + e,       B strictly lower triangular.
+
+Linear and convolutional layers, folded batch norms, residual additions, concatenations, poolings (a maximum of two numbers is
+`a + relu(b - a)`) all end up here, so masks, cells, slopes and branch and bound are written once, for this form. Everything
+is float64 on the CPU and inputs are flat. It is dense: made for networks of up to a few thousand neurons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Piecewise:
+    """A network `R^n -> R^K` with H neurons in topological order.
+
+    A `(H, n)`, B `(H, H)`, c `(H,)`, C `(K, n)`, D `(K, H)`, e `(K,)`; slope `(H,)`: the derivative of each neuron where it
+    is negative (0 for ReLU), at most 1; layer `(H,)`: neurons of one layer do not feed each other, layers count from 0.
+    """
+
+    A: Tensor
+    B: Tensor
+    c: Tensor
+    C: Tensor
+    D: Tensor
+    e: Tensor
+    slope: Tensor
+    layer: Tensor
+
+    @classmethod
+    def from_layers(cls, layers: Sequence[tuple[Tensor, Tensor]], slope: float = 0.0) -> Piecewise:
+        """A multi-layer perceptron from its `(W, b)`, with an activation between them."""
+        weights = [(torch.as_tensor(w).double(), torch.as_tensor(b).double()) for w, b in layers]
+        n, sizes = weights[0][0].shape[1], [len(b) for _, b in weights[:-1]]
+        total, k = sum(sizes), len(weights[-1][1])
+        starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        a, b = torch.zeros(total, n, dtype=torch.float64), torch.zeros(total, total, dtype=torch.float64)
+        big_c, big_d = torch.zeros(k, n, dtype=torch.float64), torch.zeros(k, total, dtype=torch.float64)
+        for i, (w, _) in enumerate(weights[:-1]):
+            rows = slice(starts[i], starts[i + 1])
+            if i == 0:
+                a[rows] = w
+            else:
+                b[rows, starts[i - 1] : starts[i]] = w
+        if sizes:
+            big_d[:, starts[-2] :] = weights[-1][0]
+        else:
+            big_c = weights[-1][0].clone()
+        bias = torch.cat([torch.zeros(0, dtype=torch.float64), *(b for _, b in weights[:-1])])
+        layer = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.full((s,), i) for i, s in enumerate(sizes))])
+        return cls(a, b, bias, big_c, big_d, weights[-1][1], torch.full((total,), slope, dtype=torch.float64), layer)
+
+    @property
+    def inputs(self) -> int:
+        """n, the number of inputs."""
+        return self.A.shape[1]
+
+    @property
+    def neurons(self) -> int:
+        """H, the number of neurons."""
+        return len(self.c)
+
+    @property
+    def outputs(self) -> int:
+        """K, the number of outputs."""
+        return len(self.e)
+
+    def preactivations(self, x: Tensor) -> Tensor:
+        """`v` at points `(m, n)`: `(m, H)`."""
+        v = x @ self.A.T + self.c
+        z = torch.zeros_like(v)
+        for rows in self.blocks():
+            v[:, rows] = v[:, rows] + z @ self.B[rows].T
+            z[:, rows] = torch.maximum(v[:, rows], self.slope[rows] * v[:, rows])
+        return v
+
+    def logits(self, x: Tensor) -> Tensor:
+        """`theta` at points `(m, n)`: `(m, K)`."""
+        v = self.preactivations(x)
+        return x @ self.C.T + torch.maximum(v, self.slope * v) @ self.D.T + self.e
+
+    def mask(self, x: Tensor) -> Tensor:
+        """Which neurons are active (`v > 0`) at points `(m, n)`: bool `(m, H)`."""
+        return self.preactivations(x) > 0
+
+    def affine(self, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The affine pieces of masks, bool `(m, H)`: `v = P x + p` and `theta = J x + q` there.
+
+        P `(m, H, n)`, p `(m, H)`, J `(m, K, n)` (the paper's `J_D`), q `(m, K)`.
+        """
+        d = torch.where(mask, 1.0, self.slope)
+        full = torch.cat([self.A, self.c[:, None]], 1).expand(len(mask), -1, -1).clone()  # the bias rides along as a column
+        for rows in self.blocks()[1:]:
+            before = slice(0, rows.start)
+            full[:, rows] = full[:, rows] + self.B[rows, before] @ (d[:, before, None] * full[:, before])
+        out = torch.cat([self.C, self.e[:, None]], 1) + self.D @ (d[:, :, None] * full)
+        return full[..., :-1], full[..., -1], out[..., :-1], out[..., -1]
+
+    def jacobian(self, mask: Tensor) -> Tensor:
+        """`J_D` of masks, bool `(m, H)`: `(m, K, n)`."""
+        return self.affine(mask)[2]
+
+    def head(self, weight: Tensor) -> Piecewise:
+        """The network followed by a linear map `(J, K)`: for margins, rows `e_j - e_k`."""
+        weight = weight.double()
+        return replace(self, C=weight @ self.C, D=weight @ self.D, e=weight @ self.e)
+
+    def homogeneous(self) -> Piecewise:
+        """The same network with all biases zero: its recession function (THEORY 3)."""
+        return replace(self, c=torch.zeros_like(self.c), e=torch.zeros_like(self.e))
+
+    def fix(self, state: Tensor) -> Piecewise:
+        """The network on a set where some neurons do not change sides: they are affine there and disappear.
+
+        state: int `(H,)`, 1 where active, 0 where inactive, -1 where free. The rest keeps its order.
+        """
+        a, b, c = self.A.clone(), self.B.clone(), self.c.clone()
+        big_c, big_d, e = self.C.clone(), self.D.clone(), self.e.clone()
+        for h in (state >= 0).nonzero().flatten().tolist():  # in topological order: row h is final when its turn comes
+            d = 1.0 if state[h] == 1 else float(self.slope[h])
+            for rows, square, shift, column in ((a, b, c, b[:, h].clone()), (big_c, big_d, e, big_d[:, h].clone())):
+                rows += d * column[:, None] * a[h]
+                square += d * column[:, None] * b[h]
+                shift += d * column * c[h]
+            b[:, h], big_d[:, h] = 0, 0
+        free = (state < 0).nonzero().flatten()
+        _, layer = torch.unique(self.layer[free], return_inverse=True)
+        return Piecewise(a[free], b[free][:, free], c[free], big_c, big_d[:, free], e, self.slope[free], layer)
+
+    def blocks(self) -> list[slice]:
+        """The neurons of each layer as a slice; neurons are stored layer by layer."""
+        counts = torch.bincount(self.layer).tolist()
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        return [slice(end - size, end) for end, size in zip(ends, counts)]

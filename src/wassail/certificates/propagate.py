@@ -1,0 +1,358 @@
+"""Bound propagation through a piecewise-linear graph: intervals, linear bounds (CROWN), and bounds on the Jacobian.
+
+Everything here is a sound upper bound in floating point: the rounding error of a chain of sums is at most `gamma` times the
+same chain with absolute values (`gamma` = number of terms times 2^-52), and that is what every bound is moved outward by.
+
+Values go forward, `v = W z + b`, and a neuron that changes sides in the region lies between two lines (Zhang et al. 2018,
+CROWN). Gradients go backward, `g = W^T (d g')` with `d` between the slopes of the neuron, and `d g'` lies between two lines in
+`g'` in the same way (Zhang, Zhang & Hsieh 2019, RecurJac; Shi et al. 2022). So a bound on a gradient is substituted FORWARD
+through the network until it meets the head, as a bound on a value is substituted backward until it meets the input.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.region import Region
+from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node
+
+Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
+ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size
+
+
+def gamma(graph: Graph) -> float:
+    """Relative rounding error of a pass through the whole graph: every term of every sum on the way, times 2^-52."""
+    return 2.0**-52 * (16 + sum(_terms(node) for node in graph.nodes))
+
+
+def _terms(node: Node) -> int:
+    if isinstance(node.map, Matrix):
+        return 4 + max(node.map.weight.shape)
+    if isinstance(node.map, Conv):
+        out, per_group, height, width = node.map.weight.shape
+        return 4 + height * width * max(per_group, out)
+    return 4 + (math.prod(node.map.shape) if isinstance(node.map, Average) else len(node.inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Where every neuron's input lies in a region: for each ReLU node of a graph its span, of the node's shape."""
+
+    graph: Graph
+    region: Region
+    spans: dict[int, Span]
+
+    def derivative(self, i: int) -> Span:
+        """The range of the derivative of the neurons of ReLU node i: a neuron that keeps its side has one value."""
+        low, high = self.spans[i]
+        slope = self._slope(i)
+        return torch.where(low >= 0, 1.0, slope), torch.where(high <= 0, slope, 1.0)
+
+    def unstable(self, i: int) -> Tensor:
+        """Which neurons of ReLU node i may change sides, bool of the node's shape."""
+        low, high = self.spans[i]
+        return (low < 0) & (high > 0)
+
+    def states(self) -> dict[int, Tensor]:
+        """For each ReLU node 1 where a neuron is always active, 0 where never, -1 where it may change sides."""
+        return {i: torch.where(low >= 0, 1, torch.where(high <= 0, 0, -1)) for i, (low, high) in self.spans.items()}
+
+    @property
+    def open(self) -> int:
+        """How many neurons may change sides."""
+        return sum(int(self.unstable(i).sum()) for i in self.spans)
+
+    def _slope(self, i: int) -> Tensor:
+        slope = self.graph.nodes[i].slope
+        assert slope is not None
+        return slope
+
+
+def intervals(graph: Graph, region: Region) -> Bounds:
+    """Interval arithmetic, one pass."""
+    low, high = region.box
+    shape = graph.nodes[0].shape
+    span: list[Span] = []
+    spans: dict[int, Span] = {}
+    slack = gamma(graph)
+    for i, node in enumerate(graph.nodes):
+        given = [span[j] for j in node.inputs]
+        if node.slope is not None:
+            spans[i] = (given[0][0][0], given[0][1][0])
+            span.append(tuple(torch.maximum(s, node.slope * s) for s in given[0]))  # type: ignore[arg-type]
+        elif node.map is not None and region.bounded:
+            middle, radius = [(a + b) / 2 for a, b in given], [(b - a) / 2 for a, b in given]
+            size = node.map.magnitude()
+            centre, reach = node.map.forward(*middle), size.forward(*radius)
+            error = slack * size.forward(*[torch.maximum(a.abs(), b.abs()) for a, b in given])
+            if node.bias is not None:
+                centre, error = centre + node.bias, error + slack * node.bias.abs()
+            span.append((centre - reach - error, centre + reach + error))
+        elif node.map is not None:  # nothing is bounded on R^n
+            span.append(tuple(torch.full((1, *node.shape), side, dtype=torch.float64) for side in (-math.inf, math.inf)))  # type: ignore[arg-type]
+        else:
+            span.append((low.reshape(1, *shape), high.reshape(1, *shape)))
+    return Bounds(graph, region, spans)
+
+
+def crown(graph: Graph, region: Region) -> Bounds:
+    """Linear bounds on every neuron that intervals leave undecided, layer by layer, each with those before it."""
+    bounds = intervals(graph, region)
+    if not region.bounded:
+        return bounds
+    size = _magnitudes(graph, region)
+    error = gamma(graph) * (len(bounds.spans) + 2)
+    for i in graph.relus:
+        source = graph.nodes[i].inputs[0]
+        low, high = (side.flatten() for side in bounds.spans[i])
+        rows = ((low < 0) & (high > 0)).nonzero().flatten()
+        if not len(rows) or source == 0:
+            continue
+        slack = error * size[source].flatten()[rows]
+        unit = torch.zeros(len(rows), len(low), dtype=torch.float64)
+        unit[torch.arange(len(rows)), rows] = 1.0
+        upper = substitute(bounds, source, unit) + slack
+        lower = -substitute(bounds, source, -unit) - slack
+        low, high = low.clone(), high.clone()
+        low[rows], high[rows] = torch.maximum(low[rows], lower), torch.minimum(high[rows], upper)
+        shape = graph.nodes[i].shape
+        bounds = replace(bounds, spans={**bounds.spans, i: (low.reshape(shape), high.reshape(shape))})
+    return bounds
+
+
+def substitute(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
+    """Upper bounds on `<row, value of the node>` over the region, `(m, size) -> (m,)`; the caller adds the rounding slack.
+
+    Substituted backward to the input: a positive coefficient takes the neuron's upper line, a negative one its lower line.
+    """
+    graph = bounds.graph
+    widest = max(n.size for n in graph.nodes[: node + 1])
+    part = max(1, ROWS // widest)
+    return torch.cat([_substitute(bounds, node, rows[k : k + part]) for k in range(0, len(rows), part)])
+
+
+def _substitute(bounds: Bounds, last: int, rows: Tensor) -> Tensor:
+    graph = bounds.graph
+    weight: dict[int, Tensor] = {last: rows.reshape(-1, *graph.nodes[last].shape)}
+    constant = torch.zeros(len(rows), dtype=torch.float64)
+    for i in range(last, 0, -1):
+        if i not in weight:
+            continue
+        node, w = graph.nodes[i], weight.pop(i)
+        if node.slope is not None:
+            (up, up_shift), (down, _) = _value_lines(bounds.spans[i], node.slope)
+            plus = w.clamp(min=0)
+            constant += (plus * up_shift).flatten(1).sum(1)
+            _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
+            continue
+        assert node.map is not None
+        if node.bias is not None:
+            constant += (w * node.bias).flatten(1).sum(1)
+        for j, part in zip(node.inputs, node.map.transpose(w)):
+            _accumulate(weight, j, part)
+    if 0 not in weight:
+        return constant
+    return constant + bounds.region.upper(weight[0].flatten(1))
+
+
+def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
+    """The lines above and below `max(v, slope v)` on a span, each as (factor, shift); the lower one passes through 0."""
+    low, high = span
+    crossing = (low < 0) & (high > 0)
+    width = torch.where(crossing, high - low, 1.0)
+    up = torch.where(crossing, (high - slope * low) / width, torch.where(low >= 0, 1.0, slope))
+    shift = torch.where(crossing, (slope * low - up * low).clamp(min=0), 0.0)
+    # The smaller triangle wins (CROWN's adaptive rule).
+    down = torch.where(crossing, torch.where(high > -low, 1.0, slope), up)
+    return (up, shift), (down, torch.zeros_like(down))
+
+
+def _magnitudes(graph: Graph, region: Region) -> list[Tensor]:
+    """Every node of the network with absolute weights, biases and inputs: what rounding errors are relative to."""
+    low, high = region.box
+    found: list[Tensor] = []
+    for node in graph.nodes:
+        given = [found[j] for j in node.inputs]
+        if node.slope is not None:
+            found.append(given[0])
+        elif node.map is not None:
+            value = node.map.magnitude().forward(*given)
+            found.append(value if node.bias is None else value + node.bias.abs())
+        else:
+            found.append(torch.maximum(low.abs(), high.abs()).reshape(1, *node.shape))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """Bounds on the gradients of `<head row, theta>` with respect to every ReLU's output and to the input.
+
+    rows `(m, K)`; spans: for each ReLU node and the input (0), its span `(m, *shape)`; sizes: the same with absolute weights,
+    what rounding errors are relative to.
+    """
+
+    bounds: Bounds
+    rows: Tensor
+    spans: dict[int, Span]
+    sizes: dict[int, Tensor]
+
+    def entries(self, tighten: bool = True) -> Span:
+        """Bounds on every partial derivative, `(m, n)` each; tighten: substitute each of them through the network."""
+        low, high = (side.flatten(1) for side in self.spans[0])
+        if tighten and self.bounds.open:
+            better = _tightened(self, 0, torch.ones(self.bounds.graph.inputs, dtype=torch.bool))
+            low, high = (side.flatten(1) for side in better)
+        return low, high
+
+    def norm(self, s: float, entries: Span) -> Tensor:
+        """Upper bounds on `||gradient||_s`, `(m,)`: by the entries and, for s = 1 and 2, by one substitution of the whole sum.
+
+        `|g|` and `g^2` are convex, so on a span they lie below their chords, and a sum of chords is linear in the gradient.
+        """
+        low, high = entries
+        most = torch.maximum(low.abs(), high.abs())
+        best = torch.linalg.vector_norm(most, s, dim=1)
+        best = best * (1 + (most.shape[1] + 4) * 2.0**-52)
+        if s == math.inf or not self.bounds.open:
+            return best
+        width = torch.where(high > low, high - low, 1.0)
+        if s == 1:
+            slope = torch.where(high > low, (high.abs() - low.abs()) / width, low.sign()).clamp(-1, 1)
+            shift = torch.maximum(high.abs() - slope * high, low.abs() - slope * low)
+        else:
+            slope, shift = low + high, -low * high
+        size = self.sizes[0].flatten(1)
+        scale = (slope.abs() * size).sum(1) + shift.abs().sum(1)
+        chord = (self._substitute(0, slope[:, None, :])[:, 0] + shift.sum(1)) + self._error() * scale
+        return torch.minimum(best, chord if s == 1 else chord.clamp(min=0).sqrt() * (1 + 2.0**-50))
+
+    def _error(self) -> float:
+        return gamma(self.bounds.graph) * (len(self.bounds.spans) + 2)
+
+    def _substitute(self, start: int, directions: Tensor) -> Tensor:
+        """Upper bounds on `<t, gradient at node start>`: `(m, p, size) -> (m, p)`, before rounding.
+
+        Forward from `start`: at a neuron, `t d g` lies below `t` times a line in `g`, the upper one where `t > 0`.
+        """
+        graph, (m, p, _) = self.bounds.graph, directions.shape
+        value: dict[int, Tensor] = {start: directions.reshape(m * p, *graph.nodes[start].shape)}
+        constant = directions.new_zeros(m * p)
+        last = len(graph.nodes) - 1
+        uses = {i: max((k for k in range(i + 1, last + 1) if i in graph.nodes[k].inputs), default=last) for i in range(last + 1)}
+        for i in range(start + 1, last + 1):
+            node = graph.nodes[i]
+            if not any(j in value for j in node.inputs):
+                continue
+            if node.slope is not None:
+                value[i], shift = self._relaxed(i, value[node.inputs[0]], p)
+                constant = constant + shift
+            else:
+                assert node.map is not None
+                given = [value[j] if j in value else directions.new_zeros(m * p, *graph.nodes[j].shape) for j in node.inputs]
+                value[i] = node.map.forward(*given)
+            for j in node.inputs:
+                if uses[j] == i:
+                    value.pop(j, None)
+        if last not in value:
+            return constant.reshape(m, p)
+        return constant.reshape(m, p) + (value[last].reshape(m, p, -1) * self.rows[:, None, :]).sum(-1)
+
+    def _relaxed(self, i: int, t: Tensor, p: int) -> tuple[Tensor, Tensor]:
+        """The step through ReLU node i: new coefficients, and what is added to the constant."""
+        (up, up_shift), (down, down_shift) = _gradient_lines(self.spans[i], self.bounds.derivative(i))
+        t = t.reshape(-1, p, *t.shape[1:])
+        plus = t.clamp(min=0)
+        minus = t - plus
+        shift = (plus * up_shift[:, None]).flatten(2).sum(2) + (minus * down_shift[:, None]).flatten(2).sum(2)
+        return (plus * up[:, None] + minus * down[:, None]).flatten(0, 1), shift.flatten()
+
+
+def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
+    """Bounds on the gradients of the logit combinations `rows` `(m, K)` over the region of `bounds`.
+
+    One pass from the head to the input in interval arithmetic; with `tighten` every undecided neuron's gradient is
+    substituted forward to the head before it is used.
+    """
+    graph = bounds.graph
+    rows = rows.double()
+    span: dict[int, Span] = {len(graph.nodes) - 1: (rows, rows)}
+    size: dict[int, Tensor] = {len(graph.nodes) - 1: rows.abs()}
+    found = Gradients(bounds, rows, {}, {})
+    slack = gamma(graph)
+    for i in range(len(graph.nodes) - 1, 0, -1):
+        if i not in span:
+            continue
+        node, (low, high), most = graph.nodes[i], span.pop(i), size.pop(i)
+        if node.slope is not None:
+            found = replace(found, spans={**found.spans, i: (low, high)}, sizes={**found.sizes, i: most})
+            open_ = bounds.unstable(i)
+            if tighten and open_.any() and not torch.equal(low, high):
+                low, high = _tightened(found, i, open_.flatten())
+                found = replace(found, spans={**found.spans, i: (low, high)})
+            least, top = bounds.derivative(i)
+            low, high = torch.minimum(low * least, low * top), torch.maximum(high * least, high * top)
+            _merge(span, size, node.inputs[0], (low, high), most * top)
+            continue
+        assert node.map is not None
+        absolute = node.map.magnitude()
+        for j, centre, reach, much in zip(
+            node.inputs,
+            node.map.transpose((low + high) / 2),
+            absolute.transpose((high - low) / 2),
+            absolute.transpose(most),
+        ):
+            error = slack * much
+            _merge(span, size, j, (centre - reach - error, centre + reach + error), much)
+    return replace(found, spans={**found.spans, 0: span[0]}, sizes={**found.sizes, 0: size[0]})
+
+
+def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
+    """The span of the gradient at node i, its wanted entries (bool `(size,)`) bounded by substitution as well."""
+    shape = found.spans[i][0].shape
+    low, high = (side.flatten(1).clone() for side in found.spans[i])
+    size, graph = found.sizes[i].flatten(1), found.bounds.graph
+    undecided = wanted & (low < high).any(0)
+    where = undecided.nonzero().flatten()
+    widest = max(n.size for n in graph.nodes[i:])
+    part = max(1, ROWS // (2 * widest * len(low)))
+    for k in range(0, len(where), part):
+        some = where[k : k + part]
+        unit = torch.zeros(len(some), low.shape[1], dtype=torch.float64)
+        unit[torch.arange(len(some)), some] = 1.0
+        both = torch.cat([unit, -unit]).expand(len(low), -1, -1)
+        top, bottom = found._substitute(i, both).split(len(some), 1)
+        slack = found._error() * size[:, some]
+        high[:, some] = torch.minimum(high[:, some], top + slack)
+        low[:, some] = torch.maximum(low[:, some], -bottom - slack)
+    return low.reshape(shape), high.reshape(shape)
+
+
+def _gradient_lines(span: Span, derivative: Span) -> tuple[Span, Span]:
+    """The lines above and below `d g` for `d` in a range and `g` on a span, each as (factor, shift)."""
+    low, high = span
+    least, top = derivative
+    crossing = (low < 0) & (high > 0) & (least < top)
+    width = torch.where(crossing, high - low, 1.0)
+    above = torch.where(low >= 0, top, least)  # max(g least, g top) where the sign of g is known
+    below = torch.where(low >= 0, least, top)
+    up = torch.where(crossing, (top * high - least * low) / width, above)
+    up_shift = torch.where(crossing, torch.maximum((least - up) * low, (top - up) * high), 0.0)
+    down = torch.where(crossing, (least * high - top * low) / width, below)
+    down_shift = torch.where(crossing, torch.minimum((top - down) * low, (least - down) * high), 0.0)
+    return (up, up_shift), (down, down_shift)
+
+
+def _accumulate(store: dict[int, Tensor], key: int, value: Tensor) -> None:
+    store[key] = store[key] + value if key in store else value
+
+
+def _merge(span: dict[int, Span], size: dict[int, Tensor], key: int, sides: Span, much: Tensor) -> None:
+    if key in span:
+        sides = (span[key][0] + sides[0], span[key][1] + sides[1])
+        much = size[key] + much
+    span[key], size[key] = sides, much

@@ -1,0 +1,138 @@
+"""Where a bound holds: a box, a ball, a ball inside a box, or all of R^n, over flattened inputs in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.threat import Number, dual, number, parse_norm
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """`{x in box : ||x - centre||_r <= radius}`: a domain for local bounds.
+
+    centre: one sample `(*shape)`; norm: r; domain: the box `(low, high)` that cuts it, or None.
+    """
+
+    centre: Tensor
+    radius: Number
+    norm: Number = math.inf
+    domain: tuple[float, float] | None = None
+
+
+Where: TypeAlias = "None | Ball | Sequence[float | Tensor]"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """`{x : low <= x <= high, ||x - centre||_r <= radius}` for flat x, `(n,)` each; infinite bounds where there are none."""
+
+    low: Tensor
+    high: Tensor
+    centre: Tensor
+    radius: float = math.inf
+    norm: float = math.inf
+
+    @classmethod
+    def make(cls, where: Where, n: int) -> Region:
+        """From None (all of R^n), a box `(low, high)` of numbers or tensors, or a `Ball`."""
+        if isinstance(where, Ball):
+            centre = torch.as_tensor(where.centre).detach().cpu().double().flatten()
+            if len(centre) != n:
+                raise InputError(f"the ball's centre has {len(centre)} entries but the model takes {n}: give one sample.")
+            if not torch.isfinite(centre).all():
+                raise InputError("the ball's centre contains NaN or infinity: give a real sample.")
+            radius, norm = number(where.radius, "radius"), parse_norm(where.norm)
+            if not 0 <= radius < math.inf:
+                raise InputError(f"the ball's radius is {where.radius!r}: give a finite number >= 0.")
+            low, high = _box(where.domain, n)
+            if not ((low <= centre) & (centre <= high)).all():
+                raise InputError("the ball's centre lies outside its box: clamp it or give the box it lives in.")
+            if norm == math.inf:  # a box again; the subtraction is rounded, so one ulp outward
+                low = torch.maximum(low, torch.nextafter(centre - radius, torch.full_like(centre, -math.inf)))
+                high = torch.minimum(high, torch.nextafter(centre + radius, torch.full_like(centre, math.inf)))
+                return cls(low, high, centre)
+            return cls(low, high, centre, radius, norm)
+        low, high = _box(where, n)
+        finite = torch.isfinite(low) & torch.isfinite(high)
+        return cls(low, high, torch.where(finite, (low + high) / 2, 0.0))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it is bounded: a recession direction exists if not."""
+        return self.radius < math.inf or bool((torch.isfinite(self.low) & torch.isfinite(self.high)).all())
+
+    @property
+    def box(self) -> tuple[Tensor, Tensor]:
+        """The smallest box around it, `(n,)` each."""
+        return torch.maximum(self.low, self.centre - self.radius), torch.minimum(self.high, self.centre + self.radius)
+
+    def upper(self, a: Tensor) -> Tensor:
+        """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded outward.
+
+        A ball cut by a box is bounded by the better of the two.
+        """
+        best = torch.full(a.shape[:-1], math.inf, dtype=a.dtype)
+        low, high = self.box
+        if torch.isfinite(low).all() and torch.isfinite(high).all():
+            size = torch.maximum(low.abs(), high.abs())
+            best = a.clamp(min=0) @ high + a.clamp(max=0) @ low + _slack(a) * (a.abs() @ size)
+        if self.radius < math.inf:
+            norms = torch.linalg.vector_norm(a, dual(self.norm), dim=-1)
+            ball = a @ self.centre + self.radius * norms
+            best = torch.minimum(best, ball + _slack(a) * (a.abs() @ self.centre.abs() + self.radius * norms))
+        if not self.bounded:
+            best = torch.where((a == 0).all(-1), 0.0, best)
+        return best
+
+    def contains(self, x: Tensor, tolerance: float = 0.0) -> Tensor:
+        """Which of the points `(m, n)` lie inside, bool `(m,)`."""
+        inside = ((x >= self.low - tolerance) & (x <= self.high + tolerance)).all(1)
+        if self.radius < math.inf:
+            inside &= torch.linalg.vector_norm(x - self.centre, self.norm, dim=1) <= self.radius + tolerance
+        return inside
+
+    def sample(self, count: int, generator: torch.Generator, spread: float = 1.0) -> Tensor:
+        """Random points of the region, `(count, n)`; on R^n normal ones, `spread` wide."""
+        n = len(self.low)
+        if not self.bounded:
+            return spread * torch.randn(count, n, dtype=torch.float64, generator=generator)
+        low, high = self.box
+        x = low + (high - low) * torch.rand(count, n, dtype=torch.float64, generator=generator)
+        if self.radius < math.inf:
+            size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1, keepdim=True)
+            x = self.centre + (x - self.centre) * (self.radius / size.clamp(min=1e-300)).clamp(max=1)
+        return x
+
+    def __str__(self) -> str:
+        if self.radius < math.inf:
+            return f"l{self.norm:g} ball of radius {self.radius:g}"
+        if not self.bounded:
+            return "R^n"
+        if (self.low == self.low[0]).all() and (self.high == self.high[0]).all():
+            return f"box [{self.low[0]:g}, {self.high[0]:g}]"
+        return "box"
+
+
+def _box(where: Sequence[float | Tensor] | None, n: int) -> tuple[Tensor, Tensor]:
+    if where is None:
+        return torch.full((n,), -math.inf, dtype=torch.float64), torch.full((n,), math.inf, dtype=torch.float64)
+    try:
+        low, high = (torch.as_tensor(v, dtype=torch.float64).detach().cpu().flatten() for v in where)
+        low, high = low.expand(n).clone(), high.expand(n).clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"domain {where!r} is not a box for {n} inputs: give (low, high), a ws.Ball, or None.") from None
+    if not (low <= high).all():  # NaN fails too
+        raise InputError("the domain is empty: give (low, high) with low below high.")
+    return low, high
+
+
+def _slack(a: Tensor) -> float:
+    return (a.shape[-1] + 4) * 2.0**-52  # the rounding error of an n-term sum, relative to the sum of magnitudes
