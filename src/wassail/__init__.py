@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from wassail.attacks.w_pgd import w_fgsm, w_pgd
     from wassail.attacks.wda import wda
     from wassail.attacks.wda_pp import wda_pp
+    from wassail.certificates.bound import Bound
+    from wassail.certificates.certify import Certificate, certify, worst_case
+    from wassail.certificates.lipschitz import lipschitz
+    from wassail.certificates.region import Ball
     from wassail.errors import InputError, ModelWarning
     from wassail.threat import Threat
     from wassail.transport import (
@@ -55,6 +59,10 @@ _HOME = {
     },
     "wda": "attacks.wda",
     "wda_pp": "attacks.wda_pp",
+    "Ball": "certificates.region",
+    "Bound": "certificates.bound",
+    "lipschitz": "certificates.lipschitz",
+    **dict.fromkeys(("Certificate", "certify", "worst_case"), "certificates.certify"),
     "InputError": "errors",
     "ModelWarning": "errors",
     "Threat": "threat",
@@ -63,10 +71,13 @@ _HOME = {
         "transport",
     ),
 }
-_MODULES = ("attacks", "geometry", "losses", "network", "testing", "transport", "zoo")
+_MODULES = ("attacks", "certificates", "geometry", "losses", "network", "testing", "transport", "zoo")
 
 __all__ = [
     "AutoAttack",
+    "Ball",
+    "Bound",
+    "Certificate",
     "Distribution",
     "Flips",
     "InputError",
@@ -78,12 +89,14 @@ __all__ = [
     "allocate",
     "apgd",
     "autoattack",
+    "certify",
     "cw",
     "deepfool",
     "fab",
     "fgsm",
     "inf",
     "knapsack",
+    "lipschitz",
     "nearest",
     "pgd",
     "risk_curve",
@@ -94,6 +107,7 @@ __all__ = [
     "w_pgd",
     "wda",
     "wda_pp",
+    "worst_case",
     "zoo",
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,11 +18,16 @@ from wassail.threat import Threat
 
 
 class Record:
-    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, or anything JSON can hold."""
+    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, another record, or anything JSON can hold."""
+
+    kinds: ClassVar[dict[str, type[Record]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Record.kinds[cls.__name__] = cls
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to `path`, a safetensors file with the plain fields in its header."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        values = _flat(self)
         tensors = {k: v.detach().cpu().contiguous() for k, v in values.items() if isinstance(v, Tensor)}
         plain = {k: _plain(v) for k, v in values.items() if not isinstance(v, Tensor)}
         # clone(): two fields may share memory (a sample that did not move), which the format refuses.
@@ -45,7 +50,7 @@ class Record:
             )
         try:
             plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}
-            return cls(**tensors, **plain)
+            return cls(**_nested({**tensors, **plain}))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{str(path)!r} is not a complete {cls.__name__}: {error}; save it again.") from None
 
@@ -56,6 +61,29 @@ def check_equal(name: str, ours: Any, theirs: Any) -> None:
     if not same:
         detail = "" if isinstance(ours, Tensor) else f" ({ours} and {theirs})"
         raise InputError(f"the two results differ in {name}{detail}: combine results for the same samples and threat.")
+
+
+def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
+    """The fields of a record and, named `field/name`, those of the records in it."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if isinstance(value, Record):
+            values |= {prefix + field.name + "/": type(value).__name__, **_flat(value, prefix + field.name + "/")}
+        else:
+            values[prefix + field.name] = value
+    return values
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """What `_flat` took apart, put together."""
+    inner: dict[str, dict[str, Any]] = {}
+    for name in [name for name in values if "/" in name]:
+        owner, _, rest = name.partition("/")
+        inner.setdefault(owner, {})[rest] = values.pop(name)
+    for owner, fields in inner.items():
+        values[owner] = Record.kinds[fields.pop("")](**_nested(fields))
+    return values
 
 
 def _plain(value: Any) -> Any:

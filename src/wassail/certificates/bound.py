@@ -30,8 +30,12 @@ class Bound(Record):
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for side in ("lower", "upper"):
+            object.__setattr__(self, side, float(getattr(self, side)))
         if not self.lower <= self.upper:
-            raise InputError(f"a bound needs lower <= upper, not [{self.lower}, {self.upper}]: this is a bug, please report it.")
+            raise InputError(
+                f"a bound needs lower <= upper, not [{self.lower}, {self.upper}]: this is a bug, please report it."
+            )
 
     @property
     def exact(self) -> bool:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -36,8 +36,9 @@ Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
 THIN = 1e-12  # a cell in which every point x is within THIN (|x| + scale) of a wall counts as empty
 MARGIN = 1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
-BATCH = 256  # nodes taken at once
-SAMPLES, WALKERS, ROUNDS = 2048, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
+BATCH = 256  # nodes taken at once at most; WORK: and of large networks fewer, by the operations of one Newton step
+WORK = 200_000_000
+SAMPLES, WALKERS, ROUNDS = 256, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
 MEMORY = 4_000_000  # numbers in the largest tensor
 CHUNK = 64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
 STEPS, GAP = 3, 1e-2  # Newton steps per node, and how far from the best multipliers they aim
@@ -71,26 +72,37 @@ def branch(
 ) -> Bracket:
     """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or nodes run out, or Ctrl-C.
 
-    time_limit: seconds; nodes: stop once this many partial masks were generated; both finish the batch under way. tick: called
+    A cell in which every point x is within `1e-12 (|x| + scale)` of a wall is not told from an empty one: its walls are rounded
+    at that level themselves. Everything else that could raise the value is counted in upper, rounding errors included.
+
+    time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under way is finished). tick: called
     with (lower, upper, nodes) after every batch. The answer depends on the seed only (and on the clock if it stops the search).
     """
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
         raise InputError(f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf.")
     begin = time.monotonic()
-    search = _Search(network, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed))
+    deadline = math.inf if time_limit is None else begin + time_limit
+    # Outputs in units near the value itself; a power of two changes no digit.
+    size = float(_norm_of_sizes(_paths(network), norm_in, norm_out))
+    unit = 2.0 ** round(math.log2(size)) if size > 0 else 1.0
+    scaled = replace(network, C=network.C / unit, D=network.D / unit, e=network.e / unit)
+    search = _Search(scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed), deadline)
     try:
         search.open()
-        while search.heap and (nodes is None or search.nodes < nodes):
-            if time_limit is not None and time.monotonic() - begin > time_limit:
-                break
+        while search.heap and not search.late and (nodes is None or search.nodes < nodes):
             search.step()
             if tick is not None:
-                tick(search.lower, search.upper, search.nodes)
+                tick(unit * search.lower, unit * search.upper, search.nodes)
         search.centre()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _OutOfTime):
         pass  # what is known so far is valid
     complete = search.upper - search.lower <= 2 * CLOSE * search.upper
-    return Bracket(search.lower, search.upper, search.witness, search.nodes, time.monotonic() - begin, complete)
+    seconds = time.monotonic() - begin
+    return Bracket(unit * search.lower, unit * search.upper, search.witness, search.nodes, seconds, complete)
+
+
+class _OutOfTime(Exception):
+    """The time limit passed in the middle of a batch."""
 
 
 @dataclass(eq=False)
@@ -115,6 +127,7 @@ class _Search:
     norm_in: float
     norm_out: float
     generator: torch.Generator
+    deadline: float
     lower: float = 0.0
     witness: Tensor | None = None
     nodes: int = 0
@@ -126,8 +139,7 @@ class _Search:
         net = self.network
         self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out)
         # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + 4) 2^-52 times this sum over all paths.
-        paths = net.C.abs() + (net.D.abs() * _steepest(net)) @ _through(net, net.A.abs())
-        size = float(_norm_of_sizes(paths, self.norm_in, self.norm_out))
+        size = float(_norm_of_sizes(_paths(net), self.norm_in, self.norm_out))
         self.slack = (3 * net.neurons + net.inputs + 4) * 2.0**-52 * size
         self.upper = size + self.slack
         lengths = torch.linalg.vector_norm(net.A, dim=1)
@@ -136,6 +148,11 @@ class _Search:
         if self.region.bounded:
             low, high = self.region.box
             self.scale = max(float((high - low).max()) / 2, 1e-300)
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self.deadline
 
     @property
     def cut(self) -> float:
@@ -148,7 +165,7 @@ class _Search:
         state = self.settle(torch.full((1, self.network.neurons), -1, dtype=torch.int8))[0]
         free = (state[0] < 0).nonzero()[:, 0]
         reduced, index = reduce(self.network, state), free[None]
-        members = np.full(self.how.members, float(self.entries(reduced)[0]))
+        members = np.full(self.how.members, float(self.entries(_entries(reduced, self.network))[0]))
         w, t = start(reduced, self.network.layer, self.how, index)
         pick = -1
         if len(free):
@@ -156,6 +173,8 @@ class _Search:
             for gap in (1.0, 0.3, 0.1, 0.03, GAP):
                 proved, w, t, score = tighten(form, w, t, torch.zeros(len(w), dtype=torch.float64), 10, gap)
                 members = np.minimum(members, self.norm(proved))
+                if self.late:
+                    break
             pick = int(free[score[int(members.argmax())].argmax()])
         full = np.ones((self.how.members, self.network.neurons), dtype=np.float32)
         full[:, free.numpy()] = t.numpy()
@@ -167,9 +186,9 @@ class _Search:
         """What bounds on the squares of members say about the norm, rounding included."""
         return self.how.factor * proved.sqrt().numpy() + self.slack
 
-    def entries(self, reduced: Reduced) -> np.ndarray:
-        """The interval bound on the norm, `(m,)`, rounding included."""
-        return _interval_bound(reduced, self.network, self.norm_in, self.norm_out).numpy() + self.slack
+    def entries(self, sizes: Tensor) -> np.ndarray:
+        """What bounds on the entries of J say about the norm, `(m,)`, rounding included."""
+        return _norm_of_sizes(sizes, self.norm_in, self.norm_out).numpy() + self.slack
 
     def keep(self, node: _Node) -> None:
         """Queue a node; a full mask is closed at once: its norm is exact, and lower knows it if a real point of it is known."""
@@ -192,7 +211,8 @@ class _Search:
 
     def step(self) -> None:
         """Take the nodes with the largest bounds, split each on its neuron, keep the children that may hold more than lower."""
-        count = min(BATCH, max(1, self.nodes // 8), len(self.heap))
+        side = self.network.neurons + self.how.weights
+        count = min(BATCH, max(1, self.nodes // 8), 1 + WORK // (side**3 * self.how.members), len(self.heap))
         parents = [node for _, _, node in (heapq.heappop(self.heap) for _ in range(count)) if node.bound > self.cut]
         before = self.lower
         if parents:
@@ -214,9 +234,11 @@ class _Search:
         state, possible, low, high = self.settle(torch.from_numpy(states))
         kept = possible.nonzero()[:, 0]
         kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
-        side = self.network.neurons + max(self.how.weights, 1)
+        side = self.network.neurons + self.how.weights
         size = max(1, min(CHUNK, MEMORY // side**2) // self.how.members)
         for begin in range(0, len(kept), size):
+            if self.late:
+                raise _OutOfTime
             part = kept[begin : begin + size]
             above = [parents[i // 2] for i in part.tolist()]
             reduced = reduce(self.network, state[part])
@@ -228,7 +250,9 @@ class _Search:
     def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
         """The children with their bounds: intervals, then multipliers from those of the parents for the members still open."""
         how, count = self.how, len(state)
-        members = np.minimum(np.stack([p.members for p in parents]), self.entries(reduced)[:, None])
+        sizes = _entries(reduced, self.network)
+        entries = self.entries(sizes)
+        members = np.minimum(np.stack([p.members for p in parents]), entries[:, None])
         w = torch.from_numpy(np.stack([p.w for p in parents])).double()
         t = torch.from_numpy(np.stack([p.t for p in parents])).double()
         free = state < 0
@@ -255,6 +279,10 @@ class _Search:
             scores[rows] = score
             worst = scores.view(count, how.members, width)[torch.arange(count), torch.from_numpy(members.argmax(1))]
             pick = index.gather(1, worst.masked_fill(index < 0, -1.0).argmax(1, keepdim=True))[:, 0]
+            loose = torch.from_numpy(members.max(1) >= entries) & free.any(1)  # here the entries decide, not the multipliers
+            if loose.any():
+                flow = _influence(reduced, self.network, sizes).masked_fill(~free, -1.0)
+                pick = torch.where(loose, flow.argmax(1), pick)
         small_w, small_t, states = w.numpy().astype(np.float32), t.numpy().astype(np.float32), state.numpy()
         return [
             _Node(states[i], float(members[i].max()), members[i], small_w[i], small_t[i], int(pick[i])) for i in range(count)
@@ -317,7 +345,7 @@ class _Search:
     def explore(self) -> None:
         """The first incumbent: random points at several scales, then a walk from the best."""
         spreads = (1.0,) if self.region.bounded else tuple(self.scale * 10.0**k for k in (-1, 0, 1, 2, 4))
-        points = torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads])
+        points = self.inside(torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads]))
         masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
         values = self.norms(torch.from_numpy(masks))
         self.walk(points[torch.from_numpy(first)[values.topk(min(WALKERS, len(values))).indices]])
@@ -329,7 +357,7 @@ class _Search:
             near = self.neighbours(points)
             gain, which = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1).max(1)
             better = gain > best * (1 + 1e-12)
-            if not better.any():
+            if self.late or not better.any():
                 break
             points = torch.where(better[:, None], near[torch.arange(len(points)), which], points)
             best = torch.where(better, gain, best)
@@ -382,6 +410,11 @@ def _through(network: Piecewise, inputs: Tensor) -> Tensor:
     return paths
 
 
+def _paths(network: Piecewise) -> Tensor:
+    """The sum of the magnitudes of all paths from input i to output k, `(K, n)`: no entry of any J is larger."""
+    return network.C.abs() + (network.D.abs() * _steepest(network)) @ _through(network, network.A.abs())
+
+
 def _strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
     """Which points have no neuron at zero, beyond rounding; a neuron that is zero on a whole cell has no sides. Bool `(m,)`."""
     size = _through(network, network.A.abs() @ points.abs().T + network.c.abs()[:, None]).T
@@ -403,25 +436,41 @@ def _norm_of_sizes(sizes: Tensor, norm_in: float, norm_out: float) -> Tensor:
     return length
 
 
-def _interval_bound(reduced: Reduced, network: Piecewise, norm_in: float, norm_out: float) -> Tensor:
-    """The norm of the largest entries that any masks of the free neurons give, `(m,)`, by intervals through the network.
-
-    From the side with fewer numbers: `V = A + B Z` forward, or `V = D^T + B^T Z` backward, with Z between 0 and V.
-    """
-    back = network.outputs < network.inputs
-    a, b, c, d = (
-        (reduced.D.mT, reduced.B.mT, reduced.C.mT, reduced.A.mT) if back else (reduced.A, reduced.B, reduced.C, reduced.D)
-    )
+def _spans(a: Tensor, b: Tensor, free: Tensor, blocks: Iterable[slice]) -> tuple[Tensor, Tensor]:
+    """Bounds on Z, `(m, H, k)` each, where `V = a + b Z` and Z is between 0 and V at free neurons and 0 at the others."""
     low, high = torch.zeros_like(a), torch.zeros_like(a)
     plus, minus = b.clamp(min=0), b.clamp(max=0)
-    free = reduced.free[..., None].double()
-    for rows in reversed(network.blocks()) if back else network.blocks():
+    for rows in blocks:
         up = a[:, rows] + plus[:, rows] @ high + minus[:, rows] @ low
         down = a[:, rows] + plus[:, rows] @ low + minus[:, rows] @ high
-        high[:, rows], low[:, rows] = up.clamp(min=0) * free[:, rows], down.clamp(max=0) * free[:, rows]
+        high[:, rows], low[:, rows] = (v * free[:, rows, None] for v in (up.clamp(min=0), down.clamp(max=0)))
+    return low, high
+
+
+def _entries(reduced: Reduced, network: Piecewise) -> Tensor:
+    """The largest `|J_ki|` that any masks of the free neurons give, `(m, K, n)`, by intervals through the network.
+
+    From the side with fewer numbers: `V = A + B Z` forward, or `V = D^T + B^T Z` backward.
+    """
+    back = network.outputs < network.inputs
+    if back:
+        low, high = _spans(reduced.D.mT, reduced.B.mT, reduced.free, reversed(network.blocks()))
+        c, d = reduced.C.mT, reduced.A.mT
+    else:
+        low, high = _spans(reduced.A, reduced.B, reduced.free, network.blocks())
+        c, d = reduced.C, reduced.D
     plus, minus = d.clamp(min=0), d.clamp(max=0)
     sizes = torch.maximum(c + plus @ high + minus @ low, -(c + plus @ low + minus @ high))
-    return _norm_of_sizes(sizes.mT if back else sizes, norm_in, norm_out)
+    return sizes.mT if back else sizes
+
+
+def _influence(reduced: Reduced, network: Piecewise, sizes: Tensor) -> Tensor:
+    """How much of the largest entry of J may pass through each free neuron, `(m, H)`: what comes in times what goes out."""
+    rows, largest = torch.arange(len(sizes)), sizes.flatten(1).argmax(1)
+    k, i = largest // network.inputs, largest % network.inputs
+    ahead = _spans(reduced.A[rows, :, i][..., None], reduced.B, reduced.free, network.blocks())
+    behind = _spans(reduced.D[rows, k][..., None], reduced.B.mT, reduced.free, reversed(network.blocks()))
+    return (torch.maximum(-ahead[0], ahead[1]) * torch.maximum(-behind[0], behind[1]))[..., 0]
 
 
 def _preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tuple[Tensor, Tensor]:
@@ -547,7 +596,7 @@ def _feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
 
 
 def _widest(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
-    """The point farthest from all sides (up to distance 1), by a linear program without the l2 ball, and whether all is empty."""
+    """The point farthest from all sides, up to distance 1, by a linear program without the l2 ball; whether all is empty."""
     columns = polytope.g.shape[1]
     cost = np.zeros(columns + 1)
     cost[-1] = -1.0

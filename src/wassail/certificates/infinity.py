@@ -6,8 +6,8 @@ theta0 being the network without its biases. On a cell `{u : G u <= 0}` of theta
 
     g . u  <=  (g - G^T y) . u  <=  ||g - G^T y||_s        for every y >= 0,                                        (*)
 
-with equality at the best u and y. All upper sides here are (*), evaluated at whatever y a solver or a gradient method proposed; all
-lower sides are the gap evaluated at a direction u of length at most one.
+with equality at the best u and y. All upper sides here are (*), evaluated at whatever y a solver or a gradient method
+proposed; all lower sides are the gap evaluated at a direction u of length at most one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from wassail.threat import dual, parse_norm
 METHODS = ("auto", "ascent", "branch", "cells")
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
 SAME = 1e-9  # relative tolerance of the tightness test
-STARTS = 1024  # directions that the ascent starts from, over all pairs
+STARTS = 256  # directions that the ascent starts from, over all pairs
 ASCENT = 20  # steps it takes
-POLISHED = 8  # of the best ends, how many are polished
+POLISHED = 3  # of the best ends, how many are polished
 BATCH = 64  # nodes split at a time
 STEPS = 14  # on the multipliers of a node
 RATE = 0.1  # of these steps, in units of the multipliers' natural size
@@ -243,7 +243,8 @@ def _support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
 def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, tuple[int, int]]], method: str) -> Bound:
     """The steepest gap over the recession cones of (mask, pair) tasks; 0 if there are none or all are negative.
 
-    The tasks are taken in falling order of `||J_D^T (e_j - e_k)||_s`, so most need no solver.
+    The tasks are taken in falling order of `||J_D^T (e_j - e_k)||_s`, and the multipliers of r = 2, which are almost free, are
+    tried in (*) first, so few need a linear program.
     """
     pairs = sorted({pair for _, pair in tasks})
     upper, lower, witness, info = 0.0, 0.0, torch.zeros(network.inputs, dtype=torch.float64), {"cones": len(tasks)}
@@ -253,19 +254,23 @@ def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, t
     rounding = _Rounding.of(gaps, norm)
     masks = torch.stack([mask for mask, _ in tasks])
     outputs = torch.tensor([pairs.index(pair) for _, pair in tasks])
-    slopes = torch.cat([gaps.jacobian(part) for part in masks.split(4096)])[torch.arange(len(tasks)), outputs]
-    lengths = vector_norm(slopes, s)
+    parts = [gaps.jacobian(masks[i : i + 4096]) for i in range(0, len(masks), 4096)]
+    slopes = torch.cat(parts)[torch.arange(len(tasks)), outputs]
+    lengths = vector_norm(slopes, s) + rounding.output[outputs]
     for i in lengths.argsort(descending=True, stable=True).tolist():
-        slack = float(rounding.output[outputs[i]])
-        if float(lengths[i]) + slack <= upper:
+        if float(lengths[i]) <= upper:
             break
-        g, rows = slopes[i].numpy(), inequalities(network, masks[i])[0].numpy()
-        length = np.linalg.norm(rows, axis=1)
-        kept = length > 0
-        u, y = _support(g, rows[kept] / length[kept, None], norm)
-        y = y / length[kept]
-        ceiling = float(np.linalg.norm(g - rows[kept].T @ y, s)) + slack + float(y @ rounding.preactivation.numpy()[kept])
-        upper = max(upper, min(ceiling, float(lengths[i]) + slack))
+        g, rows = slopes[i], inequalities(network, masks[i])[0]
+        length = torch.linalg.vector_norm(rows, 2, dim=1)
+        rows, error, length = rows[length > 0], rounding.preactivation[length > 0], length[length > 0]
+        for chosen in dict.fromkeys((2.0, norm)):
+            u, y = _support(g.numpy(), (rows / length[:, None]).numpy(), chosen)
+            weight = torch.from_numpy(y) / length
+            value = torch.linalg.vector_norm(g - rows.T @ weight, s) + rounding.output[outputs[i]] + weight @ error
+            ceiling = min(float(value), float(lengths[i]))
+            if ceiling <= upper:
+                break
+        upper = max(upper, ceiling)
         direction, values = _values(gaps, rounding, torch.from_numpy(u)[None], norm)
         if float(values[0, outputs[i]]) > lower:
             lower, witness = float(values[0, outputs[i]]), direction[0]
@@ -329,7 +334,7 @@ class _Search:
     @property
     def cutoff(self) -> float:
         """Nodes up to here are done: they cannot raise the answer by more than rounding errors."""
-        return self.lower * (1 + CLOSED) + 4 * float(self.rounding.output.max())
+        return self.lower * (1 + CLOSED) + 16 * float(self.rounding.output.max())
 
     def offer(self, u: Tensor) -> Tensor:
         """Evaluate all gaps at directions `(m, n)`, keep the best; returns the values `(m, T)`."""
@@ -440,16 +445,15 @@ class _Search:
         unit = max(self.lower, 1e-3 * self.ceiling) / width  # multipliers of this size move the bound by the answer's size
         nearly = torch.minimum(high, -low) < 1e-6 * width  # on one side almost everywhere: start from the line of that side
         alpha, beta = torch.where(nearly, line, alpha).requires_grad_(), (beta / unit).requires_grad_()
-        optimiser = torch.optim.Adam([alpha, beta], lr=RATE)
+        moments = [torch.zeros_like(beta) for _ in range(4)]
         best = torch.full((len(state),), math.inf, dtype=torch.float64)
-        kept = (alpha.detach(), beta.detach(), torch.zeros_like(beta))
+        kept = [alpha.detach(), beta.detach(), torch.zeros_like(beta)]
         for step in range(STEPS):
             with torch.no_grad():
                 alpha.copy_(torch.maximum(alpha, slope).clamp(max=1))
                 beta.clamp_(min=0)
-            a, c = _pull(
-                self.gaps, self.gaps.D[output], self.gaps.C[output], chord, torch.where(free, alpha, line), side * unit * beta
-            )
+            lower_line = torch.where(free, alpha, line)
+            a, c = _pull(self.gaps, self.gaps.D[output], self.gaps.C[output], chord, lower_line, side * unit * beta)
             value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + (c.clamp(min=0) * offset).sum(-1)
             with torch.no_grad():
                 sound = value + rounding.output[output] + (side.abs() * unit * beta) @ rounding.preactivation
@@ -457,15 +461,19 @@ class _Search:
                 loss = torch.where(free, c.clamp(min=0) * offset - c.clamp(max=0) * below, 0.0)
                 better = sound < best
                 best = torch.where(better, sound, best)
-                kept = tuple(torch.where(better[:, None], new, old) for new, old in zip((alpha, unit * beta, loss), kept))
+                kept = [torch.where(better[:, None], new, old) for new, old in zip((alpha, unit * beta, loss), kept)]
                 if step % 5 == 0:
                     self.offer(maximiser(a, self.norm))
             if (best <= self.cutoff).all():
                 break
-            optimiser.zero_grad()
-            value.sum().backward()
-            optimiser.step()
-        return best, *kept
+            grads = torch.autograd.grad(value.sum(), (alpha, beta))
+            with torch.no_grad():
+                for i, (variable, grad) in enumerate(zip((alpha, beta), grads)):  # Adam (Kingma & Ba 2015)
+                    moments[i] = 0.9 * moments[i] + 0.1 * grad
+                    moments[i + 2] = 0.999 * moments[i + 2] + 0.001 * grad.square()
+                    size = (moments[i + 2] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+                    variable -= RATE / (1 - 0.9 ** (step + 1)) * moments[i] / size
+        return best, kept[0], kept[1], kept[2]
 
     def solve(self, state: Tensor, output: int, low: Tensor, high: Tensor, upper: float) -> tuple[float, int]:
         """(*) at a node where the gap is linear up to rounding: its upper bound, and the next neuron to split or -1.
@@ -511,7 +519,8 @@ def _lines(slope: Tensor, state: Tensor, low: Tensor, high: Tensor) -> tuple[Ten
     free = (high - slope * low) / (high - low).clamp(min=1e-300)
     chord = torch.where(state == 1, 1.0, torch.where(state == 0, slope, free))
     line = torch.where((state == 1) | ((state < 0) & (high > -low)), 1.0, slope)
-    return chord, torch.where(state < 0, high * (1 - chord), 0.0), line
+    offset: Tensor = torch.where(state < 0, high * (1 - chord), 0.0)
+    return chord, offset, line
 
 
 def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tensor:
@@ -520,7 +529,8 @@ def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tens
     a `(m, k, n)`, b `(m, k)`, walls `(m, h, n)`, rest `(m, h)`. By weak duality it is `||a + y walls||_s + b + y . rest` for
     any `y >= 0`; accelerated projected gradient steps on the 2-norm choose y, the better of that and 0 counts.
     """
-    s, plain = dual(norm), torch.linalg.vector_norm(a, dual(norm), dim=-1) + b
+    s = dual(norm)
+    plain: Tensor = torch.linalg.vector_norm(a, s, dim=-1) + b
     if not walls.any():
         return plain
     length = torch.linalg.vector_norm(walls, 2, dim=-1)
@@ -535,7 +545,8 @@ def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tens
         point, y = new + i / (i + 3) * (new - y), new
     error = (sum(walls.shape[1:]) + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
     cut = torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1) + b + (y @ rest[..., None])[..., 0]
-    return torch.minimum(plain, cut).clamp(min=0)
+    best = torch.minimum(plain, cut).clamp(min=0)
+    return best
 
 
 def _choose(loss: Tensor, layer: Tensor) -> int:

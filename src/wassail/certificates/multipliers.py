@@ -177,10 +177,11 @@ def start(reduced: Reduced, layer: Tensor, how: Split, index: Tensor) -> tuple[T
                 need = need + 2 * len(blocks) * t[:, other].amax(1) * gain
             t[:, block] = 1.5 * need[:, None]
             done.append(block)
-        t = torch.maximum(t, 1e-6 * t.amax(1, keepdim=True) + 1e-12)  # neurons without effect need something too
+        most = t.amax(1, keepdim=True)
+        t = torch.maximum(t, torch.where(most > 0, 1e-6 * most, 1.0))  # neurons without effect need something too
         z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
         square = form.C.mT @ form.C + z[..., :n].mT @ torch.linalg.solve(z[..., n:], z[..., :n])
-    rho = 1.1 * torch.linalg.matrix_norm(square, 2) + 1e-12
+    rho = 1.1 * torch.linalg.matrix_norm(square, 2)
     return rho[:, None].expand(-1, how.weights).clone(), t
 
 
@@ -209,8 +210,8 @@ def tighten(form: Form, w: Tensor, t: Tensor, target: Tensor, steps: int, gap: f
     """Damped Newton on the barrier from a feasible `(w, t)`; rows stop early once they reach `target` `(m,)`.
 
     gap: the barrier weight mu, given as the relative distance `(n + F) mu / sum w` of its minimiser from the best bound.
-    Returns the proved bound on `|J|^2` `(m,)` (inf where the start was not feasible in floating point), the last `(w, t)`, and the
-    score `(m, F)` of each neuron: `t_h` times how far it is from the one side or the other in the relaxed worst case,
+    Returns the proved bound on `|J|^2` `(m,)` (inf where the start was not feasible in floating point), the last `(w, t)`, and
+    the score `(m, F)` of each neuron: `t_h` times how far it is from the one side or the other in the relaxed worst case,
     `max(E dz_h^2, E (dv_h - dz_h)^2)` with covariance `S^-1`. Padded neurons (zero rows of A and B) keep their `t`.
     """
     w, t, score, size = w.clone(), t.clone(), torch.zeros_like(t), form.A.shape[1] + form.A.shape[2]
@@ -260,7 +261,7 @@ class _Iterate:
         return _Iterate(self.form.take(keep), *(v[keep] for v in parts))
 
     def smallest(self) -> Tensor:
-        """The smallest multiple of w that is feasible with this t: by Schur complements `1 - 1 / lambda_max(w^1/2 S^-1_xx w^1/2)`."""
+        """The smallest multiple of w that is feasible with this t, by Schur complement: `1 - 1 / |w^1/2 (S^-1)_xx w^1/2|`."""
         n = self.form.A.shape[2]
         root = self.w.expand(-1, n).sqrt()
         inner = root[:, :, None] * self.inverse[:, :n, :n] * root[:, None, :]
@@ -268,7 +269,7 @@ class _Iterate:
         return self.w * (1 - 1 / largest)[:, None]
 
     def descend(self, mu: float) -> tuple[Tensor, Tensor]:
-        """The next `(w, t)`: the Newton step of `sum w / (mu sum w_now) - log det S`, halved until it falls a quarter as promised."""
+        """The next `(w, t)`: a Newton step of `sum w / (mu sum w_now) - log det S`, halved until it falls as promised."""
         price = 1 / (mu * self.w.sum(1))
         dw, dt, decrement = self.newton(price)
         value = price * self.w.sum(1) - 2 * _diagonal(self.factor).log().sum(1)

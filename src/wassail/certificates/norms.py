@@ -147,7 +147,7 @@ def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float) -> float:
         else:
             given = [g * (enter if f else 1.0) for g, f in zip(given, flat)]
             found.append(_combined(graph, i, given, inner))
-        raw.append(node.map is None and node.slope is None or (plain and flat[0]))
+        raw.append((node.map is None and node.slope is None) or (plain and flat[0]))
     if isinstance(graph.nodes[last].map, Matrix) and len(graph.nodes[last].shape) == 1:
         return found[-1]
     return found[-1] * (change(graph.outputs, norm_in, norm_out) if raw[-1] else change(graph.outputs, inner, norm_out))

@@ -243,7 +243,9 @@ class Gradients:
         value: dict[int, Tensor] = {start: directions.reshape(m * p, *graph.nodes[start].shape)}
         constant = directions.new_zeros(m * p)
         last = len(graph.nodes) - 1
-        uses = {i: max((k for k in range(i + 1, last + 1) if i in graph.nodes[k].inputs), default=last) for i in range(last + 1)}
+        uses = {
+            i: max((k for k in range(i + 1, last + 1) if i in graph.nodes[k].inputs), default=last) for i in range(last + 1)
+        }
         for i in range(start + 1, last + 1):
             node = graph.nodes[i]
             if not any(j in value for j in node.inputs):

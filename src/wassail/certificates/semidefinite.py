@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from wassail.certificates.multipliers import Form, forms, prove, reduce, split, tighten
+from wassail.certificates.norms import matrix_norm, product
 from wassail.certificates.piecewise import Piecewise
+from wassail.certificates.propagate import Bounds
+from wassail.certificates.structure import Graph, Node, Scale
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
-MOST = 1200  # neurons: one Newton step at this size takes seconds
+MOST = 1100  # neurons: one Newton step at this size takes seconds
+MEMORY = 2**28  # numbers in the largest node of a dense form
 
 
 def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float = math.inf) -> float:
@@ -27,14 +33,13 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
     largest value so far.
     """
     deadline = time.monotonic() + time_limit
+    if network.neurons == 0:
+        return matrix_norm(network.C, norm_in, norm_out)
     if network.neurons > MOST:
         return math.inf
     reduced = reduce(network, torch.full((1, network.neurons), -1))
     how = split(network.inputs, network.outputs, norm_in, norm_out)
     form = forms(reduced, how, torch.arange(network.neurons)[None])
-    if network.neurons == 0:
-        weights = torch.zeros(len(form.A), 0, dtype=torch.float64)
-        return how.factor * math.sqrt(float(_proved(form, *_finish(form, weights, how.weights)).max()))
     w, t = start(form, network.layer, how.weights, how.kind.endswith(".T"))
     value = prove(form, w, t)
     done = torch.zeros(len(value), dtype=torch.bool)
@@ -43,9 +48,73 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
         settled = float(value[done].max()) if done.any() else 0.0
         if value[worst] <= settled:
             break
-        value[worst] = _settle(form.take(torch.tensor([worst])), w[worst, None], t[worst, None], value[worst], settled, deadline)
+        value[worst] = _settle(
+            form.take(torch.tensor([worst])), w[worst, None], t[worst, None], value[worst], settled, deadline
+        )
         done[worst] = True
     return how.factor * math.sqrt(float(value.max())) * (1 + 2.0**-50)
+
+
+def segmented(bounds: Bounds, norm_in: float, norm_out: float, time_limit: float = math.inf, most: int = MOST) -> float:
+    """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces' norms multiplied.
+
+    Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite bound can carry; the product
+    of its layers' norms is the other bound on it. A cut stands before a ReLU, which does not stretch and drops what is never active.
+    """
+    graph, states = bounds.graph, bounds.states()
+    deadline = time.monotonic() + time_limit
+    pieces = _pieces(graph, states, most)
+    total = 1.0
+    for number, (first, last) in enumerate(reversed(pieces)):
+        piece, sides = _piece(graph, states, first, last)
+        enter, leave = norm_in if first == 0 else 2.0, norm_out if last == len(graph.nodes) - 1 else 2.0
+        best = product(piece, enter, leave)
+        columns = piece.inputs + sum(int((side < 0).sum()) for side in sides.values())
+        if columns * max(node.size for node in piece.nodes) <= MEMORY:
+            left = max(1.0, (deadline - time.monotonic()) / (1 if number == len(pieces) - 1 else 2))
+            best = min(best, semidefinite(piece.piecewise(sides), enter, leave, left))
+        total *= best * (1 + 2.0**-50)
+    return total
+
+
+def _pieces(graph: Graph, states: Mapping[int, Tensor], most: int) -> list[tuple[int, int]]:
+    """`(first, last)` node of each piece, from the input on: built from the output back, as large as `most` allows."""
+    end = len(graph.nodes)
+    users = [[k for k in range(end) if i in graph.nodes[k].inputs] for i in range(end)]
+    cuts = [i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])]  # no path jumps over the ReLU
+
+    def free(first: int, last: int) -> int:
+        return sum(int((states[i] < 0).sum()) for i in graph.relus if first <= i < last)
+
+    last, pieces = end - 1, []
+    count = free(cuts[-1] + 1, end) if cuts else 0
+    for cut, before in zip(reversed(cuts), [*reversed(cuts[:-1]), 0]):
+        more = free(before + 1, cut + 1)  # what comes with it if there is no cut here
+        if count + more > most:
+            pieces.append((cut, last))
+            last, count = graph.nodes[cut].inputs[0], more - free(cut, cut + 1)
+        else:
+            count += more
+    pieces.append((0, last))
+    return pieces[::-1]
+
+
+def _piece(graph: Graph, states: Mapping[int, Tensor], first: int, last: int) -> tuple[Graph, dict[int, Tensor]]:
+    """The part of a graph from ReLU node `first` (0: the input) to `last`, the ReLU itself replaced by what it lets through."""
+    start = graph.nodes[first]
+    nodes, number, shift = [Node((), start.shape, start.place)], {first: 0}, 1
+    if first:  # a neuron that is never active passes its slope at most
+        slope = start.slope if start.slope is not None else torch.tensor(1.0, dtype=torch.float64)
+        passes = torch.where(states[first] == 0, slope, 1.0)
+        nodes.append(Node((0,), start.shape, start.place, Scale(passes)))
+        number[first], shift = 1, 2
+    sides: dict[int, Tensor] = {}
+    for i in range(first + 1, last + 1):
+        number[i] = shift + i - first - 1
+        nodes.append(replace(graph.nodes[i], inputs=tuple(number[j] for j in graph.nodes[i].inputs)))
+        if i in states:
+            sides[number[i]] = states[i]
+    return Graph(tuple(nodes)), sides
 
 
 def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float, deadline: float) -> Tensor:
@@ -100,11 +169,5 @@ def start(form: Form, layer: Tensor, weights: int, transposed: bool, room: float
         corner = left[:, rest][:, :, rest] - cross.mT @ torch.linalg.solve(2 * torch.diag_embed(t[:, here]) + block, cross)
         left = left.clone()
         left[:, rest[:, None], rest] = corner
-    return _finish(form, t, weights, left[:, :n, :n])
-
-
-def _finish(form: Form, t: Tensor, weights: int, left: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Equal weights `w` above the largest eigenvalue of what the layers leave on the input."""
-    left = -(form.C.mT @ form.C) if left is None else left
-    top = torch.linalg.eigvalsh(-left)[:, -1].clamp(min=0)
+    top = torch.linalg.eigvalsh(-left[:, :n, :n])[:, -1].clamp(min=0)
     return (1.05 * top[:, None] + 1e-12).expand(-1, weights).clone(), t

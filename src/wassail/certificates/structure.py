@@ -278,12 +278,18 @@ class Graph:
         sides = {i: torch.full(self.nodes[i].shape, -1) if states is None else states[i] for i in self.relus}
         n, total = self.inputs, sum(int((side < 0).sum()) for side in sides.values())
         if total > limit:
-            raise InputError(f"{total} ReLUs may change sides here: exact methods take at most {limit}, use method='propagate'.")
+            raise InputError(
+                f"{total} ReLUs may change sides here: exact methods take at most {limit}, use method='propagate'."
+            )
         # Every node as an affine function of (x, z): a batch of n + H + 1 columns, the last one the constant.
         columns, start = n + total + 1, n
         value: list[Tensor] = []
         depth: list[int] = []
-        rows, slopes, layers = [torch.zeros(0, columns, dtype=torch.float64)], [torch.zeros(0, dtype=torch.float64)], [torch.zeros(0).long()]
+        rows, slopes, layers = (
+            [torch.zeros(0, columns, dtype=torch.float64)],
+            [torch.zeros(0, dtype=torch.float64)],
+            [torch.zeros(0).long()],
+        )
         for i, node in enumerate(self.nodes):
             given = [value[j] for j in node.inputs]
             level = max((depth[j] for j in node.inputs), default=0)
@@ -711,7 +717,9 @@ def _fold_before(factor: Tensor, map_: Matrix | Conv | Scale, shape: tuple[int, 
         return Scale(map_.factor * factor)
     factor = factor.expand(shape)
     if isinstance(map_, Matrix):
-        same = len(shape) == 1 or all(torch.equal(row, factor[(0,) * (len(shape) - 1)]) for row in factor.reshape(-1, shape[-1]))
+        same = len(shape) == 1 or all(
+            torch.equal(row, factor[(0,) * (len(shape) - 1)]) for row in factor.reshape(-1, shape[-1])
+        )
         return Matrix(map_.weight * factor.reshape(-1, shape[-1])[0]) if same else None
     flat = factor.flatten(1)
     if not torch.equal(flat, flat[:, :1].expand_as(flat)):

@@ -41,7 +41,7 @@ from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region, Where
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, pull_inside
-from wassail.losses import cross_entropy, margin
+from wassail.losses import cross_entropy, margin, strongest_rival
 from wassail.threat import dual, parse_norm, parse_order
 from wassail.transport import sample_weights, transport_cost
 
@@ -117,24 +117,25 @@ def _descend(problem: _Problem, eps: float, p: float, upper: float, tolerance: f
     """Cutting planes in the multiplier, from the first upper bound on: the final one, its multiplier, the distribution."""
     if p == 1 and problem.unbounded:
         problem.add_far_points()
-    floor = 1e-11 * problem.steepest * eps ** (1 - p)  # a multiplier this small costs 1e-11 of the slope's bound
-    if p == 1:
-        floor = max(floor, problem.flattest)
-    lam = floor if p == 1 else problem.steepest * eps ** (1 - p) / p
-    best, tried, plan = math.nan, [lam], problem.allocate(eps**p, p)[0]
+    # No certificates below the slope at infinity if p = 1, and in a box none below rounding: that costs next to nothing there.
+    least = max(1e-13 * problem.steepest, problem.flattest if p == 1 or not problem.unbounded else 0.0)
+    floor, steep = least * eps ** (1 - p), problem.steepest * eps ** (1 - p) / p
+    lam, best = floor if p == 1 else steep, steep  # the bound to start from is the dual value at `steep`
+    tried, gap, plan = [lam], math.inf, problem.allocate(eps**p, p)[0]
     while True:
         goal = tolerance * max(1.0, abs(upper))
         fine = max(goal, (upper - problem.value(plan)) / 2) / 4  # no finer than the bracket has use for
-        value = (1 + LIFT) * lam * eps**p + problem.dual(Penalty(p, lam), fine)
+        value = (1 + 2 * LIFT) * lam * eps**p + problem.dual(Penalty(p, lam), fine)
         if value < upper:
-            upper, best = value, (1 + LIFT) * lam
+            upper, best = value, (1 + 2 * LIFT) * lam
         plan, lam = problem.allocate(eps**p, p)
-        if upper - problem.value(plan) <= goal or problem.late():
+        gap, before = upper - problem.value(plan), gap
+        if gap <= goal or problem.late():
             return upper, best, plan
         if lam == 0 and p > 1 and problem.unbounded:  # the points known do not use up the budget: look farther out
             lam = min(tried) / 4
         lam = max(lam, floor)
-        if fine <= goal / 4 and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):
+        if gap > 0.9 * before and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):
             return upper, best, plan
         tried.append(lam)
 
@@ -197,8 +198,9 @@ def anchor(
     upper = max(problem.chord_above(i, lam, height) for i, height in enumerate(heights))
     chords = [problem.steepest_chord(i) for i in range(count)]
     sample = max(range(count), key=lambda i: chords[i][0])
-    lower, point = chords[sample]
-    return Bound(min(lower, upper), upper, "cells", torch.from_numpy(point), {**problem.info, "sample": sample})
+    lower, witness = chords[sample][0], torch.from_numpy(chords[sample][1].copy())
+    rival = int(strongest_rival(network.logits(witness[None]), problem.y[sample : sample + 1])[1])
+    return Bound(min(lower, upper), upper, "cells", witness, {**problem.info, "sample": sample, "rival": rival})
 
 
 @dataclass(frozen=True)
@@ -215,12 +217,13 @@ class Penalty:
         return self.lam * t**self.order
 
     def conjugate(self, nu: Array) -> Array:
-        """`sup_{t >= 0} nu t - phi(t)`; for order 1 with the multiplier lifted."""
+        """`sup_{t >= 0} nu t - phi(t)`, rounded up; for order 1 with the multiplier lifted."""
         if self.order == math.inf:
-            return nu * self.lam
+            return nu * self.lam * (1 + 1e-15)
         if self.order == 1:
             return np.where(nu <= self.lam * (1 + LIFT), 0.0, math.inf)
-        return (self.order - 1) * self.lam * (nu / (self.lam * self.order)) ** (self.order / (self.order - 1))
+        power = self.order / (self.order - 1)
+        return (self.order - 1) * self.lam * (nu / (self.lam * self.order)) ** power * (1 + 1e-14 * power)
 
     def reach(self, nu: float) -> float:
         """The t where `nu t - phi(t)` is largest (order above 1)."""
@@ -287,6 +290,8 @@ class _Atlas:
         scale = np.where(dead, 0.0, np.where(cells.masks.numpy(), -1.0, 1.0) / np.where(dead, 1.0, np.linalg.norm(P, axis=2)))
         walls, limits = np.vstack([np.eye(n), -np.eye(n)]), np.concatenate([region.high.numpy(), -region.low.numpy()])
         walls, limits = walls[np.isfinite(limits)], limits[np.isfinite(limits)]
+        if not P.shape[1] + len(walls):  # a linear network on R^n: one cell, and the solvers want a row
+            walls, limits = np.zeros((1, n)), np.ones(1)
         return cls(
             J=J,
             q=q,
@@ -399,7 +404,7 @@ class _Family:
         offsets = np.zeros(len(ids))
         if self.splits:
             q = self.weights.rows[ids]
-            offsets = -q @ np.log(q.mean(0)) * (1 + 1e-14)
+            offsets = -q @ np.log(q.mean(0)) * (1 + 1e-14) + 1e-15  # rounded up
         if place is None:
             self.leaves.append(ids.astype(np.float64))
             self.offsets.append(offsets)
@@ -431,7 +436,8 @@ class _Family:
         """The flattest certificates of new vertices, best at a point of the cell."""
         slopes: list[tuple[float, Array, Array | None]] = [(0.0, np.zeros(self.atlas.G.shape[1]), None)] * len(vertices)
         if self.atlas.unbounded:
-            slopes = [_recession(self.forms.rows[v, :-1], self.atlas.G[self.cells[v]], self.atlas.norm) for v in vertices]
+            pieces = [(self.forms.rows[v, :-1], self.atlas.G[self.cells[v]]) for v in vertices]
+            slopes = _recessions(pieces, self.atlas.norm)
         for v, (_, u, ray) in zip(vertices, slopes):
             self.flat[v], self.rays[v] = self._cut(v, u), ray
         self._maximise(vertices, [self.atlas.points[self.cells[v]] for v in vertices], [nu for nu, _, _ in slopes])
@@ -743,7 +749,7 @@ class _Problem:
     def _error(self, points: Array) -> Array:
         """By how much rounding may have changed the losses at points `(m, n)`: `(m,)`."""
         sizes = _magnitudes(self.network).logits(torch.from_numpy(np.abs(points))).amax(1).numpy()
-        return np.asarray(4 * self.atlas.rounding * sizes)
+        return np.asarray(2 * self.atlas.rounding * sizes)
 
 
 def _magnitudes(network: Piecewise) -> Piecewise:
@@ -773,73 +779,88 @@ def _programs(tasks: list[Task], norm: float) -> list[Solution | None]:
     answers: list[Solution | None] = [None] * len(tasks)
     linear = []
     for k, (a, rows, room, nu) in enumerate(tasks):
-        if room.min(initial=0.0) >= 0 and np.linalg.norm(a, dual(norm)) <= nu:
+        size = float(np.linalg.norm(a, dual(norm)))
+        if room.min(initial=0.0) >= 0 and size <= nu:
             answers[k] = (np.zeros_like(a), np.zeros(len(room)))
-        elif norm == 2 and nu > 0:
+        elif norm == 2 and nu > 1e-9 * size:  # below that the norm has no say, and tau a / nu no digits
             answers[k] = _euclidean(a, rows, room, nu)
         else:
             linear.append(k)
-    if linear:
-        solved = _linear([tasks[k] for k in linear], norm)
-        if solved is None:  # one program without a solution spoils the block
-            solved = [(_linear([tasks[k]], norm) or [None])[0] for k in linear]
-        for k, solution in zip(linear, solved):
-            answers[k] = solution
+    for k, solution in zip(linear, _linear([tasks[k] for k in linear], norm)):
+        answers[k] = _euclidean(*tasks[k]) if solution is None and norm == 2 and tasks[k][3] > 0 else solution
     return answers
 
 
-def _linear(tasks: list[Task], norm: float) -> list[Solution | None] | None:
-    """The programs for r = 1 and inf (or nu = 0) in one block-diagonal linear program."""
-    n, count = len(tasks[0][0]), len(tasks[0][2])
-    one, columns = np.eye(n), np.ones((n, 1))
-    costs, blocks, limits = [], [], []
+def _linear(tasks: list[Task], norm: float) -> list[Solution | None]:
+    """The programs for r = 1 and inf, or without a norm."""
+    programs = []
     for a, rows, room, nu in tasks:
+        n = len(a)
         if norm == 1:  # d = d+ - d-
-            costs.append(np.concatenate([nu - a, nu + a]))
-            blocks.append(np.hstack([rows, -rows]))
-            limits.append(room)
+            programs.append((np.concatenate([nu - a, nu + a]), np.hstack([rows, -rows]), room))
         elif norm == math.inf:  # |d_i| <= t
-            costs.append(np.append(-a, nu))
-            blocks.append(np.block([[rows, np.zeros((count, 1))], [one, -columns], [-one, -columns]]))
-            limits.append(np.concatenate([room, np.zeros(2 * n)]))
+            sides = np.hstack([np.vstack([np.eye(n), -np.eye(n)]), -np.ones((2 * n, 1))])
+            matrix = np.vstack([np.hstack([rows, np.zeros((len(rows), 1))]), sides])
+            programs.append((np.append(-a, nu), matrix, np.concatenate([room, np.zeros(2 * n)])))
         else:
-            costs.append(-a)
-            blocks.append(rows)
-            limits.append(room)
-    bounds = (0, None) if norm == 1 else (None, None)
-    result = linprog(
-        np.concatenate(costs), block_diag(blocks, "csr"), np.concatenate(limits), bounds=bounds, method="highs", options=TIGHT
-    )
-    if result.status != 0:
-        return None
-    points, marginals = result.x.reshape(len(tasks), -1), result.ineqlin.marginals.reshape(len(tasks), -1)
-    steps = points[:, :n] - points[:, n:] if norm == 1 else points[:, :n]
-    return list(zip(steps, np.maximum(-marginals[:, :count], 0.0)))
+            programs.append((-a, rows, room))
+    solved = _minimise(programs, (0.0, None) if norm == 1 else (None, None))
+    return [s and (_difference(s[0], len(t[0]), norm), s[1][: len(t[2])]) for s, t in zip(solved, tasks)]
 
 
-def _recession(a: Array, rows: Array, norm: float) -> tuple[float, Array, Array | None]:
-    """`nu = max { <a, d> : G d <= 0, ||d||_r <= 1 } = min_{u >= 0} ||a - G^T u||_s`: how fast a piece grows at infinity.
+def _recessions(pieces: list[tuple[Array, Array]], norm: float) -> list[tuple[float, Array, Array | None]]:
+    """`nu = max { <a, d> : G d <= 0, ||d||_r <= 1 } = min_{u >= 0} ||a - G^T u||_s`: how fast pieces `(a, G)` grow at infinity.
 
     Returns nu, u, and the direction d if the piece grows at all.
     """
-    n, size = len(a), float(np.linalg.norm(a))
-    if norm == 2:  # the projection of a onto the cone, and onto its polar
-        u, _ = nnls(rows.T, a)
-        d = a - u @ rows
-        d = d / max(float(np.linalg.norm(d)), 1e-300)
+    solutions: list[Solution | None]
+    if norm == 2:  # the projection of a onto the cone is what the one onto its polar leaves
+        multipliers = [_nonnegative(rows, a) for a, rows in pieces]
+        solutions = [(a - u @ rows, u) for (a, rows), u in zip(pieces, multipliers)]
+    elif norm == 1:
+        ball = [np.vstack([np.hstack([rows, -rows]), np.ones((1, 2 * len(a)))]) for a, rows in pieces]
+        programs = [(np.concatenate([-a, a]), m, np.append(np.zeros(len(m) - 1), 1.0)) for (a, _), m in zip(pieces, ball)]
+        solutions = _minimise(programs, (0.0, None))
     else:
-        matrix, bounds, limits = rows, (-1.0, 1.0), np.zeros(len(rows))
-        cost = -a
-        if norm == 1:
-            matrix, bounds = np.vstack([np.hstack([rows, -rows]), np.ones((1, 2 * n))]), (0.0, 1.0)
-            cost, limits = np.concatenate([-a, a]), np.append(limits, 1.0)
-        result = linprog(cost, matrix, limits, bounds=bounds, method="highs", options=TIGHT)
-        if result.status != 0:
-            return float(np.linalg.norm(a, dual(norm))), np.zeros(len(rows)), None
-        u = np.maximum(-result.ineqlin.marginals[: len(rows)], 0.0)
-        d = result.x[:n] - result.x[n:] if norm == 1 else result.x
-    nu = float(np.linalg.norm(a - u @ rows, dual(norm)))
-    return (nu, u, d) if nu > 1e-12 * size else (0.0, u, None)
+        solutions = _minimise([(-a, rows, np.zeros(len(rows))) for a, rows in pieces], (-1.0, 1.0))
+    answers: list[tuple[float, Array, Array | None]] = []
+    for (a, rows), solution in zip(pieces, solutions):
+        u = np.zeros(len(rows)) if solution is None else solution[1][: len(rows)]
+        nu = float(np.linalg.norm(a - u @ rows, dual(norm)))
+        if nu <= 1e-12 * float(np.linalg.norm(a)) or solution is None:
+            answers.append((0.0 if solution else nu, u, None))
+        else:
+            d = _difference(solution[0], len(a), norm)
+            answers.append((nu, u, d / float(np.linalg.norm(d, norm))))
+    return answers
+
+
+def _difference(point: Array, n: int, norm: float) -> Array:
+    """The displacement d `(n,)` in the variables of a linear program: `d+ - d-` for r = 1."""
+    return point[:n] - point[n:] if norm == 1 else point[:n]
+
+
+def _minimise(programs: list[tuple[Array, Array, Array]], bounds: tuple[float | None, float | None]) -> list[Solution | None]:
+    """`min <c, v> : M v <= m` for programs `(c, M, m)` in one block-diagonal call: solutions and multipliers of the rows."""
+    if not programs:
+        return []
+    costs, matrices, limits = zip(*programs)
+    result = linprog(
+        np.concatenate(costs), block_diag(matrices, "csr"), np.concatenate(limits), bounds=bounds, method="highs", options=TIGHT
+    )
+    if result.status != 0:  # one program without a solution spoils the block
+        return [_minimise([program], bounds)[0] for program in programs] if len(programs) > 1 else [None]
+    points = np.split(result.x, np.cumsum([len(c) for c in costs])[:-1])
+    multipliers = np.split(np.maximum(-result.ineqlin.marginals, 0.0), np.cumsum([len(m) for m in limits])[:-1])
+    return list(zip(points, multipliers))
+
+
+def _nonnegative(rows: Array, target: Array) -> Array:
+    """`argmin_{u >= 0} ||target - rows^T u||_2`; any u >= 0 is sound, so 0 if the solver gives up."""
+    try:
+        return np.asarray(nnls(rows.T, target, maxiter=100 * len(rows))[0])
+    except RuntimeError:
+        return np.zeros(len(rows))
 
 
 def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None:
@@ -852,7 +873,7 @@ def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None
     if room.min(initial=0.0) >= 0:  # the sample is in the cell: is it the maximiser?
         u, tight = np.zeros(len(room)), np.flatnonzero(room <= 1e-13)
         if len(tight):
-            u[tight] = nnls(rows[tight].T, a)[0]
+            u[tight] = _nonnegative(rows[tight], a)
         if np.linalg.norm(a - u @ rows) <= nu * (1 + LIFT / 2):
             return np.zeros_like(a), u
     low, high, scale = 0.0, math.inf, max(1.0, float(-room.min(initial=0.0)))
@@ -864,7 +885,7 @@ def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None
         tight = np.flatnonzero(room - rows @ d <= 1e-9 * (1 + np.linalg.norm(d)))
         u = np.zeros(len(room))
         if len(tight):
-            u[tight] = nnls(rows[tight].T, a - nu / tau * d)[0]
+            u[tight] = _nonnegative(rows[tight], a - nu / tau * d)
         if np.linalg.norm(d) <= tau:
             high = tau
             answer = (d, u)

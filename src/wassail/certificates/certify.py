@@ -1,0 +1,300 @@
+"""`certify`: the worst-case loss over `Omega_1(eps)` between two lines and a curve, with the distribution behind the lower side."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.bound import Bound
+from wassail.certificates.infinity import infinity, tightness
+from wassail.certificates.lipschitz import lipschitz
+from wassail.certificates.piecewise import Piecewise
+from wassail.certificates.region import Region
+from wassail.certificates.slopes import LOSSES, Chords, allocate_gains, chords, ray_slope, steepest_of
+from wassail.certificates.structure import Graph, read
+from wassail.certificates.worst_case import Penalty, WorstCase, _Problem, anchor, worst_case_network
+from wassail.errors import InputError, unknown
+from wassail.geometry import column
+from wassail.geometry import distances as distances_between
+from wassail.losses import predict
+from wassail.network import Model, Progress, _bar, check_data, versions
+from wassail.records import Record
+from wassail.threat import Domain, Number, Threat, dual, parse_domain, parse_eps, parse_norm
+from wassail.transport import Distribution, sample_weights
+
+SLOPES = ("infinity", "anchor", "margin", "paper")
+CELLS_INPUTS, CELLS_NEURONS, CELLS = 6, 40, 5000  # networks whose cells are all looked at
+DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificate(Record):
+    """What the expected loss can and cannot become within Wasserstein-1 distance eps of the data, for every eps (THEORY 3).
+
+    x, y, mu: samples `(N, *shape)`, labels `(N,)`, weights `(N,)`; empirical: the loss on the data; infinity (l), anchor (S),
+    margin (Lm), paper (L): the four slopes, `l <= S <= Lm <= L`, None if not asked for; line: `(lam, C)` of the second upper
+    line `C + lam eps`, or None; points `(M, *shape)`, root, gain, distance, predicted `(M,)`: evaluated points, what the lower side is
+    built from; tight: the theorem's condition for l = L (None if it was not looked at).
+    Computed for the network in float64 arithmetic, with its weights as given.
+    """
+
+    x: Tensor
+    y: Tensor
+    mu: Tensor
+    norm: float
+    loss: str
+    domain: Domain
+    empirical: float
+    infinity: Bound | None
+    anchor: Bound | None
+    margin: Bound | None
+    paper: Bound | None
+    line: tuple[float, float] | None
+    points: Tensor
+    root: Tensor
+    gain: Tensor
+    distance: Tensor
+    predicted: Tensor
+    clean_predicted: Tensor
+    tight: bool | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def bounds(self, eps: Number) -> tuple[float, float]:
+        """`(lower, upper)` on the worst expected loss over `Omega_1(eps)`.
+
+        Below: `E + l.lower eps` on R^n, raised to the evaluated witness. Above: the lowest of `E + slope.upper eps` and `C + lam eps`.
+        """
+        budget = parse_eps(eps)
+        low = self.empirical + self._gained(budget)
+        if self.domain is None and self.infinity is not None:
+            low = max(low, self.empirical + self.infinity.lower * budget)
+        return min(low, self.upper(budget)), self.upper(budget)
+
+    def upper(self, eps: float) -> float:
+        """The upper side alone."""
+        slopes = [b.upper for b in (self.anchor, self.margin, self.paper) if b is not None]
+        lines = [self.empirical + min(slopes, default=math.inf) * eps]
+        if self.line is not None:
+            lines.append(self.line[1] + self.line[0] * eps)
+        top = min(lines)
+        return top + 4 * 2.0**-52 * abs(top)
+
+    def witness(self, eps: Number) -> Distribution:
+        """The distribution behind the lower side: inside `Omega_1(eps)`, its expected loss evaluated (`info["loss"]`).
+
+        On R^n it comes from far out on the steepest ray, where the slope is approached: `info["claimed"]` is the line's value and
+        `info["shortfall"]` how far below it the evaluated loss stays.
+        """
+        threat = Threat(self.norm, 1.0, parse_eps(eps), self.domain)
+        choice, weights = allocate_gains(self._chords(), self.mu, threat.eps)
+        used = choice >= 0
+        points = torch.where(column(used, self.x), self.points[choice.clamp(min=0)] if len(self.points) else self.x, self.x)
+        predicted = self.clean_predicted.clone()
+        if used.any():
+            predicted[used] = self.predicted[choice[used]]
+        distance = distances_between(points, self.x, self.norm)
+        loss = self.empirical + self._gained(threat.eps)
+        claimed = self.bounds(threat.eps)[0]
+        zero = torch.zeros(len(self.y), dtype=torch.int64)
+        info = {"loss": loss, "claimed": claimed, "shortfall": claimed - loss, "versions": versions()}
+        return Distribution(
+            self.x, self.y, points, weights, distance, self.clean_predicted, predicted, self.mu, zero, zero, zero,
+            threat, "certificate", "fixed", info,
+        )  # fmt: skip
+
+    def _gained(self, eps: float) -> float:
+        choice, weights = allocate_gains(self._chords(), self.mu, eps)
+        used = choice >= 0
+        return math.fsum((self.mu[used] * weights[used] * self.gain[choice[used]]).tolist()) if used.any() else 0.0
+
+    def _chords(self) -> Chords:
+        return Chords(self.root, self.points, self.gain, self.distance, self.predicted)
+
+    def __repr__(self) -> str:
+        box = "R^n" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        parts = [f"{name} {_short(getattr(self, name))}" for name in SLOPES if getattr(self, name) is not None]
+        return (
+            f"Certificate({self.loss} on {len(self.y)} samples, l{self.norm:g}, {box}: loss {self.empirical:.6g}; "
+            f"slopes per unit of eps: {', '.join(parts)})"
+        )
+
+
+def _short(bound: Bound) -> str:
+    return f"{bound.upper:.6g}" if bound.exact else f"[{bound.lower:.6g}, {bound.upper:.6g}]"
+
+
+def certify(
+    model: Model | Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: Number = 2,
+    loss: str = "cross_entropy",
+    domain: Domain = None,
+    *,
+    slopes: Iterable[str] = SLOPES,
+    mu: Tensor | None = None,
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Progress = False,
+) -> Certificate:
+    """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY 3).
+
+    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain: None for R^n, or a box. slopes: which of
+    "infinity", "anchor", "margin", "paper" to compute; time_limit: seconds for all of them, an interrupt keeps those that are done. Small
+    networks get exact slopes by their cells and by branch and bound, large ones brackets by propagation and evaluated points.
+    """
+    r, domain = parse_norm(norm), parse_domain(domain)
+    wanted = tuple(slopes)
+    for name in wanted:
+        if name not in SLOPES:
+            raise unknown("slope", name, SLOPES)
+    if loss == "dlr":
+        raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: certify 'margin' or 'cross_entropy'.")
+    if loss not in LOSSES:
+        raise unknown("loss", loss, tuple(LOSSES))
+    x, y = check_data(x, y, domain)
+    if not len(x):
+        raise InputError("there are no samples: a certificate is about the loss on data, give at least one.")
+    graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]))
+    if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
+        raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
+    with _bar(progress, "certificate") as report:
+        return _Work(graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), time_limit, seed).run(wanted, report)
+
+
+class _Work:
+    """One certificate in the making: each slope is kept as soon as it is known."""
+
+    def __init__(
+        self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, mu: Tensor, limit: float, seed: int
+    ) -> None:
+        self.graph, self.x, self.y, self.norm, self.loss, self.domain, self.mu = graph, x, y, norm, loss, domain, mu
+        self.end, self.seed = time.monotonic() + limit, seed
+        self.labels = sorted(set(y.tolist()))
+        self.region = Region.make(domain, graph.inputs)
+        self.found: dict[str, Bound] = {}
+        self.line: tuple[float, float] | None = None
+        self.tight: bool | None = None
+        small = graph.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
+        self.network: Piecewise | None = graph.piecewise() if graph.neurons <= DENSE_NEURONS else None
+        self.small = self.network if small else None
+
+    def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
+        """Every slope asked for, the cheap and general ones first."""
+        interrupted = False
+        try:
+            for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in wanted):
+                getattr(self, f"_{name}")(max(1.0, (self.end - time.monotonic()) / (len(wanted) - done)))
+                report((done + 1) / len(wanted))
+        except KeyboardInterrupt:  # what is computed stays
+            interrupted = True
+        rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
+        found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays)  # type: ignore[arg-type]
+        self._settle(found, wanted)
+        z = torch.cat([self.graph.logits(part) for part in self.x.double().split(256)])
+        clean = LOSSES[self.loss](z, self.y)
+        info = {
+            "versions": versions(), "seed": self.seed, "neurons": self.graph.neurons, "labels": self.labels, "order": 1,
+            **({"interrupted": True} if interrupted else {}),
+        }  # fmt: skip
+        get = self.found.get
+        return Certificate(
+            self.x, self.y, self.mu, self.norm, self.loss, self.domain, math.fsum((self.mu * clean).tolist()),
+            get("infinity"), get("anchor"), get("margin"), get("paper"), self.line,
+            found.points, found.root, found.gain, found.distance, found.predicted, predict(z, self.y), self.tight, info,
+        )  # fmt: skip
+
+    def _has_ray(self) -> bool:
+        return self.domain is None and "infinity" in self.found and "label" in self.found["infinity"].info
+
+    def _margin(self, seconds: float) -> None:
+        self.found["margin"] = lipschitz(
+            self.graph, self.norm, self.domain, labels=self.labels, time_limit=seconds, seed=self.seed
+        )
+
+    def _paper(self, seconds: float) -> None:
+        factor = 2 ** (1 / self.norm)
+        bound = lipschitz(
+            self.graph, self.norm, self.domain, outputs="logits", norm_out=dual(self.norm), time_limit=seconds, seed=self.seed
+        )
+        low, high = factor * bound.lower * (1 - 2.0**-50), factor * bound.upper * (1 + 2.0**-50)
+        self.found["paper"] = Bound(low, high, bound.method, bound.witness, bound.info)
+
+    def _infinity(self, seconds: float) -> None:
+        if self.region.bounded:
+            self.found["infinity"] = Bound(0.0, 0.0, "bounded domain")
+        elif self.network is not None:
+            self.found["infinity"] = infinity(self.network, self.norm, self.labels, time_limit=seconds, seed=self.seed)
+        else:
+            self.found["infinity"] = ray_slope(self.graph, self.norm, self.labels, self.seed)
+
+    def _anchor(self, seconds: float) -> None:
+        if self.small is None:
+            self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
+            return
+        x, common = self.x.double().flatten(1), {"norm": self.norm, "domain": self.domain, "loss": self.loss}
+        try:
+            self.found["anchor"] = anchor(self.small, x, self.y, time_limit=seconds, cells_limit=CELLS, **common)  # type: ignore[arg-type]
+        except InputError:  # too many cells
+            self.found["anchor"] = Bound(0.0, math.inf, "margin")
+            return
+        if self.domain is None and "infinity" in self.found and time.monotonic() < self.end:
+            lam = self.found["infinity"].upper * (1 + 1e-9)
+            problem = _Problem(self.small, x, self.y, self.norm, None, self.loss, self.mu, CELLS, seconds)
+            self.line = (lam, problem.dual(Penalty(1.0, lam), 1e-6))
+            if self.tight is None:
+                self.tight = tightness(self.small, self.norm, self.labels).tight
+
+    def _settle(self, found: Chords, wanted: tuple[str, ...]) -> None:
+        """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""
+        slope, place = steepest_of(found)
+        if "anchor" in self.found and slope * (1 - 1e-9) > self.found["anchor"].lower:
+            old, chord = self.found["anchor"], slope * (1 - 1e-9)
+            info = {**old.info, "sample": int(found.root[place])}
+            self.found["anchor"] = Bound(
+                min(chord, old.upper), old.upper, old.method, found.points[place].flatten().double(), info
+            )
+        chain = [name for name in SLOPES if name in self.found]
+        for low, high in zip(chain, chain[1:]):
+            a, b = self.found[low], self.found[high]
+            if (a.lower > b.lower and low != "infinity") or (a.lower > b.lower and self.domain is None):
+                self.found[high] = Bound(min(a.lower, b.upper), b.upper, b.method, b.witness, b.info)
+        for low, high in zip(reversed(chain[:-1]), reversed(chain[1:])):
+            a, b = self.found[low], self.found[high]
+            if b.upper < a.upper:
+                self.found[low] = Bound(min(a.lower, b.upper), b.upper, b.method, a.witness, a.info)
+
+
+def worst_case(
+    model: Model | Graph | Piecewise,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    loss: str = "margin",
+    *,
+    mu: Tensor | None = None,
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells: int = 100_000,
+) -> WorstCase:
+    """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the one-dimensional dual (THEORY 2).
+
+    Exact for the margin loss and to `tolerance` for cross entropy; `result.bound` is the bracket, its lower side the loss of the
+    distribution `result.atoms`, `result.masses`, whose transport cost is `result.cost`. cells: how many linear pieces are acceptable.
+    """
+    x, y = check_data(x, y, threat.domain)
+    network = model if isinstance(model, Piecewise) else _graph(model, x).piecewise()
+    return worst_case_network(
+        network, x.double().flatten(1), y, norm=threat.norm, order=threat.order, eps=threat.eps, domain=threat.domain,
+        loss=loss, mu=mu, tolerance=tolerance, time_limit=time_limit, cells_limit=cells,
+    )  # fmt: skip
+
+
+def _graph(model: Model | Graph, x: Tensor) -> Graph:
+    return model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]))
