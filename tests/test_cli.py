@@ -1,6 +1,8 @@
 """The command line as a person uses it: a process of its own, exit codes, one sentence on stderr, no traceback."""
 
 import json
+import math
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +13,8 @@ import torch
 
 import wassail as ws
 from wassail.attacks import catalogue
-from wassail.cli import ATTACKS, main
+from wassail.certificates import certify, slopes
+from wassail.cli import ATTACKS, LOSSES, SLOPES, _down, _up, main
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,14 @@ def files(tmp_path_factory):
         "import wassail, wassail.zoo.digits\n"
         "def net(): return wassail.zoo.digits.ARCHITECTURES['mlp']()\n"
         "def softmax():\n    model = wassail.zoo.load('digits-mlp')\n    return lambda x: model(x).softmax(1)\n"
+        "import torch\n"
+        "def kink():\n"  # theta = (0, relu(x) - 3 relu(-x))
+        "    model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2)).double()\n"
+        "    values = ([[1.0], [-1.0]], [0.0, 0.0], [[0.0, 0.0], [1.0, -3.0]], [0.0, 0.0])\n"
+        "    for p, v in zip(model.parameters(), values): p.data.copy_(torch.tensor(v))\n"
+        "    return model\n"
     )
+    np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
     return folder
 
 
@@ -116,6 +126,100 @@ def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
     }  # fmt: skip
     assert main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "0.1", "--attacks", "fgsm", "--order", "1"]) == 2
     assert "add --order inf" in capsys.readouterr().err
+
+
+CERTIFY_BAD = {
+    "slope": (["--slopes", "margin", "ancor"], "did you mean 'anchor'"),
+    "dlr": (["--loss", "dlr"], "the DLR loss is a ratio of logit differences and not Lipschitz"),
+    "loss": (["--loss", "crossentropy"], "did you mean 'cross_entropy'"),
+    "eps": (["--eps", "0.1", "0"], "eps is '0'"),
+    "eps text": (["--eps", "tiny"], "eps 'tiny' is not a number"),
+    "norm": (["--norm", "3"], "norm '3'"),
+    "time": (["--time-limit", "0"], "the time limit is '0'"),
+    "time text": (["--time-limit", "soon"], "time limit 'soon' is not a number"),
+    "n": (["-n", "0"], "-n is 0"),
+    "domain": (["--domain", "1", "0"], "domain"),
+    "outside the box": (["--data", "bytes.npz"], "divide them by 255"),
+    "activation": (["-m", "digits-gelu"], "GELU"),
+    "out": (["-m", "mine:kink", "--data", "kink.npz", "--no-box", "--out", "good.npz/x"], "cannot write"),
+}
+
+
+@pytest.mark.parametrize("case", CERTIFY_BAD)
+def test_certify_bad_input_is_one_sentence(case, files, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(files)
+    extra, words = CERTIFY_BAD[case]
+    model, extra = (extra[1], extra[2:]) if extra[0] == "-m" else ("digits-mlp", extra)
+    code = main(["certify", model, *extra])
+    err = capsys.readouterr().err
+    assert code == 2 and words in err, err
+    assert err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_certify_checks_its_arguments_before_torch() -> None:
+    run = "main(['certify', 'no:net', '--loss', 'dlr'])"
+    probe = f"import sys; from wassail.cli import main; {run}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0 and "not Lipschitz" in done.stderr
+
+
+def test_certify_knows_the_slopes_and_losses() -> None:
+    assert tuple(SLOPES) == certify.SLOPES and set(LOSSES) == set(slopes.LOSSES)
+
+
+def test_certify_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
+    """One sample at -0.5, margin loss: slope 3 for half a unit, then 1; V(2) = -1.5 + 1.5 + 1.5."""
+    monkeypatch.chdir(files)
+    out = tmp_path / "run"
+    code = main(["certify", "mine:kink", "--data", "kink.npz", "--loss", "margin", "--no-box", "--norm", "inf",
+                 "--eps", "2", "0.25", "--out", str(out)])  # fmt: skip
+    text = capsys.readouterr().out
+    assert code == 0 and "no box" in text and "theorem for l = L does not hold here" in text
+    rows = {words[1]: words for words in (line.split() for line in text.splitlines()) if len(words) > 3 and words[1] in SLOPES}
+    assert list(rows) == list(SLOPES) and [words[0] for words in rows.values()] == list(SLOPES.values())
+    truth = {"infinity": 1.0, "anchor": 3.0, "margin": 3.0, "paper": 3.0}
+    for name, slope in truth.items():
+        low, high = float(rows[name][2]), float(rows[name][3])
+        assert low <= slope <= high and high - low <= 1e-4, name
+    headline = re.search(r"expected loss is between (\S+) and (\S+) over Omega_1\(2\), .* \(on the data -1.5\)", text)
+    assert headline is not None and 1.4999 < float(headline[1]) <= 1.5 <= float(headline[2]) < 1.5001
+    results, certificate = (
+        json.loads((out / "certificate.json").read_text()),
+        ws.Certificate.load(out / "certificate.safetensors"),
+    )
+    assert results["empirical"] == certificate.empirical == -1.5 and results["norm"] == "inf" and results["domain"] is None
+    assert [row["eps"] for row in results["bounds"]] == [0.25, 2.0]
+    for row, value in zip(results["bounds"], (-0.75, 1.5)):
+        assert (row["lower"], row["upper"]) == certificate.bounds(row["eps"])
+        assert row["lower"] <= value <= row["upper"] and row["upper"] - row["lower"] < 1e-4
+        assert row["witnessed"] == certificate.witness(row["eps"]).info["loss"] <= row["upper"]
+    for name in SLOPES:
+        assert results["slopes"][name]["upper"] == getattr(certificate, name).upper
+
+
+def test_certify_without_an_upper_slope(files, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(files)
+    code = main(["certify", "mine:kink", "--data", "kink.npz", "--no-box", "--slopes", "infinity", "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert code == 0 and "and inf over Omega_1(1)" in text and "nothing is known above" in text
+    results = json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
+    assert results["bounds"][0]["upper"] is None and list(results["slopes"]) == ["infinity"]
+
+
+def test_certify_a_built_in_network_within_its_time(capsys) -> None:
+    start = time.perf_counter()
+    code = main(["certify", "digits-mlp", "-n", "10", "--time-limit", "2", "--slopes", "margin", "anchor", "--eps", "8/255"])
+    spent, text = time.perf_counter() - start, capsys.readouterr().out
+    assert code == 0 and spent < 20 and "The worst expected loss is between" in text and "box [0, 1]" in text
+    row = next(line.split() for line in text.splitlines() if line.strip().startswith("8/255"))
+    assert 0 < float(row[1]) < float(row[2]) < float(row[3]) and row[4:] == ["100", "%"]
+
+
+def test_printed_bounds_are_rounded_outward() -> None:
+    for value in (24.26274139, -0.3333333333, 1234567.8, 1e-9 / 3, 0.1, -2.0, 0.0):
+        assert float(_down(value)) <= value <= float(_up(value)) and len(_down(value)) <= 12
+        assert float(_up(value)) - float(_down(value)) <= 1.0001e-5 * abs(value)
+    assert (_down(0.0), _up(3.0), _up(math.inf)) == ("0", "3", "inf")
 
 
 def test_own_model_with_weights(files, capsys, monkeypatch) -> None:

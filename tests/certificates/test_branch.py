@@ -97,7 +97,7 @@ REGIONS = {
 
 @pytest.mark.parametrize("where", REGIONS)
 def test_all_norms_equal_brute_force(where: str) -> None:
-    net = random_net([3, 3, 3, 2], 5, slope=0.2 if where in ("R^n", "l1") else 0.0)
+    net = random_net([3, 3, 2, 2], 5, slope=0.2 if where in ("R^n", "l1") else 0.0)
     region = Region.make(REGIONS[where], 3)
     jacobians = brute_force(net, region)
     for norms in PAIRS:
@@ -273,7 +273,7 @@ def test_any_feasible_multipliers_are_sound(norms: tuple[float, float]) -> None:
     how, index = split(3, 2, *norms), torch.arange(8)[None]
     reduced = reduce(net, torch.full((1, 8), -1))
     form = forms(reduced, how, index)
-    w, t = start(reduced, net.layer, how, index)
+    w, t = start(form, net.layer, how)
     assert prove(form, w, t).isfinite().all()
     for _ in range(40):
         trial_w, trial_t = (v * torch.exp(0.5 * torch.randn(v.shape, generator=g, dtype=v.dtype)) for v in (w, t))
@@ -290,9 +290,9 @@ def test_multipliers_that_prove_nothing_are_refused() -> None:
     net = random_net([3, 4, 4, 2], 11)
     how, index = split(3, 2, 2, 2), torch.arange(8)[None]
     reduced = reduce(net, torch.full((1, 8), -1))
-    w, t = start(reduced, net.layer, how, index)
-    value = float(operator_norm(net.jacobian(all_masks(8)), 2, 2).max())
     form = forms(reduced, how, index)
+    w, t = start(form, net.layer, how)
+    value = float(operator_norm(net.jacobian(all_masks(8)), 2, 2).max())
     low = torch.full_like(w, 0.999 * value**2)
     assert prove(form, low, t).item() == INF
     for share in torch.linspace(0, 1, 20).tolist():  # no multipliers may prove less than the value
@@ -314,7 +314,7 @@ def test_tighten_reaches_the_semidefinite_optimum() -> None:
     how, index = split(3, 2, 2, 2), torch.arange(9)[None]
     reduced = reduce(net, torch.full((1, 9), -1))
     form = forms(reduced, how, index)
-    w, t = start(reduced, net.layer, how, index)
+    w, t = start(form, net.layer, how)
     for gap in (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4):
         proved, w, t, _ = tighten(form, w, t, torch.zeros(1, dtype=torch.float64), 10, gap)
     a, b, c, d = (v.numpy() for v in (net.A, net.B, net.C, net.D))  # LipSDP-Neuron as published, not transposed
@@ -330,22 +330,26 @@ def test_tighten_reaches_the_semidefinite_optimum() -> None:
     assert float(proved) >= problem.value * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("norms", PAIRS)
-def test_forms_are_parts_of_the_jacobian(norms: tuple[float, float]) -> None:
+def test_forms_are_parts_of_the_jacobian(norms: tuple[float, float], exact: bool) -> None:
     net, mask = random_net([4, 3, 3, 2], 14), torch.tensor([True, False, True, True, True, False])
-    how = split(4, 2, *norms)
+    how = split(4, 2, *norms, exact=exact)
     form = forms(reduce(net, torch.full((1, 6), -1)), how, torch.tensor([[0, 1, 2, 3, 4, 5, -1]]))  # one neuron is padding
     d = torch.cat([mask, torch.ones(1)]).double()
     ours = form.C + (form.D * d) @ torch.linalg.solve(torch.eye(7) - form.B * d, form.A)
     jacobian = net.jacobian(mask[None])[0]
-    kind = how.kind.removesuffix(".T")
     parts = {
         "whole": jacobian[None],
         "rows": jacobian[:, None, :],
         "columns": jacobian.T[..., None],
         "entries": jacobian.T.reshape(-1, 1, 1),
-    }[kind]
+        "signs": torch.stack([jacobian[:1] + jacobian[1:], jacobian[:1] - jacobian[1:]]),
+    }[how.part]
     torch.testing.assert_close(ours, parts.mT if how.kind.endswith(".T") else parts)
+    if exact and norms != (INF, 2):  # the largest member is the norm; its dual norms are sums of one row or column
+        lengths = operator_norm(parts, *norms)
+        assert float(lengths.max()) == pytest.approx(float(operator_norm(jacobian, *norms)), rel=1e-12)
 
 
 def test_certificates_of_emptiness() -> None:

@@ -122,6 +122,15 @@ def test_a_dead_neighbour_hides_a_boundary() -> None:
     assert rows(enumerate_cells(net, Region.make(None, 1)).masks) == {(0, 0), (1, 1)}
 
 
+def test_a_neuron_that_cancels_up_to_rounding_splits_nothing() -> None:
+    # 0.3 relu(x + 10) - 0.1 relu(3 x + 30) is zero, but in float64 its weight is not.
+    hidden = (torch.tensor([[1.0], [3.0]]), torch.tensor([10.0, 30.0]))
+    cancel = (torch.tensor([[0.3, -0.1]], dtype=torch.float64), torch.zeros(1))
+    net = Piecewise.from_layers([hidden, cancel, (torch.ones(1, 1), torch.zeros(1))])
+    assert net.affine(torch.tensor([[True, True, True]]))[0][0, 2] != 0
+    assert rows(enumerate_cells(net, Region.make(None, 1)).masks) == {(0, 0, 0), (1, 1, 0)}
+
+
 def test_limits_and_empty_regions_are_refused() -> None:
     net = random_net((2, 8, 2), seed=2)
     with pytest.raises(InputError, match="more than 36 cells"):
@@ -137,11 +146,12 @@ def test_nearest_point_in_closed_form() -> None:
         nearest = nearest_point(corner, np.array([-a, -b]), np.zeros(2))
         assert nearest == pytest.approx(np.array([max(a, 0), max(b, 0)]), rel=1e-9, abs=1e-15)
     assert nearest_point(np.array([[1.0], [-1.0]]), np.array([1.0, -1.0 - 1e-9]), np.zeros(1)) is None
-    wedge = np.array([[1e-4, 1.0], [1e-4, -1.0]])  # -|y| >= 1 + 1e-4 x: the nearest point is far
-    assert nearest_point(wedge, np.array([-1.0, -1.0]), np.zeros(2)) == pytest.approx(np.array([-1e4, 0]), rel=1e-6, abs=1e-6)
+    # |y| <= -1 - 1e-6 x: the nearest point is far, and an angle of 1e-6 costs twelve of sixteen digits across it.
+    wedge = np.array([[1e-6, 1.0], [1e-6, -1.0]])
+    assert nearest_point(wedge, np.array([-1.0, -1.0]), np.zeros(2)) == pytest.approx(np.array([-1e6, 0]), rel=1e-9, abs=1e-3)
 
 
-@pytest.mark.skipif(not ZOO.exists(), reason="no real networks")
+@pytest.mark.skipif(not (ZOO / "lipschitz").exists(), reason="no real networks")
 @pytest.mark.parametrize(
     ("name", "high", "expected"),
     [

@@ -25,7 +25,7 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
-from wassail.certificates.multipliers import Reduced, forms, reduce, split, start, tighten
+from wassail.certificates.multipliers import Reduced, gather, reduce, split, start, tighten
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
 from wassail.errors import InputError
@@ -36,10 +36,8 @@ Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
 THIN = 1e-12  # a cell in which every point x is within THIN (|x| + scale) of a wall counts as empty
 MARGIN = 1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
-BATCH = 256  # nodes taken at once at most; WORK: and of large networks fewer, by the operations of one Newton step
-WORK = 200_000_000
+BATCH, WORK, MEMORY = 256, 200_000_000, 16_000_000  # nodes taken at once, operations and numbers of a batch: at most
 SAMPLES, WALKERS, ROUNDS = 256, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
-MEMORY = 4_000_000  # numbers in the largest tensor
 CHUNK = 64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
 STEPS, GAP = 3, 1e-2  # Newton steps per node, and how far from the best multipliers they aim
 
@@ -107,14 +105,16 @@ class _OutOfTime(Exception):
 
 @dataclass(eq=False)
 class _Node:
-    """A partial mask `(H,)`, what is known about it, and where the search goes next."""
+    """A partial mask `(H,)` and a member of the norm (see `split`): what is known about it, and where the search goes next."""
 
     state: np.ndarray
+    member: int
     bound: float
-    members: np.ndarray  # the bound of each member of the norm (see `split`)
-    w: np.ndarray  # its weights (members, weights) and multipliers (members, H): float32, they are a starting point only
-    t: np.ndarray
-    pick: int  # the neuron to branch on, -1 for a full mask
+    w: np.ndarray | None = (
+        None  # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet bounded
+    )
+    t: np.ndarray | None = None
+    pick: int = -1  # the neuron to branch on, -1 for a full mask
     mask: np.ndarray | None = None  # of a real point in it, if one is known
 
 
@@ -137,11 +137,14 @@ class _Search:
 
     def __post_init__(self) -> None:
         net = self.network
-        self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out)
-        # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + 4) 2^-52 times this sum over all paths.
+        self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out, exact=True)
+        # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52 times the sum over all paths.
         size = float(_norm_of_sizes(_paths(net), self.norm_in, self.norm_out))
-        self.slack = (3 * net.neurons + net.inputs + 4) * 2.0**-52 * size
+        self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * 2.0**-52 * size
         self.upper = size + self.slack
+        # Batches are smaller for large networks: by the operations of a Newton step, by the numbers in a reduced network.
+        work, numbers = (net.neurons + self.how.weights) ** 3, net.neurons * (net.neurons + net.inputs + 1)
+        self.batch = min(BATCH, 1 + WORK // work, 1 + MEMORY // (numbers + 1))
         lengths = torch.linalg.vector_norm(net.A, dim=1)
         seen = (lengths > 0) & (net.c != 0)
         self.scale = float((net.c[seen].abs() / lengths[seen]).median()) if seen.any() else 1.0
@@ -159,31 +162,51 @@ class _Search:
         """Nodes bounded by this are closed."""
         return self.lower * (1 + CLOSE)
 
+    @property
+    def goal(self) -> float:
+        """Squared members bounded by this are closed."""
+        return (max(self.cut - self.slack, 0.0) / self.how.factor) ** 2 * (1 - 1e-9)
+
     def open(self) -> None:
-        """The first incumbent and the root."""
+        """The first incumbent, and the root once for each member, bounded by intervals; the largest of them refined."""
         self.explore()
         state = self.settle(torch.full((1, self.network.neurons), -1, dtype=torch.int8))[0]
-        free = (state[0] < 0).nonzero()[:, 0]
-        reduced, index = reduce(self.network, state), free[None]
-        members = np.full(self.how.members, float(self.entries(_entries(reduced, self.network))[0]))
-        w, t = start(reduced, self.network.layer, self.how, index)
-        pick = -1
-        if len(free):
-            form = forms(reduced, self.how, index)
-            for gap in (1.0, 0.3, 0.1, 0.03, GAP):
-                proved, w, t, score = tighten(form, w, t, torch.zeros(len(w), dtype=torch.float64), 10, gap)
-                members = np.minimum(members, self.norm(proved))
-                if self.late:
-                    break
-            pick = int(free[score[int(members.argmax())].argmax()])
-        full = np.ones((self.how.members, self.network.neurons), dtype=np.float32)
-        full[:, free.numpy()] = t.numpy()
-        self.nodes = 1
-        self.keep(_Node(state[0].numpy(), float(members.max()), members, w.numpy().astype(np.float32), full, pick))
+        self.root = reduce(self.network, state)
+        free = (state[0] < 0).nonzero()[:, 0].tolist()
+        for begin in range(0, self.how.members, 8 * CHUNK):
+            member = torch.arange(begin, min(begin + 8 * CHUNK, self.how.members))
+            bounds = self.entries(_entries(self.how.pick(self.root.repeat(len(member)), member), self.network))
+            for i, bound in zip(member.tolist(), bounds.tolist()):
+                self.keep(_Node(state[0].numpy(), i, bound, pick=free[0] if free else -1))
+        self.nodes = 0 if self.heap else 1
+        if self.heap:
+            self.refine()
         self.conclude()
 
+    def refine(self) -> None:
+        """Multipliers, from scratch, for the members with the largest bounds that have none yet."""
+        fresh: list[_Node] = []
+        while self.heap and self.heap[0][2].t is None and len(fresh) < min(CHUNK, self.batch):
+            fresh.append(heapq.heappop(self.heap)[2])
+        count, free = len(fresh), torch.from_numpy(np.flatnonzero(fresh[0].state < 0))
+        self.nodes += count
+        member = torch.tensor([node.member for node in fresh])
+        form = gather(self.how.pick(self.root.repeat(count), member), self.how, free.expand(count, -1))
+        w, t = start(form, self.network.layer[free], self.how)
+        bounds = np.array([node.bound for node in fresh])
+        for gap in (1.0, 0.3, 0.1, 0.03, GAP):
+            proved, w, t, score = tighten(form, w, t, torch.full((count,), self.goal, dtype=torch.float64), 10, gap)
+            bounds = np.minimum(bounds, self.norm(proved))
+            if self.late:
+                break
+        full = np.ones((count, self.network.neurons), dtype=np.float32)
+        full[:, free.numpy()] = t.numpy()
+        picks, small = free[score.argmax(1)].tolist(), w.numpy().astype(np.float32)
+        for i, node in enumerate(fresh):
+            self.keep(_Node(node.state, node.member, float(bounds[i]), small[i], full[i], picks[i]))
+
     def norm(self, proved: Tensor) -> np.ndarray:
-        """What bounds on the squares of members say about the norm, rounding included."""
+        """What bounds on the squares of members say about the norm, `(m,)`, rounding included."""
         return self.how.factor * proved.sqrt().numpy() + self.slack
 
     def entries(self, sizes: Tensor) -> np.ndarray:
@@ -196,7 +219,9 @@ class _Search:
             self.settled = max(self.settled, node.bound)
         elif node.pick < 0:
             jacobian = self.network.jacobian(torch.from_numpy(node.state)[None] == 1)
-            value = float(operator_norm(jacobian, self.norm_in, self.norm_out)[0]) + self.slack
+            member, k = torch.tensor([node.member]), self.network.outputs
+            part = self.how.outputs(self.how.inputs(jacobian, member, k), member)
+            value = float(operator_norm(part, self.norm_in, self.norm_out)[0]) + self.slack
             self.settled = max(self.settled, min(value, node.bound))
         else:
             heapq.heappush(self.heap, (-node.bound, self.pushed, node))
@@ -211,11 +236,14 @@ class _Search:
 
     def step(self) -> None:
         """Take the nodes with the largest bounds, split each on its neuron, keep the children that may hold more than lower."""
-        side = self.network.neurons + self.how.weights
-        count = min(BATCH, max(1, self.nodes // 8), 1 + WORK // (side**3 * self.how.members), len(self.heap))
-        parents = [node for _, _, node in (heapq.heappop(self.heap) for _ in range(count)) if node.bound > self.cut]
         before = self.lower
-        if parents:
+        if self.heap[0][2].t is None:
+            self.refine()
+        else:
+            count = min(self.batch, 1 + self.nodes // 8)
+            parents: list[_Node] = []
+            while self.heap and self.heap[0][2].t is not None and len(parents) < count:
+                parents.append(heapq.heappop(self.heap)[2])
             self.expand(parents)
         if self.lower > before:
             assert self.witness is not None
@@ -234,12 +262,10 @@ class _Search:
         state, possible, low, high = self.settle(torch.from_numpy(states))
         kept = possible.nonzero()[:, 0]
         kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
-        side = self.network.neurons + self.how.weights
-        size = max(1, min(CHUNK, MEMORY // side**2) // self.how.members)
-        for begin in range(0, len(kept), size):
+        for begin in range(0, len(kept), CHUNK):
             if self.late:
                 raise _OutOfTime
-            part = kept[begin : begin + size]
+            part = kept[begin : begin + CHUNK]
             above = [parents[i // 2] for i in part.tolist()]
             reduced = reduce(self.network, state[part])
             nodes = self.bound(reduced, state[part], above)
@@ -248,44 +274,34 @@ class _Search:
                 self.keep(node)
 
     def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
-        """The children with their bounds: intervals, then multipliers from those of the parents for the members still open."""
-        how, count = self.how, len(state)
-        sizes = _entries(reduced, self.network)
+        """The children with their bounds: by intervals, then by multipliers that start from those of the parents."""
+        part = self.how.pick(reduced, torch.tensor([p.member for p in parents]))
+        sizes = _entries(part, self.network)
         entries = self.entries(sizes)
-        members = np.minimum(np.stack([p.members for p in parents]), entries[:, None])
-        w = torch.from_numpy(np.stack([p.w for p in parents])).double()
-        t = torch.from_numpy(np.stack([p.t for p in parents])).double()
+        bounds = np.minimum([p.bound for p in parents], entries)
+        w = torch.from_numpy(np.stack([p.w for p in parents if p.w is not None])).double()
+        t = torch.from_numpy(np.stack([p.t for p in parents if p.t is not None])).double()
         free = state < 0
-        width = int(free.sum(1).max())
-        order = torch.argsort((~free).to(torch.int8), dim=1, stable=True)[:, :width]
-        index = torch.where(free.gather(1, order), order, -1)
-        pick = index[:, 0] if width else torch.full((count,), -1)
-        alive = torch.from_numpy(members > self.cut) & free.any(1, keepdim=True)
-        rows = alive.flatten().nonzero()[:, 0]
+        pick = torch.where(free.any(1), free.to(torch.int8).argmax(1), -1)
+        rows = (torch.from_numpy(bounds > self.cut) & free.any(1)).nonzero()[:, 0]
         if len(rows):
-            form = forms(reduced, how, index).take(rows)
-            where = order[:, None].expand(-1, how.members, -1)
-            some = t.gather(2, where)
-            begin = some.masked_fill((index < 0)[:, None], 1.0).flatten(0, 1)[rows]
-            goal = ((self.cut - self.slack) / how.factor) ** 2 * (1 - 1e-9)
-            proved, w.view(count * how.members, -1)[rows], last, score = tighten(
-                form, w.flatten(0, 1)[rows], begin, torch.full((len(rows),), goal, dtype=torch.float64), STEPS, GAP
-            )
-            open_ = alive.numpy()
-            members[open_] = np.minimum(members[open_], self.norm(proved))
-            some.view(count * how.members, -1)[rows] = last
-            t = t.scatter(2, where, some)
-            scores = torch.zeros(count * how.members, width, dtype=torch.float64)
-            scores[rows] = score
-            worst = scores.view(count, how.members, width)[torch.arange(count), torch.from_numpy(members.argmax(1))]
-            pick = index.gather(1, worst.masked_fill(index < 0, -1.0).argmax(1, keepdim=True))[:, 0]
-            loose = torch.from_numpy(members.max(1) >= entries) & free.any(1)  # here the entries decide, not the multipliers
+            width = int(free[rows].sum(1).max())
+            order = torch.argsort((~free[rows]).to(torch.int8), dim=1, stable=True)[:, :width]
+            index = torch.where(free[rows].gather(1, order), order, -1)
+            form = gather(part.take(rows), self.how, index)
+            begin = t[rows].gather(1, order).masked_fill(index < 0, 1.0)
+            goal = torch.full((len(rows),), self.goal, dtype=torch.float64)
+            proved, w[rows], last, score = tighten(form, w[rows], begin, goal, STEPS, GAP)
+            bounds[rows.numpy()] = np.minimum(bounds[rows.numpy()], self.norm(proved))
+            t[rows] = t[rows].scatter(1, order, last)
+            pick[rows] = index.gather(1, score.masked_fill(index < 0, -1.0).argmax(1, keepdim=True))[:, 0]
+            loose = torch.from_numpy(bounds >= entries) & free.any(1)  # here the entries decide, not the multipliers
             if loose.any():
-                flow = _influence(reduced, self.network, sizes).masked_fill(~free, -1.0)
+                flow = _influence(part, self.network, sizes).masked_fill(~free, -1.0)
                 pick = torch.where(loose, flow.argmax(1), pick)
         small_w, small_t, states = w.numpy().astype(np.float32), t.numpy().astype(np.float32), state.numpy()
         return [
-            _Node(states[i], float(members[i].max()), members[i], small_w[i], small_t[i], int(pick[i])) for i in range(count)
+            _Node(states[i], p.member, float(bounds[i]), small_w[i], small_t[i], int(pick[i])) for i, p in enumerate(parents)
         ]
 
     def settle(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -452,7 +468,7 @@ def _entries(reduced: Reduced, network: Piecewise) -> Tensor:
 
     From the side with fewer numbers: `V = A + B Z` forward, or `V = D^T + B^T Z` backward.
     """
-    back = network.outputs < network.inputs
+    back = reduced.D.shape[1] < reduced.A.shape[2]
     if back:
         low, high = _spans(reduced.D.mT, reduced.B.mT, reduced.free, reversed(network.blocks()))
         c, d = reduced.C.mT, reduced.A.mT
@@ -467,7 +483,7 @@ def _entries(reduced: Reduced, network: Piecewise) -> Tensor:
 def _influence(reduced: Reduced, network: Piecewise, sizes: Tensor) -> Tensor:
     """How much of the largest entry of J may pass through each free neuron, `(m, H)`: what comes in times what goes out."""
     rows, largest = torch.arange(len(sizes)), sizes.flatten(1).argmax(1)
-    k, i = largest // network.inputs, largest % network.inputs
+    k, i = largest // sizes.shape[2], largest % sizes.shape[2]
     ahead = _spans(reduced.A[rows, :, i][..., None], reduced.B, reduced.free, network.blocks())
     behind = _spans(reduced.D[rows, k][..., None], reduced.B.mT, reduced.free, reversed(network.blocks()))
     return (torch.maximum(-ahead[0], ahead[1]) * torch.maximum(-behind[0], behind[1]))[..., 0]

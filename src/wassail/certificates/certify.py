@@ -1,7 +1,8 @@
-"""`certify`: the worst-case loss over `Omega_1(eps)` between two lines and a curve, with the distribution behind the lower side."""
+"""`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind the lower side."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -39,8 +40,8 @@ class Certificate(Record):
 
     x, y, mu: samples `(N, *shape)`, labels `(N,)`, weights `(N,)`; empirical: the loss on the data; infinity (l), anchor (S),
     margin (Lm), paper (L): the four slopes, `l <= S <= Lm <= L`, None if not asked for; line: `(lam, C)` of the second upper
-    line `C + lam eps`, or None; points `(M, *shape)`, root, gain, distance, predicted `(M,)`: evaluated points, what the lower side is
-    built from; tight: the theorem's condition for l = L (None if it was not looked at).
+    line `C + lam eps`, or None; points `(M, *shape)`, root, gain, distance, predicted `(M,)`: evaluated points, what the lower
+    side is built from; tight: whether the paper's condition for l = L holds (None if it was not looked at).
     Computed for the network in float64 arithmetic, with its weights as given.
     """
 
@@ -68,7 +69,8 @@ class Certificate(Record):
     def bounds(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss over `Omega_1(eps)`.
 
-        Below: `E + l.lower eps` on R^n, raised to the evaluated witness. Above: the lowest of `E + slope.upper eps` and `C + lam eps`.
+        Below: `E + l.lower eps` on R^n, raised to the evaluated witness. Above: the lowest of the lines `E + slope.upper eps`
+        and `C + lam eps`.
         """
         budget = parse_eps(eps)
         low = self.empirical + self._gained(budget)
@@ -88,8 +90,8 @@ class Certificate(Record):
     def witness(self, eps: Number) -> Distribution:
         """The distribution behind the lower side: inside `Omega_1(eps)`, its expected loss evaluated (`info["loss"]`).
 
-        On R^n it comes from far out on the steepest ray, where the slope is approached: `info["claimed"]` is the line's value and
-        `info["shortfall"]` how far below it the evaluated loss stays.
+        On R^n it comes from far out on the steepest ray, where the slope is approached: `info["claimed"]` is the lower side of
+        `bounds(eps)` and `info["shortfall"]` how far below it the evaluated loss stays.
         """
         threat = Threat(self.norm, 1.0, parse_eps(eps), self.domain)
         choice, weights = allocate_gains(self._chords(), self.mu, threat.eps)
@@ -145,9 +147,10 @@ def certify(
 ) -> Certificate:
     """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY 3).
 
-    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain: None for R^n, or a box. slopes: which of
-    "infinity", "anchor", "margin", "paper" to compute; time_limit: seconds for all of them, an interrupt keeps those that are done. Small
-    networks get exact slopes by their cells and by branch and bound, large ones brackets by propagation and evaluated points.
+    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain: None for R^n, or a box.
+    slopes: which of "infinity", "anchor", "margin", "paper" to compute; time_limit: seconds for all of them; an interrupt keeps
+    those that are done. Small networks get exact slopes by their cells and by branch and bound, large ones brackets by
+    propagation and evaluated points.
     """
     r, domain = parse_norm(norm), parse_domain(domain)
     wanted = tuple(slopes)
@@ -197,7 +200,7 @@ class _Work:
         rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
         found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays)  # type: ignore[arg-type]
         self._settle(found, wanted)
-        z = torch.cat([self.graph.logits(part) for part in self.x.double().split(256)])
+        z = torch.cat([self.graph.logits(part) for part in torch.split(self.x.double(), 256)])
         clean = LOSSES[self.loss](z, self.y)
         info = {
             "versions": versions(), "seed": self.seed, "neurons": self.graph.neurons, "labels": self.labels, "order": 1,
@@ -261,11 +264,11 @@ class _Work:
                 min(chord, old.upper), old.upper, old.method, found.points[place].flatten().double(), info
             )
         chain = [name for name in SLOPES if name in self.found]
-        for low, high in zip(chain, chain[1:]):
+        for low, high in itertools.pairwise(chain):
             a, b = self.found[low], self.found[high]
-            if (a.lower > b.lower and low != "infinity") or (a.lower > b.lower and self.domain is None):
+            if a.lower > b.lower:
                 self.found[high] = Bound(min(a.lower, b.upper), b.upper, b.method, b.witness, b.info)
-        for low, high in zip(reversed(chain[:-1]), reversed(chain[1:])):
+        for high, low in itertools.pairwise(reversed(chain)):
             a, b = self.found[low], self.found[high]
             if b.upper < a.upper:
                 self.found[low] = Bound(min(a.lower, b.upper), b.upper, b.method, a.witness, a.info)
@@ -285,8 +288,8 @@ def worst_case(
 ) -> WorstCase:
     """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the one-dimensional dual (THEORY 2).
 
-    Exact for the margin loss and to `tolerance` for cross entropy; `result.bound` is the bracket, its lower side the loss of the
-    distribution `result.atoms`, `result.masses`, whose transport cost is `result.cost`. cells: how many linear pieces are acceptable.
+    To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower side the loss of the
+    distribution `result.atoms`, `result.masses`, whose transport cost is `result.cost`. cells: how many pieces are acceptable.
     """
     x, y = check_data(x, y, threat.domain)
     network = model if isinstance(model, Piecewise) else _graph(model, x).piecewise()

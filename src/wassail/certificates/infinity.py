@@ -17,7 +17,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,9 +35,9 @@ from wassail.threat import dual, parse_norm
 METHODS = ("auto", "ascent", "branch", "cells")
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
 SAME = 1e-9  # relative tolerance of the tightness test
-STARTS = 256  # directions that the ascent starts from, over all pairs
+STARTS = 512  # directions that the ascent starts from, over all pairs
 ASCENT = 20  # steps it takes
-POLISHED = 3  # of the best ends, how many are polished
+POLISHED = 3  # of its best ends, how many are polished
 BATCH = 64  # nodes split at a time
 STEPS = 14  # on the multipliers of a node
 RATE = 0.1  # of these steps, in units of the multipliers' natural size
@@ -73,10 +73,12 @@ def infinity_by_cells(network: Piecewise, norm: float, labels: Sequence[int], li
     """The same number as the paper defines it: the steepest gap over the recession cones of all cells, biases included.
 
     `max over D, k, j of sup { (e_j - e_k)^T J_D u : u in rec(C_D), ||u||_r <= 1 }`: an independent check, for small networks.
+    The upper side holds if the list of cells is complete (info says whether); `infinity` does not depend on such a list.
     """
     norm = parse_norm(norm)
-    cells = enumerate_cells(network, Region.make(None, network.inputs), limit)
-    return _over_cones(network, norm, [(mask, pair) for mask in cells.masks for pair in _pairs(network, labels)], "cells")
+    pairs, cells = _pairs(network, labels), enumerate_cells(network, Region.make(None, network.inputs), limit)
+    bound = _over_cones(network, norm, [(mask, pair) for mask in cells.masks for pair in pairs], "cells")
+    return replace(bound, info={**bound.info, "complete": cells.complete})
 
 
 def infinity_at(network: Piecewise, x: Tensor, y: Tensor, norm: float) -> Bound:
@@ -247,7 +249,12 @@ def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, t
     tried in (*) first, so few need a linear program.
     """
     pairs = sorted({pair for _, pair in tasks})
-    upper, lower, witness, info = 0.0, 0.0, torch.zeros(network.inputs, dtype=torch.float64), {"cones": len(tasks)}
+    upper, lower, witness, info = (
+        0.0,
+        0.0,
+        torch.zeros(network.inputs, dtype=torch.float64),
+        {"norm": norm, "cones": len(tasks)},
+    )
     if not tasks:
         return Bound(0.0, 0.0, method, witness, info)
     gaps, s = _gaps(network, pairs), dual(norm)
@@ -315,7 +322,8 @@ class _Search:
         try:
             self.ascend()
             free = torch.full((len(self.pairs), self.gaps.neurons), -1, dtype=torch.int8)
-            self.bound(free, torch.arange(len(free)), torch.full(free.shape, 0.5).double(), torch.zeros(free.shape).double())
+            half, zero = torch.full(free.shape, 0.5, dtype=torch.float64), torch.zeros(free.shape, dtype=torch.float64)
+            self.bound(free, torch.arange(len(free)), half, zero, [busy] * len(free))
             busy = 0.0
             while self.heap and -self.heap[0][0] > self.cutoff:
                 if time_limit is not None and time.monotonic() - start > time_limit:
@@ -323,12 +331,13 @@ class _Search:
                 if nodes is not None and self.count >= nodes:
                     break
                 busy = -self.heap[0][0]  # what an interrupt may leave unfinished
-                self.branch([heapq.heappop(self.heap)[2] for _ in range(min(BATCH, len(self.heap)))])
+                self.branch([heapq.heappop(self.heap) for _ in range(min(BATCH, len(self.heap)))])
                 busy = 0.0
         except KeyboardInterrupt:
             pass
         upper = max(self.closed, busy, -self.heap[0][0] if self.heap else 0.0, self.lower)
-        info = {"label": self.pair[0], "rival": self.pair[1], "nodes": self.count, "seconds": time.monotonic() - start}
+        info = {"norm": self.norm, "label": self.pair[0], "rival": self.pair[1]}
+        info |= {"nodes": self.count, "seconds": time.monotonic() - start, "seed": self.generator.initial_seed()}
         return Bound(self.lower, upper, "ascent and relaxation" if nodes == 0 else "branch", self.witness, info)
 
     @property
@@ -341,7 +350,7 @@ class _Search:
         u, values = _values(self.gaps, self.rounding, u, self.norm)
         row, output = divmod(int(values.argmax()), values.shape[1])
         if float(values[row, output]) > self.lower:
-            self.lower, self.witness, self.pair = float(values[row, output]), u[row], self.pairs[output]
+            self.lower, self.witness, self.pair = float(values[row, output]), u[row].clone(), self.pairs[output]
         return values
 
     def gradient(self, u: Tensor, output: Tensor) -> Tensor:
@@ -367,7 +376,8 @@ class _Search:
                 better = new > value
                 u, value = torch.where(better[:, None], trial, u), torch.where(better, new, value)
         self.offer(u)
-        for index in value.topk(min(POLISHED, len(value))).indices.tolist():
+        different = np.unique(value.numpy().round(9), return_index=True)[1]  # many starts end in the same place
+        for index in different[-POLISHED:].tolist():
             self.polish(u[index], int(output[index]))
 
     def polish(self, u: Tensor, output: int) -> None:
@@ -383,23 +393,23 @@ class _Search:
             around = best + 1e-4 * torch.randn(64, len(u), dtype=torch.float64, generator=self.generator)
             u = around[self.offer(around)[:, output].argmax()]
 
-    def branch(self, nodes: list[_Node]) -> None:
+    def branch(self, popped: list[tuple[float, int, _Node]]) -> None:
         """Bound the two children of every node, each with its parent's multipliers."""
+        nodes, rows = [node for _, _, node in popped], torch.arange(len(popped))
         state = torch.stack([node.state for node in nodes]).repeat(2, 1)
         split = torch.tensor([node.split for node in nodes])
-        rows = torch.arange(len(nodes))
         state[rows, split], state[rows + len(nodes), split] = 0, 1
         output = torch.tensor([node.output for node in nodes]).repeat(2)
         alpha, beta = (torch.stack([getattr(v, name).double() for v in nodes]).repeat(2, 1) for name in ("alpha", "beta"))
-        self.bound(state, output, alpha, beta)
+        self.bound(state, output, alpha, beta, [-key for key, _, _ in popped] * 2)
 
-    def bound(self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Bound nodes given as rows; those still open go on the heap."""
+    def bound(self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor, known: list[float]) -> None:
+        """Bound nodes given as rows, `known` being upper bounds so far; those still open go on the heap."""
         self.count += len(state)
         low, high = self.intervals(state)
         value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
         for i in range(len(state)):
-            upper, split = float(value[i]), _choose(loss[i], self.gaps.layer)
+            upper, split = min(float(value[i]), known[i]), _choose(loss[i], self.gaps.layer)
             if upper > self.cutoff and float(loss[i].sum()) <= CLOSED / 10 * upper:
                 upper, split = self.solve(state[i], int(output[i]), low[i], high[i], upper)
             if upper <= self.cutoff or split < 0:
@@ -487,14 +497,14 @@ class _Search:
         spread = torch.linalg.solve(torch.eye(gaps.neurons, dtype=torch.float64) - through[:, None] * gaps.B.abs(), error)
         wrong, rows = gaps.B.abs() @ spread, inequalities(gaps, mask)[0]
         length = torch.linalg.vector_norm(rows, 2, dim=1)
-        used = (state >= 0) & (length > 0) & (wrong <= CLOSED * length)
+        lost = (state >= 0) & (wrong > CLOSED * length)
+        used = (state >= 0) & (length > 0) & ~lost
         g = gaps.jacobian(mask[None])[0, output]
         u, y = _support(g.numpy(), (rows[used] / length[used, None]).numpy(), self.norm)
         self.offer(torch.from_numpy(u)[None])
         weight = torch.from_numpy(y) / length[used]
         value = torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm)) + self.rounding.output[output]
         value += gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
-        lost = (state >= 0) & (length > 0) & ~used
         return min(float(value), upper), int(error.argmax()) if lost.any() else -1
 
 
@@ -544,9 +554,8 @@ def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tens
         new = (point - step * (cross + point @ gram + size * rest[:, None])).clamp(min=0)
         point, y = new + i / (i + 3) * (new - y), new
     error = (sum(walls.shape[1:]) + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
-    cut = torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1) + b + (y @ rest[..., None])[..., 0]
-    best = torch.minimum(plain, cut).clamp(min=0)
-    return best
+    rests = (y @ rest[..., None])[..., 0] * (1 + 1e-12)
+    return torch.minimum(plain, torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1) + b + rests).clamp(min=0)
 
 
 def _choose(loss: Tensor, layer: Tensor) -> int:

@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from wassail.certificates.bound import Bound
 from wassail.certificates.branch import branch
-from wassail.certificates.norms import positive_norm, product
+from wassail.certificates.norms import FEW_SIGNS, positive_norm, product
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import Bounds, crown, gradients
 from wassail.certificates.region import Ball, Region, Where
-from wassail.certificates.semidefinite import semidefinite
+from wassail.certificates.semidefinite import MEMORY, segmented
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.geometry import operator_norm
 from wassail.network import Model, Progress, _bar, versions
-from wassail.threat import Number, dual, parse_norm
+from wassail.threat import Number, dual, number, parse_norm
 
 METHODS = ("auto", "product", "propagate", "sdp", "exact")
 OUTPUTS = ("margins", "logits")
 AUTO_SECONDS = 60.0  # what `auto` and `sdp` take at most when no time limit is given
 SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
-DENSE = 5000  # undecided neurons up to which the dense form is built,
-MEMORY = 2**28  # and numbers in its largest node
+NARROW = 64  # inputs
+DENSE = 5000  # undecided neurons up to which the dense form is built
 
 
 def lipschitz(
@@ -53,12 +53,12 @@ def lipschitz(
 ) -> Bound:
     """How fast a network's outputs can change over a domain, from both sides.
 
-    outputs: "margins", `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over labels k (`labels`, default all), which is the slope Lm of
-    THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}` (norm_out: default `norm`). norm: the input norm r.
+    outputs: "margins", `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over labels k (`labels`, default all), which is the
+    slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}` (norm_out: default `norm`). norm: the input norm r.
     domain: None for all of R^n, a box `(low, high)` of numbers or tensors, or a `Ball`.
-    method: "product", "propagate", "sdp", "exact", or "auto", which climbs the ladder until the bracket is closed or the time limit
-    (default 60 s) is reached; every method returns the best of the cheaper ones too. time_limit in seconds and nodes limit branch and bound;
-    an interrupt (Ctrl-C) returns the bracket so far.
+    method: "product", "propagate", "sdp", "exact", or "auto", which climbs the ladder until the bracket is closed or the time
+    limit (default 60 s) is reached; every method returns the best of the cheaper ones too. time_limit: in seconds; nodes: of
+    branch and bound, which without either runs until it is exact. An interrupt (Ctrl-C) returns the bracket so far.
     shape: of one sample, where neither the domain nor the first layer tells it.
     The lower side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by 1e-12.
     """
@@ -69,6 +69,7 @@ def lipschitz(
         raise unknown("outputs", outputs, OUTPUTS)
     if outputs == "margins" and norm_out is not None:
         raise InputError("norm_out belongs to outputs='logits': margins are single numbers, leave it out.")
+    limit = None if time_limit is None else number(time_limit, "time_limit")
     graph = as_graph(model, domain, shape)
     region = Region.make(domain, graph.inputs)
     if outputs == "margins":
@@ -76,7 +77,7 @@ def lipschitz(
     else:
         q = r if norm_out is None else parse_norm(norm_out)
     with _bar(progress, "Lipschitz constant") as report:
-        ladder = Ladder(graph, region, r, q, time_limit, nodes, seed, report)
+        ladder = Ladder(graph, region, r, q, limit, nodes, seed, report)
         bound = ladder.climb(method)
     info = {
         "norm": r, "norm_out": q, "outputs": outputs, "domain": str(region), "seed": seed, "versions": versions(),
@@ -119,17 +120,30 @@ class Ladder:
         bounds = crown(self.graph, self.region)
         self.info["undecided"] = bounds.open
         self.report(0.1)
-        small = bounds.open <= DENSE and self.graph.inputs + bounds.open <= MEMORY // max(n.size for n in self.graph.nodes)
-        if not (small and bounds.open <= SMALL and method in ("auto", "exact")):
+        self._improve(propagated(bounds, self.norm_in, self.norm_out, tighten=False), "propagate")
+        patient = method == "propagate" and self.time_limit is None
+        if not self._closed() and (patient or self._price(bounds) < self._left() / 4):
             self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        self.report(0.2)
+        branches = method == "exact" or (method == "auto" and bounds.open <= SMALL and self._dense(bounds))
+        narrow = branches and self.graph.inputs <= NARROW  # there branch and bound starts with the same bound at once
+        if not self._closed() and method in ("sdp", "auto") and not narrow:
+            self._improve(segmented(bounds, self.norm_in, self.norm_out, self._left() / (2 if branches else 1)), "sdp")
         self.report(0.3)
-        if self._closed() or method == "propagate":
-            return
-        network = self.graph.piecewise(bounds.states(), DENSE) if small or method == "exact" else None
-        if network is not None and (method == "sdp" or (method == "auto" and bounds.open > SMALL)):
-            self._improve(semidefinite(network, self.norm_in, self.norm_out, self._left()), "sdp")
-        if network is not None and (method == "exact" or (method == "auto" and bounds.open <= SMALL)):
+        if not self._closed() and branches:
+            network = self.graph.piecewise(bounds.states(), DENSE)
             self._branch(network, None if method == "exact" and self.time_limit is None else self._left())
+
+    def _dense(self, bounds: Bounds) -> bool:
+        """Whether the dense form fits."""
+        return (self.graph.inputs + bounds.open) * max(node.size for node in self.graph.nodes) <= MEMORY
+
+    def _price(self, bounds: Bounds) -> float:
+        """About how many seconds it takes to substitute every undecided neuron's gradient and every entry, both sides."""
+        x = self.region.sample(16, torch.Generator().manual_seed(0)).reshape(16, *self.graph.nodes[0].shape)
+        start = time.monotonic()
+        self.graph.values(x)
+        return (time.monotonic() - start) / 16 * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
 
     def _branch(self, network: Piecewise, limit: float | None) -> None:
         def tick(lower: float, upper: float, nodes: int) -> None:
@@ -174,19 +188,17 @@ class Ladder:
         return max(1.0, (AUTO_SECONDS if self.time_limit is None else self.time_limit) - self._spent())
 
 
-def propagated(bounds: Bounds, norm_in: float, norm_out: float) -> float:
-    """`||J||_{r -> s}` by bound propagation of the Jacobian: rows in their dual norm for s = inf, else entry by entry.
+def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = True) -> float:
+    """`||J||_{r -> s}` by bound propagation of the Jacobian, with `tighten` by substitution, else by intervals.
 
-    Entries no larger than M bound the norm by that of M; for s = 1 so does the sum of the rows' norms.
+    Entries no larger than those of M bound the norm by that of M; so do the norms of the rows, each in the dual norm of r.
     """
-    found = gradients(bounds, torch.eye(bounds.graph.outputs, dtype=torch.float64))
-    entries = found.entries()
-    most = torch.maximum(entries[0].abs(), entries[1].abs())
-    best = positive_norm(most, norm_in, norm_out) * (1 + 1e-12)
-    rows = found.norm(dual(norm_in), entries)
+    found = gradients(bounds, torch.eye(bounds.graph.outputs, dtype=torch.float64), tighten)
+    low, high = entries = found.entries(tighten)
+    best = positive_norm(torch.maximum(low.abs(), high.abs()), norm_in, norm_out)
     if norm_in != 1:
-        best = min(best, float(torch.linalg.vector_norm(rows, norm_out)) * (1 + 1e-12))
-    return best
+        best = min(best, float(torch.linalg.vector_norm(found.norm(dual(norm_in), entries), norm_out)))
+    return best * (1 + 1e-12)
 
 
 def jacobian_norms(graph: Graph, x: Tensor, norm_in: float, norm_out: float) -> Tensor:
@@ -194,21 +206,26 @@ def jacobian_norms(graph: Graph, x: Tensor, norm_in: float, norm_out: float) -> 
     with torch.enable_grad():
         points = x.reshape(-1, *graph.nodes[0].shape).clone().requires_grad_(True)
         z = graph.logits(points)
-        rows = [torch.autograd.grad(z[:, k].sum(), points, retain_graph=True)[0].flatten(1) for k in range(graph.outputs)]
-    jacobian = torch.stack(rows, 1).detach()
-    if norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2 and min(jacobian.shape[1:]) > 14:
-        best = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2).amax(1)  # its longest row is no longer than it
-        return best
+        parts = [torch.autograd.grad(z[:, k].sum(), points, retain_graph=True)[0].flatten(1) for k in range(graph.outputs)]
+    jacobian = torch.stack(parts, 1).detach()
+    _, outputs, inputs = jacobian.shape
+    signs = outputs if norm_out == 1 and (norm_in == 2 or outputs <= inputs) else inputs  # what operator_norm enumerates
+    if norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2 and signs > FEW_SIGNS:
+        rows: Tensor = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2)
+        return rows.amax(1)  # the longest row is no longer than the norm
     return operator_norm(jacobian, norm_in, norm_out)
 
 
 def margin_rows(classes: int, labels: Iterable[int] | None) -> Tensor:
-    """`e_j - e_k` for every pair of classes of which at least one is among the labels, `(J, K)`; signs do not matter to a norm."""
+    """`e_j - e_k` for every pair of classes, at least one of them among the labels, `(J, K)`; the norm ignores signs."""
     if classes < 2:
         raise InputError("the model has one output: margins need two classes, use outputs='logits'.")
-    wanted = set(range(classes)) if labels is None else {int(k) for k in labels}
+    try:
+        wanted = set(range(classes)) if labels is None else {int(k) for k in labels}
+    except (TypeError, ValueError):
+        wanted = set()
     if not wanted or not wanted <= set(range(classes)):
-        raise InputError(f"labels must be some of the classes 0..{classes - 1}.")
+        raise InputError(f"labels {labels!r} are not among the classes: give a list of some of 0..{classes - 1}.")
     eye = torch.eye(classes, dtype=torch.float64)
     return torch.stack([eye[j] - eye[k] for k in range(classes) for j in range(k) if {j, k} & wanted])
 
@@ -219,7 +236,7 @@ def as_graph(model: Model | Graph, domain: Where = None, shape: Sequence[int] | 
         return model
     if shape is None and isinstance(domain, Ball):
         shape = tuple(domain.centre.shape)
-    if shape is None and domain is not None and not isinstance(domain, Ball):
+    if shape is None and isinstance(domain, tuple | list):
         shape = next((tuple(side.shape) for side in domain if isinstance(side, Tensor) and side.ndim), None)
     if shape is None and isinstance(model, nn.Module):
         first = next((m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d)), None)

@@ -25,7 +25,8 @@ from torch import Tensor
 from wassail.certificates.piecewise import Piecewise
 
 INFLATE = 2e-10  # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
-PAIRS = 64  # the 1 -> inf norm looks at each entry of J apart up to this many entries
+PAIRS = 64  # entries of J that the 1 -> inf norm looks at one by one, unless told
+SIGNS = 14  # outputs whose sign vectors the norms to 1 look at one by one, if told
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,14 @@ class Reduced:
     C: Tensor
     D: Tensor
     free: Tensor
+
+    def take(self, rows: Tensor) -> Reduced:
+        """Some of the networks."""
+        return Reduced(*(v[rows] for v in (self.A, self.B, self.c, self.C, self.D, self.free)))
+
+    def repeat(self, count: int) -> Reduced:
+        """One network, several times (without copies)."""
+        return Reduced(*(v.expand(count, *v.shape[1:]) for v in (self.A, self.B, self.c, self.C, self.D, self.free)))
 
 
 def reduce(network: Piecewise, state: Tensor) -> Reduced:
@@ -102,19 +111,58 @@ class Form:
 
 @dataclass(frozen=True)
 class Split:
-    """How a norm `r -> s` becomes bounds of `Form`s: which members there are and what the root of the bound is scaled by."""
+    """How a norm `r -> s` becomes bounds of `Form`s: which members there are and what the root of the bound is scaled by.
+
+    kind: which parts of J the members are, and .T where they are transposed. Rows, columns, entries (member `i K + k` is
+    `J_ki`), signs (`sigma^T J` for the sign vectors with `sigma_1 = 1`, coded in binary), or the whole.
+    """
 
     members: int
     weights: int  # of each member
     factor: float
     kind: str
 
+    @property
+    def part(self) -> str:
+        """The kind without its transposition."""
+        return self.kind.removesuffix(".T")
 
-def split(n: int, k: int, norm_in: float, norm_out: float) -> Split:
-    """The members of the `norm_in -> norm_out` norm of Jacobians `(k, n)`; the norm is at most the largest of their bounds."""
+    def outputs(self, rows: Tensor, member: Tensor) -> Tensor:
+        """What the members `(m,)` take of matrices `(m, K, ...)` with a row for each output: `(m, 1, ...)`, or all of it."""
+        each, k = torch.arange(len(member)), rows.shape[1]
+        if self.part == "signs":
+            bits = (member[:, None] >> torch.arange(k - 1)) & 1
+            sigma = torch.cat([torch.ones(len(member), 1, dtype=rows.dtype), 1 - 2 * bits.to(rows.dtype)], 1)
+            return sigma[:, None, :] @ rows
+        if self.part in ("rows", "entries"):
+            return rows[each, member % k][:, None]
+        return rows
+
+    def inputs(self, columns: Tensor, member: Tensor, k: int) -> Tensor:
+        """What the members `(m,)` take of matrices `(m, ..., n)` with a column for each input; k: the number of outputs."""
+        if self.part in ("columns", "entries"):
+            return columns[torch.arange(len(member)), :, member if self.part == "columns" else member // k][..., None]
+        return columns
+
+    def pick(self, reduced: Reduced, member: Tensor) -> Reduced:
+        """Networks whose Jacobians are the members `(m,)` of those of `reduced`, one each."""
+        k = reduced.C.shape[1]
+        c = self.outputs(self.inputs(reduced.C, member, k), member)
+        a, d = self.inputs(reduced.A, member, k), self.outputs(reduced.D, member)
+        return Reduced(a, reduced.B, reduced.c, c, d, reduced.free)
+
+
+def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) -> Split:
+    """The members of the `norm_in -> norm_out` norm of Jacobians `(k, n)`; the norm is at most the largest of their bounds.
+
+    exact: take as many members as it needs for the bound to be the norm itself once all neurons are fixed (for branch and
+    bound); else 1 -> inf by rows if it has more than 64 entries, and to 1 by the sum of squares.
+    """
     inf = math.inf
-    if norm_in == 1 and norm_out == inf and n * k > PAIRS:
+    if norm_in == 1 and norm_out == inf and n * k > PAIRS and not exact:
         norm_in = 2  # |J|_{1 -> inf} <= |J|_{2 -> inf}, by rows
+    if norm_in > 1 and norm_out == 1 and exact and k <= SIGNS:
+        return Split(2 ** (k - 1), 1 if norm_in == 2 else n, 1.0, "signs.T" if norm_in == 2 else "signs")
     if norm_in == inf and norm_out == 1:
         return Split(1, n, math.sqrt(k), "whole") if k <= n else Split(1, k, math.sqrt(n), "whole.T")
     table = {
@@ -131,56 +179,43 @@ def split(n: int, k: int, norm_in: float, norm_out: float) -> Split:
 
 
 def forms(reduced: Reduced, how: Split, index: Tensor) -> Form:
-    """Every member of every network, `(m * members, ...)`, over the neurons `index` `(m, F)`; -1 pads."""
+    """All members of each network, `(m * members, ...)`, over the neurons `index` `(m, F)`; negative ones are padding."""
+    rows = torch.arange(len(index)).repeat_interleave(how.members)
+    many = reduced.repeat(how.members) if len(index) == 1 else reduced.take(rows)
+    return gather(how.pick(many, torch.arange(how.members).repeat(len(index))), how, index[rows])
+
+
+def gather(part: Reduced, how: Split, index: Tensor) -> Form:
+    """The forms of members, one each (see `Split.pick`), over the neurons `index` `(m, F)`; negative ones are padding."""
     pad, order = index < 0, index.clamp(min=0)
-    rows = order[..., None].expand(-1, -1, reduced.A.shape[2])
-    a = reduced.A.gather(1, rows).masked_fill(pad[..., None], 0.0)
-    b = reduced.B.gather(1, order[..., None].expand(-1, -1, reduced.B.shape[2]))
+    a = part.A.gather(1, order[..., None].expand(-1, -1, part.A.shape[2])).masked_fill(pad[..., None], 0.0)
+    b = part.B.gather(1, order[..., None].expand(-1, -1, part.B.shape[2]))
     b = b.gather(2, order[:, None, :].expand(-1, order.shape[1], -1)).masked_fill(pad[..., None] | pad[:, None, :], 0.0)
-    d = reduced.D.gather(2, order[:, None, :].expand(-1, reduced.D.shape[1], -1)).masked_fill(pad[:, None, :], 0.0)
-    c = reduced.C
-    (m, k, n), f = c.shape, how.members
-    part = how.kind.removesuffix(".T")
-    b = b[:, None].expand(-1, f, -1, -1)
-    if part == "rows":
-        a, c, d = a[:, None].expand(-1, f, -1, -1), c[:, :, None, :], d[:, :, None, :]
-    elif part == "columns":
-        a, c, d = a.mT[..., None], c.mT[..., None], d[:, None].expand(-1, f, -1, -1)
-    elif part == "entries":  # member i k + j is the entry of column i, row j
-        a, d = a.mT[..., None].repeat_interleave(k, 1), d[:, :, None, :].repeat(1, n, 1, 1)
-        c = c.mT.reshape(m, f, 1, 1)
-    else:
-        a, c, d = a[:, None], c[:, None], d[:, None]
-    a, b, c, d = (v.flatten(0, 1) for v in (a, b, c, d))
-    form = Form(a, b, c, d, how.weights > 1)
+    d = part.D.gather(2, order[:, None, :].expand(-1, part.D.shape[1], -1)).masked_fill(pad[:, None, :], 0.0)
+    form = Form(a, b, part.C, d, how.weights > 1)
     return form.T if how.kind.endswith(".T") else form
 
 
-def start(reduced: Reduced, layer: Tensor, how: Split, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Feasible `(w, t)` for one network with the free neurons `index` `(1, F)`: `(members, weights)`, `(members, F)`.
+def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
+    """Feasible `(w, t)` for forms over the neurons of these layers `(F,)`: `(m, weights)`, `(m, F)`.
 
     By layers I of neurons, L of them: `t_I > L |D_I|^2 + 2 L sum_k t_k |B_kI|^2` over the layers k that I feeds leaves
     `S_zz >= t_I / 2` there, since `2 t_k z_k B_kI z_I <= t_k (|z_k|^2 / (2 L) + 2 L |B_kI z_I|^2)`.
     """
-    form = forms(reduced, how, index)
-    (m, f, n), own = form.A.shape, layer[index[0]]
-    if not f:
-        t = torch.zeros(m, 0, dtype=torch.float64)
-        square = form.C.mT @ form.C
-    else:
-        blocks = [own == i for i in sorted(set(own.tolist()))]
-        t, done = torch.zeros(m, f, dtype=torch.float64), list[Tensor]()
-        for block in blocks if how.kind.endswith(".T") else reversed(blocks):  # the last first: what feeds nothing
-            need = len(blocks) * torch.linalg.matrix_norm(form.D[:, :, block], 2).square()
-            for other in done:
-                gain = torch.linalg.matrix_norm(form.B[:, other][:, :, block], 2).square()
-                need = need + 2 * len(blocks) * t[:, other].amax(1) * gain
-            t[:, block] = 1.5 * need[:, None]
-            done.append(block)
-        most = t.amax(1, keepdim=True)
-        t = torch.maximum(t, torch.where(most > 0, 1e-6 * most, 1.0))  # neurons without effect need something too
-        z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
-        square = form.C.mT @ form.C + z[..., :n].mT @ torch.linalg.solve(z[..., n:], z[..., :n])
+    m, f, n = form.A.shape
+    blocks = [layer == i for i in sorted(set(layer.tolist()))]
+    t, done = torch.zeros(m, f, dtype=torch.float64), list[Tensor]()
+    for block in blocks if how.kind.endswith(".T") else reversed(blocks):  # the last first: what feeds nothing
+        need = len(blocks) * torch.linalg.matrix_norm(form.D[:, :, block], 2).square()
+        for other in done:
+            gain = torch.linalg.matrix_norm(form.B[:, other][:, :, block], 2).square()
+            need = need + 2 * len(blocks) * t[:, other].amax(1) * gain
+        t[:, block] = 1.5 * need[:, None]
+        done.append(block)
+    most = t.amax(1, keepdim=True)
+    t = torch.maximum(t, torch.where(most > 0, 1e-6 * most, 1.0))  # neurons without effect need something too
+    z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
+    square = form.C.mT @ form.C + z[..., :n].mT @ torch.linalg.solve(z[..., n:], z[..., :n])
     rho = 1.1 * torch.linalg.matrix_norm(square, 2)
     return rho[:, None].expand(-1, how.weights).clone(), t
 
@@ -301,7 +336,7 @@ class _Iterate:
         hess = hess * keep[:, :, None] * keep[:, None, :] + torch.diag_embed(1 - keep)
         scale = _diagonal(hess).clamp(min=1e-300).rsqrt()  # Jacobi scaling: multipliers differ by magnitudes
         step = -scale * torch.linalg.solve_ex(hess * scale[:, :, None] * scale[:, None, :], scale * grad).result
-        weights = grad_w.shape[1]
+        step, weights = step.nan_to_num(0.0, 0.0, 0.0), grad_w.shape[1]  # a singular Hessian gives no step
         return step[:, :weights], step[:, weights:], -(step * grad).sum(1)
 
 

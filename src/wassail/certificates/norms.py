@@ -23,7 +23,7 @@ UP = 1 + 1e-12  # room for the rounding errors of sums and of singular values, w
 def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
     """An upper bound on `||A||_{r -> s}`, exact up to rounding but for the NP-hard pairs of large matrices.
 
-    Those are bounded by the norm of `|A|`, which is attained by ones, and by the spectral norm times the cost of changing norms.
+    Those are bounded by the norm of `|A|`, attained by ones, and by the spectral norm times the cost of changing norms.
     """
     m, n = matrix.shape
     hard = norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2
@@ -108,7 +108,7 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
     phases = padded.reshape(out, per_group, rows, down, cols, across).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
     torus = (output[1] + rows, output[2] + cols)
     best = 0.0
-    for group in phases.split(out // conv.groups):  # groups do not mix: the norm is the largest of theirs
+    for group in torch.split(phases, out // conv.groups):  # groups do not mix: the norm is the largest of theirs
         # Real kernels: half of the frequencies are enough. The smaller Gram matrix has the squares of the singular values.
         spectrum = torch.fft.rfft2(group, torus).permute(2, 3, 0, 1).flatten(0, 1)
         spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
@@ -120,8 +120,8 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
 def product(graph: Graph, norm_in: float, norm_out: float) -> float:
     """`||J||_{r -> s}` on all of R^n by the norms of the layers: the best of walking through in norm 1, 2 or inf.
 
-    Additions add, concatenations combine in the norm, a ReLU does not stretch. The first matrix changes from r to the norm of the
-    walk and the last one from that to s, each in one piece where it is a matrix.
+    Additions add, concatenations combine in the norm, a ReLU does not stretch. The first matrix changes from r to the norm of
+    the walk and the last one from that to s, each in one piece where it is a matrix.
     """
     return min(_walk(graph, norm_in, inner, norm_out) for inner in (1.0, 2.0, math.inf))
 

@@ -51,7 +51,7 @@ class Bounds:
         """The range of the derivative of the neurons of ReLU node i: a neuron that keeps its side has one value."""
         low, high = self.spans[i]
         slope = self._slope(i)
-        return torch.where(low >= 0, 1.0, slope), torch.where(high <= 0, slope, 1.0)
+        return torch.where((low >= 0) & (high > 0), 1.0, slope), torch.where(high <= 0, slope, 1.0)
 
     def unstable(self, i: int) -> Tensor:
         """Which neurons of ReLU node i may change sides, bool of the node's shape."""
@@ -60,7 +60,7 @@ class Bounds:
 
     def states(self) -> dict[int, Tensor]:
         """For each ReLU node 1 where a neuron is always active, 0 where never, -1 where it may change sides."""
-        return {i: torch.where(low >= 0, 1, torch.where(high <= 0, 0, -1)) for i, (low, high) in self.spans.items()}
+        return {i: torch.where(high <= 0, 0, torch.where(low >= 0, 1, -1)) for i, (low, high) in self.spans.items()}
 
     @property
     def open(self) -> int:
@@ -147,17 +147,17 @@ def _substitute(bounds: Bounds, last: int, rows: Tensor) -> Tensor:
         if node.slope is not None:
             (up, up_shift), (down, _) = _value_lines(bounds.spans[i], node.slope)
             plus = w.clamp(min=0)
-            constant += (plus * up_shift).flatten(1).sum(1)
+            constant += _rows(plus * up_shift).sum(1)
             _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
             continue
         assert node.map is not None
         if node.bias is not None:
-            constant += (w * node.bias).flatten(1).sum(1)
+            constant += _rows(w * node.bias).sum(1)
         for j, part in zip(node.inputs, node.map.transpose(w)):
             _accumulate(weight, j, part)
     if 0 not in weight:
         return constant
-    return constant + bounds.region.upper(weight[0].flatten(1))
+    return constant + bounds.region.upper(_rows(weight[0]))
 
 
 def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
@@ -165,7 +165,7 @@ def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
     low, high = span
     crossing = (low < 0) & (high > 0)
     width = torch.where(crossing, high - low, 1.0)
-    up = torch.where(crossing, (high - slope * low) / width, torch.where(low >= 0, 1.0, slope))
+    up = torch.where(crossing, (high - slope * low) / width, torch.where((low >= 0) & (high > 0), 1.0, slope))
     shift = torch.where(crossing, (slope * low - up * low).clamp(min=0), 0.0)
     # The smaller triangle wins (CROWN's adaptive rule).
     down = torch.where(crossing, torch.where(high > -low, 1.0, slope), up)
@@ -203,10 +203,10 @@ class Gradients:
 
     def entries(self, tighten: bool = True) -> Span:
         """Bounds on every partial derivative, `(m, n)` each; tighten: substitute each of them through the network."""
-        low, high = (side.flatten(1) for side in self.spans[0])
+        low, high = (_rows(side) for side in self.spans[0])
         if tighten and self.bounds.open:
             better = _tightened(self, 0, torch.ones(self.bounds.graph.inputs, dtype=torch.bool))
-            low, high = (side.flatten(1) for side in better)
+            low, high = (_rows(side) for side in better)
         return low, high
 
     def norm(self, s: float, entries: Span) -> Tensor:
@@ -216,8 +216,7 @@ class Gradients:
         """
         low, high = entries
         most = torch.maximum(low.abs(), high.abs())
-        best = torch.linalg.vector_norm(most, s, dim=1)
-        best = best * (1 + (most.shape[1] + 4) * 2.0**-52)
+        best: Tensor = torch.linalg.vector_norm(most, s, dim=1) * (1 + (most.shape[1] + 4) * 2.0**-52)
         if s == math.inf or not self.bounds.open:
             return best
         width = torch.where(high > low, high - low, 1.0)
@@ -226,7 +225,7 @@ class Gradients:
             shift = torch.maximum(high.abs() - slope * high, low.abs() - slope * low)
         else:
             slope, shift = low + high, -low * high
-        size = self.sizes[0].flatten(1)
+        size = _rows(self.sizes[0])
         scale = (slope.abs() * size).sum(1) + shift.abs().sum(1)
         chord = (self._substitute(0, slope[:, None, :])[:, 0] + shift.sum(1)) + self._error() * scale
         return torch.minimum(best, chord if s == 1 else chord.clamp(min=0).sqrt() * (1 + 2.0**-50))
@@ -258,7 +257,7 @@ class Gradients:
                 given = [value[j] if j in value else directions.new_zeros(m * p, *graph.nodes[j].shape) for j in node.inputs]
                 value[i] = node.map.forward(*given)
             for j in node.inputs:
-                if uses[j] == i:
+                if uses[j] == i:  # not needed any more
                     value.pop(j, None)
         if last not in value:
             return constant.reshape(m, p)
@@ -270,7 +269,7 @@ class Gradients:
         t = t.reshape(-1, p, *t.shape[1:])
         plus = t.clamp(min=0)
         minus = t - plus
-        shift = (plus * up_shift[:, None]).flatten(2).sum(2) + (minus * down_shift[:, None]).flatten(2).sum(2)
+        shift = (plus * up_shift[:, None] + minus * down_shift[:, None]).reshape(*t.shape[:2], -1).sum(2)
         return (plus * up[:, None] + minus * down[:, None]).flatten(0, 1), shift.flatten()
 
 
@@ -316,8 +315,8 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
 def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
     """The span of the gradient at node i, its wanted entries (bool `(size,)`) bounded by substitution as well."""
     shape = found.spans[i][0].shape
-    low, high = (side.flatten(1).clone() for side in found.spans[i])
-    size, graph = found.sizes[i].flatten(1), found.bounds.graph
+    low, high = (_rows(side).clone() for side in found.spans[i])
+    size, graph = _rows(found.sizes[i]), found.bounds.graph
     undecided = wanted & (low < high).any(0)
     where = undecided.nonzero().flatten()
     widest = max(n.size for n in graph.nodes[i:])
@@ -327,7 +326,7 @@ def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
         unit = torch.zeros(len(some), low.shape[1], dtype=torch.float64)
         unit[torch.arange(len(some)), some] = 1.0
         both = torch.cat([unit, -unit]).expand(len(low), -1, -1)
-        top, bottom = found._substitute(i, both).split(len(some), 1)
+        top, bottom = torch.split(found._substitute(i, both), len(some), 1)
         slack = found._error() * size[:, some]
         high[:, some] = torch.minimum(high[:, some], top + slack)
         low[:, some] = torch.maximum(low[:, some], -bottom - slack)
@@ -347,6 +346,10 @@ def _gradient_lines(span: Span, derivative: Span) -> tuple[Span, Span]:
     down = torch.where(crossing, (least * high - top * low) / width, below)
     down_shift = torch.where(crossing, torch.minimum((top - down) * low, (least - down) * high), 0.0)
     return (up, up_shift), (down, down_shift)
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1)  # unlike flatten(1) also for single numbers
 
 
 def _accumulate(store: dict[int, Tensor], key: int, value: Tensor) -> None:

@@ -27,7 +27,7 @@ class Ball:
     domain: tuple[float, float] | None = None
 
 
-Where: TypeAlias = "None | Ball | Sequence[float | Tensor]"
+Where: TypeAlias = "Ball | Sequence[float | Tensor] | None"
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Region:
             return cls(low, high, centre, radius, norm)
         low, high = _box(where, n)
         finite = torch.isfinite(low) & torch.isfinite(high)
-        return cls(low, high, torch.where(finite, (low + high) / 2, 0.0))
+        return cls(low, high, torch.where(finite, (low + high) / 2, torch.zeros_like(low).clamp(low, high)))
 
     @property
     def bounded(self) -> bool:
@@ -100,12 +100,15 @@ class Region:
         return inside
 
     def sample(self, count: int, generator: torch.Generator, spread: float = 1.0) -> Tensor:
-        """Random points of the region, `(count, n)`; on R^n normal ones, `spread` wide."""
-        n = len(self.low)
-        if not self.bounded:
-            return spread * torch.randn(count, n, dtype=torch.float64, generator=generator)
+        """Random points of the region, `(count, n)`; where it is unbounded normal ones, `spread` wide."""
         low, high = self.box
-        x = low + (high - low) * torch.rand(count, n, dtype=torch.float64, generator=generator)
+        normal = spread * torch.randn(count, len(low), dtype=torch.float64, generator=generator)
+        uniform = torch.rand(count, len(low), dtype=torch.float64, generator=generator)
+        floor, ceiling = torch.isfinite(low), torch.isfinite(high)
+        inside = torch.where(floor & ceiling, low, 0.0) + torch.where(floor & ceiling, high - low, 1.0) * uniform
+        x = torch.where(
+            floor, torch.where(ceiling, inside, low + normal.abs()), torch.where(ceiling, high - normal.abs(), normal)
+        )
         if self.radius < math.inf:
             size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1, keepdim=True)
             x = self.centre + (x - self.centre) * (self.radius / size.clamp(min=1e-300)).clamp(max=1)
@@ -129,7 +132,7 @@ def _box(where: Sequence[float | Tensor] | None, n: int) -> tuple[Tensor, Tensor
         low, high = low.expand(n).clone(), high.expand(n).clone()
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"domain {where!r} is not a box for {n} inputs: give (low, high), a ws.Ball, or None.") from None
-    if not (low <= high).all():  # NaN fails too
+    if not ((low <= high) & (low < math.inf) & (high > -math.inf)).all():  # NaN fails too
         raise InputError("the domain is empty: give (low, high) with low below high.")
     return low, high
 

@@ -1,8 +1,8 @@
 """The semidefinite rung of the ladder: LipSDP-Neuron on a whole network, from a start that is already below the product bound.
 
 `multipliers` has the bound and its Newton steps. Here: a feasible start by eliminating layers one after the other (for equal
-multipliers in a layer this gives the product of the layers' norms, and with exact Schur complements less: Xu & Sivaranjani 2024,
-ECLipsE), a schedule, and a bound that is proved by a Cholesky factor whatever the iteration did.
+multipliers in a layer this gives the product of the layers' norms, and with exact Schur complements less: ECLipsE, Xu &
+Sivaranjani 2024), a schedule, and a bound that is proved by a Cholesky factor whatever the iteration did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.multipliers import Form, forms, prove, reduce, split, tighten
-from wassail.certificates.norms import matrix_norm, product
+from wassail.certificates.norms import change, matrix_norm, product
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import Bounds
 from wassail.certificates.structure import Graph, Node, Scale
@@ -29,16 +29,26 @@ MEMORY = 2**28  # numbers in the largest node of a dense form
 def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float = math.inf) -> float:
     """An upper bound on `||J||_{r -> s}` on every set where only the neurons of this network change sides; inf if none.
 
-    Members (rows, columns: see `multipliers.split`) are handled from the largest start down, each only until it is below the
-    largest value so far.
+    For r = 1 and inf there are two: from the 2-norm, `||J||_{r -> s} <= ||J||_{2 -> s} max ||u||_2 / ||u||_r`, and directly.
     """
-    deadline = time.monotonic() + time_limit
     if network.neurons == 0:
         return matrix_norm(network.C, norm_in, norm_out)
     if network.neurons > MOST:
         return math.inf
-    reduced = reduce(network, torch.full((1, network.neurons), -1))
+    if norm_in == 2:
+        return _semidefinite(network, 2.0, norm_out, time_limit)
+    began = time.monotonic()
+    best = change(network.inputs, norm_in, 2.0) * _semidefinite(network, 2.0, norm_out, time_limit / 2) * (1 + 2.0**-50)
+    return min(best, _semidefinite(network, norm_in, norm_out, time_limit - (time.monotonic() - began)))
+
+
+def _semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float) -> float:
+    """Members (rows, columns: `multipliers.split`) from the largest start down, each until it is below the largest so far."""
+    deadline = time.monotonic() + time_limit
     how = split(network.inputs, network.outputs, norm_in, norm_out)
+    if how.members * (network.neurons + how.weights) ** 2 > MEMORY:
+        return math.inf
+    reduced = reduce(network, torch.full((1, network.neurons), -1))
     form = forms(reduced, how, torch.arange(network.neurons)[None])
     w, t = start(form, network.layer, how.weights, how.kind.endswith(".T"))
     value = prove(form, w, t)
@@ -48,9 +58,8 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
         settled = float(value[done].max()) if done.any() else 0.0
         if value[worst] <= settled:
             break
-        value[worst] = _settle(
-            form.take(torch.tensor([worst])), w[worst, None], t[worst, None], value[worst], settled, deadline
-        )
+        one = form.take(torch.tensor([worst]))
+        value[worst] = _settle(one, w[worst, None], t[worst, None], value[worst], settled, deadline)
         done[worst] = True
     return how.factor * math.sqrt(float(value.max())) * (1 + 2.0**-50)
 
@@ -59,7 +68,8 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, time_limit: float
     """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces' norms multiplied.
 
     Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite bound can carry; the product
-    of its layers' norms is the other bound on it. A cut stands before a ReLU, which does not stretch and drops what is never active.
+    of its layers' norms is the other bound on it. A cut stands before a ReLU, which does not stretch, and what is never
+    active is dropped there.
     """
     graph, states = bounds.graph, bounds.states()
     deadline = time.monotonic() + time_limit

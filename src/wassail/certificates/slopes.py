@@ -1,8 +1,8 @@
 """The slopes of networks of any size: rays and chords that are evaluated, and bounds by propagation above them.
 
-Small networks have exact slopes (`infinity`, `worst_case`, `branch`). Here is what images allow: the slope at infinity by ascent
-on the bias-free network from below and its linear bounds on the unit ball from above (THEORY 3, recession identity), and the
-steepest chord from below by an ascent on the chord itself.
+Small networks have exact slopes (`infinity`, `worst_case`, `branch`). Here is what images allow: the slope at infinity by an
+ascent on the bias-free network from below and its linear bounds on the unit ball from above (THEORY 3, recession identity),
+and the steepest chord from below by evaluated points near and far.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wassail.certificates.bound import Bound
 from wassail.certificates.propagate import crown, gamma, substitute
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
-from wassail.geometry import column, maximiser, steepest, vector_norm
+from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import cross_entropy, margin
 from wassail.threat import Domain
 
@@ -29,8 +29,8 @@ STARTS, CLIMB = 6, 25  # rays per pair of classes, steps each
 def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -> Bound:
     """`l = max_{k in labels, j} max_{||u||_r <= 1} theta0_j(u) - theta0_k(u)`, clipped at 0; witness u `(n,)`.
 
-    Below: `u <- M_r(gradient of the gap at u)`, which never lowers a gap that is convex along the step, from random rays. Above:
-    linear bounds of the bias-free network on the unit ball.
+    Below: the step `u <- M_r(gradient of the gap at u)` from random rays, the best evaluated gap kept. Above: linear bounds of
+    the bias-free network on the unit ball.
     """
     flat = graph.homogeneous()
     shape, classes = flat.nodes[0].shape, graph.outputs
@@ -78,9 +78,10 @@ def _reach(graph: Graph, u: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Chords:
-    """Evaluated points, each with the sample it is reached from: root `(M,)`, points `(M, *shape)` in the samples' dtype, loss gained
+    """Evaluated points, each with the sample it is reached from.
 
-    `(M,)`, distance `(M,)`, predicted class `(M,)`; gains and distances in float64, computed from the stored points.
+    root `(M,)`; points `(M, *shape)` in the samples' dtype; gain in loss, distance and predicted class `(M,)`, in float64 and
+    computed from the stored points.
     """
 
     root: Tensor
@@ -103,13 +104,12 @@ def chords(
     full = change_of_scale(wide[0].numel(), norm) * spread
     for radius in (1e-4 * full, 1e-3 * full, 1e-2 * full, 0.05 * full, 0.2 * full, full):
         point = wide.clone()
-        for step in range(3):
+        for _ in range(3):  # the maximiser over the ball of the loss linearised at the last point
             with torch.enable_grad():
-                here = point.requires_grad_(True)
+                here = point.detach().requires_grad_(True)
                 (g,) = torch.autograd.grad(LOSSES[loss](graph.logits(here), y).sum(), here)
-            moved = steepest(wide, g, norm, radius, domain)
-            point = wide + moved if step == 0 else wide + steepest(wide, g, norm, radius, domain)
-        parts.append((every, point.detach()))
+            point = wide + steepest(wide, g, norm, radius, domain)
+        parts.append((every, point))
     size = max(1.0, float(wide.abs().max()))
     for label, u in rays:
         mine = (y == label).nonzero().flatten()
@@ -119,7 +119,7 @@ def chords(
     if domain is not None:
         points = points.clamp(*domain)
     clean = LOSSES[loss](graph.logits(wide), y)
-    logits = torch.cat([graph.logits(part) for part in points.double().split(256)])
+    logits = torch.cat([graph.logits(part) for part in torch.split(points.double(), 256)])
     gain = LOSSES[loss](logits, y[root]) - clean[root]
     distance = vector_norm(points.double() - wide[root], norm)
     keep = (gain > 0) & (distance > 0)
@@ -143,13 +143,13 @@ def steepest_of(found: Chords) -> tuple[float, int]:
 def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Which point each of N samples moves to and with what weight: index into the chords `(N,)` (-1: none), weight `(N,)`.
 
-    `max sum_i mu_i a_i gain_i : sum_i mu_i a_i distance_i <= eps` with one point a sample: the steps of the concave envelopes in order
-    of steepness (THEORY 2); the last step, which the budget cuts, is taken in part or replaced by a share of its far end.
+    `max sum_i mu_i a_i gain_i : sum_i mu_i a_i distance_i <= eps` with one point a sample: the steps of the concave envelopes
+    in order of steepness (THEORY 2); the last step, which the budget cuts, is replaced by a share of its far end if that pays.
     """
     n = len(mu)
     choice, weight = torch.full((n,), -1), torch.zeros(n, dtype=torch.float64)
     steps: list[tuple[float, int, int]] = []
-    for i in found.root.unique().tolist():
+    for i in sorted(set(found.root.tolist())):
         mine = (found.root == i).nonzero().flatten()
         at_cost, at_gain = 0.0, 0.0
         rest = mine[torch.argsort(found.distance[mine])]
@@ -176,8 +176,3 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
             choice[i], weight[i] = m, share
         break
     return choice, weight
-
-
-def column_weights(weights: Tensor, like: Tensor) -> Tensor:
-    """Per-sample masks shaped against the samples."""
-    return column(weights > 0, like)

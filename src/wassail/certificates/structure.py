@@ -75,7 +75,7 @@ class Conv:
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, out, ., .) -> (m, in, ., .)`."""
         size = [len(g), *self.shape]
-        return (conv2d_input(size, self.weight, g, self.stride, self.padding, self.dilation, self.groups),)
+        return (conv2d_input(size, self.weight, g, self.stride, self.padding, self.dilation, self.groups),)  # type: ignore[no-untyped-call]
 
     def magnitude(self) -> Conv:
         """The kernel's absolute values."""
@@ -103,7 +103,7 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """Entries moved, dropped or repeated: reshape, permute, slice, pad, expand. source: flat index of each output or -1 for 0."""
+    """Entries moved, dropped or repeated: reshape, permute, slice, pad, expand. source: index of each entry, -1 for zero."""
 
     source: Tensor | None  # None: the same entries in the same order
     shape: tuple[int, ...]
@@ -184,7 +184,7 @@ class Concat:
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """Cut again."""
-        return tuple(g.split(self.sizes, self.axis))
+        return torch.split(g, list(self.sizes), self.axis)
 
     def magnitude(self) -> Concat:
         """Itself."""
@@ -285,18 +285,15 @@ class Graph:
         columns, start = n + total + 1, n
         value: list[Tensor] = []
         depth: list[int] = []
-        rows, slopes, layers = (
-            [torch.zeros(0, columns, dtype=torch.float64)],
-            [torch.zeros(0, dtype=torch.float64)],
-            [torch.zeros(0).long()],
-        )
+        none = torch.zeros(0, dtype=torch.float64)
+        rows, slopes, layers = [none.new_zeros(0, columns)], [none], [none.long()]
         for i, node in enumerate(self.nodes):
             given = [value[j] for j in node.inputs]
             level = max((depth[j] for j in node.inputs), default=0)
             if node.slope is not None:
                 free, slope = (sides[i] < 0).flatten(), node.slope.expand(node.shape)
-                before = given[0].flatten(1)
-                after = (given[0] * torch.where(sides[i] == 1, 1.0, slope)).flatten(1)
+                before = given[0].reshape(columns, -1)
+                after = (given[0] * torch.where(sides[i] == 1, 1.0, slope)).reshape(columns, -1)
                 where, count = free.nonzero().flatten(), int(free.sum())
                 after[:, where] = 0
                 after[torch.arange(start, start + count), where] = 1.0
@@ -313,7 +310,7 @@ class Graph:
             else:
                 value.append(F.pad(torch.eye(n, dtype=torch.float64), (0, 0, 0, total + 1)).reshape(columns, *node.shape))
             depth.append(level)
-        table, out, layer = torch.cat(rows), value[-1].flatten(1).T, torch.cat(layers)
+        table, out, layer = torch.cat(rows), value[-1].reshape(columns, -1).T, torch.cat(layers)
         order = torch.argsort(layer, stable=True)  # layer by layer, as Piecewise stores them
         table = table[order]
         return Piecewise(
@@ -338,12 +335,14 @@ def read(model: Model, shape: Sequence[int]) -> Graph:
                 warnings.simplefilter("ignore")
                 program = torch.export.export(module, (x,), strict=False).run_decompositions({})
         except Exception as error:  # whatever the exporter stumbles over
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
             raise InputError(f"the model's structure cannot be read for samples of shape {tuple(shape)}: {reason}.") from None
         graph = _Reader(program, tuple(shape)).graph()
         probe = torch.cat([x, -x, 4 * x])
         truth, ours = model(probe).double().cpu(), graph.logits(probe.cpu())
-    if truth.shape != ours.shape or (truth - ours).abs().max() > 1e-3 * truth.abs().max().clamp(min=1):
+    if not torch.isfinite(truth).all():
+        raise InputError("the model returns NaN or infinity at random points: check its weights and preprocessing.")
+    if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1):
         raise InputError("the structure read from the model does not reproduce its logits: it depends on the batch or on data.")
     return graph
 
@@ -401,6 +400,8 @@ class _Reader:
         options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
         name = getattr(getattr(node.target, "_schema", None), "name", str(node.target)).split("::")[-1]
         flat, _ = torch.utils._pytree.tree_flatten((args, options))
+        if "assert" in name:  # the exporter's checks of dtypes, which we have widened
+            return None
         if not any(isinstance(v, _Index) for v in flat):
             return node.target(*args, **options)
         if "getitem" in str(node.target):
@@ -448,8 +449,8 @@ class _Reader:
 
     def _scaled(self, source: int, factor: Tensor, bias: Tensor | None) -> _Index:
         before = self.nodes[source]
-        shape = tuple(torch.broadcast_shapes(before.shape, factor.shape, *(() if bias is None else (bias.shape,))))
-        if shape != before.shape:
+        sizes = (before.shape, factor.shape, () if bias is None else bias.shape)
+        if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
             raise self._refuse("a broadcast against a constant")
         if isinstance(before.map, Matrix | Conv):
             folded = _fold_after(before.map, factor, before.shape)
@@ -583,10 +584,10 @@ class _Reader:
     def _clamp(self, x: Any, min: Any = None, max: Any = None) -> _Index:
         """`low + relu(x - low) - relu(x - high)`, each side on its own where only one is given."""
         one = torch.tensor(1.0, dtype=torch.float64)
-        if min is not None:
+        if min is not None and not (isinstance(min, float) and min == -math.inf):
             low = torch.as_tensor(min, dtype=torch.float64)
             x = self._scaled(self._relu_node(self._scaled(x, one, -low)), one, low)
-        if max is not None:  # min(x, high) = high - relu(high - x)
+        if max is not None and not (isinstance(max, float) and max == math.inf):  # min(x, high) = high - relu(high - x)
             high = torch.as_tensor(max, dtype=torch.float64)
             x = self._scaled(self._relu_node(self._scaled(x, -one, high)), -one, high)
         return x  # type: ignore[no-any-return]
@@ -626,9 +627,16 @@ class _Reader:
                 entry = index[:, row.clamp(0, shape[1] - 1)][:, :, col.clamp(0, shape[2] - 1)]
                 picks.append(torch.where(inside, entry, -1))
         stacked = torch.stack(picks)
-        known = stacked.gather(0, (stacked >= 0).int().argmax(0, keepdim=True))  # some entry that is inside
-        stacked = torch.where(stacked >= 0, stacked, known)
-        parts = [self._add_node(Node((x,), output, self.place, Pick(s.flatten(), shape, output))) for s in stacked]
+        outside = stacked < 0
+        known = stacked.gather(0, (~outside).int().argmax(0, keepdim=True))  # some entry that is inside
+        filled = torch.where(outside, known, stacked)
+        parts = [self._add_node(Node((x,), output, self.place, Pick(s.flatten(), shape, output))) for s in filled]
+        if outside.any():  # one after the other, so that a stand-in, which cannot win, can be left out of its race
+            best = parts[0]
+            for part, entry, out in zip(parts[1:], stacked[1:], outside[1:]):
+                races = ~(out | (outside[0] & (entry == known[0])))
+                best = self._sum([best, self._relu_node(self._scaled(self._difference(part, best), races.double(), None))])
+            return best
         while len(parts) > 1:
             pairs = [self._larger(a, b) for a, b in zip(parts[::2], parts[1::2])]
             parts = pairs + parts[2 * len(pairs) :]
@@ -703,12 +711,12 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _sample(constant: Any, shape: tuple[int, ...]) -> Tensor:
     """A constant that broadcasts against a batch, as one that broadcasts against a sample."""
-    constant = torch.as_tensor(constant, dtype=torch.float64)
-    if constant.ndim > len(shape):
-        if len(constant) != 1:
+    values: Tensor = torch.as_tensor(constant, dtype=torch.float64)
+    if values.ndim > len(shape):
+        if len(values) != 1:
             raise TypeError  # differs from sample to sample: the caller refuses it by name
-        constant = constant[0]
-    return constant
+        values = values[0]
+    return values
 
 
 def _fold_before(factor: Tensor, map_: Matrix | Conv | Scale, shape: tuple[int, ...]) -> Linear | None:

@@ -96,7 +96,9 @@ def worst_case_network(
     """The worst expected loss within Wasserstein-`order` distance `eps` of samples x `(N, n)`, labels y and weights mu `(N,)`.
 
     norm: ground norm r; domain: a box `(low, high)` or None for R^n; loss: "margin" or "cross_entropy". Stops when the bracket
-    is narrower than `tolerance * max(1, |upper|)`, or at the time limit (seconds) with the bracket so far.
+    is narrower than `tolerance * max(1, |upper|)`, or at the time limit (seconds) with the bracket so far; listing the cells,
+    with a first certificate for each, is not interrupted. The upper side rests on that list (`enumerate_cells`: all cells that
+    hold a ball of radius 1e-9).
     """
     p = parse_order(order)
     if not 0 <= eps < math.inf:
@@ -223,13 +225,15 @@ class Penalty:
         if self.order == 1:
             return np.where(nu <= self.lam * (1 + LIFT), 0.0, math.inf)
         power = self.order / (self.order - 1)
-        return (self.order - 1) * self.lam * (nu / (self.lam * self.order)) ** power * (1 + 1e-14 * power)
+        with np.errstate(over="ignore"):  # infinite is right: orders just above 1
+            return (self.order - 1) * self.lam * (nu / (self.lam * self.order)) ** power * (1 + 1e-14 * power)
 
     def reach(self, nu: float) -> float:
         """The t where `nu t - phi(t)` is largest (order above 1)."""
         if self.order == math.inf:
             return self.lam
-        return float((nu / (self.lam * self.order)) ** (1 / (self.order - 1)))
+        with np.errstate(over="ignore"):
+            return float(np.float64(nu / (self.lam * self.order)) ** (1 / (self.order - 1)))
 
     def slope(self, t: float) -> float:
         """`phi'(t)` within the radius."""

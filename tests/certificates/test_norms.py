@@ -1,0 +1,175 @@
+import itertools
+import math
+
+import pytest
+import torch
+from test_propagate import MAKE, NORMS, layers, mlp, network
+from test_structure import dense, jacobian
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates import norms
+from wassail.certificates.norms import change, map_norm, matrix_norm, positive_norm, product
+from wassail.certificates.structure import Average, Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum
+from wassail.geometry import operator_norm
+
+PAIRS = list(itertools.product(NORMS, NORMS))
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def signs(k: int) -> Tensor:
+    return torch.tensor(list(itertools.product([-1.0, 1.0], repeat=k)), dtype=torch.float64)
+
+
+def brute(matrix: Tensor, r: float, s: float) -> float:
+    """`||A||_{r -> s}` by the corners of the ball it is attained at: of r = 1 and inf, or of the dual of s."""
+    m, n = matrix.shape
+    if r == 1:
+        return float(torch.linalg.vector_norm(torch.eye(n, dtype=torch.float64) @ matrix.T, s, dim=1).max())
+    if r == math.inf:
+        return float(torch.linalg.vector_norm(signs(n) @ matrix.T, s, dim=1).max())
+    if s == 2:
+        return math.sqrt(float(torch.linalg.eigvalsh(matrix.T @ matrix)[-1]))
+    corners = signs(m) if s == 1 else torch.eye(m, dtype=torch.float64)
+    return float((corners @ matrix).norm(dim=1).max())
+
+
+@pytest.mark.parametrize(("r", "s"), PAIRS)
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 5), (6, 2), (5, 5)])
+def test_matrix_norms_are_those_of_the_corners(shape: tuple[int, int], r: float, s: float) -> None:
+    for seed in range(4):
+        matrix = draw(*shape, seed=seed)
+        truth = brute(matrix, r, s)
+        assert truth * (1 - 1e-15) <= matrix_norm(matrix, r, s) <= truth * (1 + 1e-11)
+        assert positive_norm(matrix.abs(), r, s) >= truth * (1 - 1e-15)
+        assert positive_norm(matrix.abs(), r, s) == pytest.approx(brute(matrix.abs(), r, s), rel=1e-12)
+
+
+@pytest.mark.parametrize(("r", "s"), PAIRS)
+@pytest.mark.parametrize("shape", [(15, 16), (20, 15), (16, 30)])
+def test_norms_of_large_matrices_are_bounded_from_above(shape: tuple[int, int], r: float, s: float) -> None:
+    matrix = draw(*shape)
+    bound = matrix_norm(matrix, r, s)
+    u = torch.cat([draw(2000, shape[1], seed=1), draw(2000, shape[1], seed=2).sign(), torch.eye(shape[1]).double()])
+    u = u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)
+    assert float(torch.linalg.vector_norm(u @ matrix.T, s, dim=1).max()) <= bound * (1 + 1e-14)
+    if min(shape) <= 16 and (r, s) == (math.inf, 1.0):  # enumerated by geometry, bounded here
+        assert float(operator_norm(matrix, r, s)) <= bound
+
+
+def test_the_cost_of_changing_norms() -> None:
+    assert [change(9, r, s) for r, s in PAIRS] == pytest.approx([1, 1, 1, 3, 1, 1, 9, 3, 1])
+
+
+CONVOLUTIONS = {
+    "plain": (Conv(draw(3, 2, 3, 3), (2, 5, 6), (1, 1), (0, 0), (1, 1), 1)),
+    "padded": (Conv(draw(3, 2, 3, 3), (2, 4, 5), (1, 1), (1, 1), (1, 1), 1)),
+    "padded far": (Conv(draw(2, 1, 3, 3), (1, 3, 3), (1, 1), (4, 3), (1, 1), 1)),
+    "strided": (Conv(draw(3, 2, 3, 3), (2, 7, 6), (2, 2), (1, 1), (1, 1), 1)),
+    "stride longer than the kernel": (Conv(draw(3, 2, 2, 1), (2, 7, 6), (3, 2), (1, 0), (1, 1), 1)),
+    "uneven": (Conv(draw(2, 2, 4, 2), (2, 6, 7), (2, 3), (2, 1), (1, 1), 1)),
+    "dilated": (Conv(draw(2, 2, 3, 2), (2, 7, 6), (1, 1), (2, 1), (2, 3), 1)),
+    "dilated and strided": (Conv(draw(2, 2, 3, 2), (2, 7, 6), (2, 3), (2, 1), (3, 2), 1)),
+    "grouped": (Conv(draw(4, 1, 3, 3), (2, 4, 4), (1, 1), (1, 1), (1, 1), 2)),
+    "depthwise, strided": (Conv(draw(3, 1, 2, 2), (3, 5, 5), (2, 2), (0, 0), (1, 1), 3)),
+    "one by one": (Conv(draw(4, 3, 1, 1), (3, 4, 4), (1, 1), (0, 0), (1, 1), 1)),
+}
+
+
+def output(map_: Linear, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map_.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_have_the_norm_of_their_matrix(name: str, norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    conv = CONVOLUTIONS[name]
+    out = output(conv, conv.shape)
+    truth = float(operator_norm(dense(conv, [conv.shape], 0).T, norm, norm))
+    near = norms._map_norm(conv, norm, conv.shape, out)
+    assert truth * (1 - 1e-14) <= near <= truth * (1 + 1e-10)
+    monkeypatch.setattr(norms, "DENSE", 0)  # the torus: larger, and on images as small as these by a third
+    far = norms._map_norm(conv, norm, conv.shape, out)
+    assert truth * (1 - 1e-14) <= far <= truth * (1.5 if norm == 2 else 1 + 1e-10)
+    assert map_norm(conv, norm, conv.shape, out) == map_norm(conv, norm, conv.shape, out)
+
+
+def test_the_torus_is_exact_where_the_convolution_does_not_see_the_border() -> None:
+    conv = CONVOLUTIONS["one by one"]
+    assert norms._spectral(conv, conv.shape) == pytest.approx(
+        float(torch.linalg.matrix_norm(conv.weight[:, :, 0, 0], 2)), rel=1e-11
+    )
+    # The mean of 3 x 3 pixels has norm 1 on the torus, and nearly so on a large image.
+    mean = Conv(torch.full((1, 1, 3, 3), 1 / 9, dtype=torch.float64), (1, 40, 40), (1, 1), (1, 1), (1, 1), 1)
+    assert 1 <= norms._spectral(mean, (1, 40, 40)) <= 1 + 1e-11
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_other_maps_are_bounded_by_their_matrix(norm: float) -> None:
+    source = torch.tensor([0, 0, 3, -1, 2, 0])
+    maps: list[tuple[Linear, tuple[int, ...]]] = [
+        (Matrix(draw(3, 4)), (2, 4)),
+        (Scale(draw(3, 1)), (3, 2)),
+        (Pick(source, (4,), (6,)), (4,)),
+        (Average(lambda x: F.avg_pool2d(x, 2), (1, 4, 4)), (1, 4, 4)),
+        (Average(lambda x: x.sum(1), (3, 2)), (3, 2)),
+    ]
+    for map_, shape in maps:
+        truth = float(operator_norm(dense(map_, [shape], 0).T, norm, norm))
+        found = map_norm(map_, norm, shape, output(map_, shape))
+        assert truth * (1 - 1e-14) <= found <= truth * (1 + 1e-10)
+    overlapping = Average(lambda x: F.avg_pool2d(x, 2, 1), (1, 3, 3))
+    assert map_norm(overlapping, norm, (1, 3, 3), (1, 2, 2)) >= float(
+        operator_norm(dense(overlapping, [(1, 3, 3)], 0).T, norm, norm)
+    )
+
+
+@pytest.mark.parametrize(("r", "s"), PAIRS)
+@pytest.mark.parametrize("name", MAKE)
+def test_the_product_is_above_the_jacobians_of_many_points(name: str, r: float, s: float) -> None:
+    graph = network(name)
+    bound = product(graph, r, s)
+    x = torch.cat([scale * draw(40, *graph.nodes[0].shape, seed=3) for scale in (0.1, 1.0, 100.0)])
+    slopes = jacobian(graph.logits, x)
+    if r == 1 or s == math.inf or r == s or graph.inputs < 14:
+        found = operator_norm(slopes, r, s)
+    else:  # any direction gives a lower bound
+        u = torch.cat([draw(500, graph.inputs, seed=4).sign(), draw(500, graph.inputs, seed=5)])
+        found = torch.linalg.vector_norm(slopes @ (u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)).T, s, dim=1).amax(1)
+    assert 0 < float(found.max()) <= bound * (1 + 1e-14) < math.inf
+
+
+def test_products_in_closed_form() -> None:
+    assert product(layers([[3.0, -4.0]]), 2, 2) == pytest.approx(5)
+    assert product(layers([[3.0, -4.0]]), math.inf, 1) == pytest.approx(7)
+    assert product(layers([[3.0, -4.0]], [[2.0], [-2.0]]), 1, math.inf) == pytest.approx(8)
+    # Two layers of ones: 1 -> 1 through norm 1 is 2 * 2, 1 -> inf needs no more than 2 through any norm.
+    ones = [[1.0, 1.0], [1.0, 1.0]]
+    assert product(layers(ones, ones), 1, 1) == pytest.approx(4)
+    assert product(layers(ones, ones), 1, math.inf) == pytest.approx(2)
+    assert product(layers(ones, ones), 2, 2) == pytest.approx(4)
+
+
+def test_products_of_sums_concatenations_and_of_nothing() -> None:
+    start = Node((), (3,), "the input")
+    for r, s in PAIRS:
+        assert product(Graph((start, Node((0,), (3,), "", Scale(torch.tensor(2.0).double())))), r, s) >= 2 * change(3, r, s) * (
+            1 - 1e-15
+        )
+        twice = Graph((start, Node((0, 0), (3,), "", Sum(2))))
+        assert product(twice, r, s) >= 2 * change(3, r, s) * (1 - 1e-15)
+        both = Graph((start, Node((0, 0), (6,), "", Concat(1, (3, 3)))))
+        assert product(both, r, s) >= brute(torch.eye(3).double().repeat(2, 1), r, s) * (1 - 1e-15)
+    both = Graph((start, Node((0, 0), (6,), "", Concat(1, (3, 3)))))
+    assert [product(both, r, r) for r in NORMS] == pytest.approx([2.0, math.sqrt(2), 1.0])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_inactive_weights_do_not_lower_the_product(norm: float) -> None:
+    graph = mlp([4, 6, 5, 3], 7, slope=0.9)  # nearly linear: the product of the weights is nearly attained or below
+    matrices = [node.map.weight for node in graph.nodes if isinstance(node.map, Matrix)]
+    whole = matrices[2] @ matrices[1] @ matrices[0]
+    assert float(operator_norm(whole, norm, norm)) <= product(graph, norm, norm)
