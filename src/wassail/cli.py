@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ ATTACKS = (
     "a3", "a3-wda", "fab", "fab-t", "deepfool", "cw",
 )  # fmt: skip
 DEFAULT = ("wda", "wda++", "nearest")
-SLOPES = {"infinity": "l", "anchor": "S", "margin": "Lm", "paper": "L"}  # and of certificates.certify, with their symbols
+SLOPES = {"infinity": "l", "anchor": "S", "margin": "Lm", "paper": "L"}  # of certificates.certify, with their symbols
 LOSSES = ("cross_entropy", "margin")
 FIGURES = ("convergence", "witness")  # of report.figures
 DEFINITIONS = """\
@@ -140,6 +141,7 @@ def _attack(options: argparse.Namespace) -> int:
     eps, (norm, domain) = parse_eps(options.eps), _checked(options)
     orders = list(dict.fromkeys(parse_order(p) for p in options.order))
     _known("attack", options.attacks, ATTACKS)
+    folder = _folder(options)
     import wassail as ws
     from wassail.attacks import catalogue
 
@@ -164,13 +166,11 @@ def _attack(options: argparse.Namespace) -> int:
         raise InputError(f"none of {', '.join(options.attacks)} answers order {' or '.join(options.order)}: add --order inf.")
     pooled = pool[0].merge(*pool[1:])
     best = [ws.allocate(pooled, eps, order) for order in orders]
-    where, made = (
-        f"{options.model} on {len(y)} samples of {options.data}, l{norm:g}, eps {show(eps)}, {_box(domain)}",
-        _made(options),
-    )
+    where = f"{options.model} on {len(y)} samples of {options.data}, l{norm:g}, eps {show(eps)}, {_box(domain)}"
+    made = _made(options)
     _print_table(where, made, rows, best)
-    if options.out is not None:
-        _save(Path(options.out), pooled, rows, best, {"run": where, "made_with": made})
+    if folder is not None:
+        _save(folder, pooled, rows, best, {"run": where, "made_with": made})
     return 0
 
 
@@ -183,6 +183,7 @@ def _certify(options: argparse.Namespace) -> int:
     seconds = number(options.time_limit, "time limit")
     if not 0 < seconds < math.inf:
         raise InputError(f"the time limit is {options.time_limit!r}: give a positive number of seconds.")
+    folder = _folder(options)
     import wassail as ws
 
     model, x, y = _load(options)
@@ -192,10 +193,11 @@ def _certify(options: argparse.Namespace) -> int:
     )  # fmt: skip
     rows = [(eps, *certificate.bounds(eps), certificate.witness(eps).info["loss"]) for eps in budgets]
     loss = options.loss.replace("_", " ")
-    where, made = f"{options.model} on {len(y)} samples of {options.data}, {loss}, l{norm:g}, {_box(domain)}", _made(options)
+    where = f"{options.model} on {len(y)} samples of {options.data}, {loss}, l{norm:g}, {_box(domain)}"
+    made = _made(options)
     _print_certificate(where, made, certificate, rows)
-    if options.out is not None:
-        _save_certificate(Path(options.out), certificate, rows, {"run": where, "made_with": made})
+    if folder is not None:
+        _save_certificate(folder, certificate, rows, {"run": where, "made_with": made})
     return 0
 
 
@@ -261,12 +263,9 @@ def _save_certificate(
         "line": certificate.line, "tight": certificate.tight,
         "bounds": [dict(zip(names, (v if math.isfinite(v) else None for v in row))) for row in rows],
     }  # fmt: skip
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with _writing(folder):
         certificate.save(folder / "certificate.safetensors")
         (folder / "certificate.json").write_text(json.dumps(results, indent=1))
-    except OSError as error:
-        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out.") from None
     print(f"wrote {folder / 'certificate.safetensors'} and {folder / 'certificate.json'}")
 
 
@@ -275,7 +274,9 @@ def _figures(options: argparse.Namespace) -> int:
     _known("figure", names, FIGURES)
     from wassail.report.figures import write
 
-    for path in write(options.out, names, seed=options.seed, norm=norm):
+    with _writing(Path(options.out)):
+        paths = write(options.out, names, seed=options.seed, norm=norm)
+    for path in paths:
         print(f"wrote {path}")
     return 0
 
@@ -291,6 +292,24 @@ def _checked(options: argparse.Namespace) -> tuple[float, Domain]:
     if options.n is not None and options.n < 1:
         raise InputError(f"-n is {options.n}: give a positive number of samples.")
     return parse_norm(options.norm), None if options.no_box else parse_domain(tuple(options.domain))
+
+
+def _folder(options: argparse.Namespace) -> Path | None:
+    """The --out directory, made before the work: one that cannot be written to should not cost a run."""
+    if options.out is None:
+        return None
+    folder = Path(options.out)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out.") from None
 
 
 def _load(options: argparse.Namespace) -> tuple[Model, Tensor, Tensor]:
@@ -376,13 +395,10 @@ def _save(
             "cost": result.cost, "passes": result.flips.passes(), "info": result.info,
         }  # fmt: skip
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    results = [entry(name, result) for name, result, _ in rows] + [entry("best of all", result) for result in best]
+    with _writing(folder):
         pooled.save(folder / "flips.safetensors")
-        results = [entry(name, result) for name, result, _ in rows] + [entry("best of all", result) for result in best]
         (folder / "results.json").write_text(json.dumps({**run, "results": results}, indent=1))
-    except OSError as error:
-        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out.") from None
     print(f"wrote {folder / 'flips.safetensors'} and {folder / 'results.json'}")
 
 

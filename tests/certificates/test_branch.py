@@ -12,6 +12,7 @@ from torch import Tensor
 
 from conftest import ZOO
 from wassail.certificates import branch as module
+from wassail.certificates import multipliers
 from wassail.certificates.branch import Bracket, branch
 from wassail.certificates.multipliers import INFLATE, Form, forms, prove, reduce, split, start, tighten
 from wassail.certificates.piecewise import Piecewise
@@ -115,6 +116,25 @@ def test_three_layers_and_negative_slopes() -> None:
         net = random_net([2, 2, 3, 2, 2], 8, slope)
         value = float(operator_norm(brute_force(net, region), 2, 2).max())
         assert branch(net, region, 2, 2).lower == pytest.approx(value, rel=1e-9)
+
+
+def test_stretched_rows_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multipliers, "MANY", 0)  # as for many inputs
+    net, region = random_net([3, 4, 3, 3], 15), Region.make((-1.0, 1.0), 3)
+    jacobians = brute_force(net, region)
+    for norms in [(INF, INF), (INF, 1.0)]:
+        value = float(operator_norm(jacobians, *norms).max())
+        found = branch(net, region, *norms)
+        assert found.complete and found.lower == pytest.approx(value, rel=1e-9)
+        root = branch(net, region, *norms, nodes=1)
+        assert value <= root.upper < 2 * value
+
+
+def test_many_members() -> None:
+    weight = torch.linspace(-1, 1, 600, dtype=torch.float64).reshape(15, 40) ** 3
+    weight[14, 39] = -2  # the last of 600 entries is the largest
+    net = Piecewise.from_layers([(weight, torch.zeros(15))])
+    assert branch(net, Region.make(None, 40), 1, INF).upper == pytest.approx(2, rel=1e-12)
 
 
 def test_closed_form_one_layer() -> None:

@@ -312,6 +312,14 @@ def test_real_networks_are_closed_in_seconds(name: str, norm: float) -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
+def test_a_wall_cuts_the_ball_where_it_stands(norm: float) -> None:
+    a, b, wall, rest = (torch.tensor(v, dtype=torch.float64) for v in ([[[2.0]]], [[0.5]], [[[-3.0]]], [[0.9]]))
+    cut = float(module._cut(a, b, wall, rest, norm))  # 2 u + 0.5 with u <= 0.3
+    assert 1.1 <= cut <= 1.11
+    assert float(module._cut(-a, b, wall, rest, norm)) == pytest.approx(2.5)  # downwards the wall is not in the way
+
+
+@pytest.mark.parametrize("norm", NORMS)
 def test_a_linear_node_is_solved_with_the_held_constraints_only(norm: float) -> None:
     # The gap is relu(u), held active. A second neuron of the same sign is free and does not matter: u <= 0 is not implied.
     net = Piecewise.from_layers([(torch.ones(2, 1), torch.zeros(2)), (torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.zeros(2))])

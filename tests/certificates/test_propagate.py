@@ -189,7 +189,7 @@ def test_states_are_the_sides_of_the_points(name: str) -> None:
     assert crown(graph, Region.make(Ball(ball.centre, 0.01, math.inf), graph.inputs)).open <= bounds.open
 
 
-@pytest.mark.parametrize("name", ["mlp", "leaky", "convolutions", "blocks", "clamps"])
+@pytest.mark.parametrize("name", ["mlp", "leaky", "convolutions", "blocks", "pools", "clamps"])
 def test_without_an_undecided_neuron_everything_is_exact(name: str) -> None:
     graph = network(name)
     centre = torch.rand(graph.inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(8))

@@ -105,7 +105,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: Net(lambda m, x: m.c(torch.maximum(m.a(x), m.b(x))), a=nn.Linear(4, 5), b=nn.Linear(4, 5), c=linear(5)), (4,)
     ),
     "maximum with a constant": (
-        lambda: Net(lambda m, x: m.b(torch.maximum(m.a(x), m.limit.bias)), a=nn.Linear(4, 5), b=linear(5), limit=nn.Linear(1, 1)), (4,)
+        lambda: Net(
+            lambda m, x: m.b(torch.maximum(m.a(x), m.limit.bias)), a=nn.Linear(4, 5), b=linear(5), limit=nn.Linear(1, 1)
+        ), (4,),
     ),
     "residual": (
         lambda: Net(lambda m, x: m.c(x + m.b(m.a(x).relu())), a=nn.Linear(4, 6), b=nn.Linear(6, 4), c=linear(4)), (4,)
@@ -145,7 +147,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "chunk, flip, roll": (
         lambda: Net(
-            lambda m, x: (lambda p, q: m.b(p.relu().flip(1) + q.roll(1, 1)))(*m.a(x).chunk(2, 1)), a=nn.Linear(4, 6), b=linear(3)
+            lambda m, x: (lambda p, q: m.b(p.relu().flip(1) + q.roll(1, 1)))(*m.a(x).chunk(2, 1)),
+            a=nn.Linear(4, 6), b=linear(3),
         ), (4,),
     ),
     "expand, select, split": (
@@ -162,8 +165,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "adaptive pool": (lambda: pooled(nn.AdaptiveAvgPool2d((2, 3)), (1, 5, 4), 12), (1, 5, 4)),
     "global pool": (lambda: pooled(nn.AdaptiveAvgPool2d(1), (1, 5, 4), 2), (1, 5, 4)),
     "mean and sum": (
-        lambda: Net(lambda m, x: m.b(m.a(x).relu().mean((2, 3)) + x.sum((1, 2, 3))[:, None].expand(-1, 3)), a=nn.Conv2d(1, 3, 2), b=linear(3)),
-        (1, 3, 4),
+        lambda: Net(
+            lambda m, x: m.b(m.a(x).relu().mean((2, 3)) + x.sum((1, 2, 3))[:, None].expand(-1, 3)),
+            a=nn.Conv2d(1, 3, 2), b=linear(3),
+        ), (1, 3, 4),
     ),
     "max pool": (lambda: pooled(nn.MaxPool2d(2), (1, 4, 4), 8), (1, 4, 4)),
     "max pool, odd": (lambda: pooled(nn.MaxPool2d(2), (1, 5, 3), 4), (1, 5, 3)),
@@ -176,6 +181,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: Net(
             lambda m, x: m.b(m.a((x - MEAN) / STD).relu().flatten(1)), a=nn.Conv2d(2, 3, 3, padding=1), b=linear(27)
         ), (2, 3, 3),
+    ),
+    "one number per sample": (
+        lambda: Net(lambda m, x: m.b(torch.stack([x.sum(1).relu(), m.a(x)[:, 0].abs()], 1)), a=nn.Linear(4, 2), b=linear(2)), (4,)
+    ),
+    "casts and constants made on the way": (
+        lambda: Net(
+            lambda m, x: m.a((x.double() - torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x)).relu()).to(torch.float64), a=linear(4)
+        ), (4,),
     ),
     "dropout": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.5), linear(5)), (4,)),
 }  # fmt: skip
@@ -219,7 +232,7 @@ def test_every_layer_gives_the_models_logits_and_jacobians(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_dense_form_is_the_graph_also_with_the_stable_neurons_of_a_box_fixed(name: str) -> None:
-    model, graph = build(name)
+    _, graph = build(name)
     x = points(graph.nodes[0].shape)
     network, flat = graph.piecewise(), x.flatten(1)
     same_network(network, graph, flat)

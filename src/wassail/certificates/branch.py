@@ -25,7 +25,7 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
-from wassail.certificates.multipliers import Reduced, gather, reduce, split, start, tighten
+from wassail.certificates.multipliers import Form, Reduced, balance, gather, reduce, split, start, stretched, tighten
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
 from wassail.errors import InputError
@@ -114,6 +114,7 @@ class _Node:
         None  # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet bounded
     )
     t: np.ndarray | None = None
+    omega: np.ndarray | None = None  # how its inputs are stretched, if they are
     pick: int = -1  # the neuron to branch on, -1 for a full mask
     mask: np.ndarray | None = None  # of a real point in it, if one is known
 
@@ -191,11 +192,13 @@ class _Search:
         count, free = len(fresh), torch.from_numpy(np.flatnonzero(fresh[0].state < 0))
         self.nodes += count
         member = torch.tensor([node.member for node in fresh])
-        form = gather(self.how.pick(self.root.repeat(count), member), self.how, free.expand(count, -1))
-        w, t = start(form, self.network.layer[free], self.how)
+        part, index = self.how.pick(self.root.repeat(count), member), free.expand(count, -1)
+        sizes = _entries(part, self.network)[:, 0]
+        omega = sizes / sizes.sum(1, keepdim=True) + 1e-3 / self.network.inputs if self.how.stretch else None
+        w, t = start(self.form(part, index, omega), self.network.layer[free], self.how)
         bounds = np.array([node.bound for node in fresh])
-        for gap in (1.0, 0.3, 0.1, 0.03, GAP):
-            proved, w, t, score = tighten(form, w, t, torch.full((count,), self.goal, dtype=torch.float64), 10, gap)
+        for gap in (1.0, 0.3, 0.1, 0.03, GAP, GAP, GAP) if self.how.stretch else (1.0, 0.3, 0.1, 0.03, GAP):
+            proved, w, t, score, omega = self.tighten(part, index, w, t, omega, 10, gap)
             bounds = np.minimum(bounds, self.norm(proved))
             if self.late:
                 break
@@ -203,7 +206,21 @@ class _Search:
         full[:, free.numpy()] = t.numpy()
         picks, small = free[score.argmax(1)].tolist(), w.numpy().astype(np.float32)
         for i, node in enumerate(fresh):
-            self.keep(_Node(node.state, node.member, float(bounds[i]), small[i], full[i], picks[i]))
+            stretch = None if omega is None else omega[i].numpy().astype(np.float32)
+            self.keep(_Node(node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]))
+
+    def form(self, part: Reduced, index: Tensor, omega: Tensor | None) -> Form:
+        """The forms of members over the neurons `index` `(m, F)`, stretched by omega `(m, n)` if there is one."""
+        return gather(part if omega is None else stretched(part, omega), self.how, index)
+
+    def tighten(
+        self, part: Reduced, index: Tensor, w: Tensor, t: Tensor, omega: Tensor | None, steps: int, gap: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Proved bounds on the squared members `(m,)`, then `w, t`, scores, omega for the next time."""
+        form = self.form(part, index, omega)
+        total = 1.0 if omega is None else omega.sum(1) * (1 + self.network.inputs * 2.0**-52)
+        proved, w, t, score = tighten(form, w, t, torch.full((len(w),), self.goal, dtype=torch.float64) / total, steps, gap)
+        return proved * total, w, t, score, None if omega is None else balance(form, w, t, omega)
 
     def norm(self, proved: Tensor) -> np.ndarray:
         """What bounds on the squares of members say about the norm, `(m,)`, rounding included."""
@@ -281,6 +298,8 @@ class _Search:
         bounds = np.minimum([p.bound for p in parents], entries)
         w = torch.from_numpy(np.stack([p.w for p in parents if p.w is not None])).double()
         t = torch.from_numpy(np.stack([p.t for p in parents if p.t is not None])).double()
+        stretches = [p.omega for p in parents if p.omega is not None]
+        omega = torch.from_numpy(np.stack(stretches)).double() if stretches else None
         free = state < 0
         pick = torch.where(free.any(1), free.to(torch.int8).argmax(1), -1)
         rows = (torch.from_numpy(bounds > self.cut) & free.any(1)).nonzero()[:, 0]
@@ -288,10 +307,11 @@ class _Search:
             width = int(free[rows].sum(1).max())
             order = torch.argsort((~free[rows]).to(torch.int8), dim=1, stable=True)[:, :width]
             index = torch.where(free[rows].gather(1, order), order, -1)
-            form = gather(part.take(rows), self.how, index)
             begin = t[rows].gather(1, order).masked_fill(index < 0, 1.0)
-            goal = torch.full((len(rows),), self.goal, dtype=torch.float64)
-            proved, w[rows], last, score = tighten(form, w[rows], begin, goal, STEPS, GAP)
+            some = None if omega is None else omega[rows]
+            proved, w[rows], last, score, some = self.tighten(part.take(rows), index, w[rows], begin, some, STEPS, GAP)
+            if omega is not None and some is not None:
+                omega[rows] = some
             bounds[rows.numpy()] = np.minimum(bounds[rows.numpy()], self.norm(proved))
             t[rows] = t[rows].scatter(1, order, last)
             pick[rows] = index.gather(1, score.masked_fill(index < 0, -1.0).argmax(1, keepdim=True))[:, 0]
@@ -300,9 +320,11 @@ class _Search:
                 flow = _influence(part, self.network, sizes).masked_fill(~free, -1.0)
                 pick = torch.where(loose, flow.argmax(1), pick)
         small_w, small_t, states = w.numpy().astype(np.float32), t.numpy().astype(np.float32), state.numpy()
-        return [
-            _Node(states[i], p.member, float(bounds[i]), small_w[i], small_t[i], int(pick[i])) for i, p in enumerate(parents)
-        ]
+        nodes = []
+        for i, parent in enumerate(parents):
+            stretch = None if omega is None else omega[i].numpy().astype(np.float32)
+            nodes.append(_Node(states[i], parent.member, float(bounds[i]), small_w[i], small_t[i], stretch, int(pick[i])))
+        return nodes
 
     def settle(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Fix the neurons that cannot change sides: states int8 `(m, H)`, which are possible `(m,)`, bounds on v `(m, H)`."""

@@ -241,16 +241,19 @@ class _Work:
         if self.small is None:
             self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
             return
-        x, common = self.x.double().flatten(1), {"norm": self.norm, "domain": self.domain, "loss": self.loss}
+        x, fine = self.x.double().flatten(1), 1e-4 if self.loss == "cross_entropy" else 1e-6
         try:
-            self.found["anchor"] = anchor(self.small, x, self.y, time_limit=seconds, cells_limit=CELLS, **common)  # type: ignore[arg-type]
+            self.found["anchor"] = anchor(
+                self.small, x, self.y, norm=self.norm, domain=self.domain, loss=self.loss, tolerance=fine, time_limit=seconds,
+                cells_limit=CELLS,
+            )  # fmt: skip
         except InputError:  # too many cells
             self.found["anchor"] = Bound(0.0, math.inf, "margin")
             return
         if self.domain is None and "infinity" in self.found and time.monotonic() < self.end:
             lam = self.found["infinity"].upper * (1 + 1e-9)
             problem = _Problem(self.small, x, self.y, self.norm, None, self.loss, self.mu, CELLS, seconds)
-            self.line = (lam, problem.dual(Penalty(1.0, lam), 1e-6))
+            self.line = (lam, problem.dual(Penalty(1.0, lam), fine))
             if self.tight is None:
                 self.tight = tightness(self.small, self.norm, self.labels).tight
 

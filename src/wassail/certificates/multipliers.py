@@ -17,7 +17,7 @@ and fixing a neuron restricts S to a subspace, so the multipliers of a node of b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from wassail.certificates.piecewise import Piecewise
 
 INFLATE = 2e-10  # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
 PAIRS = 64  # entries of J that the 1 -> inf norm looks at one by one, unless told
+MANY = 100  # inputs from which on |dx|_inf <= 1 has no weight for each of them in the matrix, if told
 SIGNS = 14  # outputs whose sign vectors the norms to 1 look at one by one, if told
 
 
@@ -121,6 +122,7 @@ class Split:
     weights: int  # of each member
     factor: float
     kind: str
+    stretch: bool = False  # whether each row g is bounded through its stretched 2-norm, see `stretched`
 
     @property
     def part(self) -> str:
@@ -161,6 +163,8 @@ def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) 
     inf = math.inf
     if norm_in == 1 and norm_out == inf and n * k > PAIRS and not exact:
         norm_in = 2  # |J|_{1 -> inf} <= |J|_{2 -> inf}, by rows
+    if norm_in == inf and exact and n > MANY and (norm_out == inf or (norm_out == 1 and k <= SIGNS)):
+        return Split(k, 1, 1.0, "rows.T", True) if norm_out == inf else Split(2 ** (k - 1), 1, 1.0, "signs.T", True)
     if norm_in > 1 and norm_out == 1 and exact and k <= SIGNS:
         return Split(2 ** (k - 1), 1 if norm_in == 2 else n, 1.0, "signs.T" if norm_in == 2 else "signs")
     if norm_in == inf and norm_out == 1:
@@ -194,6 +198,37 @@ def gather(part: Reduced, how: Split, index: Tensor) -> Form:
     d = part.D.gather(2, order[:, None, :].expand(-1, part.D.shape[1], -1)).masked_fill(pad[:, None, :], 0.0)
     form = Form(a, b, part.C, d, how.weights > 1)
     return form.T if how.kind.endswith(".T") else form
+
+
+def stretched(part: Reduced, omega: Tensor) -> Reduced:
+    """Networks with inputs `x_i / sqrt(omega_i)`, omega `(m, n)` positive: `|g|_1^2 <= sum(omega) sum_i g_i^2 / omega_i`.
+
+    So a 2-norm of the stretched rows bounds the 1-norm, with equality where omega is proportional to `|g|`; unlike a weight
+    for each input it leaves the matrix S as small as the number of neurons.
+    """
+    root = omega.sqrt()[:, None, :]
+    return replace(part, A=part.A / root, C=part.C / root)
+
+
+def balance(form: Form, w: Tensor, t: Tensor, omega: Tensor) -> Tensor:
+    """The next omega: towards `omega_i ~ sqrt(E g_i^2)`, covariance `S^-1`, as far as `(w, t)` stays feasible. `(m, n)`.
+
+    form: of the transposed members stretched by omega; the stationary points are those of the barrier function in omega.
+    """
+    factor, info = torch.linalg.cholesky_ex(form.matrix(w, t))
+    out = torch.cat([form.C, form.D], 2)
+    spread = torch.linalg.solve_triangular(factor, out.mT, upper=False).square().sum(1) * omega
+    goal = spread.clamp(min=0).sqrt()
+    goal = goal + 1e-3 * goal.mean(1, keepdim=True)  # no input is left with nothing
+    goal = goal / goal.sum(1, keepdim=True)
+    result, rows = omega.clone(), ((info == 0) & goal.isfinite().all(1)).nonzero()[:, 0]
+    for share in (1.0, 0.5, 0.25, 0.125):
+        trial = (1 - share) * omega[rows] + share * goal[rows]
+        ratio = (omega[rows] / trial).sqrt()[:, :, None]
+        moved = Form(form.A[rows], form.B[rows], form.C[rows] * ratio, form.D[rows] * ratio, form.spread)
+        fits = torch.linalg.cholesky_ex(moved.matrix(w[rows], t[rows])).info == 0
+        result[rows[fits]], rows = trial[fits], rows[~fits]
+    return result
 
 
 def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:

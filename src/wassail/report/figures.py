@@ -261,7 +261,7 @@ def write(folder: str | Path, names: Sequence[str] = FIGURES, *, seed: int = 0, 
             raise unknown("figure", name, FIGURES)
     _figure(1, 1)  # a missing matplotlib and a bad folder are told before the work, not after
     r, folder, case = parse_norm(norm), Path(folder), instance(seed)
-    _make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     drawings: dict[str, Figure] = {}
     tables: dict[str, tuple[str, dict[str, Sequence[Any]]]] = {}
     if "witness" in names:
@@ -404,13 +404,6 @@ def _figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; choose another folder.") from None
 
 
 def _mask_table(data: Convergence) -> tuple[str, dict[str, Sequence[Any]]]:
