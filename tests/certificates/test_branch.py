@@ -256,6 +256,20 @@ def test_interrupt_inside_a_step(monkeypatch: pytest.MonkeyPatch, where: str) ->
     assert not found.complete and found.lower <= value.upper and value.lower <= found.upper < INF
 
 
+def test_nodes_closed_by_a_new_lower_bound_still_count_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, region = random_net([4, 8, 8, 2], 3), Region.make(None, 4)
+    search = module._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0), INF)
+    search.open()
+    while len(search.heap) < 5:
+        search.step()
+    second = max(-entry[0] for entry in search.heap[1:])
+    monkeypatch.setattr(search, "expand", lambda parents: setattr(search, "lower", second * (1 - 1e-10)))
+    monkeypatch.setattr(search, "batch", 1)
+    monkeypatch.setattr(search, "walk", lambda points: None)
+    search.step()
+    assert not search.heap and search.upper >= second
+
+
 def test_the_same_seed_gives_the_same_bracket() -> None:
     net, region = random_net([4, 6, 6, 2], 9), Region.make((-1.0, 1.0), 4)
     a, b, other = (branch(net, region, 2, INF, seed=seed) for seed in (0, 0, 1))

@@ -183,7 +183,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ), (2, 3, 3),
     ),
     "one number per sample": (
-        lambda: Net(lambda m, x: m.b(torch.stack([x.sum(1).relu(), m.a(x)[:, 0].abs()], 1)), a=nn.Linear(4, 2), b=linear(2)), (4,)
+        lambda: Net(
+            lambda m, x: m.b(torch.cat([x.sum(1).relu()[:, None], m.a(x)[:, 0].abs()[:, None]], 1)),
+            a=nn.Linear(4, 2), b=linear(2),
+        ), (4,),
     ),
     "casts and constants made on the way": (
         lambda: Net(

@@ -16,10 +16,11 @@ from wassail.certificates.bound import Bound
 from wassail.certificates.infinity import infinity, tightness
 from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.piecewise import Piecewise
+from wassail.certificates.propagate import crown, linear_upper
 from wassail.certificates.region import Region
 from wassail.certificates.slopes import LOSSES, Chords, allocate_gains, chords, ray_slope, steepest_of
 from wassail.certificates.structure import Graph, read
-from wassail.certificates.worst_case import Penalty, WorstCase, _Problem, anchor, worst_case_network
+from wassail.certificates.worst_case import WorstCase, anchor_and_offset, worst_case_network
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.geometry import distances as distances_between
@@ -240,22 +241,36 @@ class _Work:
     def _anchor(self, seconds: float) -> None:
         if self.small is None:
             self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
+            if self.domain is not None:
+                self.line = (0.0, self._most())
             return
         x, fine = self.x.double().flatten(1), 1e-4 if self.loss == "cross_entropy" else 1e-6
+        # A flat line caps the loss in a box, where it cannot rise for ever; on R^n nothing is finite below the slope at infinity.
+        lam = self.found["infinity"].upper * (1 + 1e-9) if "infinity" in self.found else math.inf
         try:
-            self.found["anchor"] = anchor(
-                self.small, x, self.y, norm=self.norm, domain=self.domain, loss=self.loss, tolerance=fine, time_limit=seconds,
-                cells_limit=CELLS,
+            self.found["anchor"], offset = anchor_and_offset(
+                self.small, x, self.y, lam if self.domain is None else 0.0, norm=self.norm, domain=self.domain, loss=self.loss,
+                mu=self.mu, tolerance=fine, time_limit=seconds, cells_limit=CELLS,
             )  # fmt: skip
         except InputError:  # too many cells
             self.found["anchor"] = Bound(0.0, math.inf, "margin")
             return
-        if self.domain is None and "infinity" in self.found and time.monotonic() < self.end:
-            lam = self.found["infinity"].upper * (1 + 1e-9)
-            problem = _Problem(self.small, x, self.y, self.norm, None, self.loss, self.mu, CELLS, seconds)
-            self.line = (lam, problem.dual(Penalty(1.0, lam), fine))
-            if self.tight is None:
-                self.tight = tightness(self.small, self.norm, self.labels).tight
+        if math.isfinite(offset):
+            self.line = (lam if self.domain is None else 0.0, offset)
+        if self.domain is None:
+            self.tight = tightness(self.small, self.norm, self.labels).tight
+
+    def _most(self) -> float:
+        """An upper bound on the expected loss wherever in the box the samples go, by linear bounds on the margins."""
+        bounds, last, classes = crown(self.graph, self.region), len(self.graph.nodes) - 1, self.graph.outputs
+        eye = torch.eye(classes, dtype=torch.float64)
+        worst: dict[int, float] = {}
+        for k in self.labels:
+            rows = torch.stack([eye[j] - eye[k] for j in range(classes) if j != k])
+            gaps = linear_upper(bounds, last, rows)
+            top = gaps.max() if self.loss == "margin" else torch.cat([gaps, torch.zeros(1)]).logsumexp(0)
+            worst[k] = float(top) + 1e-12 * abs(float(top))
+        return math.fsum((self.mu * torch.tensor([worst[k] for k in self.y.tolist()], dtype=torch.float64)).tolist())
 
     def _settle(self, found: Chords, wanted: tuple[str, ...]) -> None:
         """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""

@@ -125,6 +125,13 @@ def crown(graph: Graph, region: Region) -> Bounds:
     return bounds
 
 
+def linear_upper(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
+    """Upper bounds on `<row, value of the node>` over the region, rounded outward: `(m, size) -> (m,)`."""
+    size = _magnitudes(bounds.graph, bounds.region)[node].reshape(-1)
+    error = gamma(bounds.graph) * (len(bounds.spans) + 2)
+    return substitute(bounds, node, rows) + error * (rows.abs() @ size)
+
+
 def substitute(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
     """Upper bounds on `<row, value of the node>` over the region, `(m, size) -> (m,)`; the caller adds the rounding slack.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bound import Bound
-from wassail.certificates.propagate import crown, gamma, substitute
+from wassail.certificates.propagate import crown, gamma, linear_upper
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
 from wassail.geometry import maximiser, steepest, vector_norm
@@ -58,8 +58,7 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
     rows = torch.zeros(len(pairs), classes, dtype=torch.float64)
     for row, (k_, j_) in zip(rows, pairs):
         row[k_], row[j_] = -1.0, 1.0
-    size = _reach(flat, torch.ones(graph.inputs, dtype=torch.float64))
-    above = float(substitute(bounds, len(flat.nodes) - 1, rows).max()) + 2 * gamma(graph) * (len(bounds.spans) + 2) * size
+    above = float(linear_upper(bounds, len(flat.nodes) - 1, rows).max())
     return Bound(lower, max(lower, above), "propagate", ray / max(length, 1.0), {"label": pair[0], "rival": pair[1]})
 
 

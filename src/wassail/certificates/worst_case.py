@@ -183,7 +183,32 @@ def anchor(
     no sample has a steeper one. The lower side is a chord between evaluated points. Above, a chord to a point at distance t is
     at most `lam + (h_i(lam) - loss(x_i)) / t`; nearer than that the loss is at most as steep as the pieces that lie so near.
     """
-    problem = _Problem(network, x, y, norm, domain, loss, None, cells_limit, time_limit)
+    return _steepest_chord(_Problem(network, x, y, norm, domain, loss, None, cells_limit, time_limit), tolerance)
+
+
+def anchor_and_offset(
+    network: Piecewise,
+    x: Tensor,
+    y: Tensor,
+    lam: float,
+    *,
+    norm: float,
+    domain: Where = None,
+    loss: str = "margin",
+    mu: Tensor | None = None,
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells_limit: int = 100_000,
+) -> tuple[Bound, float]:
+    """`anchor`, and an upper bound on `C(lam) = sum_i mu_i sup_x [loss(x, y_i) - lam ||x - x_i||_r]` from the same cells.
+
+    On R^n `lam` must not be below the slope at infinity, where the supremum is infinite (THEORY 3).
+    """
+    problem = _Problem(network, x, y, norm, domain, loss, mu, cells_limit, time_limit)
+    return _steepest_chord(problem, tolerance), problem.dual(Penalty(1.0, lam), tolerance)
+
+
+def _steepest_chord(problem: _Problem, tolerance: float) -> Bound:
     problem.add_near_points()
     if problem.unbounded:
         problem.add_far_points()
@@ -201,7 +226,7 @@ def anchor(
     chords = [problem.steepest_chord(i) for i in range(count)]
     sample = max(range(count), key=lambda i: chords[i][0])
     lower, witness = chords[sample][0], torch.from_numpy(chords[sample][1].copy())
-    rival = int(strongest_rival(network.logits(witness[None]), problem.y[sample : sample + 1])[1])
+    rival = int(strongest_rival(problem.network.logits(witness[None]), problem.y[sample : sample + 1])[1])
     return Bound(min(lower, upper), upper, "cells", witness, {**problem.info, "sample": sample, "rival": rival})
 
 
