@@ -201,9 +201,11 @@ def test_certify_without_an_upper_slope(files, capsys, monkeypatch, tmp_path) ->
     monkeypatch.chdir(files)
     code = main(["certify", "mine:kink", "--data", "kink.npz", "--no-box", "--slopes", "infinity", "--out", str(tmp_path)])
     text = capsys.readouterr().out
-    assert code == 0 and "and inf over Omega_1(1)" in text and "nothing is known above" in text
+    assert code == 0 and "and inf over Omega_1(1)" in text and "add margin to --slopes" in text
     results = json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
     assert results["bounds"][0]["upper"] is None and list(results["slopes"]) == ["infinity"]
+    assert main(["certify", "digits-mlp", "-n", "2", "--slopes", "anchor", "--out", str(tmp_path)]) == 0
+    json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_certify_a_built_in_network_within_its_time(capsys) -> None:

@@ -99,7 +99,11 @@ def test_witness_is_feasible_and_converges(norm) -> None:
     distance = torch.linalg.vector_norm(data.points - case.x[data.root], norm, dim=1)
     assert torch.allclose(data.eta * distance / n, torch.full_like(distance, data.eps), rtol=1e-12)
     assert (data.eta <= 1 + 1e-12).all() and (data.expected <= data.worst.upper).all()
-    assert int(case.y[data.root]) == data.slope.info["label"]
+    mine = case.y == data.slope.info["label"]
+    step = data.points[-1] - case.x[data.root]
+    ends = torch.nn.functional.cross_entropy(case.network.logits(case.x + step), case.y, reduction="none")
+    gains = ends - torch.nn.functional.cross_entropy(case.network.logits(case.x), case.y, reduction="none")
+    assert mine[data.root] and mine.sum() > 1 and gains[data.root] >= gains[mine].max() * (1 - 1e-12)
     assert float(data.expected[-1]) == pytest.approx(data.limit, rel=1e-4)
     # The same distribution by hand: all samples, one of them split.
     losses = torch.nn.functional.cross_entropy(case.network.logits(case.x), case.y, reduction="none")

@@ -239,7 +239,7 @@ def _print_certificate(where: str, made: str, certificate: Certificate, rows: li
     low, high, threat = _down(lower), _up(upper), Threat(certificate.norm, 1.0, eps, certificate.domain)
     above = f"no distribution within that Wasserstein distance of the data is worse than {high}"
     if math.isinf(upper):
-        above = "no upper slope was asked for, so nothing is known above (add margin to --slopes)"
+        above = "the slopes asked for bound nothing above (add margin to --slopes)"
     console.print(
         f"[bold]The worst expected loss is between {low} and {high} over {threat}[/bold] (on the data {start:.6g}):\n"
         f"{above}, and one that reaches {_down(reached)} was built and evaluated."

@@ -151,6 +151,16 @@ def test_closed_form_one_layer() -> None:
     assert branch(net, corner, 2, 2).upper == pytest.approx(math.sqrt(10), rel=1e-9)  # all walls touch the box, none cuts it
 
 
+@pytest.mark.parametrize("width", [1e-3, 1e-7, 1e-11, 1e-13])
+def test_thin_cells_are_not_lost(width: float) -> None:
+    # 5 relu(x) - 5 relu(width - x): slope 10 between 0 and width, 5 elsewhere
+    weight, bias = torch.tensor([[1.0], [-1.0]]).double(), torch.tensor([0.0, width]).double()
+    net = Piecewise.from_layers([(weight, bias), (torch.tensor([[5.0, -5.0]]).double(), torch.zeros(1))])
+    found = branch(net, Region.make((-1.0, 1.0), 1), 2, 2)
+    assert found.complete and 10 <= found.upper <= 10 * (1 + 1e-9)
+    assert found.witness is not None and 0 < float(found.witness) < width
+
+
 def test_linear_network() -> None:
     weight = torch.tensor([[1.0, -2.0], [3.0, 4.0]], dtype=torch.float64)
     net = Piecewise.from_layers([(weight, torch.zeros(2))])

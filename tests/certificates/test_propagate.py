@@ -99,7 +99,7 @@ def where(kind: str, n: int) -> Where:
 KINDS = ["box", "l1", "l2 in a box", "linf", "R^n"]
 
 
-def crowd(region: Region, count: int = 3000) -> Tensor:
+def crowd(region: Region, count: int = 1000) -> Tensor:
     """Many points of a region, its corners among them."""
     g = torch.Generator().manual_seed(11)
     if not region.bounded:

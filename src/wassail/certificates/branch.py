@@ -34,7 +34,6 @@ from wassail.threat import dual
 
 Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
-THIN = 1e-12  # a cell in which every point x is within THIN (|x| + scale) of a wall counts as empty
 MARGIN = 1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
 BATCH, WORK, MEMORY = 256, 200_000_000, 16_000_000  # nodes taken at once, operations and numbers of a batch: at most
 SAMPLES, WALKERS, ROUNDS = 256, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
@@ -70,8 +69,8 @@ def branch(
 ) -> Bracket:
     """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or nodes run out, or Ctrl-C.
 
-    A cell in which every point x is within `1e-12 (|x| + scale)` of a wall is not told from an empty one: its walls are rounded
-    at that level themselves. Everything else that could raise the value is counted in upper, rounding errors included.
+    A cell so thin (about `1e-14 (|x| + scale)`) that the rounding errors of a proof of its emptiness hide it counts as empty.
+    Everything else that could raise the value is counted in upper, rounding errors included.
 
     time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under way is finished). tick: called
     with (lower, upper, nodes) after every batch. The answer depends on the seed only (and on the clock if it stops the search).
@@ -595,16 +594,15 @@ class _Polytope:
     def empty(self, u: np.ndarray) -> bool:
         """Whether multipliers `u >= 0` of the rows prove that no point keeps a distance from all sides that float64 can see.
 
-        `sum_sides u_i (g_i y - h_i) <= (g^T u) y - h u` for every feasible y, so if the right side is at most
-        `THIN (1 + |y|) sum_sides u_i`, every y has a side within `THIN (1 + |y|)`.
+        `sum_sides u_i (g_i y - h_i) <= (g^T u) y - h u` for every feasible y. If the right side is at most `(1 + |y|)` times
+        the rounding error of computing it, no y is farther than that (about 1e-14) from all of its sides.
         """
-        weight = float(u[self.sides].sum())
         rounding = (sum(self.g.shape) + 4) * 2.0**-52 * float(u @ (1 + np.abs(self.h)))
-        drift, value = self.g.T @ u, float(self.h @ u) - rounding
+        drift, value = self.g.T @ u, float(self.h @ u)
         if self.ball < math.inf:
             value -= self.ball * float(np.linalg.norm(drift[: self.n]))
             drift = drift[self.n :]
-        return weight > 0 and float(np.linalg.norm(drift)) <= THIN * weight and -value <= THIN * weight
+        return bool(u[self.sides].any()) and float(np.linalg.norm(drift)) <= rounding and -value <= rounding
 
 
 def _feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:

@@ -31,7 +31,7 @@ from wassail.threat import Domain, Number, Threat, dual, parse_domain, parse_eps
 from wassail.transport import Distribution, sample_weights
 
 SLOPES = ("infinity", "anchor", "margin", "paper")
-CELLS_INPUTS, CELLS_NEURONS, CELLS = 6, 40, 5000  # networks whose cells are all looked at
+CELLS_INPUTS, CELLS_NEURONS, CELLS = 6, 40, 1500  # networks whose cells are all looked at
 DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 
 
@@ -245,18 +245,19 @@ class _Work:
                 self.line = (0.0, self._most())
             return
         x, fine = self.x.double().flatten(1), 1e-4 if self.loss == "cross_entropy" else 1e-6
-        # A flat line caps the loss in a box, where it cannot rise for ever; on R^n nothing is finite below the slope at infinity.
-        lam = self.found["infinity"].upper * (1 + 1e-9) if "infinity" in self.found else math.inf
+        # In a box a line that hardly rises caps the loss; on R^n nothing is finite below the slope at infinity.
+        known = self.found.get("infinity")
+        lam = 1e-9 if self.domain is not None else math.inf if known is None else known.upper * (1 + 1e-9)
         try:
             self.found["anchor"], offset = anchor_and_offset(
-                self.small, x, self.y, lam if self.domain is None else 0.0, norm=self.norm, domain=self.domain, loss=self.loss,
-                mu=self.mu, tolerance=fine, time_limit=seconds, cells_limit=CELLS,
+                self.small, x, self.y, lam, norm=self.norm, domain=self.domain, loss=self.loss, mu=self.mu, tolerance=fine,
+                time_limit=seconds, cells_limit=CELLS,
             )  # fmt: skip
         except InputError:  # too many cells
             self.found["anchor"] = Bound(0.0, math.inf, "margin")
             return
-        if math.isfinite(offset):
-            self.line = (lam if self.domain is None else 0.0, offset)
+        if math.isfinite(offset) and math.isfinite(lam):
+            self.line = (lam, offset)
         if self.domain is None:
             self.tight = tightness(self.small, self.norm, self.labels).tight
 

@@ -73,7 +73,9 @@ def _map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[i
     columns = float(size.transpose(torch.ones(1, *output, dtype=torch.float64))[0].max())
     if norm != 2:
         return (rows if norm == math.inf else columns) * (UP if isinstance(map_, Conv | Average) else 1)
-    schur = math.sqrt(rows * columns) * UP  # ||A||_2^2 <= ||A||_1 ||A||_inf, exact for poolings and for moved entries
+    schur = (
+        math.sqrt(rows * columns) * UP
+    )  # ||A||_2^2 <= ||A||_1 ||A||_inf, exact for moved entries and poolings without overlap
     if not isinstance(map_, Conv):
         return schur
     if min(math.prod(shape), math.prod(output)) <= DENSE:

@@ -118,7 +118,7 @@ class Region:
         if self.radius < math.inf:
             return f"l{self.norm:g} ball of radius {self.radius:g}"
         if not self.bounded:
-            return "R^n"
+            return "half-bounded box" if (torch.isfinite(self.low) | torch.isfinite(self.high)).any() else "R^n"
         if (self.low == self.low[0]).all() and (self.high == self.high[0]).all():
             return f"box [{self.low[0]:g}, {self.high[0]:g}]"
         return "box"

@@ -47,6 +47,7 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
                 z = flat.logits(u)
                 gap = (z.gather(1, j) - z.gather(1, k))[:, 0]
                 (g,) = torch.autograd.grad(gap.sum(), u)
+            gap = gap.detach()
             top = int(gap.argmax())
             if float(gap[top]) > best:
                 best, ray, pair = float(gap[top]), u[top].detach().flatten(), some[top]

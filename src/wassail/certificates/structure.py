@@ -654,6 +654,10 @@ class _Reader:
         shape = (*shapes[0][: axis - 1], sum(sizes), *shapes[0][axis:])
         return self._add_node(Node(tuple(parts), shape, self.place, Concat(axis, sizes)))
 
+    def _stack(self, parts: list[Any], dim: int = 0) -> _Index:
+        axis = dim % (len(self.nodes[parts[0]].shape) + 2)
+        return self._cat([self._move(torch.unsqueeze, part, [axis], {}) for part in parts], axis)
+
     def _add(self, a: Any, b: Any, alpha: float = 1) -> _Index:
         one = torch.tensor(1.0, dtype=torch.float64)
         if isinstance(a, _Index) and isinstance(b, _Index):
