@@ -71,7 +71,7 @@ _HOME = {
         "transport",
     ),
 }
-_MODULES = ("attacks", "certificates", "geometry", "losses", "network", "testing", "transport", "zoo")
+_MODULES = ("attacks", "certificates", "geometry", "losses", "network", "report", "testing", "transport", "zoo")
 
 __all__ = [
     "AutoAttack",

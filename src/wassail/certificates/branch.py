@@ -34,6 +34,7 @@ from wassail.threat import dual
 
 Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
+THIN = 1e-11  # cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty
 MARGIN = 1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
 BATCH, WORK, MEMORY = 256, 200_000_000, 16_000_000  # nodes taken at once, operations and numbers of a batch: at most
 SAMPLES, WALKERS, ROUNDS = 256, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
@@ -69,7 +70,7 @@ def branch(
 ) -> Bracket:
     """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or nodes run out, or Ctrl-C.
 
-    A cell so thin (about `1e-14 (|x| + scale)`) that the rounding errors of a proof of its emptiness hide it counts as empty.
+    A cell so thin that the rounding errors of a proof of its emptiness hide it (some `1e-14 (|x| + scale)`) counts as empty.
     Everything else that could raise the value is counted in upper, rounding errors included.
 
     time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under way is finished). tick: called
@@ -595,14 +596,15 @@ class _Polytope:
         """Whether multipliers `u >= 0` of the rows prove that no point keeps a distance from all sides that float64 can see.
 
         `sum_sides u_i (g_i y - h_i) <= (g^T u) y - h u` for every feasible y. If the right side is at most `(1 + |y|)` times
-        the rounding error of computing it, no y is farther than that (about 1e-14) from all of its sides.
+        the rounding error of computing it, no y is farther from all of its sides than that error over `sum_sides u_i`.
         """
+        weight = float(u[self.sides].sum())
         rounding = (sum(self.g.shape) + 4) * 2.0**-52 * float(u @ (1 + np.abs(self.h)))
         drift, value = self.g.T @ u, float(self.h @ u)
         if self.ball < math.inf:
             value -= self.ball * float(np.linalg.norm(drift[: self.n]))
             drift = drift[self.n :]
-        return bool(u[self.sides].any()) and float(np.linalg.norm(drift)) <= rounding and -value <= rounding
+        return 0 < rounding <= THIN * weight and float(np.linalg.norm(drift)) <= rounding and -value <= rounding
 
 
 def _feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:

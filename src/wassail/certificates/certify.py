@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -185,6 +185,7 @@ class _Work:
         self.found: dict[str, Bound] = {}
         self.line: tuple[float, float] | None = None
         self.tight: bool | None = None
+        self.seen: tuple[Tensor, Tensor] | None = None
         small = graph.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
         self.network: Piecewise | None = graph.piecewise() if graph.neurons <= DENSE_NEURONS else None
         self.small = self.network if small else None
@@ -193,13 +194,18 @@ class _Work:
         """Every slope asked for, the cheap and general ones first."""
         interrupted = False
         try:
-            for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in wanted):
-                getattr(self, f"_{name}")(max(1.0, (self.end - time.monotonic()) / (len(wanted) - done)))
-                report((done + 1) / len(wanted))
+            # A chord is at most as steep as the margins: without cells, S has no upper side but theirs.
+            todo = {*wanted, "margin"} if "anchor" in wanted and self.small is None else set(wanted)
+            for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in todo):
+                began = time.monotonic()
+                getattr(self, f"_{name}")(max(1.0, (self.end - began) / (len(todo) - done)))
+                bound = self.found[name]
+                self.found[name] = replace(bound, info={**bound.info, "seconds": time.monotonic() - began})
+                report((done + 1) / len(todo))
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
         rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
-        found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays)  # type: ignore[arg-type]
+        found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen)  # type: ignore[arg-type]
         self._settle(found, wanted)
         z = torch.cat([self.graph.logits(part) for part in torch.split(self.x.double(), 256)])
         clean = LOSSES[self.loss](z, self.y)
@@ -207,7 +213,7 @@ class _Work:
             "versions": versions(), "seed": self.seed, "neurons": self.graph.neurons, "labels": self.labels, "order": 1,
             **({"interrupted": True} if interrupted else {}),
         }  # fmt: skip
-        get = self.found.get
+        get = {name: bound for name, bound in self.found.items() if name in wanted}.get
         return Certificate(
             self.x, self.y, self.mu, self.norm, self.loss, self.domain, math.fsum((self.mu * clean).tolist()),
             get("infinity"), get("anchor"), get("margin"), get("paper"), self.line,
@@ -249,7 +255,7 @@ class _Work:
         known = self.found.get("infinity")
         lam = 1e-9 if self.domain is not None else math.inf if known is None else known.upper * (1 + 1e-9)
         try:
-            self.found["anchor"], offset = anchor_and_offset(
+            self.found["anchor"], offset, self.seen = anchor_and_offset(
                 self.small, x, self.y, lam, norm=self.norm, domain=self.domain, loss=self.loss, mu=self.mu, tolerance=fine,
                 time_limit=seconds, cells_limit=CELLS,
             )  # fmt: skip
@@ -290,7 +296,7 @@ class _Work:
         for high, low in itertools.pairwise(reversed(chain)):
             a, b = self.found[low], self.found[high]
             if b.upper < a.upper:
-                self.found[low] = Bound(min(a.lower, b.upper), b.upper, b.method, a.witness, a.info)
+                self.found[low] = Bound(min(a.lower, b.upper), b.upper, f"{high}, {b.method}", a.witness, a.info)
 
 
 def worst_case(

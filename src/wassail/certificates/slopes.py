@@ -92,11 +92,19 @@ class Chords:
 
 
 def chords(
-    graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, loss: str, rays: Sequence[tuple[int, Tensor]] = ()
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: float,
+    domain: Domain,
+    loss: str,
+    rays: Sequence[tuple[int, Tensor]] = (),
+    seen: tuple[Tensor, Tensor] | None = None,
 ) -> Chords:
     """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' - x_i||_r`.
 
-    For a range of distances an ascent on the loss in balls of that radius; for each ray `(label, u)` the points far out on it.
+    For a range of distances an ascent on the loss in balls of that radius; for each ray `(label, u)` points out on it; and
+    those that others have seen already: samples `(M,)` and flat points `(M, n)`.
     """
     parts: list[tuple[Tensor, Tensor]] = []
     every, wide = torch.arange(len(x)), x.detach().cpu().double()
@@ -113,8 +121,10 @@ def chords(
     size = max(1.0, float(wide.abs().max()))
     for label, u in rays:
         mine = (y == label).nonzero().flatten()
-        for far in (1e1, 1e3, 1e5, 1e7):
+        for far in (4.0**k for k in range(-4, 13)):  # up to about 10^7, where float64 still has nine digits of the slope
             parts.append((mine, wide[mine] + far * size * u.reshape(1, *wide.shape[1:])))
+    if seen is not None:
+        parts.append((seen[0], seen[1].reshape(-1, *wide.shape[1:])))
     root, points = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]).to(x.dtype)
     if domain is not None:
         points = points.clamp(*domain)

@@ -199,13 +199,17 @@ def anchor_and_offset(
     tolerance: float = 1e-6,
     time_limit: float | None = None,
     cells_limit: int = 100_000,
-) -> tuple[Bound, float]:
+) -> tuple[Bound, float, tuple[Tensor, Tensor]]:
     """`anchor`, and an upper bound on `C(lam) = sum_i mu_i sup_x [loss(x, y_i) - lam ||x - x_i||_r]` from the same cells.
 
-    On R^n `lam` must not be below the slope at infinity, where the supremum is infinite (THEORY 3).
+    On R^n `lam` must not be below the slope at infinity, where the supremum is infinite (THEORY 3). Last, the points evaluated
+    on the way: the sample each belongs to `(M,)`, and the point `(M, n)`.
     """
     problem = _Problem(network, x, y, norm, domain, loss, mu, cells_limit, time_limit)
-    return _steepest_chord(problem, tolerance), problem.dual(Penalty(1.0, lam), tolerance)
+    chord, offset = _steepest_chord(problem, tolerance), problem.dual(Penalty(1.0, lam), tolerance)
+    roots = [torch.full((pool.size,), i) for i, pool in enumerate(problem.pools)]
+    points = [torch.from_numpy(pool.rows[:, 2:].copy()) for pool in problem.pools]
+    return chord, offset, (torch.cat(roots), torch.cat(points))
 
 
 def _steepest_chord(problem: _Problem, tolerance: float) -> Bound:
