@@ -15,16 +15,26 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from zoo_path import ZOO, images, load
 
 import wassail as ws
 from wassail.certificates.propagate import crown, gradients
 from wassail.certificates.region import Region
 from wassail.certificates.structure import read
+from zoo_path import ZOO, images, load
 
 NETWORKS = {"mnist_mlp_6_100": (0.005, 0.02), "mnist_conv_small": (0.005, 0.02), "vnn_resnet2b": (0.25 / 255, 1 / 255)}
-PEER = {"mnist_mlp_6_100": (0.005, 0.02), "mnist_conv_small": (0.005, 0.02), "mnist_madry_tiny": (0.02, 0.1), "vnn_resnet2b": (0.25 / 255,)}
+PEER = {
+    "mnist_mlp_6_100": (0.005, 0.02),
+    "mnist_conv_small": (0.005, 0.02),
+    "mnist_madry_tiny": (0.02, 0.1),
+    "vnn_resnet2b": (0.25 / 255,),
+}
 INF = math.inf
+PEER_TEXT = """\
+Largest `||J^T (e_j - e_y)||_s` over the rivals j on a linf ball around image 0. `propagate` is the same relaxation, in float64
+and rounded outward; `ladder` is `ws.lipschitz(method='auto')` for the same rows. nan: auto_LiRPA fails (an assertion in its
+Jacobian of a residual addition).
+"""
 
 
 def main() -> None:
@@ -69,8 +79,7 @@ def ladder(seconds: float) -> None:
 def peer(seconds: float) -> None:
     """The same rows, the same ball: ours and auto_LiRPA's Jacobian bound, then what the ladder makes of it."""
     print("\n## Beside auto_LiRPA's Jacobian bounds (same ball, same rows, same run, one thread)\n")
-    print("Largest `||J^T (e_j - e_y)||_s` over the rivals j on a linf ball around image 0; `propagate` is the same relaxation in float64, ")
-    print("rounded outward (nan: auto_LiRPA fails, an assertion in its Jacobian of a residual addition); `ladder` is `ws.lipschitz(method='auto')` for the pairs with that label.\n")
+    print(PEER_TEXT)
     print("| network | radius | s | auto_LiRPA | s | propagate | s | ratio | time ratio | ladder | s | ratio |")
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for name, radii in PEER.items():
@@ -90,11 +99,14 @@ def peer(seconds: float) -> None:
                 found = gradients(bounds, rows)
                 ours, our_time = float(found.norm(s, found.entries()).max()), time.perf_counter() - start
                 start = time.perf_counter()
-                best = ws.lipschitz(graph.head(rows), {1.0: INF, 2.0: 2.0}[s], ball, outputs="logits", norm_out=INF, time_limit=seconds)
+                best = ws.lipschitz(
+                    graph.head(rows), {1.0: INF, 2.0: 2.0}[s], ball, outputs="logits", norm_out=INF, time_limit=seconds
+                )
                 best_time = time.perf_counter() - start
                 print(
                     f"| `{name}` | {_eps(radius)} | {s:g} | {theirs:.8g} | {their_time:.2f} | {ours:.8g} | {our_time:.2f} | "
-                    f"{ours / theirs:.7f} | {our_time / their_time:.2f} | {best.upper:.6g} | {best_time:.1f} | {best.upper / theirs:.3f} |",
+                    f"{ours / theirs:.7f} | {our_time / their_time:.2f} | {best.upper:.6g} | {best_time:.1f} | "
+                    f"{best.upper / theirs:.3f} |",
                     flush=True,
                 )
 

@@ -12,6 +12,8 @@ PAGES = {
     "nearest.py": "nearest.md",
     "overhead.py": "overhead.md",
     "baselines.py": "baselines.md",
+    "branch.py": "exact-lipschitz.md",
+    "certificates.py": "lipschitz.md",
 }
 
 for script, page in PAGES.items():

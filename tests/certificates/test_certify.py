@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -94,14 +95,16 @@ def test_limits_of_the_growth(loss: str) -> None:
         rates.append((value.lower - found.empirical) / eps)
     assert rates[-1] == pytest.approx(found.infinity.upper, rel=1e-3)
     assert rates[0] <= found.anchor.upper + 1e-2
-    assert all(b <= a * (1 + 1e-2) + 1e-2 for a, b in zip(rates, rates[1:]))
+    assert all(b <= a * (1 + 1e-2) + 1e-2 for a, b in pairwise(rates))
 
 
 @pytest.mark.parametrize("domain", [None, (0.0, 1.0)])
 @pytest.mark.parametrize("norm", NORMS)
 def test_kit_accepts_ours(norm: float, domain: tuple[float, float] | None) -> None:
     names = {1.0: ("shallow", "leaky"), 2.0: ("linear", "residual", "conv"), math.inf: ("dead", "pool")}[norm]
-    check_certificate(quick, norms=(norm,), losses=("margin" if norm == 2 else "cross_entropy",), domains=(domain,), names=names)
+    check_certificate(
+        quick, norms=(norm,), losses=("margin" if norm == 2 else "cross_entropy",), domains=(domain,), names=names
+    )
 
 
 @pytest.mark.slow
@@ -121,10 +124,13 @@ def test_kit_refuses_a_slope_that_is_too_small(slope: str) -> None:
     def inflated(*args: object) -> Certificate:
         found = quick(*args)
         assert found.infinity is not None
-        return replace(found, infinity=Bound(found.infinity.lower * 1.5, found.infinity.upper * 1.5, "lie", found.infinity.witness))
+        return replace(
+            found, infinity=Bound(found.infinity.lower * 1.5, found.infinity.upper * 1.5, "lie", found.infinity.witness)
+        )
 
+    kit = inflated if slope == "infinity" else broken
     with pytest.raises(AssertionError):
-        check_certificate(inflated if slope == "infinity" else broken, norms=(2.0,), losses=("margin",), domains=(None,), names=("leaky",))
+        check_certificate(kit, norms=(2.0,), losses=("margin",), domains=(None,), names=("leaky",))
 
 
 def test_kit_refuses_a_witness_outside_the_budget() -> None:
@@ -208,7 +214,9 @@ def test_bad_input_is_one_sentence(change: dict[str, object], words: str) -> Non
 
 def test_large_networks_get_brackets() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, 2, 1), nn.ReLU(), nn.Conv2d(6, 8, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
+    )
     x, y = torch.rand(5, 1, 16, 16), torch.tensor([0, 1, 2, 3, 0])
     for domain in (None, (0.0, 1.0)):
         found = ws.certify(model, x, y, math.inf, "cross_entropy", domain, time_limit=6.0)

@@ -208,6 +208,22 @@ def test_without_an_undecided_neuron_everything_is_exact(name: str) -> None:
     assert torch.allclose(upper, graph.logits(x)[0] + 1e-7 * slopes.norm(dim=1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["mlp", "deep", "convolutions", "blocks"])
+def test_rounding_errors_stay_within_the_bounds_of_a_single_point(name: str, norm: float) -> None:
+    graph, g = network(name), torch.Generator().manual_seed(12)
+    net, eye = graph.piecewise(), torch.eye(graph.outputs, dtype=torch.float64)
+    for _ in range(5):
+        x = 100 * torch.randn(1, graph.inputs, dtype=torch.float64, generator=g)
+        bounds = crown(graph, Region.make(Ball(x[0], 0.0, norm), graph.inputs))
+        check_values(bounds, x)
+        found = gradients(bounds, eye)
+        check_gradients(found, x)
+        low, high = found.entries()
+        slopes = net.jacobian(net.mask(x))[0]  # the same numbers, added in another order
+        assert (slopes >= low).all() and (slopes <= high).all() and (high - low).max() < 1e-10
+
+
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (-3.0, 1.0)])
 def test_one_neuron_in_closed_form(low: float, high: float) -> None:
     graph = layers([[1.0]], [[1.0], [-2.0]])  # theta = (relu x, -2 relu x)

@@ -125,9 +125,10 @@ def test_what_is_inside() -> None:
 
 
 def test_a_ball_of_the_maximum_norm_is_a_box_rounded_outward() -> None:
-    region = Region.make(Ball(torch.tensor([0.1], dtype=torch.float64), 0.3, math.inf), 1)
-    assert Fraction(float(region.low)) <= Fraction(0.1) - Fraction(0.3)
-    assert Fraction(float(region.high)) >= Fraction(0.1) + Fraction(0.3)
+    centre, radius = draw(50, seed=8), float(draw(1, seed=9).abs())
+    region = Region.make(Ball(centre, radius, math.inf), 50)
+    for c, low, high in zip(exact(centre), exact(region.low), exact(region.high)):
+        assert low <= c - Fraction(radius) and high >= c + Fraction(radius)
     assert region.radius == math.inf and region.bounded
 
 

@@ -22,7 +22,7 @@ from wassail.certificates.structure import Graph, read
 from wassail.geometry import operator_norm
 
 ABOUT = 5e-3  # the iteration stops within one per cent of the best squared bound
-NETWORKS = ["mlp", "leaky", "blocks", "clamps"]
+NETWORKS = ["mlp", "leaky", "blocks"]
 
 
 def everywhere(name: str) -> Piecewise:
@@ -137,7 +137,7 @@ def stacked() -> Graph:
     return read(seeded(Net(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 5), d=nn.Linear(5, 3)), 6), (4,))
 
 
-@pytest.mark.parametrize("most", [0, 6, 1000])
+@pytest.mark.parametrize("most", [0, 1000])
 @pytest.mark.parametrize("name", ["convolutions", "mlp", "blocks", "deep", "stacked"])
 def test_cut_into_pieces_it_stays_above_the_jacobians(name: str, most: int) -> None:
     graph = stacked() if name == "stacked" else network(name)

@@ -79,6 +79,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(1, 2, (5, 3), padding="same"), nn.ReLU(), nn.Flatten(), linear(24)), (1, 4, 3)
     ),
     "conv, valid": (lambda: nn.Sequential(nn.Conv2d(1, 2, 2, padding="valid"), nn.ReLU(), nn.Flatten(), linear(12)), (1, 3, 4)),
+    "conv, circular": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten(), linear(18)),
+        (1, 3, 3),
+    ),
+    "weights computed from others": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), linear(5)), (4,)
+    ),
     "batch norm, flat": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), linear(5)), (4,)),
     "batch norm, no weights": (
         lambda: nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 5), nn.ReLU(), linear(5)), (4,)

@@ -240,35 +240,41 @@ class Gradients:
     def _error(self) -> float:
         return gamma(self.bounds.graph) * (len(self.bounds.spans) + 2)
 
-    def _substitute(self, start: int, directions: Tensor) -> Tensor:
+    def _substitute(self, start: int, directions: Tensor, shared: bool = False) -> Tensor:
         """Upper bounds on `<t, gradient at node start>`: `(m, p, size) -> (m, p)`, before rounding.
 
         Forward from `start`: at a neuron, `t d g` lies below `t` times a line in `g`, the upper one where `t > 0`.
+        shared: the same directions `(1, p, size)` for all rows, and their negatives after them, `(m, 2 p)`; until the first
+        neuron they go through the network once.
         """
-        graph, (m, p, _) = self.bounds.graph, directions.shape
-        value: dict[int, Tensor] = {start: directions.reshape(m * p, *graph.nodes[start].shape)}
-        constant = directions.new_zeros(m * p)
+        graph, m, p = self.bounds.graph, len(self.rows), directions.shape[1]
+        value: dict[int, Tensor] = {start: directions.reshape(-1, *graph.nodes[start].shape)}
+        constant: Tensor | float = 0.0
         last = len(graph.nodes) - 1
-        uses = {
-            i: max((k for k in range(i + 1, last + 1) if i in graph.nodes[k].inputs), default=last) for i in range(last + 1)
-        }
+        uses = {j: i for i, node in enumerate(graph.nodes) for j in node.inputs}  # the last user wins
         for i in range(start + 1, last + 1):
             node = graph.nodes[i]
             if not any(j in value for j in node.inputs):
                 continue
             if node.slope is not None:
+                if shared:
+                    value, p, shared = {j: _fan(v, m) for j, v in value.items()}, 2 * p, False
                 value[i], shift = self._relaxed(i, value[node.inputs[0]], p)
                 constant = constant + shift
             else:
                 assert node.map is not None
-                given = [value[j] if j in value else directions.new_zeros(m * p, *graph.nodes[j].shape) for j in node.inputs]
+                size = len(next(iter(value.values())))
+                given = [value[j] if j in value else directions.new_zeros(size, *graph.nodes[j].shape) for j in node.inputs]
                 value[i] = node.map.forward(*given)
             for j in node.inputs:
                 if uses[j] == i:  # not needed any more
                     value.pop(j, None)
-        if last not in value:
-            return constant.reshape(m, p)
-        return constant.reshape(m, p) + (value[last].reshape(m, p, -1) * self.rows[:, None, :]).sum(-1)
+        if shared:
+            value, p = {j: _fan(v, m) for j, v in value.items()}, 2 * p
+        total = constant + (directions.new_zeros(m * p) if last not in value else 0.0)
+        if last in value:
+            total = total + (value[last].reshape(m, p, -1) * self.rows[:, None, :]).sum(-1).flatten()
+        return torch.as_tensor(total).reshape(m, p)
 
     def _relaxed(self, i: int, t: Tensor, p: int) -> tuple[Tensor, Tensor]:
         """The step through ReLU node i: new coefficients, and what is added to the constant."""
@@ -330,10 +336,9 @@ def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
     part = max(1, ROWS // (2 * widest * len(low)))
     for k in range(0, len(where), part):
         some = where[k : k + part]
-        unit = torch.zeros(len(some), low.shape[1], dtype=torch.float64)
-        unit[torch.arange(len(some)), some] = 1.0
-        both = torch.cat([unit, -unit]).expand(len(low), -1, -1)
-        top, bottom = torch.split(found._substitute(i, both), len(some), 1)
+        unit = torch.zeros(1, len(some), low.shape[1], dtype=torch.float64)
+        unit[0, torch.arange(len(some)), some] = 1.0
+        top, bottom = torch.split(found._substitute(i, unit, shared=True), len(some), 1)
         slack = found._error() * size[:, some]
         high[:, some] = torch.minimum(high[:, some], top + slack)
         low[:, some] = torch.maximum(low[:, some], -bottom - slack)
@@ -353,6 +358,11 @@ def _gradient_lines(span: Span, derivative: Span) -> tuple[Span, Span]:
     down = torch.where(crossing, (least * high - top * low) / width, below)
     down_shift = torch.where(crossing, torch.minimum((top - down) * low, (least - down) * high), 0.0)
     return (up, up_shift), (down, down_shift)
+
+
+def _fan(values: Tensor, m: int) -> Tensor:
+    """Directions `(p, ...)` and their negatives for each of m rows: `(m 2 p, ...)`."""
+    return torch.cat([values, -values]).expand(m, *[-1] * (values.ndim)).flatten(0, 1)
 
 
 def _rows(values: Tensor) -> Tensor:

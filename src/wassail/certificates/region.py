@@ -109,9 +109,14 @@ class Region:
         x = torch.where(
             floor, torch.where(ceiling, inside, low + normal.abs()), torch.where(ceiling, high - normal.abs(), normal)
         )
+        return self.inside(x)
+
+    def inside(self, x: Tensor) -> Tensor:
+        """Points `(m, n)` clamped to the box and then scaled toward the centre until they are in the ball."""
+        x = torch.minimum(torch.maximum(x, self.low), self.high)
         if self.radius < math.inf:
             size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1, keepdim=True)
-            x = self.centre + (x - self.centre) * (self.radius / size.clamp(min=1e-300)).clamp(max=1)
+            x = self.centre + (x - self.centre) * (self.radius * (1 - 1e-12) / size.clamp(min=1e-300)).clamp(max=1)
         return x
 
     def __str__(self) -> str:

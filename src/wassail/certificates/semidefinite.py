@@ -23,6 +23,7 @@ from wassail.certificates.structure import Graph, Node, Scale
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
 MOST = 1100  # neurons: one Newton step at this size takes seconds
+WIDE = 1500  # neurons and weights together
 MEMORY = 2**28  # numbers in the largest node of a dense form
 
 
@@ -50,7 +51,8 @@ def _semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limi
     """Members (rows, columns: `multipliers.split`) from the largest start down, each until it is below the largest so far."""
     deadline = time.monotonic() + time_limit
     how = split(network.inputs, network.outputs, norm_in, norm_out)
-    if how.members * (network.neurons + how.weights) ** 2 > MEMORY:
+    size = network.neurons + how.weights
+    if size > WIDE or how.members * size**2 > MEMORY:
         return math.inf
     reduced = reduce(network, torch.full((1, network.neurons), -1))
     form = forms(reduced, how, torch.arange(network.neurons)[None])
