@@ -71,6 +71,7 @@ def lipschitz(
     if outputs == "margins" and norm_out is not None:
         raise InputError("norm_out belongs to outputs='logits': margins are single numbers, leave it out.")
     limit = None if time_limit is None else number(time_limit, "time_limit")
+    most = None if nodes is None else int(number(nodes, "nodes"))
     graph = as_graph(model, domain, shape)
     region = Region.make(domain, graph.inputs)
     if outputs == "margins":
@@ -78,7 +79,7 @@ def lipschitz(
     else:
         q = r if norm_out is None else parse_norm(norm_out)
     with _bar(progress, "Lipschitz constant") as report:
-        ladder = Ladder(graph, region, r, q, limit, nodes, seed, report)
+        ladder = Ladder(graph, region, r, q, limit, most, seed, report)
         bound = ladder.climb(method)
     info = {
         "norm": r, "norm_out": q, "outputs": outputs, "domain": str(region), "seed": seed, "versions": versions(),
@@ -160,7 +161,7 @@ class Ladder:
         self._improve(found.upper, "branch")
 
     def _sample(self, count: int = 64) -> None:
-        """The lower side: the Jacobian's norm at random points, on R^n at several scales, and along its steepest rows from there.
+        """The lower side: the Jacobian's norm at random points, on R^n at several scales, and along its steepest rows.
 
         A gap that grows along its gradient tends to meet steeper pieces there.
         """
@@ -185,6 +186,8 @@ class Ladder:
             self.upper, self.method = upper, method
         # Where both sides are exact their last digits may cross: the lower one is a float64 evaluation.
         if self.lower > self.upper:
+            if math.isinf(self.lower):
+                raise InputError("the network's Jacobian overflows float64: rescale its weights.")
             if self.lower > self.upper * (1 + 1e-9):
                 raise AssertionError(f"a Jacobian of norm {self.lower} was found above the bound {self.upper} by {method}")
             self.lower = self.upper

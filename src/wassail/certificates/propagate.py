@@ -84,7 +84,8 @@ def intervals(graph: Graph, region: Region) -> Bounds:
         given = [span[j] for j in node.inputs]
         if node.slope is not None:
             spans[i] = (given[0][0][0], given[0][1][0])
-            span.append(tuple(torch.maximum(s, node.slope * s) for s in given[0]))  # type: ignore[arg-type]
+            off = [torch.where(node.slope > 0, node.slope * s.clamp(max=0), 0.0) for s in given[0]]  # 0 times -inf is 0 here
+            span.append((given[0][0].clamp(min=0) + off[0], given[0][1].clamp(min=0) + off[1]))
         elif node.map is not None and region.bounded:
             middle, radius = [(a + b) / 2 for a, b in given], [(b - a) / 2 for a, b in given]
             size = node.map.magnitude()

@@ -40,6 +40,31 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
         return matrix_norm(network.C, norm_in, norm_out)
     if network.neurons > MOST:
         return math.inf
+    network, scale = _balanced(network)
+    return scale * _from_two(network, norm_in, norm_out, time_limit)
+
+
+def _balanced(network: Piecewise) -> tuple[Piecewise, float]:
+    """The same network with neurons, inputs and outputs in units of about one, and what its Jacobian was divided by.
+
+    A ReLU commutes with positive factors, and factors that are powers of two cost no rounding.
+    """
+    a, b, d = network.A.clone(), network.B.clone(), network.D.clone()
+    for rows in network.blocks():
+        size = _power(torch.linalg.vector_norm(torch.cat([a[rows], b[rows]], 1), dim=1))
+        a[rows], b[rows] = a[rows] / size[:, None], b[rows] / size[:, None]
+        b[:, rows], d[:, rows] = b[:, rows] * size, d[:, rows] * size
+    enter = _power(a.abs().amax())
+    leave = _power(torch.cat([network.C / enter, d], 1).abs().amax())
+    parts = {"A": a / enter, "B": b, "C": network.C / enter / leave, "D": d / leave}
+    return replace(network, **parts), float(enter * leave)
+
+
+def _power(size: Tensor) -> Tensor:
+    return torch.where(size > 0, torch.exp2(size.clamp(min=1e-300).log2().round()), 1.0)
+
+
+def _from_two(network: Piecewise, norm_in: float, norm_out: float, time_limit: float) -> float:
     if norm_in == 2:
         return _semidefinite(network, 2.0, norm_out, time_limit)
     began = time.monotonic()

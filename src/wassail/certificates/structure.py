@@ -608,6 +608,9 @@ class _Reader:
             return self._clamp(x, constant)
         return self._larger(a, b)
 
+    def _minimum(self, a: Any, b: Any) -> _Index:
+        return self._neg(self._maximum(*(self._neg(v) if isinstance(v, _Index) else -v for v in (a, b))))
+
     def _max_pool2d(
         self, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> _Index:
