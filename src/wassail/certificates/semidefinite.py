@@ -45,14 +45,15 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
 
 
 def _balanced(network: Piecewise) -> tuple[Piecewise, float]:
-    """The same network with neurons, inputs and outputs in units of about one, and what its Jacobian was divided by.
+    """The same network with layers, inputs and outputs in units of about one, and what its Jacobian was divided by.
 
-    A ReLU commutes with positive factors, and factors that are powers of two cost no rounding.
+    A ReLU commutes with positive factors, and factors that are powers of two cost no rounding. One for each layer: `start`
+    takes the neurons of a layer as equals.
     """
     a, b, d = network.A.clone(), network.B.clone(), network.D.clone()
     for rows in network.blocks():
-        size = _power(torch.linalg.vector_norm(torch.cat([a[rows], b[rows]], 1), dim=1))
-        a[rows], b[rows] = a[rows] / size[:, None], b[rows] / size[:, None]
+        size = _power(torch.linalg.vector_norm(torch.cat([a[rows], b[rows]], 1), dim=1).amax())
+        a[rows], b[rows] = a[rows] / size, b[rows] / size
         b[:, rows], d[:, rows] = b[:, rows] * size, d[:, rows] * size
     enter = _power(a.abs().amax())
     leave = _power(torch.cat([network.C / enter, d], 1).abs().amax())
@@ -90,8 +91,10 @@ def _semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limi
         if value[worst] <= settled:
             break
         one = form.take(torch.tensor([worst]))
-        value[worst] = _settle(one, w[worst, None], t[worst, None], value[worst], settled, deadline)
+        value[worst], best = _settle(one, w[worst, None], t[worst, None], value[worst], settled, deadline)
         done[worst] = True
+        if how.weights == 1:  # what is good for one row or column is often good for all
+            value = torch.minimum(value, _with(form, best.expand(len(value), -1)))
     return how.factor * math.sqrt(float(value.max())) * (1 + 2.0**-50)
 
 
@@ -158,21 +161,34 @@ def _piece(graph: Graph, states: Mapping[int, Tensor], first: int, last: int) ->
     return Graph(tuple(nodes)), sides
 
 
-def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float, deadline: float) -> Tensor:
-    """Newton with a shrinking barrier until the proved bound stops falling, is `enough`, or time is up."""
+def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float, deadline: float) -> tuple[Tensor, Tensor]:
+    """Newton with a shrinking barrier until the proved bound stops falling, is `enough`, or time is up; and its multipliers."""
+    best = t
     for gap in GAPS:
         before = value
         for _ in range(6):
-            if time.monotonic() > deadline or value <= enough:
-                return value
+            if time.monotonic() > deadline:
+                break
             last = w.sum()
             _, w, t, _ = tighten(form, w, t, torch.full((1,), enough, dtype=torch.float64), 3, gap)
             if (last - w.sum()).abs() < 0.1 * gap * w.sum():
                 break
-        value = torch.minimum(value, _proved(form, w, t)[0])
-        if gap < 0.1 and before - value < 1e-3 * before:
+        proved = _proved(form, w, t)[0]
+        value, best = (proved, t) if proved < value else (value, best)
+        if value <= enough or time.monotonic() > deadline or (gap < 0.1 and before - value < 1e-3 * before):
             break
-    return value
+    return value, best
+
+
+def _with(form: Form, t: Tensor) -> Tensor:
+    """The bounds that these multipliers prove, each with the smallest weight that goes with them: `(m,)`, inf for none."""
+    n = form.A.shape[2]
+    s = form.matrix(torch.zeros(len(t), 1, dtype=torch.float64), t)
+    factor, failed = torch.linalg.cholesky_ex(s[:, n:, n:])
+    cross = torch.cholesky_solve(s[:, n:, :n], factor)
+    least = torch.linalg.eigvalsh(s[:, :n, n:] @ cross - s[:, :n, :n])[:, -1:]
+    value = prove(form, least.nan_to_num(0.0).clamp(min=0) * (1 + 1e-9) + 1e-300, t)
+    return value.masked_fill(failed != 0, math.inf)
 
 
 def _proved(form: Form, w: Tensor, t: Tensor) -> Tensor:
