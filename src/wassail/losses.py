@@ -90,6 +90,10 @@ ASCENTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+# Losses that are Lipschitz in the logits, `(z, y) -> (N,)`: what certificates can be about. DLR is a ratio and is not.
+LIPSCHITZ: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "margin": margin}
+
+
 def strongest_rival(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The largest logit among the classes other than `y`, and that class; both `(N,)`."""
     best = z.scatter(1, y[:, None], -math.inf).max(1)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Ball
-from wassail.certificates.worst_case import LOSSES, Penalty, WorstCase, _envelope, _Problem, anchor, growth, worst_case_network
+from wassail.certificates.worst_case import Penalty, WorstCase, _envelope, _Problem, anchor, growth, worst_case_network
 from wassail.errors import InputError
+from wassail.losses import LIPSCHITZ
 from wassail.threat import dual
 
 NORMS = (1.0, 2.0, math.inf)
@@ -43,7 +44,7 @@ def random_case(seed: int, n: int, hidden: list[int], k: int, count: int = 3) ->
 
 
 def mean_loss(network: Piecewise, x: Tensor, y: Tensor, loss: str = "margin") -> float:
-    return float(LOSSES[loss](network.logits(x), y).mean())
+    return float(LIPSCHITZ[loss](network.logits(x), y).mean())
 
 
 def check(
@@ -56,7 +57,7 @@ def check(
     assert torch.allclose(per_sample, torch.full_like(per_sample, 1 / len(x)), atol=1e-14)
     assert int((torch.bincount(result.root) > 1).sum()) <= 1 and len(result.root) <= len(x) + 1
     assert torch.equal(result.atom_labels, y[result.root])
-    losses = LOSSES[loss](network.logits(result.atoms), result.atom_labels)
+    losses = LIPSCHITZ[loss](network.logits(result.atoms), result.atom_labels)
     assert float(result.masses @ losses) == pytest.approx(result.bound.lower, rel=1e-12, abs=1e-12)
     moved = torch.linalg.vector_norm(result.atoms - x[result.root], norm, dim=1)
     cost = float(moved.max()) if order == math.inf else float(result.masses @ moved**order) ** (1 / order)
@@ -75,7 +76,7 @@ def grid_worst(
 ) -> float:
     """The worst expected loss over distributions on a grid (and the samples): the linear program itself."""
     points = torch.cat([x, grid])
-    value = torch.stack([LOSSES[loss](network.logits(points), k.expand(len(points))) for k in y]).numpy() / len(x)
+    value = torch.stack([LIPSCHITZ[loss](network.logits(points), k.expand(len(points))) for k in y]).numpy() / len(x)
     length = torch.stack([torch.linalg.vector_norm(points - row, norm, dim=1) for row in x]).numpy()
     if order == math.inf:
         return float(np.where(length <= eps, value, -math.inf).max(1).sum())
@@ -202,14 +203,14 @@ def test_anchor_against_a_grid(loss: str, gap: float, domain: tuple[float, float
     grid = grid_points(-1, 1, 201, 2) if domain else grid_points(-6, 6, 601, 2)
     steepest = 0.0
     for row, k in zip(x, y):
-        rise = LOSSES[loss](network.logits(grid), k.expand(len(grid))) - LOSSES[loss](network.logits(row[None]), k[None])
+        rise = LIPSCHITZ[loss](network.logits(grid), k.expand(len(grid))) - LIPSCHITZ[loss](network.logits(row[None]), k[None])
         steepest = max(steepest, float((rise / torch.linalg.vector_norm(grid - row, norm, dim=1)).max()))
     assert steepest <= bound.upper + 1e-12
     assert bound.lower >= steepest - 1e-12 - (0.02 if domain is None else 0)
     assert bound.gap <= gap
     sample = bound.info["sample"]
     k = y[sample : sample + 1]
-    ends = LOSSES[loss](network.logits(torch.stack([bound.witness, x[sample]])), k.expand(2))  # type: ignore[list-item]
+    ends = LIPSCHITZ[loss](network.logits(torch.stack([bound.witness, x[sample]])), k.expand(2))  # type: ignore[list-item]
     chord = float((ends[0] - ends[1]) / torch.linalg.vector_norm(bound.witness - x[sample], norm))  # type: ignore[operator]
     assert chord == pytest.approx(bound.lower, rel=1e-6)
 
@@ -222,7 +223,7 @@ def test_chords_are_bounded_at_any_multiplier(loss: str, norm: float) -> None:
     grid = grid_points(-1, 1, 201, 2)
     problem = _Problem(network, x, y, norm, (-1.0, 1.0), loss, None, 1000, None)
     for i, (row, k) in enumerate(zip(x, y)):
-        rise = LOSSES[loss](network.logits(grid), k.expand(len(grid))) - LOSSES[loss](network.logits(row[None]), k[None])
+        rise = LIPSCHITZ[loss](network.logits(grid), k.expand(len(grid))) - LIPSCHITZ[loss](network.logits(row[None]), k[None])
         steepest = float((rise / torch.linalg.vector_norm(grid - row, norm, dim=1)).max())
         for share in (0.05, 0.5, 0.9, 1.0):
             lam = share * max(steepest, 1e-3)
@@ -299,7 +300,8 @@ def test_growth_against_a_grid(loss: str) -> None:
     for norm in NORMS:
         lower, upper = growth(network, x, y, radii, norm=norm, domain=(-1, 1), loss=loss, tolerance=1e-3)
         for i, (row, k) in enumerate(zip(x, y)):
-            rise = LOSSES[loss](network.logits(grid), k.expand(len(grid))) - LOSSES[loss](network.logits(row[None]), k[None])
+            measure = LIPSCHITZ[loss]
+            rise = measure(network.logits(grid), k.expand(len(grid))) - measure(network.logits(row[None]), k[None])
             for c, radius in enumerate(radii):
                 brute = float(rise[torch.linalg.vector_norm(grid - row, norm, dim=1) <= radius].max())
                 assert lower[i, c] - 0.03 <= brute <= upper[i, c] + 1e-12

@@ -18,13 +18,13 @@ from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import crown, linear_upper
 from wassail.certificates.region import Region
-from wassail.certificates.slopes import LOSSES, Chords, allocate_gains, chords, ray_slope, steepest_of
+from wassail.certificates.slopes import Chords, allocate_gains, chords, ray_slope, steepest_of
 from wassail.certificates.structure import Graph, read
 from wassail.certificates.worst_case import WorstCase, anchor_and_offset, worst_case_network
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.geometry import distances as distances_between
-from wassail.losses import predict
+from wassail.losses import LIPSCHITZ, predict
 from wassail.network import Model, Progress, _bar, check_data, versions
 from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, dual, parse_domain, parse_eps, parse_norm
@@ -160,8 +160,8 @@ def certify(
             raise unknown("slope", name, SLOPES)
     if loss == "dlr":
         raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: certify 'margin' or 'cross_entropy'.")
-    if loss not in LOSSES:
-        raise unknown("loss", loss, tuple(LOSSES))
+    if loss not in LIPSCHITZ:
+        raise unknown("loss", loss, tuple(LIPSCHITZ))
     x, y = check_data(x, y, domain)
     if not len(x):
         raise InputError("there are no samples: a certificate is about the loss on data, give at least one.")
@@ -208,7 +208,7 @@ class _Work:
         found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen)  # type: ignore[arg-type]
         self._settle(found, wanted)
         z = torch.cat([self.graph.logits(part) for part in torch.split(self.x.double(), 256)])
-        clean = LOSSES[self.loss](z, self.y)
+        clean = LIPSCHITZ[self.loss](z, self.y)
         info = {
             "versions": versions(), "seed": self.seed, "neurons": self.graph.neurons, "labels": self.labels, "order": 1,
             **({"interrupted": True} if interrupted else {}),

@@ -106,7 +106,7 @@ def crown(graph: Graph, region: Region) -> Bounds:
     bounds = intervals(graph, region)
     if not region.bounded:
         return bounds
-    size = _magnitudes(graph, region)
+    size = magnitudes(graph, _farthest(region))
     error = gamma(graph) * (len(bounds.spans) + 2)
     for i in graph.relus:
         source = graph.nodes[i].inputs[0]
@@ -128,7 +128,7 @@ def crown(graph: Graph, region: Region) -> Bounds:
 
 def linear_upper(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
     """Upper bounds on `<row, value of the node>` over the region, rounded outward: `(m, size) -> (m,)`."""
-    size = _magnitudes(bounds.graph, bounds.region)[node].reshape(-1)
+    size = magnitudes(bounds.graph, _farthest(bounds.region))[node].reshape(-1)
     error = gamma(bounds.graph) * (len(bounds.spans) + 2)
     return substitute(bounds, node, rows) + error * (rows.abs() @ size)
 
@@ -180,9 +180,8 @@ def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
     return (up, shift), (down, torch.zeros_like(down))
 
 
-def _magnitudes(graph: Graph, region: Region) -> list[Tensor]:
-    """Every node of the network with absolute weights, biases and inputs: what rounding errors are relative to."""
-    low, high = region.box
+def magnitudes(graph: Graph, x: Tensor) -> list[Tensor]:
+    """Every node at one input `(n,)`, with absolute weights, biases and inputs: what rounding errors are relative to."""
     found: list[Tensor] = []
     for node in graph.nodes:
         given = [found[j] for j in node.inputs]
@@ -192,8 +191,13 @@ def _magnitudes(graph: Graph, region: Region) -> list[Tensor]:
             value = node.map.magnitude().forward(*given)
             found.append(value if node.bias is None else value + node.bias.abs())
         else:
-            found.append(torch.maximum(low.abs(), high.abs()).reshape(1, *node.shape))
+            found.append(x.abs().reshape(1, *node.shape))
     return found
+
+
+def _farthest(region: Region) -> Tensor:
+    low, high = region.box
+    return torch.maximum(low.abs(), high.abs())
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bound import Bound
-from wassail.certificates.propagate import crown, gamma, linear_upper
+from wassail.certificates.propagate import crown, gamma, linear_upper, magnitudes
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
 from wassail.geometry import maximiser, steepest, vector_norm
-from wassail.losses import cross_entropy, margin
+from wassail.losses import LIPSCHITZ
 from wassail.threat import Domain
 
-LOSSES = {"cross_entropy": cross_entropy, "margin": margin}
 STARTS, CLIMB = 6, 25  # rays per pair of classes, steps each
 
 
@@ -53,7 +52,7 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
                 best, ray, pair = float(gap[top]), u[top].detach().flatten(), some[top]
             u = maximiser(g, norm)
     length = float(vector_norm(ray[None], norm)[0])
-    lower = max(0.0, best / max(length, 1.0) * (1 - 1e-12) - gamma(graph) * _reach(flat, ray))
+    lower = max(0.0, best / max(length, 1.0) * (1 - 1e-12) - gamma(graph) * float(magnitudes(flat, ray)[-1].max()))
     ball = Region.make(Ball(torch.zeros(graph.inputs), 1.0, norm), graph.inputs)
     bounds = crown(flat, ball)
     rows = torch.zeros(len(pairs), classes, dtype=torch.float64)
@@ -61,19 +60,6 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
         row[k_], row[j_] = -1.0, 1.0
     above = float(linear_upper(bounds, len(flat.nodes) - 1, rows).max())
     return Bound(lower, max(lower, above), "propagate", ray / max(length, 1.0), {"label": pair[0], "rival": pair[1]})
-
-
-def _reach(graph: Graph, u: Tensor) -> float:
-    """The largest output of the network with absolute weights: what rounding errors are relative to."""
-    found: list[Tensor] = []
-    for node in graph.nodes:
-        given = [found[i] for i in node.inputs]
-        if node.map is not None:
-            value = node.map.magnitude().forward(*given)
-            found.append(value if node.bias is None else value + node.bias.abs())
-        else:
-            found.append(given[0] if given else u.abs().reshape(1, *node.shape))
-    return float(found[-1].max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +101,7 @@ def chords(
         for _ in range(3):  # the maximiser over the ball of the loss linearised at the last point
             with torch.enable_grad():
                 here = point.detach().requires_grad_(True)
-                (g,) = torch.autograd.grad(LOSSES[loss](graph.logits(here), y).sum(), here)
+                (g,) = torch.autograd.grad(LIPSCHITZ[loss](graph.logits(here), y).sum(), here)
             point = wide + steepest(wide, g, norm, radius, domain)
         parts.append((every, point))
     size = max(1.0, float(wide.abs().max()))
@@ -128,9 +114,9 @@ def chords(
     root, points = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]).to(x.dtype)
     if domain is not None:
         points = points.clamp(*domain)
-    clean = LOSSES[loss](graph.logits(wide), y)
+    clean = LIPSCHITZ[loss](graph.logits(wide), y)
     logits = torch.cat([graph.logits(part) for part in torch.split(points.double(), 256)])
-    gain = LOSSES[loss](logits, y[root]) - clean[root]
+    gain = LIPSCHITZ[loss](logits, y[root]) - clean[root]
     distance = vector_norm(points.double() - wide[root], norm)
     keep = (gain > 0) & (distance > 0)
     return Chords(root[keep], points[keep], gain[keep], distance[keep], logits.argmax(1)[keep])

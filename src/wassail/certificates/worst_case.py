@@ -41,7 +41,7 @@ from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region, Where
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, pull_inside
-from wassail.losses import cross_entropy, margin, strongest_rival
+from wassail.losses import LIPSCHITZ, cross_entropy, strongest_rival
 from wassail.threat import dual, parse_norm, parse_order
 from wassail.transport import sample_weights, transport_cost
 
@@ -50,7 +50,6 @@ Task: TypeAlias = "tuple[Array, Array, Array, float]"  # a (n,), G (R, n), h (R,
 Solution: TypeAlias = "tuple[Array, Array]"  # a maximiser d (n,) and multipliers u (R,) of G d <= h
 Plan: TypeAlias = "list[tuple[int, int, float]]"  # sample, its evaluated point, mass
 
-LOSSES = {"margin": margin, "cross_entropy": cross_entropy}
 LIFT = 1e-11  # a certificate for a multiplier this much larger, relatively, is accepted; the dual value pays for it
 FAR = 2.0**40  # how far a point "at infinity" is; its mass is eps / FAR, so what is lost is of the order of 1 / FAR
 BATCH = 32  # pieces handed to the solver at once
@@ -575,9 +574,9 @@ class _Problem:
         self.end = math.inf if time_limit is None else time.monotonic() + time_limit
         if loss == "dlr":
             raise InputError("the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or 'cross_entropy'.")
-        if loss not in LOSSES:
+        if loss not in LIPSCHITZ:
             raise InputError(f"loss {loss!r} is not known here: choose 'margin' or 'cross_entropy'.")
-        self.network, self.loss, self.norm = network, LOSSES[loss], parse_norm(norm)
+        self.network, self.loss, self.norm = network, LIPSCHITZ[loss], parse_norm(norm)
         self.x, self.y = x.detach().cpu().double().flatten(1), y.detach().cpu().long()
         self.region = Region.make(domain, network.inputs)
         if self.region.radius < math.inf:
