@@ -5,7 +5,7 @@ answer keeps the shape and dtype. Nothing is written in place, so a channels_las
 
 Four of the routines are one water-filling: spread a budget over coordinates at given rates until each meets its cap,
 
-    sum_i min(t rate_i, cap_i) = budget                                                    (`_fill`).
+    sum_i min(t rate_i, cap_i) = budget                                                    (`fill`).
 
 The left side is concave and piecewise linear in `t`, so Newton's method from `t = budget / sum rate` climbs to the root
 monotonically and ends after finitely many steps: the answer is exact, with no bisection and no sort.
@@ -124,7 +124,7 @@ def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: 
         # The answer is clip(center + t v), no coordinate of it longer than `moved`: sum min(t^2 v^2, moved^2) = radius^2.
         top = vector_norm(v, math.inf)  # squares of what is at most 1 do not overflow, and what underflows does not count
         unit = column(1 / top, v)
-        t = _fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), (_per_row(radius, v) / top).square())
+        t = fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), (_per_row(radius, v) / top).square())
         return clip(torch.addcmul(center, v, column(t.sqrt().clamp(max=1), v)), domain)
     size = _soft_threshold(v.abs().flatten(1), moved.abs().flatten(1), _per_row(radius, v))
     return clip(center + v.sign() * size.reshape(v.shape), domain)
@@ -173,7 +173,7 @@ def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = 
     size = size / column(torch.where(top > 0, top, 1), size)
     rate = size if norm == math.inf else size.square()
     cap = size * free if domain is not None else torch.where(size > 0, free, 0)
-    t = column(_fill(rate.flatten(1), cap.flatten(1), far), size)
+    t = column(fill(rate.flatten(1), cap.flatten(1), far), size)
     step = torch.minimum(t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * size, 0), free)
     return torch.where(direction == 0, 0, direction.sign() * step)
 
@@ -218,7 +218,7 @@ def _per_row(radius: Radius, like: Tensor) -> Tensor:
     return torch.as_tensor(radius, dtype=like.dtype, device=like.device).expand(len(like))
 
 
-def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
+def fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
     """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short."""
     t = torch.zeros_like(target)
     rows = (target > 0).nonzero()[:, 0]
@@ -245,12 +245,12 @@ def _ray(v: Tensor, free: Tensor, radius: Radius) -> Tensor:
     top = column(vector_norm(v, math.inf), v)
     size = v.abs() / torch.where(top > 0, top, 1)  # at most 1, so that squares do not overflow
     target = _per_row(radius, v).square()
-    t = _fill(size.square().flatten(1), free.square().flatten(1), target).sqrt()
+    t = fill(size.square().flatten(1), free.square().flatten(1), target).sqrt()
     # Squares of float32 can underflow and leave nothing to fill with: such rows again in float64.
     lost = (t == math.inf).nonzero()[:, 0]
     if len(lost) and v.dtype == torch.float32:
         wide = size[lost].double().square().flatten(1)
-        t[lost] = _fill(wide, free[lost].double().square().flatten(1), target[lost].double()).sqrt().to(v.dtype)
+        t[lost] = fill(wide, free[lost].double().square().flatten(1), target[lost].double()).sqrt().to(v.dtype)
     t = column(t, v) / torch.where(top > 0, top, 1)
     return v.sign() * torch.minimum(torch.where(v == 0, 0, t * v.abs()), free)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wassail.certificates.region import Ball, Region, Where
 from wassail.errors import InputError
+from wassail.geometry import steepest
 
 NORMS = [1.0, 2.0, math.inf]
 
@@ -164,3 +165,19 @@ def test_bad_regions_are_refused_in_one_sentence(where: Where, part: str) -> Non
         Region.make(where, 2)
     text = str(error.value)
     assert text.endswith(".") and ". " not in text and "\n" not in text
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0])
+@pytest.mark.parametrize("radius", [0.0, 0.05, 0.4, 1.5, 40.0])
+def test_a_cut_ball_is_met_exactly(norm: float, radius: float) -> None:
+    """The dual value equals the primal one, which `geometry.steepest` finds by another route."""
+    generator = torch.Generator().manual_seed(int(10 * radius) + int(norm))
+    centre = torch.rand(40, dtype=torch.float64, generator=generator)
+    centre = torch.where(torch.rand(40, generator=generator) < 0.25, centre.round(), centre)
+    rows = torch.randn(30, 40, dtype=torch.float64, generator=generator)
+    rows[0], rows[1, 5:] = 0.0, 0.0
+    moved = steepest(centre.expand(30, -1), rows, norm, radius, (0.0, 1.0))
+    value = rows @ centre + (rows * moved).sum(1)
+    upper = Region.make(Ball(centre, radius, norm, (0.0, 1.0)), 40).upper(rows)
+    assert (upper >= value).all()
+    assert torch.allclose(upper, value, rtol=1e-9, atol=1e-11)

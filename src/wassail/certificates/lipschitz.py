@@ -124,7 +124,7 @@ class Ladder:
         self.report(0.1)
         self._improve(propagated(bounds, self.norm_in, self.norm_out, tighten=False), "propagate")
         patient = method == "propagate" and self.time_limit is None
-        if not self._closed() and (patient or self._price(bounds) < self._left() / 4):
+        if not self._closed() and (patient or self._price(bounds) < self._left() / (1 if method == "propagate" else 2)):
             self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
         branches = method == "exact" or (method == "auto" and bounds.open <= SMALL and self._dense(bounds))
@@ -142,10 +142,11 @@ class Ladder:
 
     def _price(self, bounds: Bounds) -> float:
         """About how many seconds it takes to substitute every undecided neuron's gradient and every entry, both sides."""
-        x = self.region.sample(16, torch.Generator().manual_seed(0)).reshape(16, *self.graph.nodes[0].shape)
+        count = max(1, min(256, 2**22 // max(node.size for node in self.graph.nodes)))
+        x = torch.zeros(count, *self.graph.nodes[0].shape, dtype=torch.float64)
         start = time.monotonic()
         self.graph.values(x)
-        return (time.monotonic() - start) / 16 * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
+        return (time.monotonic() - start) / count * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
 
     def _branch(self, network: Piecewise, limit: float | None) -> None:
         def tick(lower: float, upper: float, nodes: int) -> None:

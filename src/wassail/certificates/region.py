@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.geometry import fill
 from wassail.threat import Number, dual, number, parse_norm
 
 
@@ -75,9 +76,10 @@ class Region:
         return torch.maximum(self.low, self.centre - self.radius), torch.minimum(self.high, self.centre + self.radius)
 
     def upper(self, a: Tensor) -> Tensor:
-        """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded outward.
+        """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded outward; exact up to that.
 
-        A ball cut by a box is bounded by the better of the two.
+        For a ball cut by a box by weak duality, `<a, c> + min_lam lam radius + sum_i max { a_i d - lam |d| : c + d in box }`
+        (r = 1; squares for r = 2): any multiplier gives a bound, the one that fills the ball gives the value.
         """
         best = torch.full(a.shape[:-1], math.inf, dtype=a.dtype)
         low, high = self.box
@@ -86,11 +88,32 @@ class Region:
             best = a.clamp(min=0) @ high + a.clamp(max=0) @ low + _slack(a) * (a.abs() @ size)
         if self.radius < math.inf:
             norms = torch.linalg.vector_norm(a, dual(self.norm), dim=-1)
+            scale = a.abs() @ self.centre.abs() + self.radius * norms
             ball = a @ self.centre + self.radius * norms
-            best = torch.minimum(best, ball + _slack(a) * (a.abs() @ self.centre.abs() + self.radius * norms))
+            if torch.isfinite(self.low).any() or torch.isfinite(self.high).any():
+                ball = torch.minimum(ball, a @ self.centre + self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape))
+            best = torch.minimum(best, ball + 2 * _slack(a) * scale)
         if not self.bounded:
             best = torch.where((a == 0).all(-1), 0.0, best)
         return best
+
+    def _cut(self, a: Tensor) -> Tensor:
+        """The dual value of `max { <a, d> : ||d||_r <= radius, c + d in box }` at its multiplier, `(m, n) -> (m,)`."""
+        room = torch.where(a > 0, self.high - self.centre, self.centre - self.low).clamp(max=self.radius)
+        size = a.abs()
+        if self.norm == 1:  # the budget goes to the steepest entries first; lam: the first that is not filled
+            order = size.sort(1, descending=True)
+            paid = room.gather(1, order.indices).cumsum(1)
+            place = (paid < self.radius).sum(1, keepdim=True)
+            lam = torch.where(place < a.shape[1], order.values.gather(1, place.clamp(max=a.shape[1] - 1)), 0.0)
+            return lam[:, 0] * self.radius + ((size - lam).clamp(min=0) * room).sum(1)
+        top = size.amax(1, keepdim=True)
+        unit = size / torch.where(top > 0, top, 1)
+        t = fill(unit.square(), room.square(), torch.full((len(a),), self.radius**2, dtype=a.dtype)).sqrt()[:, None]
+        # d = min(t unit, room), and lam = top / (2 t): a_i d - lam d^2, which is a_i^2 / (4 lam) where the wall is far.
+        step = torch.minimum(torch.where(unit > 0, t * unit, 0.0), room)
+        lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
+        return (lam * self.radius**2 + (size * step - lam * step.square()).sum(1, keepdim=True))[:, 0]
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> Tensor:
         """Which of the points `(m, n)` lie inside, bool `(m,)`."""
