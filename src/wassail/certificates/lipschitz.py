@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from wassail.certificates.bound import Bound
 from wassail.certificates.branch import branch
+from wassail.certificates.condense import condensed
 from wassail.certificates.norms import FEW_SIGNS, positive_norm, product
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import Bounds, crown, gradients
@@ -208,7 +209,7 @@ def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = 
 
     Entries no larger than those of M bound the norm by that of M; so do the norms of the rows, each in the dual norm of r.
     """
-    found = gradients(bounds, torch.eye(bounds.graph.outputs, dtype=torch.float64), tighten)
+    found = gradients(condensed(bounds), torch.eye(bounds.graph.outputs, dtype=torch.float64), tighten)
     low, high = entries = found.entries(tighten)
     best = positive_norm(torch.maximum(low.abs(), high.abs()), norm_in, norm_out)
     if norm_in != 1:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.region import Region
-from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node
+from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, rounding_map
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
 ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size
@@ -27,7 +27,7 @@ ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of ab
 
 def gamma(graph: Graph) -> float:
     """Relative rounding error of a pass through the whole graph: every term of every sum on the way, times 2^-52."""
-    return 2.0**-52 * (16 + sum(_terms(node) for node in graph.nodes))
+    return graph.rounding + 2.0**-52 * (16 + sum(_terms(node) for node in graph.nodes))
 
 
 def _terms(node: Node) -> int:
@@ -90,9 +90,9 @@ def intervals(graph: Graph, region: Region) -> Bounds:
             middle, radius = [(a + b) / 2 for a, b in given], [(b - a) / 2 for a, b in given]
             size = node.map.magnitude()
             centre, reach = node.map.forward(*middle), size.forward(*radius)
-            error = slack * size.forward(*[torch.maximum(a.abs(), b.abs()) for a, b in given])
+            error = slack * rounding_map(node.map).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in given])
             if node.bias is not None:
-                centre, error = centre + node.bias, error + slack * node.bias.abs()
+                centre, error = centre + node.bias, error + slack * node.bias_size
             span.append((centre - reach - error, centre + reach + error))
         elif node.map is not None:  # nothing is bounded on R^n
             span.append(tuple(torch.full((1, *node.shape), side, dtype=torch.float64) for side in (-math.inf, math.inf)))  # type: ignore[arg-type]
@@ -188,8 +188,8 @@ def magnitudes(graph: Graph, x: Tensor) -> list[Tensor]:
         if node.slope is not None:
             found.append(given[0])
         elif node.map is not None:
-            value = node.map.magnitude().forward(*given)
-            found.append(value if node.bias is None else value + node.bias.abs())
+            value = rounding_map(node.map).forward(*given)
+            found.append(value + node.bias_size)
         else:
             found.append(x.abs().reshape(1, *node.shape))
     return found
@@ -262,6 +262,8 @@ class Gradients:
             if not any(j in value for j in node.inputs):
                 continue
             if node.slope is not None:
+                if i not in self.spans:  # it leads nowhere
+                    continue
                 if shared:
                     value, p, shared = {j: _fan(v, m) for j, v in value.items()}, 2 * p, False
                 value[i], shift = self._relaxed(i, value[node.inputs[0]], p)
@@ -323,7 +325,7 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
             node.inputs,
             node.map.transpose((low + high) / 2),
             absolute.transpose((high - low) / 2),
-            absolute.transpose(most),
+            rounding_map(node.map).transpose(most),
         ):
             error = slack * much
             _merge(span, size, j, (centre - reach - error, centre + reach + error), much)

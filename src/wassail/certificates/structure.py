@@ -40,9 +40,10 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """`W x` over the last axis; weight `(out, in)`."""
+    """`W x` over the last axis; weight `(out, in)`; most: the magnitudes that its entries are sums of, if they are sums."""
 
     weight: Tensor
+    most: Tensor | None = None
 
     def forward(self, *x: Tensor) -> Tensor:
         """`(m, ..., in) -> (m, ..., out)`."""
@@ -55,6 +56,13 @@ class Matrix:
     def magnitude(self) -> Matrix:
         """`|W|`."""
         return Matrix(self.weight.abs())
+
+
+def rounding_map(map_: Linear) -> Linear:
+    """The map of magnitudes that rounding errors are relative to: the absolute weights, or what they were summed from."""
+    if isinstance(map_, Matrix) and map_.most is not None:
+        return Matrix(map_.most)
+    return map_.magnitude()
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +204,8 @@ class Node:
     """One step of the network: the input (no map, no inputs), an affine map, or a ReLU (slope given).
 
     inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative where
-    the ReLU is off, broadcasts against one sample; place: where it stands in the model.
+    the ReLU is off, broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes that the
+    bias is a sum of, if it is one.
     """
 
     inputs: tuple[int, ...]
@@ -205,6 +214,12 @@ class Node:
     map: Linear | None = None
     bias: Tensor | None = None
     slope: Tensor | None = None
+    bias_most: Tensor | None = None
+
+    @property
+    def bias_size(self) -> Tensor | float:
+        """The magnitude of the bias that rounding errors are relative to."""
+        return self.bias_most if self.bias_most is not None else 0.0 if self.bias is None else self.bias.abs()
 
     @property
     def size(self) -> int:
@@ -214,9 +229,13 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A piecewise-linear network: nodes in topological order, the first the input, the last the logits."""
+    """A piecewise-linear network: nodes in topological order, the first the input, the last the logits.
+
+    rounding: relative error of the weights themselves, where they were computed.
+    """
 
     nodes: tuple[Node, ...]
+    rounding: float = 0.0
 
     @property
     def inputs(self) -> int:
