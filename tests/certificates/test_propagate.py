@@ -324,3 +324,25 @@ def test_a_broken_relaxation_is_noticed(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(propagate, "_gradient_lines", too_low(propagate._gradient_lines))  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
         check_gradients(gradients(right, eye), x)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+def test_optimised_slopes_are_sound_and_never_looser(norm: float) -> None:
+    """On a deep network the ascent on the lower lines must gain something, lose nothing, and leave out no sampled value."""
+    generator = torch.Generator().manual_seed(11)
+    layers = [nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 16), nn.LeakyReLU(0.1), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)]
+    model = nn.Sequential(*layers).double()
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, dtype=torch.float64, generator=generator) / parameter.shape[-1] ** 0.5
+    graph = read(model, (5,))
+    region = Region.make(Ball(torch.full((5,), 0.5), 0.4, norm, (0.0, 1.0)), 5)
+    plain, best = crown(graph, region), crown(graph, region, steps=10)
+    values = graph.values(region.sample(4000, torch.Generator().manual_seed(0)))
+    gained = 0.0
+    for i in graph.relus:
+        (low, high), (tight_low, tight_high) = plain.spans[i], best.spans[i]
+        assert (tight_low >= low).all() and (tight_high <= high).all()
+        v = values[graph.nodes[i].inputs[0]]
+        assert (v >= tight_low).all() and (v <= tight_high).all()
+        gained += float((tight_low - low).sum() + (high - tight_high).sum())
+    assert gained > 1e-3

@@ -16,11 +16,15 @@ from wassail.certificates.propagate import Bounds, crown, gamma
 from wassail.certificates.structure import Graph, Matrix, Node, Sum, rounding_map
 
 NEURONS = 1500  # undecided neurons up to which it pays
+STEPS = 12  # on the slopes of the lower lines, which cost little on what is left
 MEMORY = 2**26  # numbers in the largest node while it is built
 
 
 def condensed(bounds: Bounds) -> Bounds:
-    """The same region and network with the stable neurons gone, or `bounds` itself where that would not pay."""
+    """The same region and network with the stable neurons gone, or `bounds` itself where that would not pay.
+
+    What is left is bounded again with optimised slopes, so some of it may turn out stable too.
+    """
     graph = bounds.graph
     columns = graph.inputs + bounds.open + 1
     if bounds.open > min(NEURONS, 0.7 * graph.neurons) or columns * max(node.size for node in graph.nodes) > MEMORY:
@@ -29,7 +33,7 @@ def condensed(bounds: Bounds) -> Bounds:
     exact, size = graph.piecewise(states), _absolute(graph).piecewise(states)
     # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths of the graph.
     small = replace(_layered(exact, size), rounding=gamma(graph))
-    return crown(small, bounds.region)
+    return crown(small, bounds.region, STEPS)
 
 
 def _absolute(graph: Graph) -> Graph:

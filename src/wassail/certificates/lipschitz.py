@@ -120,7 +120,7 @@ class Ladder:
         return Bound(self.lower, self.upper, self.method, self.witness, {**self.info, "seconds": self._spent()})
 
     def _local(self, method: str) -> None:
-        bounds = crown(self.graph, self.region)
+        bounds = condensed(crown(self.graph, self.region))
         self.info["undecided"] = bounds.open
         self.report(0.1)
         self._improve(propagated(bounds, self.norm_in, self.norm_out, tighten=False), "propagate")
@@ -134,19 +134,19 @@ class Ladder:
             self._improve(segmented(bounds, self.norm_in, self.norm_out, self._left() / (2 if branches else 1)), "sdp")
         self.report(0.3)
         if not self._closed() and branches:
-            network = self.graph.piecewise(bounds.states(), DENSE)
+            network = bounds.graph.piecewise(bounds.states(), DENSE)
             self._branch(network, None if method == "exact" and self.time_limit is None else self._left())
 
     def _dense(self, bounds: Bounds) -> bool:
         """Whether the dense form fits."""
-        return (self.graph.inputs + bounds.open) * max(node.size for node in self.graph.nodes) <= MEMORY
+        return (self.graph.inputs + bounds.open) * max(node.size for node in bounds.graph.nodes) <= MEMORY
 
     def _price(self, bounds: Bounds) -> float:
         """About how many seconds it takes to substitute every undecided neuron's gradient and every entry, both sides."""
-        count = max(1, min(256, 2**22 // max(node.size for node in self.graph.nodes)))
-        x = torch.zeros(count, *self.graph.nodes[0].shape, dtype=torch.float64)
+        count = max(1, min(256, 2**22 // max(node.size for node in bounds.graph.nodes)))
+        x = torch.zeros(count, *bounds.graph.nodes[0].shape, dtype=torch.float64)
         start = time.monotonic()
-        self.graph.values(x)
+        bounds.graph.values(x)
         return (time.monotonic() - start) / count * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
 
     def _branch(self, network: Piecewise, limit: float | None) -> None:
@@ -209,7 +209,7 @@ def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = 
 
     Entries no larger than those of M bound the norm by that of M; so do the norms of the rows, each in the dual norm of r.
     """
-    found = gradients(condensed(bounds), torch.eye(bounds.graph.outputs, dtype=torch.float64), tighten)
+    found = gradients(bounds, torch.eye(bounds.graph.outputs, dtype=torch.float64), tighten)
     low, high = entries = found.entries(tighten)
     best = positive_norm(torch.maximum(low.abs(), high.abs()), norm_in, norm_out)
     if norm_in != 1:

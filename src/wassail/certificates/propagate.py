@@ -12,6 +12,7 @@ through the network until it meets the head, as a bound on a value is substitute
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -101,8 +102,11 @@ def intervals(graph: Graph, region: Region) -> Bounds:
     return Bounds(graph, region, spans)
 
 
-def crown(graph: Graph, region: Region) -> Bounds:
-    """Linear bounds on every neuron that intervals leave undecided, layer by layer, each with those before it."""
+def crown(graph: Graph, region: Region, steps: int = 0) -> Bounds:
+    """Linear bounds on every neuron that intervals leave undecided, layer by layer, each with those before it.
+
+    steps: of an ascent on the slopes of the lower lines, for each bound on its own (alpha-CROWN, Xu et al. 2021).
+    """
     bounds = intervals(graph, region)
     if not region.bounded:
         return bounds
@@ -117,8 +121,8 @@ def crown(graph: Graph, region: Region) -> Bounds:
         slack = error * size[source].flatten()[rows]
         unit = torch.zeros(len(rows), len(low), dtype=torch.float64)
         unit[torch.arange(len(rows)), rows] = 1.0
-        upper = substitute(bounds, source, unit) + slack
-        lower = -substitute(bounds, source, -unit) - slack
+        upper = substitute(bounds, source, unit, steps) + slack
+        lower = -substitute(bounds, source, -unit, steps) - slack
         low, high = low.clone(), high.clone()
         low[rows], high[rows] = torch.maximum(low[rows], lower), torch.minimum(high[rows], upper)
         shape = graph.nodes[i].shape
@@ -133,7 +137,7 @@ def linear_upper(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
     return substitute(bounds, node, rows) + error * (rows.abs() @ size)
 
 
-def substitute(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
+def substitute(bounds: Bounds, node: int, rows: Tensor, steps: int = 0) -> Tensor:
     """Upper bounds on `<row, value of the node>` over the region, `(m, size) -> (m,)`; the caller adds the rounding slack.
 
     Substituted backward to the input: a positive coefficient takes the neuron's upper line, a negative one its lower line.
@@ -141,10 +145,38 @@ def substitute(bounds: Bounds, node: int, rows: Tensor) -> Tensor:
     graph = bounds.graph
     widest = max(n.size for n in graph.nodes[: node + 1])
     part = max(1, ROWS // widest)
-    return torch.cat([_substitute(bounds, node, rows[k : k + part]) for k in range(0, len(rows), part)])
+    return torch.cat([_optimised(bounds, node, rows[k : k + part], steps) for k in range(0, len(rows), part)])
 
 
-def _substitute(bounds: Bounds, last: int, rows: Tensor) -> Tensor:
+def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
+    """The best of `steps` choices of the lower lines: any slope between the neuron's two gives a bound, so all of them do."""
+    alpha: dict[int, Tensor] = {}
+    for i in bounds.spans:
+        if i < last and bounds.unstable(i).any():
+            start = _value_lines(bounds.spans[i], bounds._slope(i))[1][0]
+            alpha[i] = start.expand(len(rows), *start.shape).clone()
+    best = _substitute(bounds, last, rows)
+    first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
+    for step in range(1, steps + 1 if alpha else 1):
+        with torch.enable_grad():
+            leaves = {i: a.detach().requires_grad_(True) for i, a in alpha.items()}
+            value = _substitute(bounds, last, rows, leaves)
+            if not value.requires_grad:  # no undecided neuron feeds this node
+                break
+            pulls = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+        for i, g in zip(alpha, pulls):  # Adam, written out: rows do not touch each other
+            g = torch.zeros_like(alpha[i]) if g is None else g
+            first[i], second[i] = 0.9 * first[i] + 0.1 * g, 0.99 * second[i] + 0.01 * g.square()
+            move = (first[i] / (1 - 0.9**step)) / ((second[i] / (1 - 0.99**step)).sqrt() + 1e-12)
+            alpha[i] = torch.minimum(
+                torch.maximum(alpha[i] - 0.2 * 0.95**step * move, bounds._slope(i)), torch.ones(()).double()
+            )
+        best = torch.minimum(best, _substitute(bounds, last, rows, alpha))
+    return best
+
+
+def _substitute(bounds: Bounds, last: int, rows: Tensor, alpha: Mapping[int, Tensor] | None = None) -> Tensor:
+    """alpha: slopes of the lower lines of undecided neurons, `(m, *shape)` for each ReLU node, instead of CROWN's choice."""
     graph = bounds.graph
     weight: dict[int, Tensor] = {last: rows.reshape(-1, *graph.nodes[last].shape)}
     constant = torch.zeros(len(rows), dtype=torch.float64)
@@ -154,18 +186,20 @@ def _substitute(bounds: Bounds, last: int, rows: Tensor) -> Tensor:
         node, w = graph.nodes[i], weight.pop(i)
         if node.slope is not None:
             (up, up_shift), (down, _) = _value_lines(bounds.spans[i], node.slope)
+            if alpha is not None and i in alpha:
+                down = torch.where(bounds.unstable(i), alpha[i], down)
             plus = w.clamp(min=0)
-            constant += _rows(plus * up_shift).sum(1)
+            constant = constant + _rows(plus * up_shift).sum(1)
             _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
             continue
         assert node.map is not None
         if node.bias is not None:
-            constant += _rows(w * node.bias).sum(1)
+            constant = constant + _rows(w * node.bias).sum(1)
         for j, part in zip(node.inputs, node.map.transpose(w)):
             _accumulate(weight, j, part)
     if 0 not in weight:
         return constant
-    return constant + bounds.region.upper(_rows(weight[0]))
+    return constant + bounds.region.upper(_rows(weight[0]), cut=not weight[0].requires_grad)
 
 
 def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:

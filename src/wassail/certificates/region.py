@@ -75,11 +75,12 @@ class Region:
         """The smallest box around it, `(n,)` each."""
         return torch.maximum(self.low, self.centre - self.radius), torch.minimum(self.high, self.centre + self.radius)
 
-    def upper(self, a: Tensor) -> Tensor:
+    def upper(self, a: Tensor, cut: bool = True) -> Tensor:
         """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded outward; exact up to that.
 
         For a ball cut by a box by weak duality, `<a, c> + min_lam lam radius + sum_i max { a_i d - lam |d| : c + d in box }`
-        (r = 1; squares for r = 2): any multiplier gives a bound, the one that fills the ball gives the value.
+        (r = 1; squares for r = 2): any multiplier gives a bound, the one that fills the ball gives the value. Without `cut` by
+        the better of box and ball, which can be differentiated.
         """
         best = torch.full(a.shape[:-1], math.inf, dtype=a.dtype)
         low, high = self.box
@@ -90,7 +91,7 @@ class Region:
             norms = torch.linalg.vector_norm(a, dual(self.norm), dim=-1)
             scale = a.abs() @ self.centre.abs() + self.radius * norms
             ball = a @ self.centre + self.radius * norms
-            if torch.isfinite(self.low).any() or torch.isfinite(self.high).any():
+            if cut and (torch.isfinite(self.low).any() or torch.isfinite(self.high).any()):
                 ball = torch.minimum(ball, a @ self.centre + self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape))
             best = torch.minimum(best, ball + 2 * _slack(a) * scale)
         if not self.bounded:
