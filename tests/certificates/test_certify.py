@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.bound import Bound
+from wassail.certificates.bound import Bound, below
 from wassail.certificates.certify import Certificate
 from wassail.certificates.slopes import Chords, allocate_gains, ray_slope
 from wassail.certificates.structure import read
@@ -276,3 +276,17 @@ def test_allocation_of_gains_is_near_the_best(seed: int) -> None:
         assert value >= best - float(mu.max() * gain.max()) * 0.5  # the last step only may be lost
         if eps == 2.0:
             assert value == pytest.approx(best)
+
+
+def test_a_contradiction_is_not_clipped_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certified slope below an evaluated chord stops the line; a difference in the last digits does not."""
+    from wassail.certificates import certify as module
+
+    model, x, y = corpus()["leaky"]
+    true = ws.lipschitz(model, 2, labels=y.tolist()).upper
+    monkeypatch.setattr(module, "lipschitz", lambda *args, **options: Bound(0.0, 0.3 * true, "lie"))
+    with pytest.raises(AssertionError, match="report this bug"):
+        ws.certify(model, x, y, 2, "margin")
+    assert below(1.0 + 1e-15, 1.0, "rounding") == 1.0
+    with pytest.raises(AssertionError, match="evaluated"):
+        below(1.001, 1.0, "a lie")

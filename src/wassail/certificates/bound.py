@@ -15,6 +15,16 @@ from wassail.records import Record
 EXACT = 1e-9  # relative gap below which a bracket counts as closed
 
 
+def below(lower: float, upper: float, what: str, tolerance: float = 1e-9) -> float:
+    """`lower`, clipped to `upper` where it is above by rounding only; more than that is a contradiction, and an error.
+
+    An evaluated point above a certified bound is a bug in one of them, which clipping would hide.
+    """
+    if lower > upper + tolerance * max(abs(lower), abs(upper)) + 1e-12:
+        raise AssertionError(f"{what}: an evaluated {lower!r} is above the certified {upper!r}; please report this bug.")
+    return min(lower, upper)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Bound(Record):
     """`lower <= value <= upper`: the lower side comes with a witness, the upper side is rounded outward.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.bound import Bound
+from wassail.certificates.bound import Bound, below
 from wassail.certificates.infinity import infinity, tightness
 from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.piecewise import Piecewise
@@ -77,7 +77,8 @@ class Certificate(Record):
         low = self.empirical + self._gained(budget)
         if self.domain is None and self.infinity is not None:
             low = max(low, self.empirical + self.infinity.lower * budget)
-        return min(low, self.upper(budget)), self.upper(budget)
+        high = self.upper(budget)
+        return below(low, high, "worst-case loss"), high
 
     def upper(self, eps: float) -> float:
         """The upper side alone."""
@@ -206,7 +207,7 @@ class _Work:
             interrupted = True
         rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
         found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen)  # type: ignore[arg-type]
-        self._settle(found, wanted)
+        self._settle(found)
         z = torch.cat([self.graph.logits(part) for part in torch.split(self.x.double(), 256)])
         clean = LIPSCHITZ[self.loss](z, self.y)
         info = {
@@ -279,24 +280,24 @@ class _Work:
             worst[k] = float(top) + 1e-12 * abs(float(top))
         return math.fsum((self.mu * torch.tensor([worst[k] for k in self.y.tolist()], dtype=torch.float64)).tolist())
 
-    def _settle(self, found: Chords, wanted: tuple[str, ...]) -> None:
+    def _settle(self, found: Chords) -> None:
         """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""
-        slope, place = steepest_of(found)
-        if "anchor" in self.found and slope * (1 - 1e-9) > self.found["anchor"].lower:
-            old, chord = self.found["anchor"], slope * (1 - 1e-9)
+        slope, place = steepest_of(self.graph, self.x, found)
+        if "anchor" in self.found and slope > self.found["anchor"].lower:
+            old = self.found["anchor"]
             info = {**old.info, "sample": int(found.root[place])}
-            self.found["anchor"] = Bound(
-                min(chord, old.upper), old.upper, old.method, found.points[place].flatten().double(), info
-            )
+            point = found.points[place].flatten().double()
+            self.found["anchor"] = Bound(below(slope, old.upper, "anchor"), old.upper, old.method, point, info)
         chain = [name for name in SLOPES if name in self.found]
         for low, high in itertools.pairwise(chain):
             a, b = self.found[low], self.found[high]
             if a.lower > b.lower:
-                self.found[high] = Bound(min(a.lower, b.upper), b.upper, b.method, b.witness, b.info)
+                self.found[high] = Bound(below(a.lower, b.upper, high), b.upper, b.method, b.witness, b.info)
         for high, low in itertools.pairwise(reversed(chain)):
             a, b = self.found[low], self.found[high]
             if b.upper < a.upper:
-                self.found[low] = Bound(min(a.lower, b.upper), b.upper, f"{high}, {b.method}", a.witness, a.info)
+                lower = below(a.lower, b.upper, low)
+                self.found[low] = Bound(lower, b.upper, f"{high}, {b.method}", a.witness, a.info)
 
 
 def worst_case(

@@ -24,7 +24,7 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
-from wassail.certificates.bound import Bound
+from wassail.certificates.bound import Bound, below
 from wassail.certificates.cells import Array, enumerate_cells, inequalities, masks_at, nearest_point
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
@@ -34,6 +34,7 @@ from wassail.threat import dual, parse_norm
 
 METHODS = ("auto", "ascent", "branch", "cells")
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
+INSIDE = 1e-8  # how far outside a cone, relative to its rows, a solver's direction may lie
 SAME = 1e-9  # relative tolerance of the tightness test
 STARTS = 512  # directions that the ascent starts from, over all pairs
 ASCENT = 20  # steps it takes
@@ -279,10 +280,12 @@ def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, t
                 break
         upper = max(upper, ceiling)
         direction, values = _values(gaps, rounding, torch.from_numpy(u)[None], norm)
-        if float(values[0, outputs[i]]) > lower:
+        # Where the maximum over the cone is 0, u is rounding noise and its direction may lie in another cone.
+        inside = bool((rows @ direction[0] <= INSIDE * length).all())
+        if inside and float(values[0, outputs[i]]) > lower:
             lower, witness = float(values[0, outputs[i]]), direction[0]
             info |= {"label": pairs[outputs[i]][0], "rival": pairs[outputs[i]][1]}
-    return Bound(min(lower, upper), upper, method, witness, info)
+    return Bound(below(lower, upper, "slope at infinity", 100 * INSIDE), upper, method, witness, info)
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,7 +215,7 @@ def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
 
 
 def magnitudes(graph: Graph, x: Tensor) -> list[Tensor]:
-    """Every node at one input `(n,)`, with absolute weights, biases and inputs: what rounding errors are relative to."""
+    """Every node at inputs `(m, ...)` with absolute weights, biases and inputs: what rounding errors are relative to."""
     found: list[Tensor] = []
     for node in graph.nodes:
         given = [found[j] for j in node.inputs]
@@ -225,7 +225,7 @@ def magnitudes(graph: Graph, x: Tensor) -> list[Tensor]:
             value = rounding_map(node.map).forward(*given)
             found.append(value + node.bias_size)
         else:
-            found.append(x.abs().reshape(1, *node.shape))
+            found.append(x.double().abs().reshape(-1, *node.shape))
     return found
 
 

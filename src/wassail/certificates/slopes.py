@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wassail.certificates.bound import Bound
+from wassail.certificates.bound import Bound, below
 from wassail.certificates.propagate import crown, gamma, linear_upper, magnitudes
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
@@ -58,8 +58,14 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
     rows = torch.zeros(len(pairs), classes, dtype=torch.float64)
     for row, (k_, j_) in zip(rows, pairs):
         row[k_], row[j_] = -1.0, 1.0
-    above = float(linear_upper(bounds, len(flat.nodes) - 1, rows).max())
-    return Bound(lower, max(lower, above), "propagate", ray / max(length, 1.0), {"label": pair[0], "rival": pair[1]})
+    above = max(0.0, float(linear_upper(bounds, len(flat.nodes) - 1, rows).max()))
+    return Bound(
+        below(lower, above, "slope at infinity"),
+        above,
+        "propagate",
+        ray / max(length, 1.0),
+        {"label": pair[0], "rival": pair[1]},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +133,16 @@ def change_of_scale(n: int, norm: float) -> float:
     return float(n ** (1 / norm)) if norm < math.inf else 1.0
 
 
-def steepest_of(found: Chords) -> tuple[float, int]:
-    """The steepest chord and its place; 0 and -1 if no point gains anything."""
+def steepest_of(graph: Graph, x: Tensor, found: Chords) -> tuple[float, int]:
+    """The steepest chord from the samples `(N, *shape)`, rounded down, and its place; 0 and -1 if no point gains anything.
+
+    Either loss moves by at most twice what the logits do, and those are off by gamma times the network of magnitudes.
+    """
     if not len(found.gain):
         return 0.0, -1
-    slope = found.gain / found.distance
+    ends = [torch.cat([magnitudes(graph, part)[-1].amax(1) for part in torch.split(end, 256)]) for end in (found.points, x)]
+    error = 2 * gamma(graph) * (ends[0] + ends[1][found.root])
+    slope = ((found.gain - error) / found.distance).clamp(min=0) * (1 - 1e-12)
     best = int(slope.argmax())
     return float(slope[best]), best
 

@@ -35,7 +35,7 @@ from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from scipy.sparse import block_diag  # type: ignore[import-untyped]
 from torch import Tensor
 
-from wassail.certificates.bound import Bound
+from wassail.certificates.bound import Bound, below
 from wassail.certificates.cells import enumerate_cells, nearest_point
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region, Where
@@ -230,7 +230,9 @@ def _steepest_chord(problem: _Problem, tolerance: float) -> Bound:
     sample = max(range(count), key=lambda i: chords[i][0])
     lower, witness = chords[sample][0], torch.from_numpy(chords[sample][1].copy())
     rival = int(strongest_rival(problem.network.logits(witness[None]), problem.y[sample : sample + 1])[1])
-    return Bound(min(lower, upper), upper, "cells", witness, {**problem.info, "sample": sample, "rival": rival})
+    return Bound(
+        below(lower, upper, "steepest chord"), upper, "cells", witness, {**problem.info, "sample": sample, "rival": rival}
+    )
 
 
 @dataclass(frozen=True)
@@ -717,7 +719,7 @@ class _Problem:
         root, masses = torch.tensor([i for i, _, _ in plan]), torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
         atoms = torch.from_numpy(np.array([self.pools[i].rows[at, 2:] for i, at, _ in plan]))
         losses, moved = self.loss(self.network.logits(atoms), self.y[root]), distances(atoms, self.x[root], self.norm)
-        lower = min(math.fsum((masses * losses).tolist()), upper)  # above only by rounding
+        lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
         info = {**self.info, "order": order, "points": sum(pool.size for pool in self.pools)}
         cost = transport_cost(masses, torch.ones_like(masses), moved, order)
         far = bool((moved >= FAR).any())
