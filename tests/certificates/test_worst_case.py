@@ -412,3 +412,15 @@ def test_refusals() -> None:
         worst_case_network(network, x[:, :1], y, norm=2, order=1, eps=0.1)
     with pytest.raises(InputError, match="cells"):
         worst_case_network(network, x, y, norm=2, order=1, eps=0.1, cells_limit=2)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+def test_a_direction_of_length_zero_is_no_ray(norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver that stops at d = 0 with multipliers a little off leaves nu above 0: nothing may be divided by |d|."""
+    from wassail.certificates import worst_case
+
+    a, rows = np.array([1.0, 0.0]), np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    still, off = np.zeros(4 if norm == 1 else 2), np.array([1.0 - 1e-9, 0.0, 0.0, 0.0, 0.0])
+    monkeypatch.setattr(worst_case, "_minimise", lambda programs, bounds: [(still, off)])
+    nu, _, ray = worst_case._recessions([(a, rows)], norm)[0]
+    assert ray is None and 0 <= nu < 1e-8

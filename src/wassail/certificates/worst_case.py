@@ -865,7 +865,8 @@ def _recessions(pieces: list[tuple[Array, Array]], norm: float) -> list[tuple[fl
             answers.append((0.0 if solution else nu, u, None))
         else:
             d = _difference(solution[0], len(a), norm)
-            answers.append((nu, u, d / float(np.linalg.norm(d, norm))))
+            size = float(np.linalg.norm(d, norm))  # 0 where nu is nothing but the solver's tolerance
+            answers.append((nu, u, d / size if size > 0 else None))
     return answers
 
 
