@@ -2,6 +2,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import cache
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from wassail.certificates.propagate import crown
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Conv, Graph, Linear, Matrix, read
 from wassail.errors import InputError
+from wassail.zoo import load
 
 
 class Net(nn.Module):
@@ -386,6 +388,80 @@ def test_what_is_not_supported_is_named_in_one_sentence(name: str) -> None:
         read(seeded(make()), (4,))
     one_sentence(str(error.value))
     assert what in str(error.value) and place in str(error.value)
+
+
+SMOOTH: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
+    "sigmoid": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), linear(5)), (4,), ["sigmoid"]),
+    "tanh": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), linear(5)), (4,), ["tanh"]),
+    "gelu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU(), linear(5)), (4,), ["gelu"]),
+    "gelu, tanh form": (lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU("tanh"), linear(5)), (4,), ["gelu_tanh"]),
+    "silu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.SiLU(inplace=True), linear(5)), (4,), ["silu"]),
+    "methods": (lambda: Net(lambda m, x: m.b(m.a(x).sigmoid_() + x.tanh().sum(1)[:, None].expand(-1, 5)),
+                            a=nn.Linear(4, 5), b=linear(5)), (4,), ["sigmoid", "tanh"]),
+    "beside ReLUs": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.SiLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(6, 5), nn.GELU(), nn.ReLU(), linear(5),
+        ), (2, 4, 2), ["silu", "gelu"],
+    ),
+    "residual": (
+        lambda: Net(lambda m, x: m.b(x + F.gelu(m.a(torch.tanh(x)))), a=nn.Linear(4, 4), b=linear(4)), (4,), ["tanh", "gelu"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_smooth_activations_are_nodes_when_asked_for_and_refused_when_not(name: str) -> None:
+    make, shape, activations = SMOOTH[name]
+    model = seeded(make())
+    with pytest.raises(InputError, match=f"'{activations[0]}' at "):
+        read(model, shape)
+    graph, x = read(model, shape, smooth=True), points(shape)
+    assert sorted(node.activation for node in graph.nodes if node.activation is not None) == sorted(activations)
+    assert all(node.map is None and node.slope is None for node in graph.nodes if node.activation is not None)
+    assert close(graph.logits(x), model(x).detach())
+    assert close(jacobian(graph.logits, x), jacobian(model, x))
+    assert [node.shape for node in graph.nodes] == [tuple(v.shape[1:]) for v in graph.values(x)]
+    weight = torch.tensor([[1.0, -1.0, 0.0], [0.5, 2.0, -3.0]])
+    assert close(graph.head(weight).logits(x), model(x).detach() @ weight.double().T)
+
+
+def test_what_is_for_piecewise_linear_networks_refuses_smooth_ones() -> None:
+    make, shape, _ = SMOOTH["beside ReLUs"]
+    graph = read(seeded(make()), shape, smooth=True)
+    for use in (lambda: graph.relus, lambda: graph.neurons, graph.homogeneous, graph.piecewise):
+        with pytest.raises(InputError) as error:
+            use()
+        one_sentence(str(error.value))
+        assert "'silu' at '2' (SiLU)" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mlp", "residual", "max pool", "hardtanh"])
+def test_a_piecewise_linear_network_is_the_same_with_and_without_smooth(name: str) -> None:
+    model, graph = build(name)
+    again = read(model, graph.nodes[0].shape, smooth=True)
+    assert [node.inputs for node in again.nodes] == [node.inputs for node in graph.nodes] and again.relus == graph.relus
+
+
+@pytest.mark.parametrize("layer", [nn.Softplus(), nn.ELU(), nn.Mish(), nn.Hardswish(), nn.Softmax(1)])
+def test_other_smooth_activations_are_refused_by_name(layer: nn.Module) -> None:
+    name = type(layer).__name__
+    with pytest.raises(InputError, match=rf"'{name.lower()}' at '1' \({name}\) .*GELU and SiLU") as error:
+        read(seeded(nn.Sequential(nn.Linear(4, 5), layer, linear(5))), (4,), smooth=True)
+    one_sentence(str(error.value))
+
+
+def test_real_networks_with_smooth_activations(zoo: ModuleType) -> None:
+    model = load("digits-gelu").double()
+    graph = read(model, (1, 8, 8), smooth=True)
+    x = torch.rand(20, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert [node.activation for node in graph.nodes if node.activation] == ["gelu", "gelu"]
+    assert close(graph.logits(x), model(x).detach())
+    model, dataset = zoo.load("cifar_conv_small_sigmoid")
+    x = zoo.images(dataset, 8)[0]
+    graph = read(model, tuple(x.shape[1:]), smooth=True)
+    assert {node.activation for node in graph.nodes} == {None, "sigmoid"}
+    assert close(graph.logits(x), model.double()(x.double()).detach())
 
 
 def one_sentence(text: str) -> None:

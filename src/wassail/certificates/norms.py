@@ -125,6 +125,7 @@ def product(graph: Graph, norm_in: float, norm_out: float) -> float:
     Additions add, concatenations combine in the norm, a ReLU does not stretch. The first matrix changes from r to the norm of
     the walk and the last one from that to s, each in one piece where it is a matrix.
     """
+    graph.refuse_smooth()
     return min(_walk(graph, norm_in, inner, norm_out) for inner in (1.0, 2.0, math.inf)) * UP
 
 

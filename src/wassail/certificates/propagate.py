@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.region import Region
-from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, rounding_map
+from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, Pick, rounding_map
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
 ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size
@@ -37,6 +37,8 @@ def _terms(node: Node) -> int:
     if isinstance(node.map, Conv):
         out, per_group, height, width = node.map.weight.shape
         return 4 + height * width * max(per_group, out)
+    if isinstance(node.map, Pick) and node.map.source is not None:  # an entry that is picked several times gets a sum back
+        return 5 + int(torch.bincount(node.map.source + 1)[1:].max()) if bool((node.map.source >= 0).any()) else 5
     return 4 + (math.prod(node.map.shape) if isinstance(node.map, Average) else len(node.inputs))
 
 
@@ -76,6 +78,7 @@ class Bounds:
 
 def intervals(graph: Graph, region: Region) -> Bounds:
     """Interval arithmetic, one pass."""
+    graph.refuse_smooth()
     low, high = region.box
     shape = graph.nodes[0].shape
     span: list[Span] = []

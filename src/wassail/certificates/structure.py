@@ -1,9 +1,9 @@
-"""The piecewise-linear structure of a network, read from the model itself.
+"""The structure of a network, piecewise linear or with smooth activations, read from the model itself.
 
 `read` exports the model (`torch.export`) and keeps a graph of a few kinds of node: affine maps with their exact transposes,
-sums, concatenations, and ReLUs. Normalisations and frozen batch norms are folded into their neighbours; a maximum is written
-`max(a, b) = a + relu(b - a)`, so that max pooling, clamps and absolute values are ReLUs too. Everything is float64. What is
-not piecewise linear is refused in one sentence that names its place in the model.
+sums, concatenations, ReLUs, and on request sigmoid, tanh, GELU and SiLU. Normalisations and frozen batch norms are folded into
+their neighbours; a maximum is written `max(a, b) = a + relu(b - a)`, so that max pooling, clamps and absolute values are ReLUs
+too. Everything is float64. What is none of this is refused in one sentence that names its place in the model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
+from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.piecewise import Piecewise
 from wassail.errors import InputError
 from wassail.network import Model, frozen
@@ -201,11 +202,11 @@ class Concat:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step of the network: the input (no map, no inputs), an affine map, or a ReLU (slope given).
+    """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), or a smooth activation.
 
     inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative where
     the ReLU is off, broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes that the
-    bias is a sum of, if it is one.
+    bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`.
     """
 
     inputs: tuple[int, ...]
@@ -215,6 +216,7 @@ class Node:
     bias: Tensor | None = None
     slope: Tensor | None = None
     bias_most: Tensor | None = None
+    activation: str | None = None
 
     @property
     def bias_size(self) -> Tensor | float:
@@ -229,7 +231,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A piecewise-linear network: nodes in topological order, the first the input, the last the logits.
+    """A network: nodes in topological order, the first the input, the last the logits; piecewise linear or smooth.
 
     rounding: relative error of the weights themselves, where they were computed.
     """
@@ -249,7 +251,8 @@ class Graph:
 
     @property
     def relus(self) -> list[int]:
-        """The indices of the ReLU nodes."""
+        """The indices of the ReLU nodes of a piecewise-linear network."""
+        self.refuse_smooth()
         return [i for i, node in enumerate(self.nodes) if node.slope is not None]
 
     @property
@@ -264,6 +267,8 @@ class Graph:
             given = [found[i] for i in node.inputs]
             if node.slope is not None:
                 found.append(torch.where(given[0] > 0, given[0], node.slope * given[0]))
+            elif node.activation is not None:
+                found.append(ACTIVATIONS[node.activation].value(given[0]))
             elif node.map is not None:
                 found.append(_biased(node.map.forward(*given), node.bias))
             else:
@@ -275,7 +280,8 @@ class Graph:
         return self.values(x)[-1]
 
     def homogeneous(self) -> Graph:
-        """The same network with all biases zero: its recession function (THEORY 3)."""
+        """The same network with all biases zero: its recession function (THEORY 3), if it is piecewise linear."""
+        self.refuse_smooth()
         return Graph(tuple(replace(node, bias=None) for node in self.nodes))
 
     def head(self, weight: Tensor) -> Graph:
@@ -287,6 +293,15 @@ class Graph:
             return Graph((*self.nodes[:-1], node))
         node = Node((len(self.nodes) - 1,), (len(weight),), "the margins", Matrix(weight))
         return Graph((*self.nodes, node))
+
+    def refuse_smooth(self) -> None:
+        """An `InputError` that names the first smooth activation, if there is one."""
+        for node in self.nodes:
+            if node.activation is not None:
+                raise InputError(
+                    f"{node.activation!r} at {node.place} is not piecewise linear: this method is for ReLU networks, "
+                    "use one that takes smooth activations."
+                )
 
     def piecewise(self, states: Mapping[int, Tensor] | None = None, limit: int = 5000) -> Piecewise:
         """The dense form, for networks of at most `limit` free neurons.
@@ -338,10 +353,11 @@ class Graph:
         )  # fmt: skip
 
 
-def read(model: Model, shape: Sequence[int]) -> Graph:
+def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
     """The structure of a model for samples of this shape, or an `InputError` that names what is not piecewise linear.
 
-    The graph is compared with the model at random points before it is returned.
+    smooth: take sigmoid, tanh, GELU and SiLU too, as nodes with an `activation`. The graph is compared with the model at random
+    points before it is returned.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
@@ -356,7 +372,7 @@ def read(model: Model, shape: Sequence[int]) -> Graph:
         except Exception as error:  # whatever the exporter stumbles over
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
             raise InputError(f"the model's structure cannot be read for samples of shape {tuple(shape)}: {reason}.") from None
-        graph = _Reader(program, tuple(shape)).graph()
+        graph = _Reader(program, tuple(shape), smooth).graph()
         probe = torch.cat([x, -x, 4 * x])
         truth, ours = model(probe).double().cpu(), graph.logits(probe.cpu())
     if not torch.isfinite(truth).all():
@@ -387,8 +403,8 @@ _AVERAGES = {"avg_pool2d", "adaptive_avg_pool2d", "mean", "sum", "avg_pool1d", "
 class _Reader:
     """Translates an exported program node by node. A value is a constant tensor, the index of a node, or a list of them."""
 
-    def __init__(self, program: Any, shape: tuple[int, ...]) -> None:
-        self.program, self.nodes = program, [Node((), shape, "the input")]
+    def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool) -> None:
+        self.program, self.nodes, self.smooth = program, [Node((), shape, "the input")], smooth
         self.place = ""
 
     def graph(self) -> Graph:
@@ -444,9 +460,10 @@ class _Reader:
             raise self._refuse(name) from None
 
     def _refuse(self, what: str) -> InputError:
+        activations = "ReLU, leaky ReLU, sigmoid, tanh, GELU and SiLU" if self.smooth else "ReLU and leaky ReLU"
         return InputError(
             f"{what!r} at {self.place} is not supported: certificates read linear and convolutional layers, frozen batch norm, "
-            "ReLU and leaky ReLU, additions, concatenations, reshapes and poolings."
+            f"{activations}, additions, concatenations, reshapes and poolings."
         )
 
     # Nodes. A scale beside a matrix or a convolution is folded into it, so that norms see one map.
@@ -484,6 +501,11 @@ class _Reader:
         if not ((slope >= 0) & (slope <= 1)).all():
             raise self._refuse("a leaky ReLU whose slope is not in [0, 1]")
         return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope))
+
+    def _smooth_node(self, source: int, name: str) -> _Index:
+        if not self.smooth:
+            raise self._refuse(name)
+        return self._add_node(Node((source,), self.nodes[source].shape, self.place, activation=name))
 
     def _sum(self, parts: Sequence[int]) -> _Index:
         shapes = {self.nodes[i].shape for i in parts}
@@ -593,6 +615,18 @@ class _Reader:
 
     def _prelu(self, x: Any, weight: Tensor) -> _Index:
         return self._relu_node(x, weight.reshape(-1, *[1] * (len(self.nodes[x].shape) - 1)))
+
+    def _sigmoid(self, x: Any) -> _Index:
+        return self._smooth_node(x, "sigmoid")
+
+    def _tanh(self, x: Any) -> _Index:
+        return self._smooth_node(x, "tanh")
+
+    def _gelu(self, x: Any, approximate: str = "none") -> _Index:
+        return self._smooth_node(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+    def _silu(self, x: Any) -> _Index:
+        return self._smooth_node(x, "silu")
 
     def _hardtanh(self, x: Any, low: float = -1.0, high: float = 1.0) -> _Index:
         return self._clamp(x, low, high)

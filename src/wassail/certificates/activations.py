@@ -1,0 +1,311 @@
+"""Smooth activations between two lines: sigmoid, tanh, GELU (both forms) and SiLU, for linear bound propagation.
+
+A line of any slope `s` above a function on `[low, high]` has to lie `max_u f(u) - s u` high, and that maximum is at an end or
+where `f' = s`. So a relaxation is a slope, which may be any number, and the point where the line touches. The two families:
+
+- S-shaped (sigmoid, tanh): `f'` rises up to the bend at 0 and falls after it; `f(v) + f(-v)` is constant.
+- gated (GELU, SiLU), `f(v) = v g(v)` with `g(v) + g(-v) = 1`, so `f(v) = v + f(-v)`: `f'` falls, rises between the bends `-c`
+  and `c`, and falls again. GELU: `f'' = phi(v) (2 - v^2)`, so `c = sqrt 2`. With a logistic gate `g = sigma(z)`,
+  `z = a (v + b v^3)`, `b >= 0`, and `t = 3 b v^2`, `f''` has the sign of `2 (1 + 2t) / (1 + t)^2 - a v tanh(z / 2)`, which
+  falls as `|v|` grows.
+
+The line above with the least area is the one that is lowest in the middle: it supports the concave envelope there, and the
+line below supports the convex envelope (CROWN's lines, Zhang et al. 2018, chosen best). An envelope is the function itself or a
+line from an end to the point of the curve that gives the steepest chord, which Dinkelbach's iteration (1967) finds: the slope
+of a chord is a ratio, and the best point for a given ratio is where `f'` equals it.
+
+Rounding. torch computes erfc, exp, tanh and the logistic function to within 2^-52 relatively. Where a gate's argument is itself
+rounded its relative error grows with the argument, but the gate decays faster. So the error of `f` is below
+`2^-50 (|f| + min(1, |v|))` and that of `f'` below 2^-50; 2^-49 instead covers two evaluations and the sums around them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+
+ROUNDING = 2.0**-49
+LARGEST = 1e100  # beyond it the cube in the tanh form of GELU may overflow
+KNOTS = 8192  # of a table; with these one step of Newton's method leaves rounding only
+
+
+@dataclass(frozen=True, eq=False)
+class Activation(ABC):
+    """A smooth activation `f`, entry by entry, on float64 tensors of any shape.
+
+    bend: the point c >= 0 where `f'` is largest; lowest: where `f` is least, -inf for an increasing function. Both are known to
+    about 2^-50: `f'` is stationary at one and `f` at the other, so that the error made in `f'` and `f` is below 2^-99.
+    """
+
+    name: str
+    bend: float
+    lowest: float
+
+    @abstractmethod
+    def value(self, v: Tensor) -> Tensor:
+        """`f(v)`."""
+
+    @abstractmethod
+    def derivative(self, v: Tensor) -> Tensor:
+        """`f'(v)`."""
+
+    @abstractmethod
+    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+        """The ends of the concave (above) or convex piece of `f` on which `f - slope v` may have its extremum inside.
+
+        On the other pieces of the same kind it is monotone, and on those of the other kind its extremum is at their ends.
+        """
+
+    @abstractmethod
+    def _where(self, slope: Tensor, above: bool) -> Tensor:
+        """Where `f' = slope` on that piece, to about 1e-6; where no such point exists, the end with `f'` nearest to it."""
+
+    def _refine(self, slope: Tensor, v: Tensor) -> Tensor:
+        """The same point to all digits."""
+        return v
+
+    @abstractmethod
+    def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        """The slopes above and below on `[low, high]`, given those on `[-high, -low]`."""
+
+    @torch.no_grad()
+    def span(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of `f` on `[low, high]`, rounded outward: `f` falls up to `lowest` and rises after it."""
+        _check(low, high)
+        first, last = self.value(low), self.value(high)
+        least, top = self.value(low.clamp(min=self.lowest).minimum(high)), torch.maximum(first, last)
+        error = ROUNDING * (torch.maximum(first.abs(), last.abs()) + torch.maximum(low.abs(), high.abs()).clamp(max=1))
+        return least - error, top + error
+
+    @torch.no_grad()
+    def derivative_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The range of `f'` on `[low, high]`, rounded outward: extremes are at the ends and at the bends."""
+        _check(low, high)
+        places = [low, high, *(torch.full_like(low, c).clamp(low, high) for c in (-self.bend, self.bend))]
+        found = self.derivative(torch.stack(places))
+        return found.amin(0) - ROUNDING, found.amax(0) + ROUNDING
+
+    @torch.no_grad()
+    def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes of the line above and of the line below with the least area between them and `f` on `[low, high]`.
+
+        With the middle m >= 0 (else on the mirrored interval) `f` is convex up to the bend c and concave after it. Above: the
+        steepest chord from `low` to the concave part, or the tangent in m if the chord ends to the left of m. Below: the
+        steepest chord from the convex part to `high`, or the tangent in m if the chord starts to the right of m.
+        """
+        _check(low, high)
+        negative = low + high < 0
+        a, b = torch.where(negative, -high, low), torch.where(negative, -low, high)
+        m = (a + b) / 2
+        tangent, start, end = self.derivative(m), self.value(a), self.value(b)
+        wide = b - a > 1e-5  # below it the tangent in the middle is nearer to the chord's slope than a difference of values
+        chord = torch.where(wide, (end - start) / (b - a), tangent)
+        up = down = chord
+        for _ in range(4):  # each step doubles the number of correct digits, also from points that are only roughly right
+            t = self._where(up, True).clamp(min=self.bend).minimum(b)
+            up = torch.where(t - a > 1e-5, torch.maximum(up, (self.value(t) - start) / (t - a)), up)
+            t = self._where(down, False).clamp(max=self.bend).maximum(a)
+            down = torch.where(b - t > 1e-5, torch.maximum(down, (end - self.value(t)) / (b - t)), down)
+        up = torch.where(m >= self.bend, torch.minimum(up, tangent), up)
+        down = torch.where(m <= self.bend, torch.minimum(down, tangent), down)
+        mirrored = self._mirror(up, down)
+        return torch.where(negative, mirrored[0], up), torch.where(negative, mirrored[1], down)
+
+    @torch.no_grad()
+    def touch(self, slope: Tensor, low: Tensor, high: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+        """Where a line of any slope touches `f` on `[low, high]` from above or below: the point v and a slack >= 0.
+
+        For all u in `[low, high]`: `f(u) - slope u <= f(v) - slope v + slack` (above), `>= ... - slack` (below), with the right
+        side as float64 computes it. Not from how v was found: on a concave piece `[p, q]` a tangent lies above the function, so
+        `f(u) - slope u <= f(v) - slope v + max((f'(v) - slope) (q - v), (slope - f'(v)) (v - p))`, and on the convex pieces
+        the maximum is at their ends. `slope` broadcasts against `low` and `high`.
+        """
+        _check(low, high)
+        slope, low, high = torch.broadcast_tensors(slope, low, high)  # type: ignore[no-untyped-call]
+        side = 1.0 if above else -1.0
+        root, (start, end) = self._refine(slope, self._where(slope, above)), self._ends(slope, above)
+        first, last = start.maximum(low).minimum(high), end.maximum(low).minimum(high)
+        v = root.maximum(first).minimum(last)
+        rest, error = side * (self.derivative(v) - slope), ROUNDING * (1 + slope.abs())
+        gain = torch.maximum((error + rest) * (last - v), (error - rest) * (v - first)).clamp(min=0)
+        places = torch.stack([low, high, v])
+        values = self.value(places)
+        heights = side * (values - slope * places)
+        most = torch.maximum(heights[:2].amax(0), heights[2] + gain)
+        found = heights.max(0)
+        reach = torch.maximum(low.abs(), high.abs())
+        size = values[:2].abs().amax(0) + reach.clamp(max=1) + slope.abs() * reach
+        return places.gather(0, found.indices[None])[0], most - found.values + ROUNDING * size
+
+
+@dataclass(frozen=True, eq=False)
+class _Sigmoidal(Activation):
+    """sigmoid (rate 1) and tanh (rate 2): `f' = rate^2 sigma(rate v) sigma(-rate v)`."""
+
+    function: Callable[[Tensor], Tensor]
+    rate: float
+
+    def value(self, v: Tensor) -> Tensor:
+        """`f(v)`."""
+        return self.function(v)
+
+    def derivative(self, v: Tensor) -> Tensor:
+        """`f'(v)`, without the cancellation of `1 - tanh^2`."""
+        return self.rate**2 * torch.sigmoid(self.rate * v) * torch.sigmoid(-self.rate * v)
+
+    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+        zero, far = slope.new_zeros(()), slope.new_full((), math.inf)
+        return (zero, far) if above else (-far, zero)
+
+    def _where(self, slope: Tensor, above: bool) -> Tensor:
+        # 4 sigma(x) sigma(-x) = 1 - tanh(x/2)^2 = q, so x = 2 atanh(sqrt(1 - q)); slope <= 0: log 0, the far end.
+        q = (4 / self.rate**2 * slope).clamp(0, 1)
+        root = (2 * (1 - q).sqrt().log1p() - q.log()) / self.rate
+        return root if above else -root
+
+    def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        return down, up
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """A decreasing or increasing function by linear interpolation: keys in ascending order, and its values there."""
+
+    keys: Tensor
+    values: Tensor
+
+    def __call__(self, key: Tensor) -> Tensor:
+        key = key.clamp(self.keys[0], self.keys[-1]).contiguous()
+        i = torch.searchsorted(self.keys, key).clamp(min=1)
+        left, start = self.keys[i - 1], self.values[i - 1]
+        return start + (key - left) / (self.keys[i] - left) * (self.values[i] - start)
+
+
+@dataclass(frozen=True, eq=False)
+class _Gated(Activation):
+    """GELU and SiLU: `f(v) = v g(v)`; gate: `g`, `g'` and `g''`.
+
+    tail and centre: first guesses of the point where `f'` has a given value, left of `-c` and between the bends, in coordinates
+    (`_tail_key`, `_centre_key`) in which they are smooth, also next to the bends, where `f'` is stationary.
+    """
+
+    gate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    steepest: float
+    tail: _Table
+    centre: _Table
+
+    @classmethod
+    def make(cls, name: str, gate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> _Gated:
+        def first(v: Tensor) -> Tensor:
+            g, slope, _ = gate(v)
+            return g + v * slope
+
+        def second(v: Tensor) -> Tensor:
+            _, slope, bend = gate(v)
+            return 2 * slope + v * bend
+
+        bend = _zero(second, 0.5, 5.0)
+        lowest = _zero(first, 0.0, -bend)
+        steepest = float(first(torch.tensor(bend, dtype=torch.float64)))
+        grid = torch.linspace(0, 1, KNOTS + 1, dtype=torch.float64)
+        left = -bend - 50 * grid**2
+        left = left[first(left) < -1e-20]
+        middle = bend * (2 * grid - 1)
+        return cls(
+            name, bend, lowest, gate, steepest,
+            _Table(_tail_key(first(left), steepest), left), _Table(_centre_key(first(middle), steepest), middle),
+        )  # fmt: skip
+
+    def value(self, v: Tensor) -> Tensor:
+        """`v g(v)`."""
+        return v * self.gate(v)[0]
+
+    def derivative(self, v: Tensor) -> Tensor:
+        """`g(v) + v g'(v)`."""
+        g, slope, _ = self.gate(v)
+        return g + v * slope
+
+    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+        bend, far = slope.new_full((), self.bend), slope.new_full((), math.inf)
+        if not above:
+            return -bend, bend
+        right = slope > 0.5  # f' <= 0 on the left tail and >= 1 on the right one
+        return torch.where(right, bend, -far), torch.where(right, far, -bend)
+
+    def _where(self, slope: Tensor, above: bool) -> Tensor:
+        if not above:
+            return self.centre(_centre_key(slope, self.steepest))
+        right = slope > 0.5
+        value = torch.where(right, 1 - slope, slope)  # the right tail is the mirror image of the left: f'(v) = 1 - f'(-v)
+        root = torch.where(value < 0, self.tail(_tail_key(value, self.steepest)), -math.inf)
+        return torch.where(right, -root, root)
+
+    def _refine(self, slope: Tensor, v: Tensor) -> Tensor:
+        """One step of Newton's method for `f'(v) = slope`, too short to cross a bend; none at infinity."""
+        g, first, second = self.gate(v)
+        step = torch.nan_to_num((g + v * first - slope) / (2 * first + v * second))
+        limit = (v.abs() - self.bend).abs() / 2
+        return v - step.clamp(-limit, limit)
+
+    def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        return 1 - up, 1 - down
+
+
+def _tail_key(slope: Tensor, steepest: float) -> Tensor:
+    """`sqrt log` of `f'(-c) = 1 - steepest` over `f'`: like `|v| - c` near the bend, and for GELU like `|v|` far out."""
+    return ((1 - steepest) / slope.clamp(1 - steepest, -1e-20)).log().clamp(min=0).sqrt()
+
+
+def _centre_key(slope: Tensor, steepest: float) -> Tensor:
+    """The arc sine of `f' - 1/2`, scaled to `[-1, 1]`: like v near 0, like `|v| - c` near the bends."""
+    return ((slope - 0.5) / (steepest - 0.5)).clamp(-1, 1).asin()
+
+
+def _normal(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gate of GELU, the normal distribution function."""
+    density = torch.exp(-v * v / 2) / math.sqrt(2 * math.pi)
+    return torch.erfc(v * -math.sqrt(0.5)) / 2, density, -v * density
+
+
+def _logistic(rate: float, cubic: float) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """The gate `sigma(z)`, `z = rate (v + cubic v^3)`."""
+
+    def gate(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        square = cubic * v * v
+        z, first, second = rate * v * (1 + square), rate * (1 + 3 * square), 6 * rate * cubic * v
+        on, off = torch.sigmoid(z), torch.sigmoid(-z)
+        return on, on * off * first, on * off * ((off - on) * first * first + second)
+
+    return gate
+
+
+def _zero(function: Callable[[Tensor], Tensor], positive: float, negative: float) -> float:
+    """Where a function changes sign, by bisection down to neighbouring numbers."""
+    for _ in range(100):
+        middle = (positive + negative) / 2
+        if float(function(torch.tensor(middle, dtype=torch.float64))) > 0:
+            positive = middle
+        else:
+            negative = middle
+    return positive
+
+
+def _check(low: Tensor, high: Tensor) -> None:
+    if not ((low <= high) & (low >= -LARGEST) & (high <= LARGEST)).all():
+        raise InputError("an activation's input must lie between finite bounds, low <= high: give a bounded domain or radius.")
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "sigmoid": _Sigmoidal("sigmoid", 0.0, -math.inf, torch.sigmoid, 1.0),
+    "tanh": _Sigmoidal("tanh", 0.0, -math.inf, torch.tanh, 2.0),
+    "gelu": _Gated.make("gelu", _normal),
+    "gelu_tanh": _Gated.make("gelu_tanh", _logistic(2 * math.sqrt(2 / math.pi), 0.044715)),
+    "silu": _Gated.make("silu", _logistic(1.0, 0.0)),
+}

@@ -1,0 +1,689 @@
+"""Linear bounds (CROWN) for a batch of samples, each over its own ball cut by the box.
+
+Zhang et al. 2018 substitute a bound on a neuron backward to the input: each activation is replaced by a line above or below
+it, by the sign of its coefficient. Here this is done in DEVIATIONS from the sample: every value is written `v = c + d` with
+`c` its value at the sample in float64, so that biases vanish, every quantity is as large as the ball makes it, and not as large
+as the network's values are. That is what makes float32 coefficients sound AND tight, at half the cost or less:
+
+- `d_i = W d_j`, and a computed coefficient vector `fl(W^T w)` is off by at most `g |W|^T |w|` (g: terms times 2^-24). That
+  changes `<w, d>` by at most `<|w|, g |W| D_j>` with `D_j >= |d_j|` known from the forward sweep: an error of `d_i` by
+  `m_i = g |W| D_j`, known before any coefficient is. So is the rounding error of `c` itself.
+- An error of a neuron's input by m is an error of its output by `slope m`: it goes into the neuron's shift, for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.propagate import _terms
+from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
+from wassail.geometry import fill
+from wassail.threat import Domain, dual
+
+Span: TypeAlias = "tuple[Tensor, Tensor]"
+ALONE = 24  # rows of one sample that are worth a pass of their own
+CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache holds
+TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+@dataclass(frozen=True, eq=False)
+class Balls:
+    """N regions `{x + d : ||d||_r <= radius, -below <= d <= above}`, flat, float64: x, below, above `(N, n)`, radius `(N,)`."""
+
+    x: Tensor
+    radius: Tensor
+    norm: float
+    below: Tensor
+    above: Tensor
+
+    @classmethod
+    def make(cls, x: Tensor, radius: Tensor, norm: float, domain: Domain) -> Balls:
+        """Around samples `(N, *shape)`, cut by a box or not. The room to the walls is rounded up."""
+        flat = x.detach().cpu().double().flatten(1)
+        low, high = domain if domain is not None else (-math.inf, math.inf)
+        return cls(flat, radius.double(), norm, *(_up((side).clamp(min=0)) for side in (flat - low, high - flat)))
+
+    def take(self, rows: Tensor) -> Balls:
+        """Some of them."""
+        return Balls(self.x[rows], self.radius[rows], self.norm, self.below[rows], self.above[rows])
+
+    @property
+    def box(self) -> Span:
+        """The smallest box around each, as deviations `(N, n)`."""
+        return -torch.minimum(self.below, self.radius[:, None]), torch.minimum(self.above, self.radius[:, None])
+
+    def reordered(self, order: Tensor) -> Balls:
+        """The same balls with their coordinates in another order."""
+        return replace(self, x=self.x[:, order], below=self.below[:, order], above=self.above[:, order])
+
+    @cached_property
+    def _halves(self) -> Span:
+        low, high = self.box
+        middle, reach = (low + high) / 2, (high - low) / 2
+        return middle, reach + (middle.shape[1] + 8) * 2.0**-52 * (middle.abs() + reach)
+
+    def across(self, a: Tensor, owner: Tensor) -> Span:
+        """`<a, d>` lies in middle +- spread, `(R,)` each in float64: by the box, or by both sides of `upper`."""
+        if self.norm != math.inf:
+            top, bottom = self.upper(a, owner), self.upper(-a, owner)
+            return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
+        middle, reach = (_take(v, owner) for v in self._halves)
+        a = a.double()
+        if len(middle) == 1:  # one sample: two products with a vector
+            return a @ middle[0], a.abs() @ reach[0]
+        return (a * middle).sum(1), (a.abs() * reach).sum(1)
+
+    def upper(self, a: Tensor, owner: Tensor) -> Tensor:
+        """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up, exact up to that.
+
+        The box alone where r = inf. For r = 1 and 2 by weak duality, `min_lam lam radius + sum_i max { |a_i| t - lam t :
+        0 <= t <= room_i }` (squares for r = 2): any lam gives a bound, the one that fills the ball gives the value.
+        """
+        if self.norm == math.inf:
+            middle, spread = self.across(a, owner)
+            return middle + spread
+        a, slack = a.double(), (a.shape[1] + 8) * 2.0**-52
+        size, radius = a.abs(), self.radius[owner]
+        room = torch.where(a > 0, _take(self.above, owner), _take(self.below, owner))
+        room = torch.minimum(room, radius[:, None])
+        return (_fill_one(size, room, radius) if self.norm == 1 else _fill_two(size, room, radius)) * (1 + slack)
+
+
+def _fill_one(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """R = 1: the budget goes to the largest entries first; lam: the first entry that is not filled."""
+    value = torch.empty_like(radius)
+    rows, count = torch.arange(len(size)), 16
+    while len(rows):  # a budget rarely reaches far down the list
+        count = min(count, size.shape[1])
+        large, order = size[rows].topk(count, dim=1)
+        free = room[rows].gather(1, order)
+        place = (free.cumsum(1) < radius[rows, None]).sum(1)  # entries that are filled
+        known = (place < count) | (count == size.shape[1])
+        lam = torch.where(place < count, large.gather(1, place.clamp(max=count - 1)[:, None])[:, 0], 0.0)
+        value[rows] = lam * radius[rows] + ((large - lam[:, None]).clamp(min=0) * free).sum(1)
+        rows, count = rows[~known], 8 * count
+    return value
+
+
+def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """R = 2: `d = min(t size, room)` with the t that fills the ball, and `lam = 1 / (2 t)`."""
+    top = size.amax(1, keepdim=True)
+    unit = torch.where(room > 0, size / torch.where(top > 0, top, 1), 0.0)  # at most 1, so that squares do not overflow
+    t = fill(unit.square(), room.square(), radius.square()).sqrt()[:, None]
+    lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
+    # The maximum of |a| d - lam d^2 over 0 <= d <= room; with a multiplier of 0 the walls alone hold.
+    step = torch.where(lam > 0, torch.minimum(size / (2 * torch.where(lam > 0, lam, 1)), room), room)
+    return lam[:, 0] * radius.square() + (size * step - lam * step.square()).sum(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The lines of one activation node: `(mid - rad) d + off - far <= f(c + d) - f(c) <= (mid + rad) d + off + far`.
+
+    So a coefficient w of the output is at most `w mid + |w| rad` of the input plus `w off + |w| far`. `(N, *shape)` each, or
+    a row for each coefficient vector.
+    """
+
+    mid: Tensor
+    rad: Tensor
+    off: Tensor
+    far: Tensor
+
+    def take(self, owner: Tensor) -> Lines:
+        """For rows that belong to samples `owner` `(R,)`; one view if all belong to one."""
+        return Lines(*(_take(v, owner) for v in (self.mid, self.rad, self.off, self.far)))
+
+
+class Arithmetic:
+    """What a backward pass needs in one floating-point type: the maps, the lines of each activation, the errors of the rest.
+
+    errors: of the nodes whose rounding error is not part of an activation's shift.
+    """
+
+    def __init__(self, graph: Graph, dtype: torch.dtype) -> None:
+        self.dtype, self.tiny = dtype, TINY[dtype]
+        self.maps = {i: _Turned(node.map, dtype) for i, node in enumerate(graph.nodes) if node.map is not None}
+        self.lines: dict[int, Lines] = {}
+        self.errors: dict[int, Tensor] = {}
+
+
+class Sweep:
+    """One pass through a network for N balls: for every node its value at the samples and the span of its deviations.
+
+    known: spans of the same samples proved on larger balls; steps: of the ascent on the slopes (0: CROWN's choice).
+    centre: node -> value at the samples; spans: node -> (low <= 0, high >= 0) of `v - centre`, `(N, *shape)` each, sound.
+
+    Most neurons that intervals leave undecided are decided by any linear bound. So they are screened first: in float32,
+    with parallel lines (Fast-Lin, Weng et al. 2018), where one coefficient vector bounds both sides, and only until they are
+    decided. What is left gets CROWN's bounds in float64.
+    """
+
+    def __init__(self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None) -> None:
+        self.graph, self.balls, self.steps, self.known = graph, balls, steps, known or {}
+        nodes = graph.nodes
+        self.users = [[i for i, node in enumerate(nodes) if j in node.inputs] for j in range(len(nodes))]
+        self.exact = Arithmetic(graph, torch.float64)
+        self.fast = Arithmetic(graph, torch.float32)
+        order = _flat(torch.arange(graph.inputs).reshape(1, *nodes[0].shape).contiguous())[0]
+        self.inputs = balls.reordered(order)  # as coefficient vectors are laid out
+        self.centre: dict[int, Tensor] = {}
+        self.spans: dict[int, Span] = {}
+        self.boxes: set[int] = set()  # nodes whose values fill a box: maps of them are bounded exactly by intervals
+        self.tight: set[int] = set()  # nodes whose spans substitution cannot improve
+        # Where rows are asked whether they are decided: before layers that are larger, and so dearer, than those above.
+        acts = [i for i, node in enumerate(nodes) if node.map is None and node.inputs]
+        self.stops = {i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size} | set(acts[:1])
+        self.bends: dict[int, _Bend] = {}
+        self.halves: dict[int, Span] = {}  # middle and half width of the spans where rows are asked, in float32
+        self.rows = 0  # coefficient vectors substituted so far
+
+    def run(self) -> Sweep:
+        """Forward, node by node; before an activation its inputs are bounded by substitution."""
+        with torch.no_grad():
+            for i, node in enumerate(self.graph.nodes):
+                if node.map is not None:
+                    self._affine(i, node, node.map)
+                elif node.inputs:
+                    self._tighten(node.inputs[0])
+                    self._activation(i, node)
+                else:
+                    low, high = self.balls.box
+                    self.centre[0] = self.balls.x.reshape(-1, *node.shape)
+                    self.spans[0] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+                    self.tight.add(0)
+                    if self.balls.norm == math.inf:
+                        self.boxes.add(0)
+        return self
+
+    def _affine(self, i: int, node: Node, map_: Linear) -> None:
+        """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
+        centres, spans = [self.centre[j] for j in node.inputs], [self.spans[j] for j in node.inputs]
+        rough, terms = rounding_map(map_), _terms(node)
+        value = map_.forward(*centres)
+        self.centre[i] = value if node.bias is None else value + node.bias
+        wide = self.graph.rounding + terms * 2.0**-52
+        residual = wide * (rough.forward(*[c.abs() for c in centres]) + node.bias_size)
+        reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
+        middle = map_.forward(*[(a + b) / 2 for a, b in spans])
+        width = map_.magnitude().forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        low, high = (middle - width).clamp(max=0), (middle + width).clamp(min=0)
+        if node.inputs == (0,) and self.balls.norm != math.inf and isinstance(map_, Matrix | Conv):
+            radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
+            ball = radius * _row_norms(map_, dual(self.balls.norm)) * (1 + terms * 2.0**-51) + residual
+            low, high = torch.maximum(low, -ball), torch.minimum(high, ball)
+        if i in self.known:
+            low, high = torch.maximum(low, self.known[i][0]), torch.minimum(high, self.known[i][1])
+        self.spans[i] = low, high
+        # A coefficient vector is rounded when it goes through the map and when it meets others at the map's inputs.
+        count = terms + 4 + max(len(self.users[j]) for j in node.inputs)
+        for kind in (self.exact, self.fast):
+            error = (self.graph.rounding + 1.01 * kind.tiny * count) * reach + residual
+            if isinstance(map_, Sum | Concat) or (isinstance(map_, Pick) and map_.source is None):
+                # Coefficients are copied here, so the errors of the inputs may as well be charged at the output.
+                error = error + map_.forward(*[self._moved(kind, j) for j in node.inputs])
+            kind.errors[i] = _layed(_up((error * (1 + _rounding(node, kind))).to(kind.dtype)))
+        if len(node.inputs) == 1 and node.inputs[0] in self.boxes:
+            self.tight.add(i)
+            if isinstance(map_, Pick):
+                self.boxes.add(i)
+
+    def _moved(self, kind: Arithmetic, j: int) -> Tensor:
+        """The error of node j, charged to its only user instead; 0 if it has several."""
+        once = j in kind.errors and len(self.users[j]) == 1
+        return kind.errors.pop(j).double() if once else torch.zeros_like(self.centre[j])
+
+    def _activation(self, i: int, node: Node) -> None:
+        """The lines of an activation node, and the span of its output."""
+        j = node.inputs[0]
+        low, high = self.spans[j]
+        most = torch.maximum(-low, high)
+        shape = _Shape(node, self.centre[j], low, high)
+        up, down = shape.slopes()
+        for kind, slopes in ((self.exact, (up, down)), (self.fast, (up, up))):
+            error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
+            kind.lines[i] = shape.lines(*slopes, error, kind)
+            if self.steps and kind is self.exact and node.slope is not None:
+                self._bend(i, shape, error, up, down)
+        self.centre[i], self.spans[i] = shape.output()
+
+    def _bend(self, i: int, shape: _Shape, error: Tensor, up: Tensor, down: Tensor) -> None:
+        """Keep what the ascent needs, if any neuron of the node is undecided."""
+        low, high = shape.ends
+        crossing, slope = (low < 0) & (high > 0), self.graph.nodes[i].slope
+        if crossing.any() and slope is not None:
+            line = self.exact.lines[i]
+            parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
+            up, above, down, c, here = (_layed(v.float()) for v in parts)
+            self.bends[i] = _Bend(shape, error, _layed(crossing), up, above, down, c, here, slope.float())
+
+    def _tighten(self, j: int) -> None:
+        """Bound node j, the input of an activation, by substitution where intervals leave it undecided."""
+        if j in self.tight:
+            return
+        self.tight.add(j)
+        node = self.graph.nodes[j]
+        low, high = (side.flatten(1).clone() for side in self.spans[j])
+        c = self.centre[j].flatten(1)
+        smooth = any(self.graph.nodes[i].activation is not None for i in self.users[j])
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        if not smooth:
+            for owner, place in _chunks(_open(c, low, high), CHUNK // widest):
+                bottom, top = self._screen(j, owner, place)
+                _narrow_to(low, high, owner, place, bottom, top)
+        for owner, place in _chunks(low < high if smooth else _open(c, low, high), CHUNK // (2 * widest)):
+            upper = self._sides(j, owner, place)
+            _narrow_to(low, high, owner, place, -upper[len(owner) :], upper[: len(owner)])
+        self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+
+    def _sides(self, j: int, owner: Tensor, place: Tensor) -> Tensor:
+        """Upper bounds on `d` and then on `-d` for entries `place` of node j, `(2 R,)`."""
+        constant, a, owner = self.bound(j, _units(self.graph.nodes[j], place, torch.float64), owner, both=True)
+        return constant + self.inputs.upper(a, owner)
+
+    def _screen(self, j: int, owner: Tensor, place: Tensor) -> Span:
+        """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its neuron is decided."""
+        nodes, kind = self.graph.nodes, self.fast
+        c = self.centre[j].flatten(1)[owner, place]
+        best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
+        weight: dict[int, Tensor] = {j: _units(nodes[j], place, kind.dtype)}
+        shift, spread = torch.zeros_like(c), torch.zeros_like(c)  # d_j lies in shift +- spread + <weight, d>
+        alive = torch.arange(len(c))
+        self.rows += len(c)
+        for i in range(j, 0, -1):
+            if i not in weight:
+                continue
+            node, w = nodes[i], weight.pop(i)
+            if node.map is not None:
+                if i in kind.errors:
+                    spread = spread + _dot(w.abs(), _take(kind.errors[i], owner))
+                for k, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                    _accumulate(weight, k, part)
+                continue
+            if i in self.stops and i < j:
+                weight[i] = w
+                bottom, top = self._meet(weight, owner, shift, spread)
+                best[0][alive] = torch.maximum(best[0][alive], bottom)
+                best[1][alive] = torch.minimum(best[1][alive], top)
+                open_ = (c[alive] + bottom < 0) & (c[alive] + top > 0)
+                alive, owner, shift, spread = alive[open_], owner[open_], shift[open_], spread[open_]
+                weight = {k: v[open_] for k, v in weight.items()}
+                if not len(alive):
+                    return best
+                w = weight.pop(i)
+            line = kind.lines[i].take(owner)
+            shift, spread = shift + _dot(w, line.off), spread + _dot(w.abs(), line.far)
+            _accumulate(weight, node.inputs[0], w * line.mid)
+        a = _flat(weight[0]) if 0 in weight else torch.zeros(len(owner), self.graph.inputs)
+        middle, reach = self.inputs.across(a, owner)
+        best[0][alive] = torch.maximum(best[0][alive], shift + middle - (spread + reach))
+        best[1][alive] = torch.minimum(best[1][alive], shift + middle + (spread + reach))
+        return best
+
+    def _meet(self, weight: Mapping[int, Tensor], owner: Tensor, shift: Tensor, spread: Tensor) -> Span:
+        """`shift +- spread + <weight, d>` over the spans of the nodes that the rows have come down to."""
+        for k, w in weight.items():
+            if k not in self.halves:
+                low, high = self.spans[k]
+                middle, reach = ((low + high) / 2).float(), (high - low) / 2
+                reach = reach + _rounding(self.graph.nodes[k], self.fast) * (middle.abs() + reach)
+                self.halves[k] = _layed(middle), _layed(_up(reach.float()))
+            middle, reach = (_take(v, owner) for v in self.halves[k])
+            shift, spread = shift + _dot(w, middle), spread + _dot(w.abs(), reach)
+        return shift - spread, shift + spread
+
+    def bound(self, last: int, rows: Tensor, owner: Tensor, both: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """`<row, d_last> <= constant + <a, d_0>` on each row's ball: `(R, *shape), (R,) -> (R,), (R, n), (R,)`.
+
+        both: the negatives of the rows after them, `2 R` of each. With `steps` the slopes of the lower lines are optimised for
+        each row on its own (alpha-CROWN, Xu et al. 2021): any slope between the neuron's two gives a bound.
+        """
+        constant, a, owner = found = self._substitute(self.exact, last, rows, owner, both)
+        if not self.steps or not any(i < last and i in self.bends for i in self.exact.lines):
+            return found
+        if both:
+            rows = torch.cat([rows, -rows])
+        alpha = self._ascend(last, rows.float(), owner)
+        other, b, _ = self._substitute(self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()})
+        better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
+        return torch.where(better, other, constant), torch.where(better[:, None], b, a), owner
+
+    def _ascend(self, last: int, rows: Tensor, owner: Tensor) -> dict[int, Tensor]:
+        """The slopes of the lower lines that gave each row its lowest bound, by Adam in float32: nothing is proved here."""
+        alpha = {
+            i: _take(self.bends[i].down, owner).expand(len(rows), *self.bends[i].down.shape[1:]).clone()
+            for i in self.bends
+            if i < last
+        }
+        first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
+        best, kept = torch.full((len(rows),), math.inf, dtype=torch.float64), {i: a.clone() for i, a in alpha.items()}
+        for step in range(1, self.steps + 1):
+            with torch.enable_grad():
+                leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
+                constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
+                value = constant + self.inputs.upper(a, owner)
+                pulls: tuple[Tensor | None, ...] = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+            value = value.detach()
+            better = value < best
+            best = torch.where(better, value, best)
+            for (i, old), g in zip(alpha.items(), pulls):
+                old = old.detach()
+                kept[i][better] = old[better]
+                if g is None:  # no undecided neuron of this node feeds the row's
+                    continue
+                first[i].mul_(0.9).add_(g, alpha=0.1)
+                second[i].mul_(0.99).addcmul_(g, g, value=0.01)
+                move = (first[i] / (1 - 0.9**step)) / ((second[i] / (1 - 0.99**step)).sqrt() + 1e-12)
+                slope = self.bends[i].slope
+                alpha[i] = torch.minimum(torch.maximum(old - 0.3 * 0.9**step * move, slope), torch.ones_like(slope))
+        return kept
+
+    def _substitute(
+        self,
+        kind: Arithmetic,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        both: bool,
+        alpha: Mapping[int, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Backward to the input; until the first activation the rows and their negatives go through as one."""
+        nodes = self.graph.nodes
+        weight: dict[int, Tensor] = {last: rows}
+        constant: Tensor = torch.zeros(len(rows), dtype=torch.float64)
+        self.rows += len(rows) * (1 + both)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            node, w = nodes[i], weight.pop(i)
+            if node.map is None:
+                if both:
+                    weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
+                    w, constant, owner, both = torch.cat([w, -w]), constant.repeat(2), owner.repeat(2), False
+                line = self._lines(kind, i, owner, alpha)
+                size = w.abs()
+                constant = constant + _dot(w, line.off) + _dot(size, line.far)
+                _accumulate(weight, node.inputs[0], torch.addcmul(w * line.mid, size, line.rad))
+                continue
+            if i in kind.errors:
+                constant = constant + _dot(w.abs(), _take(kind.errors[i], owner))
+            for j, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                _accumulate(weight, j, part)
+        if both:
+            weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
+            constant, owner = constant.repeat(2), owner.repeat(2)
+        a = _flat(weight[0]) if 0 in weight else torch.zeros(len(owner), self.graph.inputs, dtype=kind.dtype)
+        return constant, a, owner
+
+    def _lines(self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None) -> Lines:
+        """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there are any."""
+        if alpha is None or i not in alpha:
+            return kind.lines[i].take(owner)
+        bend = self.bends[i].take(owner)
+        if kind is self.exact:
+            return bend.shape.lines(bend.shape.slopes()[0], alpha[i], bend.error, kind)
+        line, a = kind.lines[i].take(owner), alpha[i]
+        below = a * bend.c - bend.here  # the line through the kink
+        mid, rad, off, far = (bend.up + a) / 2, (bend.up - a) / 2, (bend.above + below) / 2, (bend.above - below) / 2
+        pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
+        return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class _Bend:
+    """What the ascent needs to know of a ReLU node with undecided neurons, in float32 but for the shape and its error."""
+
+    shape: _Shape
+    error: Tensor
+    crossing: Tensor
+    up: Tensor
+    above: Tensor
+    down: Tensor
+    c: Tensor
+    here: Tensor
+    slope: Tensor
+
+    def take(self, owner: Tensor) -> _Bend:
+        """For rows that belong to samples `owner` `(R,)`."""
+        values = {k: _take(getattr(self, k), owner) for k in ("error", "crossing", "up", "above", "down", "c", "here")}
+        shape = _Shape(self.shape.node, *(_take(v, owner) for v in (self.shape.c, self.shape.low, self.shape.high)))
+        return _Bend(shape, slope=self.slope, **values)
+
+
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """An activation over the spans of its input, `(N, *shape)` each."""
+
+    node: Node
+    c: Tensor
+    low: Tensor
+    high: Tensor
+
+    @property
+    def ends(self) -> Span:
+        """The input itself, rounded outward."""
+        slack = 2.0**-52 * (self.c.abs() + torch.maximum(-self.low, self.high))
+        return self.c + self.low - slack, self.c + self.high + slack
+
+    def slopes(self) -> Span:
+        """CROWN's slopes of the line above and the line below."""
+        low, high = self.ends
+        if self.node.activation is not None:
+            return ACTIVATIONS[self.node.activation].slopes(low, high)
+        slope = self.node.slope
+        assert slope is not None
+        crossing = (low < 0) & (high > 0)
+        up = torch.where(
+            crossing, (high - slope * low) / torch.where(crossing, high - low, 1.0), (low >= 0) * (1 - slope) + slope
+        )
+        return up, torch.where(crossing, torch.where(high > -low, 1.0, slope), up)  # the smaller triangle wins
+
+    def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Arithmetic) -> Lines:
+        """The lines with about these slopes: slopes are rounded first, then the shifts are made to hold for them.
+
+        error: of the input's deviation, what rounding may add to it.
+        """
+        dtype = kind.dtype
+        mid, rad = ((up + down) / 2).to(dtype), ((up - down) / 2).to(dtype)
+        above = self._shift(mid.double() + rad.double(), True)
+        below = self._shift(mid.double() - rad.double(), False)
+        spread = (mid.abs() + rad.abs()).double() * error
+        off, far = ((above + below) / 2).to(dtype), (above - below) / 2 + spread
+        rest = ((above + below) / 2 - off.double()).abs() + _rounding(self.node, kind) * (far + off.double().abs())
+        return Lines(*(_layed(v) for v in (mid, rad, off, _up((far + rest).to(dtype)))))
+
+    def _shift(self, slope: Tensor, above: bool) -> Tensor:
+        """The least s with `f(c + d) - f(c) <= slope d + s` on the span, rounded up; mirrored from below."""
+        low, high = self.ends
+        sign = 1.0 if above else -1.0
+        if self.node.activation is not None:
+            f = ACTIVATIONS[self.node.activation]
+            v, slack = f.touch(slope, low, high, above)
+            here, gap = f.value(self.c), f.value(v) - slope * v
+            slack = slack + 2.0**-48 * (f.value(v).abs() + here.abs() + (slope * v).abs())  # of the functions themselves
+        else:  # piecewise linear: the extremum is at an end or at the kink
+            here, kink = self._relu(self.c), torch.zeros_like(low).clamp(low, high)
+            gaps = [sign * (self._relu(v) - slope * v) for v in (low, high, kink)]
+            gap = sign * torch.maximum(torch.maximum(gaps[0], gaps[1]), gaps[2])
+            slack = 2.0**-50 * (1 + slope.abs()) * torch.maximum(low.abs(), high.abs())
+        tilt = slope * self.c
+        return gap - (here - tilt) + sign * (slack + 2.0**-50 * (gap.abs() + here.abs() + tilt.abs()))
+
+    def _relu(self, v: Tensor) -> Tensor:
+        slope = self.node.slope
+        assert slope is not None
+        return torch.where(v > 0, v, slope * v)
+
+    def output(self) -> tuple[Tensor, Span]:
+        """The value at the samples and the span of the output's deviation."""
+        low, high = self.ends
+        if self.node.activation is not None:
+            f = ACTIVATIONS[self.node.activation]
+            here, (least, most) = f.value(self.c), f.span(low, high)
+            ulp = 2.0**-48 * here.abs()
+        else:
+            here, least, most = (self._relu(v) for v in (self.c, low, high))
+            ulp = torch.zeros_like(here)
+        slack = ulp + 2.0**-51 * (here.abs() + torch.maximum(least.abs(), most.abs()))
+        return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
+
+
+def margin_bounds(
+    graph: Graph, x: Tensor, y: Tensor, radius: Tensor | float, norm: float, domain: Domain, steps: int = 0
+) -> Tensor:
+    """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box: `(N, K)` float64, 0 at `j = y`."""
+    radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
+    sweep = Sweep(graph, Balls.make(x, radius, norm, domain), steps).run()
+    return margins(sweep, y)[0]
+
+
+def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower bounds on the margins, `(N, K)`, and what they come from: `theta_y - theta_j >= base + <a, d>`.
+
+    base `(N, K)`, a `(N, K, n)` in the order of `sweep.inputs`.
+    """
+    last, outputs, n = len(sweep.graph.nodes) - 1, sweep.graph.outputs, len(y)
+    eye = torch.eye(outputs, dtype=torch.float64)
+    widest = max(node.size for node in sweep.graph.nodes)
+    found = []
+    for owner, rival in _chunks(torch.ones(n, outputs, dtype=torch.bool), CHUNK // widest):
+        constant, a, _ = sweep.bound(last, eye[rival] - eye[y[owner]], owner)
+        found.append((constant, a, sweep.inputs.upper(a, owner)))
+    constant, a, reach = (torch.cat(parts) for parts in zip(*found))
+    z = sweep.centre[last]
+    here = z.gather(1, y[:, None]) - z
+    base = here - constant.reshape(n, outputs)
+    reach = reach.reshape(n, outputs)
+    lower = base - reach - 2.0**-50 * (z.abs().amax(1, keepdim=True) + base.abs() + reach)
+    lower[torch.arange(n), y] = 0.0
+    return lower, base, -a.reshape(n, outputs, -1)
+
+
+def _chunks(wanted: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The true entries of `(N, size)` as lists (row, column) of at most `most`; rows with many entries stay on their own.
+
+    A chunk of one sample reads that sample's lines; a mixed one has to copy a set of lines for each entry.
+    """
+    owner, place = wanted.nonzero(as_tuple=True)
+    most, start, total = max(most, 1), 0, 0
+    for count in wanted.sum(1).tolist():
+        if total and (total + count > most or count >= ALONE):
+            yield owner[start : start + total], place[start : start + total]
+            start, total = start + total, 0
+        if count >= ALONE:
+            parts = -(-count // most)
+            for part in torch.arange(start, start + count).tensor_split(parts):
+                yield owner[part], place[part]
+            start += count
+        else:
+            total += count
+    if total:
+        yield owner[start:], place[start:]
+
+
+def _open(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Which neurons may change sides."""
+    return (c + low < 0) & (c + high > 0)
+
+
+def _narrow_to(low: Tensor, high: Tensor, owner: Tensor, place: Tensor, bottom: Tensor, top: Tensor) -> None:
+    """Intersect spans `(N, size)`, which contain 0, with bounds `(R,)` on some entries."""
+    low[owner, place] = torch.maximum(low[owner, place], bottom.clamp(max=0))
+    high[owner, place] = torch.minimum(high[owner, place], top.clamp(min=0))
+
+
+def _units(node: Node, place: Tensor, dtype: torch.dtype) -> Tensor:
+    """Unit vectors, `(R, *shape)`."""
+    unit = torch.zeros(len(place), node.size, dtype=dtype)
+    unit[torch.arange(len(place)), place] = 1.0
+    return _layed(unit.reshape(-1, *node.shape))
+
+
+def _rounding(node: Node, kind: Arithmetic) -> float:
+    """The relative error of a sum over the entries of a node, and of its terms."""
+    return 1.01 * kind.tiny * (node.size + 8)
+
+
+def _take(values: Tensor, owner: Tensor) -> Tensor:
+    first = int(owner[0])
+    if first == int(owner[-1]) and bool((owner == first).all()):
+        return values[first : first + 1]
+    return values[owner]
+
+
+def _dot(rows: Tensor, values: Tensor) -> Tensor:
+    """`<row, values>` for rows `(R, ...)` and values of each or of all `(1, ...)`: `(R,)` in float64.
+
+    Summed in any order, so off by at most (number of terms) 2^-24 or 2^-53 of the magnitudes: the values account for that.
+    """
+    if len(values) == 1:
+        return (_flat(rows) @ _flat(values)[0]).double()
+    return _flat(rows * values).sum(1).double()
+
+
+def _accumulate(store: dict[int, Tensor], key: int, value: Tensor) -> None:
+    store[key] = store[key] + value if key in store else value
+
+
+def _layed(values: Tensor) -> Tensor:
+    """Images with their channels last in memory, which is how convolutions go fastest here."""
+    return values.contiguous(memory_format=torch.channels_last) if values.ndim == 4 else values
+
+
+def _flat(values: Tensor) -> Tensor:
+    """Rows `(R, ...)` as `(R, n)`, in the order in which they lie in memory."""
+    return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).reshape(len(values), -1)
+
+
+class _Turned:
+    """A map's transpose in another floating-point type, for coefficient vectors with channels last."""
+
+    def __init__(self, map_: Linear, dtype: torch.dtype) -> None:
+        self.map = map_
+        if isinstance(map_, Matrix):
+            self.map = Matrix(map_.weight.to(dtype))
+        elif isinstance(map_, Scale):
+            self.map = Scale(map_.factor.to(dtype))
+        elif isinstance(map_, Conv):
+            # With stride 1 the transpose is a convolution with the kernel turned around, and faster as that.
+            size = map_.weight.shape[2:]
+            self.plain = map_.stride == (1, 1) and map_.groups == 1 and all(p <= k - 1 for p, k in zip(map_.padding, size))
+            weight = map_.weight.flip(2, 3).transpose(0, 1) if self.plain else map_.weight
+            self.weight = _layed(weight.to(dtype))
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        """`(R, *output) -> (R, *shape)` for each input."""
+        m = self.map
+        if not isinstance(m, Conv):
+            return tuple(_layed(part) for part in m.transpose(g))
+        reach = [d * (k - 1) for d, k in zip(m.dilation, m.weight.shape[2:])]
+        if self.plain and all(p <= r for p, r in zip(m.padding, reach)):
+            padding = [r - p for r, p in zip(reach, m.padding)]
+            return (F.conv2d(g, self.weight, None, 1, padding, m.dilation),)
+        rest = [
+            n - ((o - 1) * s - 2 * p + r + 1) for n, o, s, p, r in zip(m.shape[1:], g.shape[2:], m.stride, m.padding, reach)
+        ]
+        return (F.conv_transpose2d(g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation),)
+
+
+def _row_norms(map_: Matrix | Conv, s: float) -> Tensor:
+    """Upper bounds on the s-norms of the rows of a map, one for each output, broadcasting against one sample."""
+    if s == math.inf:
+        top = map_.weight.abs().flatten(1).amax(1)
+        return top if isinstance(map_, Matrix) else top[:, None, None]
+    squares = replace(map_, weight=map_.weight.square())
+    if isinstance(map_, Matrix):
+        return squares.weight.sum(1).sqrt()
+    return squares.forward(torch.ones(1, *map_.shape, dtype=torch.float64))[0].sqrt()
+
+
+def _up(values: Tensor) -> Tensor:
+    return torch.nextafter(values, torch.full_like(values, math.inf))
