@@ -71,16 +71,32 @@ class Balls:
         middle, reach = (low + high) / 2, (high - low) / 2
         return middle, reach + (middle.shape[1] + 8) * 2.0**-52 * (middle.abs() + reach)
 
+    @cached_property
+    def _ways(self) -> Span:
+        """Whether the box leaves a way down and a way up, 0 or 1 in float32, `(N, n)` each."""
+        return (self.below > 0).float(), (self.above > 0).float()
+
     def across(self, a: Tensor, owner: Tensor) -> Span:
-        """`<a, d>` lies in middle +- spread, `(R,)` each in float64: by the box, or by both sides of `upper`."""
-        if self.norm != math.inf:
-            top, bottom = self.upper(a, owner), self.upper(-a, owner)
-            return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
-        middle, reach = (_take(v, owner) for v in self._halves)
-        a = a.double()
-        if len(middle) == 1:  # one sample: two products with a vector
-            return a @ middle[0], a.abs() @ reach[0]
-        return (a * middle).sum(1), (a.abs() * reach).sum(1)
+        """`<a, d>` lies in middle +- spread, `(R,)` each in float64, rounded up: by the box, or by the ball and its open ways.
+
+        For screening, a in float32: walls that are near, but not touched by the sample, do not count for r = 1 and 2.
+        """
+        if self.norm == math.inf:
+            middle, reach = (_take(v, owner) for v in self._halves)
+            a = a.double()
+            return _dot(a, middle), _dot(a.abs(), reach)
+        down, up = (_take(v, owner) for v in self._ways)
+        plus = a.clamp(min=0)
+        minus, radius = plus - a, self.radius[owner]
+        if self.norm == 1:
+            top, bottom = (torch.maximum((plus * p).amax(1), (minus * m).amax(1)).double() for p, m in ((up, down), (down, up)))
+        else:
+            plus, minus = plus.square(), minus.square()
+            slack = 1 + (a.shape[1] + 8) * 2.0**-23
+            lost = a.shape[1] * 2.0**-126  # squares that underflow
+            top, bottom = ((_dot(plus, p) + _dot(minus, m) + lost).sqrt() * slack for p, m in ((up, down), (down, up)))
+        top, bottom = radius * top, radius * bottom
+        return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
 
     def upper(self, a: Tensor, owner: Tensor) -> Tensor:
         """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up, exact up to that.
@@ -89,7 +105,7 @@ class Balls:
         0 <= t <= room_i }` (squares for r = 2): any lam gives a bound, the one that fills the ball gives the value.
         """
         if self.norm == math.inf:
-            middle, spread = self.across(a, owner)
+            middle, spread = self.across(a, owner)  # spread: rounded up for both
             return middle + spread
         a, slack = a.double(), (a.shape[1] + 8) * 2.0**-52
         size, radius = a.abs(), self.radius[owner]
@@ -115,7 +131,19 @@ def _fill_one(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
 
 
 def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
-    """R = 2: `d = min(t size, room)` with the t that fills the ball, and `lam = 1 / (2 t)`."""
+    """The value for r = 2: `rho ||a||` unless a wall is in the way."""
+    free = torch.where(room > 0, size, 0.0)
+    value: Tensor = torch.linalg.vector_norm(free, 2, dim=1)
+    t = radius / value.clamp(min=1e-300)
+    value = value * radius
+    late = ((free * t[:, None]) > room).any(1)  # the ball's own maximiser leaves the box: the others are done
+    if late.any():
+        value[late] = _water(size[late], room[late], radius[late])
+    return value
+
+
+def _water(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """The value for r = 2: `d = min(t size, room)` with the t that fills the ball, and `lam = 1 / (2 t)`."""
     top = size.amax(1, keepdim=True)
     unit = torch.where(room > 0, size / torch.where(top > 0, top, 1), 0.0)  # at most 1, so that squares do not overflow
     t = fill(unit.square(), room.square(), radius.square()).sqrt()[:, None]
@@ -251,12 +279,12 @@ class Sweep:
         for kind, slopes in ((self.exact, (up, down)), (self.fast, (up, up))):
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
             kind.lines[i] = shape.lines(*slopes, error, kind)
-            if self.steps and kind is self.exact and node.slope is not None:
+            if kind is self.exact and node.slope is not None:
                 self._bend(i, shape, error, up, down)
         self.centre[i], self.spans[i] = shape.output()
 
     def _bend(self, i: int, shape: _Shape, error: Tensor, up: Tensor, down: Tensor) -> None:
-        """Keep what the ascent needs, if any neuron of the node is undecided."""
+        """Keep what an ascent or a branching needs, if any neuron of the node is undecided."""
         low, high = shape.ends
         crossing, slope = (low < 0) & (high > 0), self.graph.nodes[i].slope
         if crossing.any() and slope is not None:
@@ -275,7 +303,7 @@ class Sweep:
         c = self.centre[j].flatten(1)
         smooth = any(self.graph.nodes[i].activation is not None for i in self.users[j])
         widest = max(n.size for n in self.graph.nodes[: j + 1])
-        if not smooth:
+        if not smooth and any(i in self.fast.lines for i in range(j)):  # before the first activation all bounds are exact
             for owner, place in _chunks(_open(c, low, high), CHUNK // widest):
                 bottom, top = self._screen(j, owner, place)
                 _narrow_to(low, high, owner, place, bottom, top)
@@ -493,14 +521,14 @@ class _Shape:
         """
         dtype = kind.dtype
         mid, rad = ((up + down) / 2).to(dtype), ((up - down) / 2).to(dtype)
-        above = self._shift(mid.double() + rad.double(), True)
-        below = self._shift(mid.double() - rad.double(), False)
+        above = self.shift(mid.double() + rad.double(), True)
+        below = self.shift(mid.double() - rad.double(), False)
         spread = (mid.abs() + rad.abs()).double() * error
         off, far = ((above + below) / 2).to(dtype), (above - below) / 2 + spread
         rest = ((above + below) / 2 - off.double()).abs() + _rounding(self.node, kind) * (far + off.double().abs())
         return Lines(*(_layed(v) for v in (mid, rad, off, _up((far + rest).to(dtype)))))
 
-    def _shift(self, slope: Tensor, above: bool) -> Tensor:
+    def shift(self, slope: Tensor, above: bool) -> Tensor:
         """The least s with `f(c + d) - f(c) <= slope d + s` on the span, rounded up; mirrored from below."""
         low, high = self.ends
         sign = 1.0 if above else -1.0
@@ -641,6 +669,13 @@ def _layed(values: Tensor) -> Tensor:
 def _flat(values: Tensor) -> Tensor:
     """Rows `(R, ...)` as `(R, n)`, in the order in which they lie in memory."""
     return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).reshape(len(values), -1)
+
+
+def _unflat(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What `_flat` undid: `(R, n) -> (R, *shape)`."""
+    if len(shape) == 3:
+        return rows.reshape(len(rows), *shape[1:], shape[0]).permute(0, 3, 1, 2)
+    return rows.reshape(len(rows), *shape)
 
 
 class _Turned:

@@ -14,6 +14,7 @@ from torch import Tensor
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.linear import Balls, Span, Sweep, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
+from wassail.certificates.split import branch_margins
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.losses import predict
@@ -22,14 +23,15 @@ from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm, parse_order
 from wassail.transport import sample_weights
 
-METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "exact")
+METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")
 STEPS = 20  # of the ascent on the slopes, for "alpha-crown"
 BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
 TOLERANCE = 0.01  # a radius is searched until it is known to this relative precision
 ROUNDS = 30
 POWER = 3.5  # how the margin falls below its tangent, before two radii are known
 HASTE = 6  # rounds after which the bracket is halved
-SMALL = 300  # ReLUs up to which "auto" tries to be exact
+SMALL = 300  # ReLUs up to which distances are sought exactly
+PATIENCE = 2.0  # seconds of branching for a sample when no time limit is given
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,8 +83,9 @@ def radii(
     """For each sample the largest radius proved: no point of the domain that near to it is classified other than y.
 
     method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on balls, searched over the radius),
-    "alpha-crown" (with `steps` of an ascent on the slopes), "exact" (branch and bound, small ReLU networks, within `time_limit`
-    seconds; what is proved by then where it runs out), or "auto": exact for small ReLU networks, else crown.
+    "alpha-crown" (with `steps` of an ascent on the slopes), "branch" (branch and bound on undecided neurons with such bounds,
+    networks of any size), "exact" (the distance itself, for small ReLU networks; larger ones are branched), or "auto": exact
+    for small ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by then is kept.
     upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. eps and order steer: samples whose
     radius cannot change the certified accuracy over `Omega_order(eps)` any more are left as they are (mu: sample weights).
     tolerance: relative precision of the search. A radius is only ever rounded down; misclassified samples and ties have 0.
@@ -94,6 +97,7 @@ def radii(
         raise InputError("eps and order steer together: give both or neither.")
     graph, x, y, wrong = _prepared(model, x, y, box)
     chosen = method if method != "auto" else "exact" if _small(graph) else "crown"
+    chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
     limit = None if time_limit is None else number(time_limit, "time_limit")
     aim = None if eps is None or order is None else (number(eps, "eps"), parse_order(order), sample_weights(mu, len(x)))
     with _bar(progress, "certified radii") as report:
@@ -106,6 +110,8 @@ def radii(
             search.run(0)
         if chosen == "alpha-crown":
             search.run(steps)
+        if chosen == "branch":
+            search.branch(limit)
         if chosen == "exact":
             search.close(limit)
     info = {
@@ -130,31 +136,43 @@ def verify(
     """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips. Bool `(N,)`.
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the threat plays no part.
-    method: as in `radii`; "auto" is "crown", then "alpha-crown" for what is left, then "exact" if the network is small.
+    method: as in `radii`; "auto" is "crown", then "branch" for what is left, 2 seconds a sample, or "exact" on small networks.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     graph, x, y, wrong = _prepared(model, x, y, threat.domain)
     proved = torch.zeros(len(x), dtype=torch.bool)
-    exact = method == "exact" or (method == "auto" and _small(graph))
     if method == "lipschitz":
         here = graph.logits(x.cpu())
         values = _by_lipschitz(graph, x, y, here, threat.norm, threat.domain, time_limit)
         return (values >= threat.eps) & ~wrong
+    exact = method in ("exact", "auto") and _small(graph)
+    branching = method in ("branch", "exact", "auto") and not exact
+    end = None if time_limit is None else time.monotonic() + time_limit
     with _bar(progress, "verification") as report:
-        rounds = [0, *([steps] if method in ("alpha-crown", "auto") and not exact else [])]
         left = (~wrong).nonzero()[:, 0]
-        for turn, k in enumerate(rounds):
+        for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
             for done, part in enumerate(torch.split(left, batch_size)):
+                report((turn + done * batch_size / max(len(left), 1)) / 2)
                 radius = torch.full((len(part),), threat.eps, dtype=torch.float64)
-                sweep = Sweep(graph, Balls.make(x[part], radius, threat.norm, threat.domain), k).run()
-                proved[part] = _least(margins(sweep, y[part])[0], y[part]) > 0
-                report((turn + (done + 1) * batch_size / max(len(left), 1)) / len(rounds))
+                sweep = Sweep(graph, Balls.make(x[part], radius, threat.norm, threat.domain), inner).run()
+                lower = margins(sweep, y[part])[0]
+                proved[part] = _least(lower, y[part]) > 0
+                for k in (~proved[part]).nonzero()[:, 0].tolist() if branching else ():
+                    share = PATIENCE if end is None else (end - time.monotonic()) / (len(left) - done * batch_size - k)
+                    proved[part[k]] = _branched(sweep, lower, k, int(y[part[k]]), share)
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
-            found = nearest_flip(graph, x[left], y[left], threat.norm, threat.domain, time_limit=time_limit)
+            rest = None if end is None else max(end - time.monotonic(), 0.0)
+            found = nearest_flip(graph, x[left], y[left], threat.norm, threat.domain, time_limit=rest)
             proved[left] = found.lower >= threat.eps
     return proved
+
+
+def _branched(sweep: Sweep, lower: Tensor, k: int, y: int, seconds: float) -> bool:
+    """Whether branching proves sample k of a sweep, whose margins are bounded by `lower` `(N, K)`."""
+    rivals = [j for j in range(lower.shape[1]) if j != y and not lower[k, j] > 0]
+    return branch_margins(sweep, k, y, torch.tensor(rivals), time.monotonic() + seconds)[0]
 
 
 def _prepared(model: Model | Graph, x: Tensor, y: Tensor, domain: Domain) -> tuple[Graph, Tensor, Tensor, Tensor]:
@@ -319,6 +337,34 @@ class _Search:
                     full = (len(self.x), *self.graph.nodes[j].shape)
                     self.known[j] = (torch.full(full, -math.inf).double(), torch.full(full, math.inf).double())
                 self.known[j][side][part[bad]] = sweep.spans[j][side][bad]
+
+    def branch(self, limit: float | None) -> None:
+        """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
+        left = (self.open & ~self._idle()).nonzero()[:, 0].tolist()
+        end = time.monotonic() + (PATIENCE * len(left) if limit is None else limit)
+        goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
+        for done, i in enumerate(left):
+            self.report(done / len(left))
+            stop = time.monotonic() + (end - time.monotonic()) / (len(left) - done)
+            x, y, step = self.x[i : i + 1], self.y[i : i + 1], 0.2
+            high = float(self.flip[i])
+            while step > self.tolerance and time.monotonic() < stop:
+                low = float(self.lower[i])
+                radius = low * (1 + step)
+                if goal is not None and low < goal < high:  # at order inf nothing else matters
+                    radius, step = goal, goal / low - 1
+                if radius >= high:
+                    radius, step = (low + high) / 2, (high / low - 1) / 2
+                if step <= self.tolerance or (goal is not None and not low < goal < high):
+                    break
+                sweep = Sweep(self.graph, Balls.make(x, torch.tensor([radius]), self.norm, self.domain)).run()
+                self.sweeps += 1
+                lower = margins(sweep, y)[0]
+                share = (stop - time.monotonic()) / 3
+                if _least(lower, y) > 0 or _branched(sweep, lower, 0, int(y), share):
+                    self.lower[i], step = radius, 1.5 * step
+                else:
+                    high, step = radius, step / 2
 
     def close(self, limit: float | None) -> None:
         """By branch and bound, from what is proved and the flips that are known."""
