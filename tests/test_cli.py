@@ -13,9 +13,10 @@ import torch
 
 import wassail as ws
 from wassail.attacks import catalogue
-from wassail.certificates import certify
-from wassail.cli import ATTACKS, LOSSES, SLOPES, _down, _up, main
+from wassail.certificates import certify, radii
+from wassail.cli import ATTACKS, CHUNK, LOSSES, METHODS, SLOPES, _down, _up, main
 from wassail.losses import LIPSCHITZ
+from wassail.report.sandwich import floor_percent
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,13 @@ def files(tmp_path_factory):
         "    values = ([[1.0], [-1.0]], [0.0, 0.0], [[0.0, 0.0], [1.0, -3.0]], [0.0, 0.0])\n"
         "    for p, v in zip(model.parameters(), values): p.data.copy_(torch.tensor(v))\n"
         "    return model\n"
+        "def line():\n"  # theta = (0, x - 0.75)
+        "    model = torch.nn.Sequential(torch.nn.Linear(1, 2)).double()\n"
+        "    for p, v in zip(model.parameters(), ([[0.0], [1.0]], [0.0, -0.75])): p.data.copy_(torch.tensor(v))\n"
+        "    return model\n"
     )
     np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
+    np.savez(folder / "line.npz", x=np.array([[0.25], [0.5]]), y=np.array([0, 0]))
     return folder
 
 
@@ -127,6 +133,85 @@ def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
     }  # fmt: skip
     assert main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "0.1", "--attacks", "fgsm", "--order", "1"]) == 2
     assert "add --order inf" in capsys.readouterr().err
+
+
+EVALUATE_BAD = {
+    "method": (["--method", "crow"], "did you mean 'crown'"),
+    "time": (["--time-limit", "0"], "the time limit is '0'"),
+    "attack": (["--attacks", "nearset"], "did you mean 'nearest'"),
+    "order": (["--order", "0.5"], "order '0.5'"),
+    "n": (["-n", "0"], "-n is 0"),
+    "layer": (["-m", "digits-vit"], "LayerNorm"),
+    "out": (["--out", "good.npz/x"], "cannot write"),
+}
+
+
+@pytest.mark.parametrize("case", EVALUATE_BAD)
+def test_evaluate_bad_input_is_one_sentence(case, files, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(files)
+    extra, words = EVALUATE_BAD[case]
+    model, extra = (extra[1], extra[2:]) if extra[0] == "-m" else ("digits-mlp", extra)
+    code = main(["evaluate", model, "--eps", "0.1", *extra])
+    out, err = capsys.readouterr()
+    assert code == 2 and words in err, err
+    assert not out and err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_evaluate_knows_the_methods() -> None:
+    assert METHODS == radii.METHODS
+
+
+def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
+    """Samples flipped at 1/2 and 1/4. Omega_1(0.1) buys 0.4 of the mass, of the nearer one; Omega_inf(0.3) all of that one."""
+    monkeypatch.chdir(files)
+    for eps, expected in (("0.1", {"1": 0.6, "inf": 1.0}), ("0.3", {"1": 0.15, "inf": 0.5})):
+        out = tmp_path / eps
+        code = main(["evaluate", "mine:line", "--data", "line.npz", "--eps", eps, "--order", "1", "inf", "--out", str(out)])
+        text = capsys.readouterr().out
+        assert code == 0 and "From both sides, on 2 samples (radii by exact, 2 of 2 exact" in text
+        for order, truth in expected.items():
+            row = [
+                line.split() for line in text.split("From both")[1].splitlines() if line.strip().startswith(f"Omega_{order}")
+            ]
+            certified, attacked = (float(word) for word in row[0][1:3])
+            assert certified <= 100 * truth + 1e-9 and attacked >= 100 * truth - 0.005
+            assert certified > 100 * truth - 0.02 and attacked < 100 * truth + 0.02, (eps, order)
+        headline = re.search(r"Between (\S+) % and (\S+) % stay correct over Omega_1\(", text)
+        assert headline is not None and float(headline[1]) <= 100 * expected["1"] <= float(headline[2]) + 0.005
+        assert (out / "sandwich.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_evaluate_writes_what_its_files_give_again(files, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(files)
+    options = ["--data", "good.npz", "-n", "6", "--eps", "0.05", "--method", "crown", "--attacks", "nearest", "fgsm"]
+    assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "FGSM" in text and "radii by crown, 0 of 6 exact" in text and "certified: proved" in text
+    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
+    flips = ws.Flips.load(tmp_path / "flips.safetensors")
+    found = radii.Radii.load(tmp_path / "radii.safetensors")
+    assert results["radii"] == {"method": "crown", "exact": 0, "samples": 6} and len(results["sandwich"]) == 3
+    for entry in results["sandwich"]:
+        curve = ws.risk_curve(flips, found, entry["order"])
+        assert curve(0.05) == (entry["certified"], entry["attacked"]) and entry["certified"] <= entry["attacked"]
+        assert (entry["largest_gap"], entry["largest_gap_eps"]) == curve.largest_gap()
+        assert f"{100 * entry['attacked']:.2f}" in text and floor_percent(entry["certified"]) in text
+
+
+def test_evaluate_stops_at_its_time_limit(capsys) -> None:
+    assert CHUNK < 40
+    options = ["--eps", "0.05", "-n", "40", "--passes", "30", "--method", "crown", "--time-limit", "0.001", "--order", "1"]
+    assert main(["evaluate", "digits-mlp-adv", *options]) == 0
+    assert f"on the first {CHUNK} of 40 samples" in capsys.readouterr().out
+
+
+def test_evaluate_without_matplotlib(files, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(files)
+    for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["evaluate", "mine:line", "--data", "line.npz", "--eps", "0.1", "--out", str(tmp_path)]) == 0
+    assert "no sandwich.png: figures need matplotlib" in capsys.readouterr().out
+    assert (tmp_path / "results.json").exists() and not (tmp_path / "sandwich.png").exists()
 
 
 CERTIFY_BAD = {
@@ -237,7 +322,7 @@ def test_own_model_with_weights(files, capsys, monkeypatch) -> None:
     assert line in capsys.readouterr().out
 
 
-def test_help_is_fast_and_the_demo_runs() -> None:
+def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     seconds = []
     for _ in range(3):  # the best of three: the machine may be busy
         start = time.perf_counter()
@@ -246,11 +331,19 @@ def test_help_is_fast_and_the_demo_runs() -> None:
     assert "demo" in done.stdout and min(seconds) < 0.5
     probe = "import sys, wassail.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0, "--help must not wait for torch"
-    done = subprocess.run([sys.executable, "-m", "wassail.cli", "demo", "-n", "60"], capture_output=True, text=True)
+    command = [sys.executable, "-m", "wassail.cli", "demo", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "-n", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ("none (clean)", "WDA, kappa 2", "WDA, kappa 1", "WDA++", "nearest", "all, pooled")
-    for words in (*names, "Accuracy is at most", "torch"):
+    for words in (*names, "From both sides, on 20 samples", "stay correct over Omega_1(0.1)", "torch"):
         assert words in done.stdout
+    assert (tmp_path / "sandwich.png").exists() and (tmp_path / "radii.safetensors").exists()
+
+
+def test_the_demo_of_a_model_that_cannot_be_certified(capsys, tmp_path) -> None:
+    assert main(["demo", "digits-vit-adv", "-n", "4", "--attacks", "wda++", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("attacked only: ") and "LayerNorm" in text and "Accuracy is at most" in text
 
 
 def test_models_are_listed(capsys) -> None:

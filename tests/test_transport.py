@@ -1,5 +1,7 @@
 import math
 import time
+from fractions import Fraction
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -101,6 +103,119 @@ def test_certified_side() -> None:
     assert ws.risk_curve(flips, radii, 1)(0.125)[0] == pytest.approx(0.5)
     with pytest.raises(ws.InputError, match="radii must hold 4"):
         ws.risk_curve(flips, radii[:3])
+
+
+def exact_certified(radii: torch.Tensor, mu: torch.Tensor, eps: float, order: float) -> Fraction:
+    """The knapsack over radii in rational arithmetic, for orders 1, 2, 3 and inf: no rounding at all."""
+    pairs = sorted((Fraction(r), Fraction(m)) for r, m in zip(radii.tolist(), mu.tolist()) if r < INF)
+    total, e = sum(Fraction(m) for m in mu.tolist()), Fraction(eps)
+    if order == INF:
+        return 1 - sum(m for r, m in pairs if r < e or r == e == 0) / total
+    left, lost, p = e ** int(order), Fraction(0), int(order)
+    for r, m in pairs:
+        share = min(m, left / r**p) if r else m
+        lost, left = lost + share, left - share * r**p
+    return 1 - lost / total
+
+
+@given(distance_lists, st.floats(0, 20), st.sampled_from([1.0, 2.0, 3.0, INF]), st.integers(0, 10**6), st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_certified_accuracy_is_never_above_the_truth(
+    radii: list[float], eps: float, order: float, seed: int, equal: bool
+) -> None:
+    r = torch.tensor(radii, dtype=torch.float64)
+    mu = torch.rand(len(r), dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.01
+    flips = flips_1d(radii)
+    r = torch.minimum(r, flips.distances)
+    curve = ws.risk_curve(flips, r, order, None if equal else mu)
+    for budget in (eps, 0.0, *r[torch.isfinite(r)].tolist(), *curve.breakpoints("certified")[0].tolist()):
+        truth, (certified, attacked) = exact_certified(r, curve.mu, budget, order), curve(budget)
+        assert Fraction(certified) <= truth and certified <= attacked
+        assert certified == pytest.approx(min(float(truth), attacked), abs=1e-11)
+    for budget, accuracy in zip(*(side.tolist() for side in curve.breakpoints("certified"))):
+        assert Fraction(accuracy) <= exact_certified(r, curve.mu, budget, order)
+    for level in (0.0, 0.3, 0.5, 0.9):
+        at = curve.inverse(level, "certified")
+        if 0 < at < INF:
+            assert exact_certified(r, curve.mu, at, order) >= Fraction(level)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_certified_breakpoints_are_rounded_down(order: int) -> None:
+    """The eps of a bend is at most the cost of the samples up to it, `(sum_i mu_i r_i^p)^(1/p)`, in rational arithmetic."""
+    generator = torch.Generator().manual_seed(order)
+    for n in (5, 60, 300):
+        r = torch.rand(n, dtype=torch.float64, generator=generator) + 0.01
+        curve = ws.RiskCurve(r, r, torch.full((n,), 1 / n, dtype=torch.float64), float(order))
+        bends, cost = curve.breakpoints("certified")[0].tolist(), Fraction(0)
+        assert bends[0] == 0 and len(bends) == n + 1
+        for bend, radius, mass in zip(bends[1:], r.sort().values.tolist(), curve.mu.tolist()):
+            cost += Fraction(mass) * Fraction(radius) ** order
+            assert Fraction(bend) ** order <= cost <= (Fraction(bend) * (1 + Fraction(1, 10**10))) ** order
+
+
+def test_certified_rounding_is_strict_where_floats_tie() -> None:
+    """A budget too small to see still costs an ulp; all correct at eps 0 is 1 exactly; counts are exact to an ulp."""
+    flips = flips_1d([1.0, 1.0, 1.0])
+    curve = ws.risk_curve(flips, torch.ones(3), 2)
+    assert curve(0) == (1, 1) and curve(1e-200)[0] < 1 and curve(1e-200)[0] == pytest.approx(1, abs=1e-15)
+    top = ws.risk_curve(flips_1d([1.0] * 55 + [0.0] * 45), torch.tensor([0.5] * 55 + [0.0] * 45), "inf")
+    assert Fraction(top(0.5)[0]) <= Fraction(55, 100) and top(0.5)[0] == pytest.approx(0.55, abs=1e-15)
+
+
+def test_a_radius_above_a_flip_is_an_error_that_names_both() -> None:
+    flips = flips_1d([0.0, 1.0, 2.0, INF])
+    radii = torch.tensor([0.0, 0.5, 2.25, 3.0], dtype=torch.float64)
+    with pytest.raises(ws.InputError, match=r"sample 2 has a certified radius 2\.25 above the distance 2\.0 .*trust neither"):
+        ws.risk_curve(flips, radii)
+    with pytest.raises(ws.InputError, match=r"sample 0 has a certified radius 0\.125"):
+        ws.risk_curve(flips, radii.index_fill(0, torch.tensor([0, 2]), 0.125))  # a wrong sample has no radius
+    with pytest.raises(ws.InputError, match="sample 2"):
+        ws.risk_curve(flips, torch.tensor([0.0, 0.5, 2 + 1e-12, 3.0], dtype=torch.float64))
+    rounded = torch.tensor([0.0, 1.0, math.nextafter(2.0, 3), INF], dtype=torch.float64)  # what a distance may be off by
+    curve = ws.risk_curve(flips, rounded)
+    assert curve.radii is not None and curve.radii.tolist() == flips.distances.tolist()
+
+
+def test_radii_must_be_for_the_same_norm_domain_and_samples() -> None:
+    flips, zero = flips_1d([0.0, 1.0]), torch.zeros(2)
+    assert ws.risk_curve(flips, SimpleNamespace(values=zero, norm=INF, domain=None))(0.1)[0] == 0
+    for change, words in (({"norm": 2.0}, "norm"), ({"domain": (0.0, 1.0)}, "domain"), ({"values": torch.zeros(3)}, "radii")):
+        with pytest.raises(ws.InputError, match=words):
+            ws.risk_curve(flips, SimpleNamespace(**{"values": zero, "norm": INF, "domain": None, **change}))
+
+
+def test_gap_and_area_in_closed_form() -> None:
+    """One sample, radius 1 below a flip at 2: accuracy 1 - min(1, (eps/r)^p) on either side."""
+    flips, radii = flips_1d([2.0]), torch.tensor([1.0])
+    for p in (1, 2, 3, 7):
+        curve = ws.risk_curve(flips, radii, p)
+        assert curve.gap(0.5) == pytest.approx(0.5**p - 0.25**p) and curve.gap(0) == 0 == curve.gap(2)
+        assert curve.largest_gap() == pytest.approx((1 - 0.5**p, 1))
+        # int_0^r 1 - (e/r)^p = r p / (p + 1)
+        assert curve.area(2) == pytest.approx(p / (p + 1)) == curve.area(5)
+        assert curve.area(0.5) == pytest.approx(0.5 ** (p + 1) / (p + 1) * (1 - 0.5**p))
+    top = ws.risk_curve(flips, radii, INF)
+    assert top.gap(1) == 0 and top.gap(1.5) == 1 and top.gap(2) == 0
+    gap, eps = top.largest_gap()
+    assert gap == 1 and eps == math.nextafter(1, 2) and top.area(1.5) == pytest.approx(0.5) and top.area(9) == pytest.approx(1)
+    alone = ws.risk_curve(flips, order=1)
+    assert alone.largest_gap() == (1, 0) and alone.area(2) == pytest.approx(1)
+
+
+@given(distance_lists, st.sampled_from([1.0, 2.0, 5.0, INF]), st.integers(0, 10**6))
+@settings(max_examples=25, deadline=None)
+def test_gap_and_area_against_a_fine_grid(distances: list[float], order: float, seed: int) -> None:
+    flips = flips_1d(distances)
+    shrink = torch.rand(len(flips), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    radii = torch.where(torch.isfinite(flips.distances), shrink * flips.distances, shrink)
+    curve = ws.risk_curve(flips, radii, order)
+    grid = np.linspace(0, 12, 401)
+    gaps = np.array([curve.gap(float(eps)) for eps in grid])
+    largest, where = curve.largest_gap()
+    assert largest == pytest.approx(curve.gap(where)) and largest >= gaps.max() - 1e-9
+    assert curve.area(12) == pytest.approx(float(((gaps[1:] + gaps[:-1]) / 2).sum() * 0.03), abs=0.07)
+    assert all(word in repr(curve) for word in ("certified", "attacked", "largest gap")) and "\n" not in repr(curve)
 
 
 def test_ties_share_and_the_order_of_samples_does_not_matter() -> None:

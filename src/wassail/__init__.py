@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from wassail.certificates.bound import Bound
     from wassail.certificates.certify import Certificate, certify, worst_case
     from wassail.certificates.lipschitz import lipschitz
+    from wassail.certificates.loss_curve import LossCurve, loss_curve
+    from wassail.certificates.radii import Radii, radii, verify
     from wassail.certificates.region import Ball
     from wassail.errors import InputError, ModelWarning
     from wassail.threat import Threat
@@ -62,6 +64,8 @@ _HOME = {
     "Ball": "certificates.region",
     "Bound": "certificates.bound",
     "lipschitz": "certificates.lipschitz",
+    **dict.fromkeys(("LossCurve", "loss_curve"), "certificates.loss_curve"),
+    **dict.fromkeys(("Radii", "radii", "verify"), "certificates.radii"),
     **dict.fromkeys(("Certificate", "certify", "worst_case"), "certificates.certify"),
     "InputError": "errors",
     "ModelWarning": "errors",
@@ -81,7 +85,9 @@ __all__ = [
     "Distribution",
     "Flips",
     "InputError",
+    "LossCurve",
     "ModelWarning",
+    "Radii",
     "RiskCurve",
     "Threat",
     "Verification",
@@ -97,12 +103,15 @@ __all__ = [
     "inf",
     "knapsack",
     "lipschitz",
+    "loss_curve",
     "nearest",
     "pgd",
+    "radii",
     "risk_curve",
     "square",
     "testing",
     "transport_cost",
+    "verify",
     "w_fgsm",
     "w_pgd",
     "wda",

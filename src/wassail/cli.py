@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
     from wassail.certificates.bound import Bound
     from wassail.certificates.certify import Certificate
+    from wassail.certificates.radii import Radii
     from wassail.network import Model
-    from wassail.transport import Distribution, Flips
+    from wassail.transport import Distribution, Flips, RiskCurve
 
 SUMMARY = "How badly can a classifier fail under every distribution within a Wasserstein ball of your data?"
 # The names of attacks.catalogue, spelt out here because that module needs torch.
@@ -31,9 +33,13 @@ ATTACKS = (
     "a3", "a3-wda", "fab", "fab-t", "deepfool", "cw",
 )  # fmt: skip
 DEFAULT = ("wda", "wda++", "nearest")
+SANDWICH_FILES = "flips.safetensors, radii.safetensors, results.json and sandwich.png"
 SLOPES = {"infinity": "l", "anchor": "S", "margin": "Lm", "paper": "L"}  # of certificates.certify, with their symbols
 LOSSES = ("cross_entropy", "margin")
+METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")  # of certificates.radii
 FIGURES = ("convergence", "witness")  # of report.figures
+DEMO_SECONDS = "40"  # for the certificates of the demo, which takes a minute altogether
+CHUNK = 32  # samples that are certified between two looks at the clock
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
 accuracy: mass of the adversarial distribution that is classified correctly; a tie is an error. Lower = stronger attack.
@@ -42,6 +48,10 @@ flip spend the budget on the nearest flips first; nearest is our engine, WDA++ t
 once. Attacks with a ball for every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
 spent: share of the budget eps. F + B: forward and backward passes, mean per sample that was correct
 to begin with. 95 %: bootstrap interval over the samples."""
+SANDWICH_DEFINITIONS = """\
+certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point within a sample's radius is
+misclassified; rounded down. attacked: all attacks pooled. The truth lies between the two. gap: what is not known, in
+percentage points; largest: over all eps. 50 % at eps: accuracy falls to one half somewhere between these two budgets."""
 SLOPE_DEFINITIONS = """\
 slope: growth of the worst expected loss per unit of eps, over distributions within Wasserstein-1 distance eps of the data.
 l: at infinity, for large eps (0 in a box). S: steepest chord from a sample, for small eps. Lm: Lipschitz constant of the
@@ -68,22 +78,26 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="wassail", description=SUMMARY)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="attack the embedded model on the embedded data: a minute, one table")
+    demo = commands.add_parser("demo", help="attack and certify the embedded model on the embedded data: a minute")
     demo.add_argument("model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)")
-    _threat_options(demo, eps="0.1", threads=1)  # a tiny network gains nothing from more
-    demo.set_defaults(run=_attack, data="digits", weights=None)
+    files = f"{SANDWICH_FILES} (default: wassail-demo)"
+    _threat_options(demo, eps="0.1", attacks=DEFAULT, threads=1, out=files)  # a tiny network gains nothing from more threads
+    _radius_options(demo, seconds=DEMO_SECONDS)
+    demo.set_defaults(run=_evaluate, data="digits", weights=None, out="wassail-demo", demo=True)
+
+    evaluate = commands.add_parser("evaluate", help="robust accuracy from both sides: attacked and certified")
+    _model_options(evaluate)
+    _threat_options(evaluate, eps=None, attacks=("nearest",), threads=None, out=SANDWICH_FILES)
+    _radius_options(evaluate, seconds=None)
+    evaluate.set_defaults(run=_evaluate, demo=False)
 
     attack = commands.add_parser("attack", help="attack a model on data")
-    attack.add_argument("model", help="a built-in name (see `wassail models`), or module:factory with --weights")
-    attack.add_argument("--weights", help="state dict for module:factory: .safetensors, or .pt (weights only)")
-    attack.add_argument("--data", default="digits", help="'digits', or an .npz file with arrays x and y")
-    _threat_options(attack, eps=None, threads=None)
+    _model_options(attack)
+    _threat_options(attack, eps=None, attacks=DEFAULT, threads=None, out="flips.safetensors and results.json")
     attack.set_defaults(run=_attack)
 
     certify = commands.add_parser("certify", help="bound the worst expected loss of a ReLU network from both sides")
-    certify.add_argument("model", help="a built-in name (see `wassail models`), or module:factory with --weights")
-    certify.add_argument("--weights", help="state dict for module:factory: .safetensors, or .pt (weights only)")
-    certify.add_argument("--data", default="digits", help="'digits', or an .npz file with arrays x and y")
+    _model_options(certify)
     certify.add_argument("--loss", default="cross_entropy", help="cross_entropy or margin (default: %(default)s)")
     certify.add_argument("--eps", nargs="+", default=["0.01", "0.1", "1"], help="budgets (default: 0.01 0.1 1)")
     certify.add_argument("--slopes", nargs="+", default=list(SLOPES), metavar="S",
@@ -105,16 +119,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _threat_options(parser: argparse.ArgumentParser, eps: str | None, threads: int | None) -> None:
+def _model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a built-in name (see `wassail models`), or module:factory with --weights")
+    parser.add_argument("--weights", help="state dict for module:factory: .safetensors, or .pt (weights only)")
+    parser.add_argument("--data", default="digits", help="'digits', or an .npz file with arrays x and y")
+
+
+def _radius_options(parser: argparse.ArgumentParser, seconds: str | None) -> None:
+    parser.add_argument("--method", default="auto", help=f"of the certified radii: {', '.join(METHODS)} (default: auto)")
+    parser.add_argument("--time-limit", default=seconds, metavar="SECONDS",
+                        help="for the radii; samples not reached by then are on neither side (default: %s)"
+                        % (seconds or "none"))  # fmt: skip
+
+
+def _threat_options(
+    parser: argparse.ArgumentParser, eps: str | None, attacks: Sequence[str], threads: int | None, out: str
+) -> None:
     parser.add_argument("--eps", default=eps, required=eps is None, help="budget, for example 8/255")
     parser.add_argument("--order", nargs="+", default=["1", "2", "inf"], metavar="P",
                         help="Wasserstein orders: any of 1, 2, any p >= 1, inf (default: 1 2 inf)")  # fmt: skip
-    parser.add_argument("--attacks", nargs="+", default=list(DEFAULT), metavar="A",
-                        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT)})")  # fmt: skip
+    parser.add_argument("--attacks", nargs="+", default=list(attacks), metavar="A",
+                        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(attacks)})")  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=None, help="most samples in one model call (default: 250)")
     parser.add_argument("--step", default=None, help="step size alpha (default: the paper's for its eps, else a share)")
     parser.add_argument("--passes", type=int, default=100, help="passes a sample for `nearest` (default: %(default)s)")
-    _common_options(parser, norm="inf", threads=threads, out="flips.safetensors and results.json")
+    _common_options(parser, norm="inf", threads=threads, out=out)
 
 
 def _common_options(parser: argparse.ArgumentParser, norm: str, threads: int | None, out: str) -> None:
@@ -137,15 +166,98 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _attack(options: argparse.Namespace) -> int:
-    # Everything that can be wrong without a model is checked before torch is even imported.
+    eps, orders, norm, domain = _checked_threat(options)
+    folder = _folder(options)
+    model, x, y = _load(options)
+    run = _Run(options, len(y), eps, orders, norm, domain)
+    rows, pooled = _attacked(options, run, model, x, y)
+    best = run.allocated(pooled)
+    _print_attacks(run, rows, best)
+    _print_attack_headline(run, rows, best)
+    if folder is not None:
+        _save(folder, pooled, run.about | {"results": _results(rows, best)})
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    eps, orders, norm, domain = _checked_threat(options)
+    _known("method", [options.method], METHODS)
+    seconds = math.inf if options.time_limit is None else _seconds(options.time_limit)
+    folder = _folder(options)
+    import torch
+
+    import wassail as ws
+    from wassail.certificates.structure import read
+
+    model, x, y = _load(options)
+    try:
+        read(model, x.shape[1:], smooth=True)  # a model that cannot be certified is told before the attacks
+    except InputError as error:
+        if not options.demo:
+            raise
+        print(f"attacked only: {error}")
+        return _attack(options)
+    run = _Run(options, len(y), eps, orders, norm, domain)
+    rows, pooled = _attacked(options, run, model, x, y)
+    best = run.allocated(pooled)
+    _print_attacks(run, rows, best)
+    start = time.perf_counter()
+    radii = _certified(options, model, pooled, seconds)
+    flips = pooled.take(torch.arange(len(radii.values)))
+    nearer = radii.flips(model, flips.x, flips.y)
+    flips = flips if nearer is None else flips.merge(nearer)
+    curves = [ws.risk_curve(flips, radii, order) for order in orders]
+    headline = _print_sandwich(run, flips, curves, radii, time.perf_counter() - start)
+    if folder is not None:
+        results = {"results": _results(rows, best), **_sandwich_results(curves, radii, eps)}
+        _save(folder, pooled, run.about | results, radii)
+        _draw(folder, curves, f"{replace(run, samples=len(flips)).where}\n{headline}", eps)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every table and file of one command says about it."""
+
+    options: argparse.Namespace
+    samples: int
+    eps: float
+    orders: list[float]
+    norm: float
+    domain: Domain
+
+    @property
+    def where(self) -> str:
+        """Model, data and threat."""
+        data = f"{self.options.model} on {self.samples} samples of {self.options.data}"
+        return f"{data}, l{self.norm:g}, eps {show(self.eps)}, {_box(self.domain)}"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The same, with the versions, for a file."""
+        return {"run": self.where, "made_with": _made(self.options)}
+
+    def allocated(self, pooled: Flips) -> list[Distribution]:
+        """The distribution that the pooled flips allow, for each order."""
+        from wassail.transport import allocate
+
+        return [allocate(pooled, self.eps, order) for order in self.orders]
+
+
+def _checked_threat(options: argparse.Namespace) -> tuple[float, list[float], float, Domain]:
+    """Budget, orders, norm and domain: what can be wrong without a model is checked before torch is even imported."""
     eps, (norm, domain) = parse_eps(options.eps), _checked(options)
     orders = list(dict.fromkeys(parse_order(p) for p in options.order))
     _known("attack", options.attacks, ATTACKS)
-    folder = _folder(options)
-    import wassail as ws
+    return eps, orders, norm, domain
+
+
+def _attacked(
+    options: argparse.Namespace, run: _Run, model: Model, x: Tensor, y: Tensor
+) -> tuple[list[tuple[str, Distribution, float]], Flips]:
+    """Every attack asked for, as rows (title, distribution, seconds), and the nearest flips of all of them."""
     from wassail.attacks import catalogue
 
-    model, x, y = _load(options)
     common: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": _progress(options)}
     own: dict[str, dict[str, Any]] = {"nearest": {"passes": options.passes}}
     if options.step is not None:
@@ -155,23 +267,47 @@ def _attack(options: argparse.Namespace) -> int:
     for name in dict.fromkeys(options.attacks):
         entry = catalogue.find(name)
         start = time.perf_counter()
-        for result in catalogue.results(entry, model, x, y, norm, eps, orders, domain, **common, **own.get(name, {})):
+        found = catalogue.results(entry, model, x, y, run.norm, run.eps, run.orders, run.domain, **common, **own.get(name, {}))
+        for result in found:
             kappa = result.info.get("options", {}).get("kappa")
             title = entry.title if kappa is None else f"{entry.title}, kappa {kappa:g}"
             rows.append((title, result, time.perf_counter() - start))
-            if entry.orders != "one" or result.threat.order == orders[0]:  # one search, one count of its passes
+            if entry.orders != "one" or result.threat.order == run.orders[0]:  # one search, one count of its passes
                 pool.append(result.flips)
             start = time.perf_counter()
     if not rows:
         raise InputError(f"none of {', '.join(options.attacks)} answers order {' or '.join(options.order)}: add --order inf.")
-    pooled = pool[0].merge(*pool[1:])
-    best = [ws.allocate(pooled, eps, order) for order in orders]
-    where = f"{options.model} on {len(y)} samples of {options.data}, l{norm:g}, eps {show(eps)}, {_box(domain)}"
-    made = _made(options)
-    _print_table(where, made, rows, best)
-    if folder is not None:
-        _save(folder, pooled, rows, best, {"run": where, "made_with": made})
-    return 0
+    return rows, pool[0].merge(*pool[1:])
+
+
+def _certified(options: argparse.Namespace, model: Model, flips: Flips, seconds: float) -> Radii:
+    """Certified radii of the samples, or with a time limit of as many of the first ones as it allows.
+
+    Nothing is sought beyond a known flip.
+    """
+    import torch
+
+    from wassail.certificates.radii import radii
+
+    size = max(len(flips), 1) if seconds == math.inf else CHUNK
+    end, parts = time.monotonic() + seconds, []
+    for start in range(0, max(len(flips), 1), size):
+        some = flips.take(torch.arange(start, min(start + size, len(flips))))
+        share = max(end - time.monotonic(), 0.1) * len(some) / (len(flips) - start) if seconds < math.inf else None
+        parts.append(
+            radii(
+                model, some.x, some.y, flips.norm, flips.domain, options.method,
+                upper=some.distances, time_limit=share, progress=_progress(options),
+            )
+        )  # fmt: skip
+        if time.monotonic() > end:
+            break
+    points = [part.points for part in parts if part.points is not None]
+    return replace(
+        parts[0], values=torch.cat([part.values for part in parts]), exact=torch.cat([part.exact for part in parts]),
+        points=torch.cat(points) if len(points) == len(parts) else None,
+        info={**parts[0].info, "seconds": sum(part.info["seconds"] for part in parts)},
+    )  # fmt: skip
 
 
 def _certify(options: argparse.Namespace) -> int:
@@ -180,9 +316,7 @@ def _certify(options: argparse.Namespace) -> int:
     if options.loss == "dlr":
         raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: use --loss margin or cross_entropy.")
     _known("loss", [options.loss], LOSSES)
-    seconds = number(options.time_limit, "time limit")
-    if not 0 < seconds < math.inf:
-        raise InputError(f"the time limit is {options.time_limit!r}: give a positive number of seconds.")
+    seconds = _seconds(options.time_limit)
     folder = _folder(options)
     import wassail as ws
 
@@ -203,10 +337,9 @@ def _certify(options: argparse.Namespace) -> int:
 
 def _print_certificate(where: str, made: str, certificate: Certificate, rows: list[tuple[float, float, float, float]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     slopes = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     slopes.add_column("slope", no_wrap=True)
     for name in ("at least", "at most", "gap"):
@@ -281,6 +414,13 @@ def _figures(options: argparse.Namespace) -> int:
     return 0
 
 
+def _seconds(text: str) -> float:
+    seconds = number(text, "time limit")
+    if not 0 < seconds < math.inf:
+        raise InputError(f"the time limit is {text!r}: give a positive number of seconds.")
+    return seconds
+
+
 def _known(kind: str, names: Sequence[str], valid: Sequence[str] | dict[str, str]) -> None:
     for name in names:
         if name not in valid:
@@ -345,12 +485,10 @@ def _up(value: float) -> str:
     return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(value):g}".replace("Infinity", "inf")
 
 
-def _print_table(where: str, made: str, rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> None:
+def _print_attacks(run: _Run, rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("attack", no_wrap=True)
     table.add_column("over", no_wrap=True)
@@ -373,20 +511,62 @@ def _print_table(where: str, made: str, rows: list[tuple[str, Distribution, floa
         span = f"{100 * low:.1f}..{100 * high:.1f}"
         name = f"Omega_{result.threat.order:g}"
         table.add_row("[bold]all, pooled", name, f"[bold]{100 * result.accuracy:.2f}", span, spent, "", "")
-    console.print(f"[bold]{where}[/bold]")
-    console.print(table)
-    console.print(DEFINITIONS)
-    worst = min(best, key=lambda d: d.accuracy)
-    console.print(
+    _console().print(f"[bold]{run.where}[/bold]")
+    _console().print(table)
+    _console().print(DEFINITIONS)
+
+
+def _print_attack_headline(run: _Run, rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> None:
+    worst, clean = min(best, key=lambda d: d.accuracy), rows[0][1].clean_accuracy
+    _console().print(
         f"[bold]Accuracy is at most {100 * worst.accuracy:.2f} % over {worst.threat}[/bold] (clean {100 * clean:.2f} %):\n"
         "some distribution within that Wasserstein distance of the data is this bad, and it was built and re-verified."
     )
-    console.print(f"[dim]{made}[/dim]")
+    _console().print(f"[dim]{run.about['made_with']}[/dim]")
 
 
-def _save(
-    folder: Path, pooled: Flips, rows: list[tuple[str, Distribution, float]], best: list[Distribution], run: dict[str, str]
-) -> None:
+def _print_sandwich(run: _Run, flips: Flips, curves: list[RiskCurve], radii: Radii, seconds: float) -> str:
+    """The table with both sides, and its headline, which is returned."""
+    from rich import box
+    from rich.table import Table
+
+    from wassail.report.sandwich import floor_percent
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("over", no_wrap=True)
+    for name in ("certified %", "attacked %", "gap", "largest gap", "50 % at eps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for curve in curves:
+        (certified, attacked), (gap, where) = curve(run.eps), curve.largest_gap()
+        table.add_row(
+            f"Omega_{curve.order:g}", f"[bold]{floor_percent(certified)}", f"[bold]{100 * attacked:.2f}",
+            f"{100 * (attacked - certified):.2f}", f"{100 * gap:.2f} at {where:.3g}",
+            f"{curve.inverse(0.5, 'certified'):.3g}..{curve.inverse(0.5):.3g}",
+        )  # fmt: skip
+    some = f"{len(flips)} samples" if len(flips) == run.samples else f"the first {len(flips)} of {run.samples} samples"
+    exact = f"{int(radii.exact.sum())} of {len(flips)} exact"
+    _console().print(f"[bold]From both sides, on {some}[/bold] (radii by {radii.method}, {exact}, {seconds:.1f} s)")
+    _console().print(table)
+    _console().print(SANDWICH_DEFINITIONS)
+    lowest = min(curves, key=lambda curve: curve(run.eps)[1])
+    (certified, attacked), clean = lowest(run.eps), flips.clean_accuracy()
+    threat = Threat(run.norm, lowest.order, run.eps, run.domain)
+    headline = f"Between {floor_percent(certified)} % and {100 * attacked:.2f} % stay correct over {threat}"
+    _console().print(
+        f"[bold]{headline}[/bold] (clean {100 * clean:.2f} %):\nproved for every distribution within that Wasserstein distance "
+        "of the data, and attacked by one that was built and re-verified."
+    )
+    _console().print(f"[dim]{run.about['made_with']}[/dim]")
+    return headline
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _results(rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> list[dict[str, Any]]:
     def entry(name: str, result: Distribution) -> dict[str, Any]:
         threat = result.threat
         return {
@@ -395,11 +575,43 @@ def _save(
             "cost": result.cost, "passes": result.flips.passes(), "info": result.info,
         }  # fmt: skip
 
-    results = [entry(name, result) for name, result, _ in rows] + [entry("best of all", result) for result in best]
+    return [entry(name, result) for name, result, _ in rows] + [entry("best of all", result) for result in best]
+
+
+def _sandwich_results(curves: list[RiskCurve], radii: Radii, eps: float) -> dict[str, Any]:
+    def entry(curve: RiskCurve) -> dict[str, Any]:
+        (certified, attacked), (gap, where) = curve(eps), curve.largest_gap()
+        return {
+            "order": str(curve.order), "eps": eps, "certified": certified, "attacked": attacked,
+            "gap": attacked - certified, "largest_gap": gap, "largest_gap_eps": where,
+        }  # fmt: skip
+
+    about = {"method": radii.method, "exact": int(radii.exact.sum()), "samples": len(radii.values)}
+    return {"radii": about, "sandwich": [entry(curve) for curve in curves]}
+
+
+def _save(folder: Path, pooled: Flips, results: dict[str, Any], radii: Radii | None = None) -> None:
+    records = {"flips": pooled} | ({} if radii is None else {"radii": radii})
     with _writing(folder):
-        pooled.save(folder / "flips.safetensors")
-        (folder / "results.json").write_text(json.dumps({**run, "results": results}, indent=1))
-    print(f"wrote {folder / 'flips.safetensors'} and {folder / 'results.json'}")
+        for name, record in records.items():
+            record.save(folder / f"{name}.safetensors")
+        (folder / "results.json").write_text(json.dumps(results, indent=1))
+    names = [*(f"{name}.safetensors" for name in records), "results.json"]
+    print("wrote " + " and ".join(str(folder / name) for name in names))
+
+
+def _draw(folder: Path, curves: list[RiskCurve], title: str, eps: float) -> None:
+    """The picture of the sandwich; without matplotlib one sentence instead, since all figures are in results.json."""
+    from wassail.report.sandwich import draw_sandwich
+
+    try:
+        figure = draw_sandwich(curves, title, mark=eps)
+    except InputError as error:
+        print(f"no sandwich.png: {error}")
+        return
+    with _writing(folder):
+        figure.savefig(folder / "sandwich.png", dpi=160)
+    print(f"wrote {folder / 'sandwich.png'}")
 
 
 def load_model(name: str, weights: str | None) -> Model:

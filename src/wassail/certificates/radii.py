@@ -17,17 +17,18 @@ from wassail.certificates.lipschitz import jacobians, lipschitz
 from wassail.certificates.split import branch_margins
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
-from wassail.losses import predict
+from wassail.losses import flip_tolerance, predict
 from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, check_model, device_of, frozen, versions
 from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm, parse_order
-from wassail.transport import sample_weights
+from wassail.transport import Flips, sample_weights
 
 METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")
 STEPS = 20  # of the ascent on the slopes, for "alpha-crown"
 BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
 TOLERANCE = 0.01  # a radius is searched until it is known to this relative precision
 ROUNDS = 30
+PUSHES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3)  # relative, to move a boundary point to the other side
 POWER = 3.5  # how the margin falls below its tangent, before two radii are known
 HASTE = 6  # rounds after which the bracket is halved
 SMALL = 300  # ReLUs up to which distances are sought exactly
@@ -39,7 +40,8 @@ class Radii(Record):
     """Certified radii of N samples: no point of the domain within `values[i]` of sample i is classified other than y_i.
 
     values: float64 `(N,)`, rounded down; 0 where the sample is misclassified, inf where nothing in the domain flips; exact:
-    bool `(N,)`, whether a flip is known within 1e-6 of it; method, norm, domain; info: time, versions, settings.
+    bool `(N,)`, whether it is the distance itself (to 1e-9); points: where the nearest flips were found on the way, the sample
+    itself where none was, or None; method, norm, domain; info: time, versions, settings.
     """
 
     values: Tensor
@@ -47,7 +49,28 @@ class Radii(Record):
     method: str
     norm: float
     domain: Domain
+    points: Tensor | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    def flips(self, model: Model, x: Tensor, y: Tensor) -> Flips | None:
+        """The points as flips of the model itself, which close the sandwich where radii are exact; None without points.
+
+        They lie on the boundary: each is moved outward until the model, in its own arithmetic, is clearly wrong there.
+        """
+        if self.points is None:
+            return None
+        flat, start = self.points.to(x.device), x.detach().double()
+        pool = []
+        for push in PUSHES:
+            moved = start + (1 + push) * (flat - start)
+            moved = moved if self.domain is None else moved.clamp(*self.domain)
+            tolerance = flip_tolerance(x.dtype)
+            pool.append(
+                Flips.from_points(
+                    model, x, y, moved.to(x.dtype), self.norm, self.domain, method=self.method, tolerance=tolerance
+                )
+            )
+        return pool[0].merge(*pool[1:])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -118,7 +141,7 @@ def radii(
         "seconds": time.monotonic() - began, "sweeps": search.sweeps, "tolerance": search.tolerance, "versions": versions(),
         **({"steps": steps} if chosen == "alpha-crown" else {}), **({"eps": aim[0], "order": aim[1]} if aim else {}),
     }  # fmt: skip
-    return Radii(search.lower, search.exact, chosen, r, box, info)
+    return Radii(search.lower, search.exact, chosen, r, box, search.points, info)
 
 
 def verify(
@@ -214,6 +237,7 @@ class _Search:
         self.flip = torch.full((n,), math.inf, dtype=torch.float64) if upper is None else upper.detach().cpu().double()
         if self.flip.shape != (n,) or not (self.flip >= 0).all():
             raise InputError(f"upper must hold {n} distances >= 0, one for each sample.")
+        self.points: Tensor | None = None
         self.lower, self.exact = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
         self.upper = self.flip.clone()
         # The least margin at the two ends of the bracket: at 0 it is the sample's own.
@@ -375,6 +399,8 @@ class _Search:
         )  # fmt: skip
         self.lower[left] = torch.maximum(self.lower[left], found.lower)
         self.exact[left] = found.exact
+        self.points = self.x.double().clone()  # never the caller's own tensor
+        self.points[left] = found.points
 
 
 def _least(margin: Tensor, y: Tensor) -> Tensor:

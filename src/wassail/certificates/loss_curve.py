@@ -1,0 +1,510 @@
+"""The worst expected loss over `Omega_p(eps)` against eps, from both sides, for networks of any size (THEORY 2 and 6).
+
+With `G_i(d) = sup { loss(x', y_i) : x' in X, ||x' - x_i||_r <= d }` the worst case is, for every finite order p,
+
+    V(eps) = max { sum_i mu_i G_i^(c_i) : sum_i mu_i c_i <= eps^p }          G_i^: concave envelope of G_i as a function of d^p
+           = min_{lam >= 0} lam eps^p + sum_i mu_i sup_d [ G_i(d) - lam d^p ],
+
+and for order inf `sum_i mu_i G_i(eps)`. Points that are evaluated lie below `G_i`; with the first form they make a
+distribution, whose loss is the lower side. Bound propagation on a grid of radii lies above `G_i`; with the second form, at
+whatever lam, it makes the upper side. Between two radii, `before < d <= radius`, the smaller of two bounds counts: the one on
+the ball of the farther radius, and what the linear bounds of that ball, `margin_j >= base_j + <a_j, v>`, say nearer to the
+sample. With `rho_j(d) = sup { -<a_j, v> : ||v||_r <= d, x + v in X }`, which is concave in d and 0 at 0,
+
+    margin_j >= base_j - rho_j(d) >= base_j - rho_j(before) d / before        for d >= before,
+
+and both losses are convex in d where the margins are linear in it: they lie below their chord.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.bound import below
+from wassail.certificates.linear import Balls, Sweep, margin_bounds, margins
+from wassail.certificates.lipschitz import lipschitz
+from wassail.certificates.slopes import change_of_scale
+from wassail.certificates.structure import Graph, read
+from wassail.errors import InputError, unknown
+from wassail.geometry import column, maximiser, project, pull_inside, steepest
+from wassail.geometry import distances as distances_between
+from wassail.losses import ASCENTS, LIPSCHITZ, predict
+from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, versions
+from wassail.records import Record
+from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_norm, parse_order
+from wassail.transport import Distribution, sample_weights
+
+RADII = 22  # of the default grid, each the square root of 2 times the one before, up to the width of the domain
+CLIMB = 8  # evaluations a sample and radius of the search for points of high loss
+FAR = 10  # radii on R^n beyond the grid, each 4 times the one before: where the slope at infinity shows
+NEAR = 2.0**-40  # of the first radius: a ball so small that the loss hardly changes in it
+HALVINGS = 70  # of the bracket of the multiplier, from 2^+-120 to rounding
+ULP = 2.0**-52
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LossCurve(Record):
+    """The worst expected loss over `Omega_order(eps)` as a function of eps: `curve(eps)` is a pair `(lower, upper)`.
+
+    x, y, mu: samples `(N, *shape)`, labels and weights `(N,)`; clean, clean_predicted `(N,)`: loss and class at the samples;
+    points `(M, *shape)` with root, value, distance and predicted `(M,)`: evaluated points, the sample each is reached from, its
+    loss, distance and class; start `(N,)`: clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between
+    two radii, or beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius before))`; slope:
+    and at most `start + slope d` everywhere. All are the same for every order: see `of_order`.
+    Computed for the network in float64 arithmetic, with its weights as given.
+    """
+
+    x: Tensor
+    y: Tensor
+    mu: Tensor
+    norm: float
+    order: float
+    loss: str
+    domain: Domain
+    clean: Tensor
+    clean_predicted: Tensor
+    points: Tensor
+    root: Tensor
+    value: Tensor
+    distance: Tensor
+    predicted: Tensor
+    start: Tensor
+    grid: Tensor
+    ceiling: Tensor
+    left: Tensor
+    rise: Tensor
+    slope: float
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, eps: Number) -> tuple[float, float]:
+        """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below, certified and rounded up above."""
+        budget = _budget(eps)
+        high = self._upper(budget)
+        return below(self._expected(*self._plan(budget)), high, "worst-case loss"), high
+
+    def of_order(self, order: Number) -> LossCurve:
+        """The curve of another Wasserstein order, from the same points and bounds: nothing is computed again."""
+        return replace(self, order=parse_order(order))
+
+    @property
+    def empirical(self) -> float:
+        """The expected loss on the samples themselves."""
+        return math.fsum((self.mu * self.clean).tolist())
+
+    def witness(self, eps: Number) -> Distribution:
+        """The distribution behind the lower side: inside `Omega_order(eps)`, its expected loss evaluated (`info["loss"]`).
+
+        One sample may be split between two points; it then stands in the distribution twice, with the parts of its weight.
+        """
+        threat = Threat(self.norm, self.order, _budget(eps), self.domain)
+        rows, choice, mu = self._plan(threat.eps)
+        used, x = choice >= 0, self.x[rows]
+        points, predicted = x.clone(), self.clean_predicted[rows].clone()
+        points[used], predicted[used] = self.points[choice[used]], self.predicted[choice[used]]
+        zero = torch.zeros(len(rows), dtype=torch.int64)
+        info = {"loss": self._expected(rows, choice, mu), "versions": versions()}
+        return Distribution(
+            x, self.y[rows], points, used.double(), distances_between(points, x, self.norm), self.clean_predicted[rows],
+            predicted, mu, zero, zero, zero, threat, "loss curve", "fixed", info,
+        )  # fmt: skip
+
+    def _expected(self, rows: Tensor, choice: Tensor, mu: Tensor) -> float:
+        """The expected loss of a plan."""
+        value = self.clean[rows].clone()
+        value[choice >= 0] = self.value[choice[choice >= 0]]
+        return math.fsum((mu * value).tolist())
+
+    def _plan(self, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The best distribution on the evaluated points: samples, where each moves (-1: nowhere), masses; `(N,)` or `(N + 1,)`.
+
+        Order inf: the highest point within eps of each sample. Finite orders: from the samples on, the steps of the concave
+        envelopes in order of steepness while the budget lasts; the step that it cuts splits its sample.
+        """
+        rows, none = torch.arange(len(self.y)), torch.full_like(self.y, -1)
+        if not len(self.points) or eps == 0:
+            return rows, none, self.mu
+        place, known = self._table
+        gain = torch.where(known, self.value[place] - self.clean[:, None], -math.inf)
+        if self.order == math.inf:
+            best = torch.where(self.distance[place] <= eps, gain, -math.inf).max(1)
+            return rows, torch.where(best.values > 0, place[rows, best.indices], -1), self.mu
+        price = (self.distance[place] / eps) ** self.order  # in units of the budget: no order can overflow where it matters
+        step = _envelope(gain, price)
+        bill = (self.mu[step.sample] * step.price).cumsum(0)
+        done = int(torch.searchsorted(bill, 1 - 1e-12, right=True))
+        last = torch.full_like(self.y, -1).scatter_reduce(0, step.sample[:done], torch.arange(done), "amax")
+        choice = torch.where(last >= 0, place[rows, step.to[last]], -1) if done else none
+        if done == len(bill):
+            return rows, choice, self.mu
+        i, paid = int(step.sample[done]), float(bill[done - 1]) if done else 0.0
+        share = (1 - 1e-12 - paid) / float(bill[done] - paid)
+        mu = torch.cat([self.mu, share * self.mu[i : i + 1]])
+        mu[i] -= mu[-1]
+        return torch.cat([rows, rows[i : i + 1]]), torch.cat([choice, place[i, step.to[done]][None]]), mu
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """The points of each sample, `(N, P)`: indices, and which of them are real."""
+        order = self.root.argsort(stable=True)
+        count = torch.bincount(self.root, minlength=len(self.y))
+        column_ = torch.arange(int(count.max()))
+        known = column_ < count[:, None]
+        place = torch.where(known, (count.cumsum(0) - count)[:, None] + column_, 0)
+        return order[place], known
+
+    def _upper(self, eps: float) -> float:
+        """The certified side: order inf sample by sample, finite orders by the dual at a good multiplier."""
+        if eps == 0:
+            return _total(self.mu, self.start)
+        edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
+        if self.order == math.inf:
+            t = int(torch.searchsorted(self.grid, eps))
+            top = self.ceiling[:, t]
+            for left, rise in self._lines(edge):
+                line = left[:, t] + rise[:, t] * (eps - float(edge[t]))
+                top = torch.minimum(top, line + 8 * ULP * (left[:, t].abs() + line.abs()))
+            return _total(self.mu, top)
+        low, high = -120.0, 120.0
+        best = _total(self.mu, self.ceiling.amax(1))  # lam = 0
+        if self.domain is None and self.order == 1 and self.slope > 0:  # nothing is finite below the slope beyond the grid
+            low = min(math.log2(self.slope * eps) + 1e-12, high)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            value, spent = self._dual(eps, 2.0**middle, edge)
+            low, high = (middle, high) if spent > 1 else (low, middle)
+            best = min(best, value)
+        return min(best, *(self._dual(eps, 2.0**end, edge)[0] for end in (low, high)))
+
+    def _lines(self, edge: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Two lines above the growth on each interval, left end and slope, `(N, T + 1)` each: of the ball, and the cone."""
+        lines = [(self.left, self.rise)]
+        if self.slope < math.inf:
+            cone = self.start[:, None] + self.slope * edge
+            lines.append((cone + 4 * ULP * (self.start[:, None].abs() + cone.abs()), torch.full_like(cone, self.slope)))
+        return lines
+
+    def _dual(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
+        """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its maximisers spend.
+
+        On each interval of the grid the maximum of a line, cut by the ceiling, minus a power; the smaller one of two lines.
+        """
+        p, none = self.order, torch.full((1,), math.inf, dtype=torch.float64)
+        peaks = []
+        for left, rise in self._lines(edge):
+            free = torch.where(rise * eps > lam, math.inf, 0.0) if p == 1 else eps * (rise * eps / (p * lam)) ** (1 / (p - 1))
+            corner = torch.where(rise > 0, edge + (self.ceiling - left).clamp(min=0) / rise, edge)
+            end = torch.minimum(torch.cat([self.grid, none]), corner)
+            where = torch.maximum(edge, torch.minimum(free, end))
+            top = torch.minimum(self.ceiling, left + rise * (where - edge))
+            price = ((where / eps) ** p).clamp(max=1e200)  # any smaller price is sound, and this one does not overflow
+            paid = lam * price
+            peaks.append((top - paid + (2 * p + 16) * ULP * (top.abs() + paid + left.abs()), price))
+        value, price = peaks[0]
+        for other, cost in peaks[1:]:
+            value, price = torch.minimum(value, other), torch.where(other < value, cost, price)
+        best = value.max(1)
+        spent = float((self.mu * price.gather(1, best.indices[:, None])[:, 0]).sum())
+        return lam * (1 + 4 * ULP) + _total(self.mu, best.values), spent
+
+    def __repr__(self) -> str:
+        box = "R^n" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        eps = float(self.grid[len(self.grid) // 2])
+        low, high = self(eps)
+        return (
+            f"LossCurve({self.loss} on {len(self.y)} samples, order {self.order:g}, l{self.norm:g}, {box}: "
+            f"{self.empirical:.6g} at eps 0, between {low:.6g} and {high:.6g} at eps {eps:.4g})"
+        )
+
+
+def loss_curve(
+    model: Model | Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: Number = "inf",
+    order: Number = 1,
+    loss: str = "cross_entropy",
+    domain: Domain = (0.0, 1.0),
+    *,
+    points: Sequence[Tensor] = (),
+    grid: Sequence[Number] | None = None,
+    mu: Tensor | None = None,
+    steps: int = 0,
+    time_limit: float = 10.0,
+    progress: Progress = False,
+) -> LossCurve:
+    """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and 6).
+
+    norm: ground norm r; order: Wasserstein order p, any other comes from the result at no cost (`of_order`); loss:
+    "cross_entropy" or "margin"; domain: a box, or None for R^n. points: further points for the lower side, each a tensor like x
+    with one point a sample, for example `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of
+    the domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of the linear bounds
+    (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid.
+    """
+    r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
+    if loss == "dlr":
+        raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: use 'margin' or 'cross_entropy'.")
+    if loss not in LIPSCHITZ:
+        raise unknown("loss", loss, tuple(LIPSCHITZ))
+    x, y = (t.cpu() for t in check_data(x, y, domain))
+    if not len(x):
+        raise InputError("there are no samples: a curve is about the loss on data, give at least one.")
+    graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True)
+    if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
+        raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
+    radii, weights = _grid(grid, x, r, domain), sample_weights(mu, len(x))
+    with _bar(progress, "loss curve") as report:
+        found = _Points(graph, x, y, r, loss, domain)
+        reach = _beyond(radii, x, r, domain)
+        for place, radius in enumerate(reach):
+            found.climb(radius)
+            report(0.3 * (place + 1) / len(reach))
+        for more in points:
+            found.add(torch.as_tensor(more).detach().cpu(), None)
+        above, slope = _above(graph, x, y, radii, r, loss, domain, steps, time_limit, lambda share: report(0.3 + 0.7 * share))
+    info = {"versions": versions(), "steps": steps}
+    return LossCurve(
+        x, y, weights, r, p, loss, domain, found.clean, found.clean_predicted, *found.columns(), *above, slope, info
+    )  # fmt: skip
+
+
+class _Points:
+    """Evaluated points of high loss, found by an ascent inside larger and larger balls."""
+
+    def __init__(self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain) -> None:
+        self.graph, self.x, self.y, self.norm, self.domain = graph, x, y, norm, domain
+        self.value, self.ascent = LIPSCHITZ[loss], ASCENTS["ce" if loss == "cross_entropy" else loss]
+        z = self._logits(x)
+        self.clean, self.clean_predicted = self.value(z, y), predict(z, y)
+        self.best, self.top = x.double(), self.clean
+        self.parts: list[tuple[Tensor, ...]] = []
+
+    def climb(self, radius: float) -> None:
+        """The highest points met within a radius, from the best so far on.
+
+        In turn the maximiser over the whole ball of the loss linearised at the last point, which is exact for linear networks,
+        and a step from the best point, half as long each time.
+        """
+        x, point = self.x.double(), self.best
+        for k in range(CLIMB):
+            g = self._gradient(point)
+            if k % 2 == 0:
+                point = x + steepest(x, g, self.norm, radius, self.domain)
+            else:
+                ahead = self.best + radius * 2.0 ** (-k // 2) * maximiser(g, self.norm)
+                point = project(ahead, x, self.norm, radius, self.domain)
+            height = self.value(self._logits(point), self.y)
+            better = height > self.top
+            self.best, self.top = torch.where(column(better, x), point, self.best), torch.where(better, height, self.top)
+        self.add(self.best.to(self.x.dtype), radius)
+
+    def add(self, points: Tensor, radius: float | None) -> None:
+        """Points `(N, *shape)`, one a sample, pulled into the box and a radius as they are stored, and evaluated there."""
+        if points.shape != self.x.shape:
+            raise InputError(
+                f"the points have shape {tuple(points.shape)} but the samples {tuple(self.x.shape)}: give one point a sample."
+            )
+        points = points.to(self.x)
+        if radius is not None:
+            points = pull_inside(points, self.x, self.norm, radius, self.domain)
+        inside = torch.isfinite(points).flatten(1).all(1)
+        if self.domain is not None:
+            inside &= ((points >= self.domain[0]) & (points <= self.domain[1])).flatten(1).all(1)
+        points = torch.where(column(inside, points), points, self.x)
+        z = self._logits(points)
+        value, distance = self.value(z, self.y), distances_between(points, self.x, self.norm)
+        keep = (value > self.clean) & (distance > 0)
+        self.parts.append((points[keep], keep.nonzero().flatten(), value[keep], distance[keep], predict(z, self.y)[keep]))
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Points, root, value, distance and predicted class of all that are worth keeping."""
+        points, root, value, distance, predicted = (torch.cat(c) for c in zip(*self.parts))
+        order = sorted(zip(root.tolist(), distance.tolist(), (-value).tolist(), range(len(root))))
+        keep: list[int] = []
+        owner, high = -1, math.inf
+        for i, _, low, m in order:  # a point is of use if no nearer one of its sample is as high
+            if i != owner or low < high:
+                keep.append(m)
+                owner, high = i, low
+        chosen = torch.tensor(keep, dtype=torch.int64)
+        return points[chosen], root[chosen], value[chosen], distance[chosen], predicted[chosen]
+
+    def _logits(self, points: Tensor) -> Tensor:
+        return torch.cat([self.graph.logits(part.double()) for part in torch.split(points, BATCH_SIZE)])
+
+    def _gradient(self, points: Tensor) -> Tensor:
+        found = []
+        for part, labels in zip(torch.split(points, BATCH_SIZE), torch.split(self.y, BATCH_SIZE)):
+            with torch.enable_grad():
+                here = part.detach().requires_grad_(True)
+                z = self.graph.logits(here)
+                found.append(torch.autograd.grad(z, here, self.ascent(z.detach(), labels)[1])[0])
+        return torch.cat(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """Steps of concave envelopes, the steepest first: sample, the point it leads to, what it costs; `(S,)` each."""
+
+    sample: Tensor
+    to: Tensor
+    price: Tensor
+
+
+def _envelope(gain: Tensor, price: Tensor) -> _Steps:
+    """The concave envelopes of N sets of P points `(price, gain)` and the origin, `(N, P)` each, as steps in order of slope."""
+    n = len(gain)
+    rows, at = torch.arange(n), torch.zeros(2, n, dtype=torch.float64)  # price and gain reached so far
+    slope, found = torch.full((n,), math.inf, dtype=torch.float64), []
+    while True:
+        run, rise = price - at[0][:, None], gain - at[1][:, None]
+        open_ = (rise > 0) & (run >= 0) & torch.isfinite(price)
+        best = torch.where(open_, rise / run, -math.inf).max(1)
+        slope = torch.minimum(slope, best.values)  # concave, not only up to rounding: each sample's steps stay in order
+        go = slope > 0
+        if not go.any():
+            break
+        i, to = rows[go], best.indices[go]
+        found.append((slope[go], i, to, run[i, to]))
+        at[:, i] = torch.stack([price[i, to], gain[i, to]])
+    if not found:
+        none = torch.zeros(0, dtype=torch.int64)
+        return _Steps(none, none, none.double())
+    slopes, sample, to, cost = (torch.cat(c) for c in zip(*found))
+    order = slopes.sort(descending=True, stable=True).indices
+    return _Steps(sample[order], to[order], cost[order])
+
+
+def _above(
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    radii: list[float],
+    norm: float,
+    loss: str,
+    domain: Domain,
+    steps: int,
+    seconds: float,
+    report: Callable[[float], None],
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], float]:
+    """The certified side of a curve: start `(N,)`, grid `(T,)`, ceiling, left and rise `(N, T + 1)`; and the slope.
+
+    The first radius is a tiny one, within which the loss hardly changes; radii from which on nothing is known but the bound on
+    the whole domain are left out.
+    """
+    edges = [NEAR * radii[0], *radii]
+    start = _loss_above(_each(graph, x, y, 0.0, norm, domain, steps), y, loss)
+    most = _whole(graph, x, y, loss, domain, steps)
+    slope = math.inf
+    if domain is None or all(node.activation is None for node in graph.nodes):  # in a box a help, on R^n a must
+        slope = lipschitz(graph, norm, domain, labels=set(y.tolist()), time_limit=seconds).upper
+    ceiling, left, rise = [], [], []
+    for place, (before, radius) in enumerate(itertools.pairwise(edges)):
+        ends = [
+            _ends(graph, a, b, before, radius, norm, domain, steps)
+            for a, b in zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
+        ]
+        far, near, line = (_loss_above(torch.cat(side), y, loss) for side in zip(*ends))
+        if place == 0:
+            ceiling, left, rise = [near], [near], [torch.zeros_like(near)]
+        ceiling.append(torch.minimum(far, most))
+        left.append(near)
+        rise.append(((line - near) / (radius - before)).clamp(min=0) * (1 + 4 * ULP))
+        report((place + 1) / len(radii))
+        if (ceiling[-1] == most).all():
+            break
+    edges = edges[: len(ceiling)]
+    ceiling, left, rise = [*ceiling, most], [*left, most], [*rise, torch.zeros_like(most)]
+    # A smaller ball knows at least what a larger one does.
+    lowest = torch.stack(ceiling, 1).flip(1).cummin(1).values.flip(1)
+    grid = torch.tensor(edges, dtype=torch.float64)
+    return (start, grid, lowest, torch.stack(left, 1), torch.stack(rise, 1)), slope
+
+
+def _each(graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int) -> Tensor:
+    parts = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
+    return torch.cat([margin_bounds(graph, a, b, radius, norm, domain, steps) for a, b in parts])
+
+
+def _whole(graph: Graph, x: Tensor, y: Tensor, loss: str, domain: Domain, steps: int) -> Tensor:
+    """Upper bounds on the loss of each sample wherever in the domain it goes, `(N,)`; inf on R^n."""
+    if domain is None:
+        return torch.full((len(y),), math.inf, dtype=torch.float64)
+    labels, which = torch.unique(y, return_inverse=True)
+    middle = torch.full((len(labels), *x.shape[1:]), (domain[0] + domain[1]) / 2, dtype=torch.float64)
+    # A ball of this radius, cut by the box, is all of the box.
+    lowest = margin_bounds(graph, middle, labels, domain[1] - domain[0], math.inf, domain, steps)
+    return _loss_above(lowest, labels, loss)[which]
+
+
+def _ends(
+    graph: Graph, x: Tensor, y: Tensor, before: float, radius: float, norm: float, domain: Domain, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower bounds on the margins `(N, K)` from the linear bounds of a ball: in it, in the smaller one, and by the line.
+
+    The line is `base - rho(before) d / before`, here at `d = radius`; see the head of this file.
+    """
+    sweep = Sweep(graph, Balls.make(x, torch.full((len(x),), radius, dtype=torch.float64), norm, domain), steps).run()
+    far, base, a = margins(sweep, y)
+    inner = replace(sweep.inputs, radius=torch.full_like(sweep.inputs.radius, before))
+    owner = torch.arange(len(y)).repeat_interleave(graph.outputs)
+    rho = inner.upper(-a.flatten(0, 1), owner).reshape_as(base)
+    near, line = (base - r - 4 * ULP * (base.abs() + r) for r in (rho, rho * (radius / before) * (1 + 4 * ULP)))
+    own = torch.zeros_like(base).scatter(1, y[:, None], 1.0) > 0
+    return far, near.masked_fill(own, 0.0), line.masked_fill(own, 0.0)
+
+
+def _loss_above(margins: Tensor, y: Tensor, loss: str) -> Tensor:
+    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`, rounded up.
+
+    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss `max_{j != y} -margin_j`.
+    """
+    if loss == "margin":
+        return (-margins).scatter(1, y[:, None], -math.inf).amax(1)
+    value = (-margins).logsumexp(1)
+    return value + (margins.shape[1] + 8) * ULP * (1 + margins.abs().amax(1))
+
+
+def _grid(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domain) -> list[float]:
+    if grid is None:
+        full = _width(x, norm, domain)
+        return [full * 2 ** (-k / 2) for k in reversed(range(RADII))]
+    radii = sorted({number(radius, "radius of the grid") for radius in grid})
+    if not radii or radii[0] <= 0 or radii[-1] == math.inf:
+        raise InputError(f"the grid {grid!r} needs positive and finite radii: give for example [0.01, 0.02, 0.05, 0.1].")
+    return radii
+
+
+def _width(x: Tensor, norm: float, domain: Domain) -> float:
+    """The length of the domain's diagonal in norm r, on R^n of the box around the data."""
+    low, high = (float(x.min()), float(x.max())) if domain is None else domain
+    return change_of_scale(x[0].numel(), norm) * ((high - low) or 1.0)
+
+
+def _beyond(radii: list[float], x: Tensor, norm: float, domain: Domain) -> list[float]:
+    """The radii to look for points at: the grid, and beyond it to the far end of the domain, on R^n far out."""
+    if domain is None:
+        return [*radii, *(radii[-1] * 4.0**k for k in range(1, FAR + 1))]
+    full = _width(x, norm, domain)
+    further = itertools.takewhile(lambda radius: radius < 2 * full, (radii[-1] * 2.0**k for k in itertools.count(1)))
+    return [*radii, *further]
+
+
+def _total(mu: Tensor, values: Tensor) -> float:
+    """`sum_i mu_i values_i`, rounded up; a value of no weight does not count, not even inf."""
+    values = torch.where(mu > 0, values, 0.0)
+    return math.fsum((mu * values).tolist()) + 4 * ULP * math.fsum((mu * values.abs()).tolist())
+
+
+def _budget(eps: Number) -> float:
+    budget = number(eps, "eps")
+    if not 0 <= budget < math.inf:
+        raise InputError(f"eps is {eps!r}: a curve is defined for finite eps >= 0.")
+    return budget
