@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="attack and certify the embedded model on the embedded data: a minute")
     demo.add_argument("model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)")
     files = f"{SANDWICH_FILES} (default: wassail-demo)"
-    _threat_options(demo, eps="0.1", attacks=DEFAULT, threads=1, out=files)  # a tiny network gains nothing from more threads
+    _threat_options(demo, eps="0.05", attacks=DEFAULT, threads=1, out=files)  # a tiny network gains nothing from more threads
     _radius_options(demo, seconds=DEMO_SECONDS)
     demo.set_defaults(run=_evaluate, data="digits", weights=None, out="wassail-demo", demo=True)
 

@@ -30,13 +30,13 @@ def condensed(bounds: Bounds) -> Bounds:
     if bounds.open > min(NEURONS, 0.7 * graph.neurons) or columns * max(node.size for node in graph.nodes) > MEMORY:
         return bounds
     states = bounds.states()
-    exact, size = graph.piecewise(states), _absolute(graph).piecewise(states)
+    exact, size = graph.piecewise(states), absolute(graph).piecewise(states)
     # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths of the graph.
-    small = replace(_layered(exact, size), rounding=gamma(graph))
+    small = replace(layered(exact, size), rounding=gamma(graph))
     return crown(small, bounds.region, STEPS)
 
 
-def _absolute(graph: Graph) -> Graph:
+def absolute(graph: Graph) -> Graph:
     """The network of absolute weights and biases."""
 
     def absolute(node: Node) -> Node:
@@ -46,7 +46,7 @@ def _absolute(graph: Graph) -> Graph:
     return Graph(tuple(absolute(node) for node in graph.nodes))
 
 
-def _layered(network: Piecewise, size: Piecewise) -> Graph:
+def layered(network: Piecewise, size: Piecewise) -> Graph:
     """A dense form as a graph: a matrix from the input and from every earlier layer into each layer and into the output."""
     nodes = [Node((), (network.inputs,), "the input")]
     blocks = network.blocks() if network.neurons else []

@@ -25,7 +25,7 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
-from wassail.certificates.condense import STEPS, _absolute, _layered
+from wassail.certificates.condense import STEPS, absolute, layered
 from wassail.certificates.propagate import crown, gamma
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
@@ -170,8 +170,8 @@ class _Relaxed:
         region = Region.make(Ball(x, radius, norm, domain), graph.inputs)
         first = crown(graph, region)
         states = first.states()
-        net, most = graph.piecewise(states), _absolute(graph).piecewise(states)
-        small = replace(_layered(net, most), rounding=gamma(graph))
+        net, most = graph.piecewise(states), absolute(graph).piecewise(states)
+        small = replace(layered(net, most), rounding=gamma(graph))
         again = crown(small, region, STEPS)
         none = torch.zeros(0, dtype=torch.float64)
         self.low, self.high = (torch.cat([none, *(span[k].flatten() for span in again.spans.values())]) for k in (0, 1))

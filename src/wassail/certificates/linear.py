@@ -187,7 +187,7 @@ class Arithmetic:
 class Sweep:
     """One pass through a network for N balls: for every node its value at the samples and the span of its deviations.
 
-    known: spans of the same samples proved on larger balls; steps: of the ascent on the slopes (0: CROWN's choice).
+    known: what `proved` returned for the same samples on larger balls; steps: of the ascent on the slopes (0: CROWN's choice).
     centre: node -> value at the samples; spans: node -> (low <= 0, high >= 0) of `v - centre`, `(N, *shape)` each, sound.
 
     Most neurons that intervals leave undecided are decided by any linear bound. So they are screened first: in float32,
@@ -198,7 +198,7 @@ class Sweep:
     def __init__(self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None) -> None:
         self.graph, self.balls, self.steps, self.known = graph, balls, steps, known or {}
         nodes = graph.nodes
-        self.users = [[i for i, node in enumerate(nodes) if j in node.inputs] for j in range(len(nodes))]
+        self.users = [[i for i, node in enumerate(nodes) for k in node.inputs if k == j] for j in range(len(nodes))]
         self.exact = Arithmetic(graph, torch.float64)
         self.fast = Arithmetic(graph, torch.float32)
         order = _flat(torch.arange(graph.inputs).reshape(1, *nodes[0].shape).contiguous())[0]
@@ -232,6 +232,15 @@ class Sweep:
                         self.boxes.add(0)
         return self
 
+    def proved(self) -> dict[int, Span]:
+        """The range of the values themselves at the inputs of activations, for sweeps on smaller balls."""
+        found = {}
+        for j in {node.inputs[0] for node in self.graph.nodes if node.inputs and node.map is None}:
+            c, (low, high) = self.centre[j], self.spans[j]
+            slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
+            found[j] = c + low - slack, c + high + slack
+        return found
+
     def _affine(self, i: int, node: Node, map_: Linear) -> None:
         """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
         centres, spans = [self.centre[j] for j in node.inputs], [self.spans[j] for j in node.inputs]
@@ -249,7 +258,9 @@ class Sweep:
             ball = radius * _row_norms(map_, dual(self.balls.norm)) * (1 + terms * 2.0**-51) + residual
             low, high = torch.maximum(low, -ball), torch.minimum(high, ball)
         if i in self.known:
-            low, high = torch.maximum(low, self.known[i][0]), torch.minimum(high, self.known[i][1])
+            bottom, top = (side - self.centre[i] for side in self.known[i])
+            slack = 2.0**-51 * (self.centre[i].abs() + torch.maximum(bottom.abs(), top.abs()))
+            low, high = torch.maximum(low, (bottom - slack).clamp(max=0)), torch.minimum(high, (top + slack).clamp(min=0))
         self.spans[i] = low, high
         # A coefficient vector is rounded when it goes through the map and when it meets others at the map's inputs.
         count = terms + 4 + max(len(self.users[j]) for j in node.inputs)
@@ -623,9 +634,9 @@ def _open(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _narrow_to(low: Tensor, high: Tensor, owner: Tensor, place: Tensor, bottom: Tensor, top: Tensor) -> None:
-    """Intersect spans `(N, size)`, which contain 0, with bounds `(R,)` on some entries."""
-    low[owner, place] = torch.maximum(low[owner, place], bottom.clamp(max=0))
-    high[owner, place] = torch.minimum(high[owner, place], top.clamp(min=0))
+    """Intersect spans `(N, size)`, which contain 0, with bounds `(R,)` on some entries; NaN (an overflow) is no bound."""
+    low[owner, place] = torch.fmax(low[owner, place], bottom.clamp(max=0))
+    high[owner, place] = torch.fmin(high[owner, place], top.clamp(min=0))
 
 
 def _units(node: Node, place: Tensor, dtype: torch.dtype) -> Tensor:

@@ -187,7 +187,7 @@ def verify(
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
             rest = None if end is None else max(end - time.monotonic(), 0.0)
-            found = nearest_flip(graph, x[left], y[left], threat.norm, threat.domain, time_limit=rest)
+            found = nearest_flip(graph, x[left], y[left], threat.norm, threat.domain, within=threat.eps, time_limit=rest)
             proved[left] = found.lower >= threat.eps
     return proved
 
@@ -355,12 +355,12 @@ class _Search:
         self.height[part[better]] = (
             (base - length * free[:, None]).scatter(1, y[:, None], math.inf).amin(1)[better].clamp(min=0)
         )
-        for j in {node.inputs[0] for node in self.graph.nodes if node.inputs and node.map is None}:
-            for side in range(2):
-                if j not in self.known:
-                    full = (len(self.x), *self.graph.nodes[j].shape)
-                    self.known[j] = (torch.full(full, -math.inf).double(), torch.full(full, math.inf).double())
-                self.known[j][side][part[bad]] = sweep.spans[j][side][bad]
+        for j, sides in sweep.proved().items():
+            if j not in self.known:
+                full = torch.full((len(self.x), *sides[0].shape[1:]), math.inf, dtype=torch.float64)
+                self.known[j] = (-full, full)
+            for kept, side in zip(self.known[j], sides):
+                kept[part[bad]] = side[bad]
 
     def branch(self, limit: float | None) -> None:
         """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
