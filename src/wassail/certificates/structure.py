@@ -204,9 +204,9 @@ class Concat:
 class Node:
     """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), or a smooth activation.
 
-    inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative, in [0, 1], where
-    the ReLU is off, broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes that the
-    bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`.
+    inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative where
+    the ReLU is off, in [0, 1], broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes
+    that the bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`.
     """
 
     inputs: tuple[int, ...]
