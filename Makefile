@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESS
 	$(PIP) --editable ".[dev]"
 	touch $@
 
-demo: .venv/core  ## attack the embedded model on the embedded data
+demo: .venv/core  ## attack and certify the embedded model on the embedded data
 	$(BIN)/wassail demo
 
 test: .venv/dev  ## the whole suite but the slow tests

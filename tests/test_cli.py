@@ -335,7 +335,7 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     done = subprocess.run([*command, "-n", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ("none (clean)", "WDA, kappa 2", "WDA, kappa 1", "WDA++", "nearest", "all, pooled")
-    for words in (*names, "From both sides, on 20 samples", "stay correct over Omega_1(0.1)", "torch"):
+    for words in (*names, "From both sides, on 20 samples", "stay correct over Omega_1(0.05)", "torch"):
         assert words in done.stdout
     assert (tmp_path / "sandwich.png").exists() and (tmp_path / "radii.safetensors").exists()
 

@@ -19,7 +19,7 @@ from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.losses import flip_tolerance, predict
 from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, check_model, device_of, frozen, versions
-from wassail.records import Record
+from wassail.records import Record, check_equal
 from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm, parse_order
 from wassail.transport import Flips, sample_weights
 
@@ -94,6 +94,7 @@ def radii(
     method: str = "auto",
     *,
     upper: Tensor | None = None,
+    start: Radii | None = None,
     eps: Number | None = None,
     order: Number | None = None,
     mu: Tensor | None = None,
@@ -109,8 +110,9 @@ def radii(
     "alpha-crown" (with `steps` of an ascent on the slopes), "branch" (branch and bound on undecided neurons with such bounds,
     networks of any size), "exact" (the distance itself, for small ReLU networks; larger ones are branched), or "auto": exact
     for small ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by then is kept.
-    upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. eps and order steer: samples whose
-    radius cannot change the certified accuracy over `Omega_order(eps)` any more are left as they are (mu: sample weights).
+    upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
+    which the search goes on. eps and order steer: samples whose radius cannot change the certified accuracy over
+    `Omega_order(eps)` any more are left as they are (mu: sample weights).
     tolerance: relative precision of the search. A radius is only ever rounded down; misclassified samples and ties have 0.
     """
     r, box, began = parse_norm(norm), parse_domain(domain), time.monotonic()
@@ -126,10 +128,12 @@ def radii(
     with _bar(progress, "certified radii") as report:
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
+        if start is not None:
+            search.resume(start)
         if chosen == "lipschitz":
-            search.lower = _by_lipschitz(graph, x, y, search.here, r, box, limit)
-            search.lower[wrong] = 0.0
-        else:
+            found = _by_lipschitz(graph, x, y, search.here, r, box, limit)
+            search.lower = torch.where(search.open, torch.maximum(search.lower, found), search.lower)
+        elif start is None or chosen == "crown":
             search.run(0)
         if chosen == "alpha-crown":
             search.run(steps)
@@ -254,6 +258,19 @@ class _Search:
         self.open &= ~wrong
         self.exact |= ~self.open
 
+    def resume(self, start: Radii) -> None:
+        """Go on from radii that are proved."""
+        check_equal("norm", start.norm, self.norm)
+        check_equal("domain", start.domain, self.domain)
+        if len(start) != len(self.x):
+            raise InputError(
+                f"start holds {len(start)} radii but there are {len(self.x)} samples: give those of the same samples."
+            )
+        self.lower = torch.where(self.open, start.values, 0.0)
+        self.exact |= start.exact
+        self.open &= ~start.exact & torch.isfinite(start.values)
+        self.points = start.points
+
     def _first_guess(self) -> Tensor:
         """The distance at which the margins, continued as straight lines, meet 0; an over-estimate for most networks."""
         found = []
@@ -268,7 +285,7 @@ class _Search:
 
     def run(self, steps: int) -> None:
         """Rounds of one sweep for every open sample, each at a radius of its own, until the brackets are closed."""
-        again = bool(self.sweeps)
+        again = bool((self.lower > 0).any())
         if again:  # a better method: what was too far for the other may not be for this one
             self.upper, self.depth = self.flip.clone(), torch.full_like(self.height, math.nan)
             self.known = {}
@@ -277,7 +294,9 @@ class _Search:
             self.report(1 - len(active) / max(len(self.x), 1))
             if not len(active):
                 return
-            radius = 1.15 * self.lower if again and round_ == 0 else self._next(round_)
+            radius = self._next(round_)
+            if again and round_ == 0:
+                radius = torch.where(self.lower > 0, 1.15 * self.lower, radius)
             for part in torch.split(active, self.batch_size):
                 self._try(part, radius[part], steps)
 
