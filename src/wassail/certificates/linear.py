@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
+from wassail.errors import InputError
 from wassail.geometry import fill
 from wassail.threat import Domain, dual
 
@@ -50,7 +51,7 @@ class Balls:
         """Around samples `(N, *shape)`, cut by a box or not. The room to the walls is rounded up."""
         flat = x.detach().cpu().double().flatten(1)
         low, high = domain if domain is not None else (-math.inf, math.inf)
-        return cls(flat, radius.double(), norm, *(_up((side).clamp(min=0)) for side in (flat - low, high - flat)))
+        return cls(flat, radius.double(), norm, *(torch.where(side > 0, _up(side), 0.0) for side in (flat - low, high - flat)))
 
     def take(self, rows: Tensor) -> Balls:
         """Some of them."""
@@ -179,6 +180,7 @@ class Arithmetic:
 
     def __init__(self, graph: Graph, dtype: torch.dtype) -> None:
         self.dtype, self.tiny = dtype, TINY[dtype]
+        self.sums = 8 + 2 * len(graph.nodes)  # additions beyond those of a product with one node
         self.maps = {i: _Turned(node.map, dtype) for i, node in enumerate(graph.nodes) if node.map is not None}
         self.lines: dict[int, Lines] = {}
         self.errors: dict[int, Tensor] = {}
@@ -196,6 +198,11 @@ class Sweep:
     """
 
     def __init__(self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None) -> None:
+        if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled("cpu"):
+            raise InputError(
+                "torch is set to round float32 products to fewer digits: certify outside autocast and with "
+                "torch.set_float32_matmul_precision('highest')."
+            )
         self.graph, self.balls, self.steps, self.known = graph, balls, steps, known or {}
         nodes = graph.nodes
         self.users = [[i for i, node in enumerate(nodes) for k in node.inputs if k == j] for j in range(len(nodes))]
@@ -255,7 +262,7 @@ class Sweep:
         low, high = (middle - width).clamp(max=0), (middle + width).clamp(min=0)
         if node.inputs == (0,) and self.balls.norm != math.inf and isinstance(map_, Matrix | Conv):
             radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
-            ball = radius * _row_norms(map_, dual(self.balls.norm)) * (1 + terms * 2.0**-51) + residual
+            ball = radius * _row_norms(map_, dual(self.balls.norm)) * (1 + terms * 2.0**-51) + wide * reach + residual
             low, high = torch.maximum(low, -ball), torch.minimum(high, ball)
         if i in self.known:
             bottom, top = (side - self.centre[i] for side in self.known[i])
@@ -409,6 +416,8 @@ class Sweep:
                 leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
                 constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
                 value = constant + self.inputs.upper(a, owner)
+                if not value.requires_grad:  # no undecided neuron feeds the rows
+                    return kept
                 pulls: tuple[Tensor | None, ...] = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
             value = value.detach()
             better = value < best
@@ -591,6 +600,9 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     last, outputs, n = len(sweep.graph.nodes) - 1, sweep.graph.outputs, len(y)
     eye = torch.eye(outputs, dtype=torch.float64)
+    if not n:
+        none = torch.zeros(0, outputs, dtype=torch.float64)
+        return none, none, none[:, :, None].expand(-1, -1, sweep.graph.inputs)
     widest = max(node.size for node in sweep.graph.nodes)
     found = []
     for owner, rival in _chunks(torch.ones(n, outputs, dtype=torch.bool), CHUNK // widest):
@@ -599,9 +611,9 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     constant, a, reach = (torch.cat(parts) for parts in zip(*found))
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
-    base = here - constant.reshape(n, outputs)
-    reach = reach.reshape(n, outputs)
-    lower = base - reach - 2.0**-50 * (z.abs().amax(1, keepdim=True) + base.abs() + reach)
+    constant, reach = constant.reshape(n, outputs), reach.reshape(n, outputs)
+    base = here - constant - 2.0**-50 * (z.abs().amax(1, keepdim=True) + constant)
+    lower = base - reach - 2.0**-50 * (base.abs() + reach)
     lower[torch.arange(n), y] = 0.0
     return lower, base, -a.reshape(n, outputs, -1)
 
@@ -648,7 +660,7 @@ def _units(node: Node, place: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rounding(node: Node, kind: Arithmetic) -> float:
     """The relative error of a sum over the entries of a node, and of its terms."""
-    return 1.01 * kind.tiny * (node.size + 8)
+    return 1.01 * kind.tiny * (node.size + kind.sums)
 
 
 def _take(values: Tensor, owner: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from torch import Tensor
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.linear import Balls, Span, Sweep, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
+from wassail.certificates.propagate import gamma, magnitudes
 from wassail.certificates.split import branch_margins
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.losses import flip_tolerance, predict
 from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, check_model, device_of, frozen, versions
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm, parse_order
+from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_eps, parse_norm, parse_order
 from wassail.transport import Flips, sample_weights
 
 METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")
@@ -120,11 +121,13 @@ def radii(
         raise unknown("method", method, METHODS)
     if (eps is None) != (order is None):
         raise InputError("eps and order steer together: give both or neither.")
+    if batch_size < 1 or number(tolerance, "tolerance") <= 0:
+        raise InputError(f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers.")
     graph, x, y, wrong = _prepared(model, x, y, box)
     chosen = method if method != "auto" else "exact" if _small(graph) else "crown"
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
     limit = None if time_limit is None else number(time_limit, "time_limit")
-    aim = None if eps is None or order is None else (number(eps, "eps"), parse_order(order), sample_weights(mu, len(x)))
+    aim = None if eps is None or order is None else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
     with _bar(progress, "certified radii") as report:
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
@@ -179,7 +182,7 @@ def verify(
     with _bar(progress, "verification") as report:
         left = (~wrong).nonzero()[:, 0]
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
-            for done, part in enumerate(torch.split(left, batch_size)):
+            for done, part in enumerate(torch.split(left, batch_size) if len(left) else ()):
                 report((turn + done * batch_size / max(len(left), 1)) / 2)
                 radius = torch.full((len(part),), threat.eps, dtype=torch.float64)
                 sweep = Sweep(graph, Balls.make(x[part], radius, threat.norm, threat.domain), inner).run()
@@ -275,13 +278,19 @@ class _Search:
         """The distance at which the margins, continued as straight lines, meet 0; an over-estimate for most networks."""
         found = []
         for part, y in zip(torch.split(self.x, 64), torch.split(self.y, 64)):
+            if not len(y):
+                return torch.zeros(0, dtype=torch.float64)
             flat = jacobians(self.graph, part.double().flatten(1))
             rows = flat[torch.arange(len(y)), y][:, None] - flat
             length = torch.linalg.vector_norm(rows, dual(self.norm), dim=2)
             z = self.graph.logits(part)
             ratio = (z.gather(1, y[:, None]) - z) / length.clamp(min=1e-300)
             found.append(ratio.scatter(1, y[:, None], math.inf).amin(1))
-        return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
+        # Where the margin is flat that may be anywhere: not beyond the domain, on R^n not beyond the sample's own size.
+        flat = self.x.double().flatten(1)
+        reach = flat.abs() if self.domain is None else torch.maximum(flat - self.domain[0], self.domain[1] - flat)
+        size = torch.linalg.vector_norm(reach, self.norm, dim=1)
+        return torch.minimum(torch.cat(found), size if self.domain is not None else 10 * size.clamp(min=1))
 
     def run(self, steps: int) -> None:
         """Rounds of one sweep for every open sample, each at a radius of its own, until the brackets are closed."""
@@ -340,6 +349,9 @@ class _Search:
             left, right = torch.where(above, middle, left), torch.where(above, right, middle)
         # A hair to the other side than last time, so that the bracket closes from both.
         guess = torch.where(far > 0, left * torch.where(self.proved_last, 1 + tolerance / 3, 1 - tolerance / 3), self.first / 3)
+        # Beyond the tangent's zero, which walls may move outward, it says nothing.
+        stuck = (left <= low) & (low > 0)
+        guess = torch.where(stuck, torch.where(failed, (low * high).sqrt(), 2 * low), guess)
         if round_ >= HASTE:
             guess = torch.where(both, (low * high).sqrt(), guess)
         guess = torch.maximum(guess, low * (1 + tolerance))
@@ -356,7 +368,8 @@ class _Search:
         least = _least(lower, y)
         good = least > 0
         if self.domain is not None:  # the ball holds the whole domain
-            whole = torch.linalg.vector_norm(torch.maximum(sweep.balls.below, sweep.balls.above), self.norm, dim=1) <= radius
+            corner = torch.linalg.vector_norm(torch.maximum(sweep.balls.below, sweep.balls.above), self.norm, dim=1)
+            whole = corner <= radius * (1 - 1e-12)
             self.lower[part[good & whole]] = math.inf
             good, done = good & ~whole, good & whole
             self.open[part[done]] = False
@@ -383,7 +396,8 @@ class _Search:
 
     def branch(self, limit: float | None) -> None:
         """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
-        left = (self.open & ~self._idle()).nonzero()[:, 0].tolist()
+        self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
+        left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
         end = time.monotonic() + (PATIENCE * len(left) if limit is None else limit)
         goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
         for done, i in enumerate(left):
@@ -411,6 +425,7 @@ class _Search:
 
     def close(self, limit: float | None) -> None:
         """By branch and bound, from what is proved and the flips that are known."""
+        self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & ~self._idle()).nonzero()[:, 0]
         found = nearest_flip(
             self.graph, self.x[left], self.y[left], self.norm, self.domain,
@@ -436,9 +451,11 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, here: Tensor, norm: float,
 
     Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside.
     """
+    graph.refuse_smooth()
     rung = "auto" if _small(graph) else "product"
     found = torch.full((len(x),), math.inf, dtype=torch.float64)
     classes = graph.outputs
+    noise = gamma(graph) * (len(graph.nodes) + 2) * magnitudes(graph, x)[-1]  # of the logits
     labels = sorted(set(y.tolist()))
     pairs = [(k, j) for k in labels for j in range(classes) if j != k]
     known: dict[tuple[int, int], float] = {}
@@ -452,6 +469,6 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, here: Tensor, norm: float,
                 head, norm, domain, outputs="logits", norm_out=math.inf, method=rung, time_limit=each or 1.0
             ).upper
         mine = y == k
-        margin = (here[mine, k] - here[mine, j]) * (1 - 1e-9)
+        margin = here[mine, k] - here[mine, j] - noise[mine, k] - noise[mine, j]
         found[mine] = torch.minimum(found[mine], margin.clamp(min=0) / max(known[k, j], 1e-300))
     return found * (1 - 1e-9)

@@ -154,7 +154,7 @@ class Average:
         """By automatic differentiation: the derivative of a linear function does not depend on the point."""
         with torch.enable_grad():
             x = g.new_zeros(len(g), *self.shape, requires_grad=True)
-            return torch.autograd.grad(self.function(x), x, g)
+            return torch.autograd.grad(self.function(x), x, g, create_graph=g.requires_grad)
 
     def magnitude(self) -> Average:
         """Itself."""
