@@ -30,6 +30,12 @@ DOMAINS: list[Domain] = [BOX, None]
 CASES = [(1.0, BOX), (2.0, BOX), (2.0, None), (INF, BOX), (INF, None)]
 
 
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CROWN's own slopes for the margins too: closed forms and other implementations know no other."""
+    monkeypatch.setattr(linear, "POLISH", 0)
+
+
 def branches() -> nn.Module:
     """Two branches side by side, so that an activation of one comes before a layer of the other; one node has four users."""
 
@@ -729,3 +735,34 @@ def test_a_network_of_another_shape_of_sample() -> None:
         for i in range(2):
             points = inside(x[i], float(radius[i]), norm, BOX, (2, 2, 2, 2))
             assert (lower[i] <= gaps(graph, points, int(y[i])) + 1e-12).all()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_few_steps_on_the_margins_own_slopes_only_tighten(norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = network("mlp")
+    x, y, radius = samples(graph, 5, 3)
+    bare = margin_bounds(graph, x, y, radius, norm, BOX)
+    monkeypatch.setattr(linear, "POLISH", 4)
+    polished = margin_bounds(graph, x, y, radius, norm, BOX)
+    assert (polished >= bare - 1e-9).all()
+    assert (polished > bare + 1e-6).any()
+
+
+def test_wide_networks_bounded_inside_in_float32_stay_sound_and_nearly_as_tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = network("blocks")
+    x, y, radius = samples(graph, 4, 3)
+    fine = margin_bounds(graph, x, y, radius, INF, BOX)
+    monkeypatch.setattr(linear, "WIDE", 1)
+    coarse = Sweep(graph, Balls.make(x, radius, INF, BOX)).run()
+    assert coarse.coarse
+    bounds = linear.margins(coarse, y)[0]
+    assert torch.allclose(bounds, fine, rtol=1e-2, atol=1e-2)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        step = (2 * torch.rand(x.shape, dtype=torch.float64, generator=generator) - 1).sign() * radius.reshape(
+            -1, *[1] * (x.ndim - 1)
+        )
+        values = graph.values((x.double() + step).clamp(*BOX))
+        for j, (low, high) in coarse.spans.items():
+            away = values[j] - coarse.centre[j]
+            assert (away >= low - 1e-12 * (1 + values[j].abs())).all() and (away <= high + 1e-12 * (1 + values[j].abs())).all()

@@ -33,6 +33,8 @@ from wassail.threat import Domain, dual
 Span: TypeAlias = "tuple[Tensor, Tensor]"
 ALONE = 24  # rows of one sample that are worth a pass of their own
 CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache holds
+POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
+SHALLOW, WIDE = 6, 1024  # networks with at most so many activations, and a node this large, are bounded in float32 inside
 TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
@@ -175,15 +177,17 @@ class Lines:
 class Arithmetic:
     """What a backward pass needs in one floating-point type: the maps, the lines of each activation, the errors of the rest.
 
-    errors: of the nodes whose rounding error is not part of an activation's shift.
+    errors: of the nodes whose rounding error is not part of an activation's shift. like: the same but for the lines.
     """
 
-    def __init__(self, graph: Graph, dtype: torch.dtype) -> None:
+    def __init__(self, graph: Graph, dtype: torch.dtype, like: Arithmetic | None = None) -> None:
         self.dtype, self.tiny = dtype, TINY[dtype]
         self.sums = 8 + 2 * len(graph.nodes)  # additions beyond those of a product with one node
-        self.maps = {i: _Turned(node.map, dtype) for i, node in enumerate(graph.nodes) if node.map is not None}
+        self.maps: dict[int, _Turned] = {} if like is None else like.maps
+        if like is None:
+            self.maps = {i: _Turned(node.map, dtype) for i, node in enumerate(graph.nodes) if node.map is not None}
+        self.errors: dict[int, Tensor] = {} if like is None else like.errors
         self.lines: dict[int, Lines] = {}
-        self.errors: dict[int, Tensor] = {}
 
 
 class Sweep:
@@ -194,7 +198,8 @@ class Sweep:
 
     Most neurons that intervals leave undecided are decided by any linear bound. So they are screened first: in float32,
     with parallel lines (Fast-Lin, Weng et al. 2018), where one coefficient vector bounds both sides, and only until they are
-    decided. What is left gets CROWN's bounds in float64.
+    decided. What is left gets CROWN's bounds, in float64 unless the network is shallow and wide: there the slack for rounding
+    in float32 is a few 1e-4 of the width, less than a few steps on the slopes of the margins' own lines win.
     """
 
     def __init__(self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None) -> None:
@@ -208,6 +213,7 @@ class Sweep:
         self.users = [[i for i, node in enumerate(nodes) for k in node.inputs if k == j] for j in range(len(nodes))]
         self.exact = Arithmetic(graph, torch.float64)
         self.fast = Arithmetic(graph, torch.float32)
+        self.parallel = Arithmetic(graph, torch.float32, self.fast)
         order = _flat(torch.arange(graph.inputs).reshape(1, *nodes[0].shape).contiguous())[0]
         self.inputs = balls.reordered(order)  # as coefficient vectors are laid out
         self.centre: dict[int, Tensor] = {}
@@ -216,6 +222,7 @@ class Sweep:
         self.tight: set[int] = set()  # nodes whose spans substitution cannot improve
         # Where rows are asked whether they are decided: before layers that are larger, and so dearer, than those above.
         acts = [i for i, node in enumerate(nodes) if node.map is None and node.inputs]
+        self.coarse = len(acts) <= SHALLOW and max(node.size for node in nodes) >= WIDE
         self.stops = {i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size} | set(acts[:1])
         self.bends: dict[int, _Bend] = {}
         self.halves: dict[int, Span] = {}  # middle and half width of the spans where rows are asked, in float32
@@ -294,9 +301,11 @@ class Sweep:
         most = torch.maximum(-low, high)
         shape = _Shape(node, self.centre[j], low, high)
         up, down = shape.slopes()
-        for kind, slopes in ((self.exact, (up, down)), (self.fast, (up, up))):
+        for kind in (self.exact, self.fast):
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
-            kind.lines[i] = shape.lines(*slopes, error, kind)
+            if kind is self.fast:
+                self.parallel.lines[i] = shape.lines(up, up, error, kind)
+            kind.lines[i] = shape.lines(up, down, error, kind)
             if kind is self.exact and node.slope is not None:
                 self._bend(i, shape, error, up, down)
         self.centre[i], self.spans[i] = shape.output()
@@ -332,12 +341,16 @@ class Sweep:
 
     def _sides(self, j: int, owner: Tensor, place: Tensor) -> Tensor:
         """Upper bounds on `d` and then on `-d` for entries `place` of node j, `(2 R,)`."""
-        constant, a, owner = self.bound(j, _units(self.graph.nodes[j], place, torch.float64), owner, both=True)
+        node = self.graph.nodes[j]
+        if self.coarse and not self.steps:
+            constant, a, owner = self._substitute(self.fast, j, _units(node, place, torch.float32), owner, True)
+        else:
+            constant, a, owner = self.bound(j, _units(node, place, torch.float64), owner, self.steps, both=True)
         return constant + self.inputs.upper(a, owner)
 
     def _screen(self, j: int, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its neuron is decided."""
-        nodes, kind = self.graph.nodes, self.fast
+        nodes, kind = self.graph.nodes, self.parallel
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
         weight: dict[int, Tensor] = {j: _units(nodes[j], place, kind.dtype)}
@@ -386,23 +399,25 @@ class Sweep:
             shift, spread = shift + _dot(w, middle), spread + _dot(w.abs(), reach)
         return shift - spread, shift + spread
 
-    def bound(self, last: int, rows: Tensor, owner: Tensor, both: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    def bound(
+        self, last: int, rows: Tensor, owner: Tensor, steps: int = 0, both: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """`<row, d_last> <= constant + <a, d_0>` on each row's ball: `(R, *shape), (R,) -> (R,), (R, n), (R,)`.
 
-        both: the negatives of the rows after them, `2 R` of each. With `steps` the slopes of the lower lines are optimised for
+        both: the negatives of the rows after them, `2 R` of each. With steps the slopes of the lower lines are optimised for
         each row on its own (alpha-CROWN, Xu et al. 2021): any slope between the neuron's two gives a bound.
         """
         constant, a, owner = found = self._substitute(self.exact, last, rows, owner, both)
-        if not self.steps or not any(i < last and i in self.bends for i in self.exact.lines):
+        if not steps or not any(i < last and i in self.bends for i in self.exact.lines):
             return found
         if both:
             rows = torch.cat([rows, -rows])
-        alpha = self._ascend(last, rows.float(), owner)
+        alpha = self._ascend(last, rows.float(), owner, steps)
         other, b, _ = self._substitute(self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()})
         better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
         return torch.where(better, other, constant), torch.where(better[:, None], b, a), owner
 
-    def _ascend(self, last: int, rows: Tensor, owner: Tensor) -> dict[int, Tensor]:
+    def _ascend(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
         """The slopes of the lower lines that gave each row its lowest bound, by Adam in float32: nothing is proved here."""
         alpha = {
             i: _take(self.bends[i].down, owner).expand(len(rows), *self.bends[i].down.shape[1:]).clone()
@@ -411,7 +426,7 @@ class Sweep:
         }
         first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
         best, kept = torch.full((len(rows),), math.inf, dtype=torch.float64), {i: a.clone() for i, a in alpha.items()}
-        for step in range(1, self.steps + 1):
+        for step in range(1, steps + 1):
             with torch.enable_grad():
                 leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
                 constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
@@ -606,7 +621,7 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     widest = max(node.size for node in sweep.graph.nodes)
     found = []
     for owner, rival in _chunks(torch.ones(n, outputs, dtype=torch.bool), CHUNK // widest):
-        constant, a, _ = sweep.bound(last, eye[rival] - eye[y[owner]], owner)
+        constant, a, _ = sweep.bound(last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH))
         found.append((constant, a, sweep.inputs.upper(a, owner)))
     constant, a, reach = (torch.cat(parts) for parts in zip(*found))
     z = sweep.centre[last]
