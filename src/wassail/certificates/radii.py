@@ -240,7 +240,8 @@ class _Search:
         n = len(x)
         self.graph, self.x, self.y, self.norm, self.domain = graph, x, y, norm, domain
         self.aim, self.tolerance, self.batch_size, self.report, self.sweeps = aim, tolerance, batch_size, report, 0
-        self.here = graph.logits(x) if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
+        parts = [graph.logits(part) for part in torch.split(x, 64) if n]  # not all nodes of all samples at once
+        self.here = torch.cat(parts) if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
         self.flip = torch.full((n,), math.inf, dtype=torch.float64) if upper is None else upper.detach().cpu().double()
         if self.flip.shape != (n,) or not (self.flip >= 0).all():
             raise InputError(f"upper must hold {n} distances >= 0, one for each sample.")
