@@ -35,6 +35,7 @@ ALONE = 24  # rows of one sample that are worth a pass of their own
 CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache holds
 POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
 SHALLOW, WIDE = 6, 1024  # networks with at most so many activations, and a node this large, are bounded in float32 inside
+MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
@@ -334,15 +335,19 @@ class Sweep:
             for owner, place in _chunks(_open(c, low, high), CHUNK // widest):
                 bottom, top = self._screen(j, owner, place)
                 _narrow_to(low, high, owner, place, bottom, top)
-        for owner, place in _chunks(low < high if smooth else _open(c, low, high), CHUNK // (2 * widest)):
-            upper = self._sides(j, owner, place)
-            _narrow_to(low, high, owner, place, -upper[len(owner) :], upper[: len(owner)])
+        left = low < high if smooth else _open(c, low, high)
+        # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
+        lost = (left.sum(1, keepdim=True) > MOSTLY * node.size) & (node.size >= WIDE // 2) & (not smooth)
+        for coarse in (False, True):
+            for owner, place in _chunks(left & (lost == coarse), CHUNK // (2 * widest)):
+                upper = self._sides(j, owner, place, coarse or self.coarse)
+                _narrow_to(low, high, owner, place, -upper[len(owner) :], upper[: len(owner)])
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
-    def _sides(self, j: int, owner: Tensor, place: Tensor) -> Tensor:
+    def _sides(self, j: int, owner: Tensor, place: Tensor, coarse: bool) -> Tensor:
         """Upper bounds on `d` and then on `-d` for entries `place` of node j, `(2 R,)`."""
         node = self.graph.nodes[j]
-        if self.coarse and not self.steps:
+        if coarse and not self.steps:
             constant, a, owner = self._substitute(self.fast, j, _units(node, place, torch.float32), owner, True)
         else:
             constant, a, owner = self.bound(j, _units(node, place, torch.float64), owner, self.steps, both=True)

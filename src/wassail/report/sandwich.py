@@ -67,6 +67,7 @@ def plot_curve(curve: RiskCurve, axes: Axes | None = None, eps: float | None = N
     if mark is not None:
         _point_out(axes, curve, mark, end)
     axes.set(xlabel="budget eps", ylabel="accuracy %", xlim=(0, end), ylim=(0, 103))
+    axes.locator_params(axis="x", nbins=5)  # small budgets have long labels
     axes.set_title(_name(curve.order), fontsize=10)
     if alone:
         axes.legend(fontsize=9, frameon=False)
