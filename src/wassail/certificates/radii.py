@@ -145,8 +145,8 @@ def radii(
         if chosen == "exact":
             search.close(limit)
     info = {
-        "seconds": time.monotonic() - began, "sweeps": search.sweeps, "tolerance": search.tolerance, "versions": versions(),
-        **({"steps": steps} if chosen == "alpha-crown" else {}), **({"eps": aim[0], "order": aim[1]} if aim else {}),
+        "seconds": time.monotonic() - began, "sweeps": search.sweeps, "rows": search.rows, "tolerance": search.tolerance,
+        "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}), **({"eps": aim[0], "order": aim[1]} if aim else {}),
     }  # fmt: skip
     return Radii(search.lower, search.exact, chosen, r, box, search.points, info)
 
@@ -239,7 +239,8 @@ class _Search:
     ) -> None:
         n = len(x)
         self.graph, self.x, self.y, self.norm, self.domain = graph, x, y, norm, domain
-        self.aim, self.tolerance, self.batch_size, self.report, self.sweeps = aim, tolerance, batch_size, report, 0
+        self.aim, self.tolerance, self.batch_size, self.report = aim, tolerance, batch_size, report
+        self.sweeps = self.rows = 0  # sweeps, and the coefficient vectors they substituted backward
         parts = [graph.logits(part) for part in torch.split(x, 64) if n]  # not all nodes of all samples at once
         self.here = torch.cat(parts) if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
         self.flip = torch.full((n,), math.inf, dtype=torch.float64) if upper is None else upper.detach().cpu().double()
@@ -364,8 +365,8 @@ class _Search:
         x, y = self.x[part], self.y[part]
         known = {j: (low[part], high[part]) for j, (low, high) in self.known.items()}
         sweep = Sweep(self.graph, Balls.make(x, radius, self.norm, self.domain), steps, known).run()
-        self.sweeps += 1
         lower, base, a = margins(sweep, y)
+        self.sweeps, self.rows = self.sweeps + 1, self.rows + sweep.rows
         least = _least(lower, y)
         good = least > 0
         if self.domain is not None:  # the ball holds the whole domain
