@@ -146,7 +146,8 @@ def radii(
             search.close(limit)
     info = {
         "seconds": time.monotonic() - began, "sweeps": search.sweeps, "rows": search.rows, "tolerance": search.tolerance,
-        "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}), **({"eps": aim[0], "order": aim[1]} if aim else {}),
+        "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}),
+        **({"eps": aim[0], "order": aim[1]} if aim else {}),
     }  # fmt: skip
     return Radii(search.lower, search.exact, chosen, r, box, search.points, info)
 
