@@ -15,7 +15,7 @@ NAMES = list(ACTIVATIONS)
 GATED = ["gelu", "gelu_tanh", "silu"]
 TORCH = {
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
-    "silu": F.silu,
+    "silu": F.silu, "softplus": lambda v: F.softplus(v, threshold=1000), "elu": F.elu,
 }  # fmt: skip
 EXACT = {
     "sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)),
@@ -23,6 +23,8 @@ EXACT = {
     "gelu": lambda v: v * mpmath.erfc(-v / mpmath.sqrt(2)) / 2,
     "gelu_tanh": lambda v: v / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3))),
     "silu": lambda v: v / (1 + mpmath.exp(-v)),
+    "softplus": lambda v: mpmath.log1p(mpmath.exp(v)),
+    "elu": lambda v: v if v > 0 else mpmath.expm1(v),
 }
 
 
@@ -63,12 +65,13 @@ def test_values_and_derivatives_have_the_error_that_the_slack_counts_on(name: st
     g = torch.Generator().manual_seed(0)
     v = torch.cat([10 * torch.rand(300, generator=g, dtype=torch.float64) - 5, 60 * torch.rand(100, generator=g).double() - 30])
     v = torch.cat([v, f64(0.0, 1e-300, -1e-300, 1e-9, -1e-9, 700.0, -700.0, 1e6, -1e6, f.bend, -f.bend)])
+    v = v[v.isfinite()]
     value, slope = f.value(v), f.derivative(v)
     with mpmath.workdps(50):
         for point, ours, ours_slope in zip(v.tolist(), value.tolist(), slope.tolist()):
             truth = exact(mpmath.mpf(point))
             assert abs(truth - ours) <= 2.0**-50 * (abs(ours) + min(1, abs(point)))
-            if abs(point) < 100:
+            if abs(point) < 100 and (name != "elu" or abs(point) > 1e-10):  # a difference across the kink is no derivative
                 assert abs(mpmath.diff(exact, mpmath.mpf(point), h=mpmath.mpf(10) ** -15) - ours_slope) <= 2.0**-50
     assert torch.allclose(value, TORCH[name](v), rtol=1e-14, atol=1e-14)
 
@@ -81,10 +84,57 @@ def test_known_points() -> None:
     )
     assert ACTIVATIONS["gelu"].bend == pytest.approx(math.sqrt(2), abs=1e-14)
     assert ACTIVATIONS["silu"].bend * math.tanh(silu.bend / 2) == pytest.approx(2, abs=1e-14)
-    for name, steepest in {"gelu": 1.128905, "gelu_tanh": 1.128994, "silu": 1.099840, "tanh": 1.0, "sigmoid": 0.25}.items():
-        least, top = ACTIVATIONS[name].derivative_range(f64(-50.0), f64(50.0))
-        assert steepest - 1e-6 < float(top) < steepest + 1e-14
-        assert float(least) == pytest.approx(1 - float(top) if name in GATED else 0, abs=1e-14)
+    steepest = {
+        "gelu": 1.128905,
+        "gelu_tanh": 1.128994,
+        "silu": 1.099840,
+        "tanh": 1.0,
+        "sigmoid": 0.25,
+        "softplus": 1,
+        "elu": 1,
+    }
+    for name, most in steepest.items():
+        for far in (50.0, math.inf):
+            least, top = ACTIVATIONS[name].derivative_range(f64(-far), f64(far))
+            assert most - 1e-6 < float(top) < most + 1e-14
+            assert float(least) == pytest.approx(1 - float(top) if name in GATED else 0, abs=1e-14)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_far_out_an_activation_is_bounded_or_a_relu(name: str) -> None:
+    f, far = ACTIVATIONS[name], f64(math.inf)
+    assert f.bounded == (name in ("sigmoid", "tanh"))
+    for end, limit in ((-1, f.left), (1, f.right)):
+        assert float(f.derivative(f64(end * 50.0))) == pytest.approx(limit, abs=1e-14)
+        least, top = f.derivative_range(*sorted((f64(end * 700.0), end * far)))
+        assert float(least) <= limit <= float(top) and float(top - least) < 1e-14
+    least, top = f.span(-far, far)
+    lowest = {"sigmoid": 0, "tanh": -1, "gelu": -0.169971, "gelu_tanh": -0.170041, "silu": -0.278465, "softplus": 0, "elu": -1}
+    assert float(least) == pytest.approx(lowest[name], abs=1e-6)
+    assert float(top) == (pytest.approx(1, abs=1e-14) if f.bounded else math.inf)
+    v = torch.cat([torch.linspace(-40, 40, 200001, dtype=torch.float64), f64(f.lowest)])
+    distance = (f.value(v) - v.relu())[v.isfinite()].abs().amax()
+    if f.bounded:
+        assert f.distance_to_relu == math.inf
+    else:
+        assert distance <= f.distance_to_relu <= distance + 1e-14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranges_over_half_lines_hold_and_are_those_of_long_intervals(name: str) -> None:
+    f, far = ACTIVATIONS[name], math.inf
+    u = torch.cat([torch.linspace(-60, 60, 4001, dtype=torch.float64), f64(-1e6, 1e6, 1e150, -1e150)])
+    for c in (-3.0, -1.0, -0.2, 0.0, 0.4, 2.0, 1e120):
+        for low, high in ((-far, c), (c, far), (-far, -c)):
+            inside = u[(u >= low) & (u <= high) & (u.abs() < 1e100)]
+            for function, range_ in ((f.value, f.span), (f.derivative, f.derivative_range)):
+                least, top = range_(f64(low), f64(high))
+                found = function(inside)
+                assert (found >= least).all() and (found <= top).all() and not (least.isnan() | top.isnan()).any()
+                if c < 1e6:
+                    long = range_(f64(max(low, -1e6)), f64(min(high, 1e6)))
+                    assert float(least) == pytest.approx(float(long[0]), abs=1e-12)
+                    assert float(top) == (far if float(long[1]) > 1e5 else pytest.approx(float(long[1]), abs=1e-12))
 
 
 def test_lines_in_closed_form() -> None:
@@ -103,6 +153,12 @@ def test_lines_in_closed_form() -> None:
     assert float(up) == pytest.approx(0.5, abs=1e-15) and float(down) == pytest.approx(0.5, abs=1e-7)
     v, _ = gelu.touch(f64(0.5), f64(-3.0), f64(3.0), False)
     assert abs(float(v)) < 1e-15
+    # Convex on all of R: the chord above, the tangent in the middle below.
+    up, down = ACTIVATIONS["elu"].slopes(f64(-2.0), f64(1.0))
+    assert float(up) == pytest.approx((2 - math.exp(-2)) / 3, abs=1e-15)
+    assert float(down) == pytest.approx(math.exp(-0.5), abs=1e-15)
+    v, _ = ACTIVATIONS["softplus"].touch(f64(0.75), f64(-1.0), f64(3.0), False)
+    assert float(v) == pytest.approx(math.log(3), abs=1e-15)
     # Where the interval is a point both lines are the tangent.
     for f in ACTIVATIONS.values():
         up, down = f.slopes(f64(0.7), f64(0.7))
@@ -240,7 +296,8 @@ def test_any_shape_and_slopes_that_broadcast(name: str) -> None:
     assert f.slopes(none, none)[0].shape == f.touch(none, none, none, False)[0].shape == f.span(none, none)[0].shape == (0, 3)
 
 
-ends = st.floats(-1e6, 1e6) | st.floats(-5, 5) | st.sampled_from([s * f.bend for f in ACTIVATIONS.values() for s in (1, -1)])
+BENDS = [s * f.bend for f in ACTIVATIONS.values() for s in (1, -1) if f.bend < math.inf]
+ends = st.floats(-1e6, 1e6) | st.floats(-5, 5) | st.sampled_from(BENDS)
 widths = st.just(0.0) | st.floats(0, 1e-9) | st.floats(0, 10) | st.floats(0, 1e6)
 
 
@@ -270,7 +327,9 @@ def test_edge_cases(name: str, above: bool, start: float, width: float, slope: f
 )
 def test_bounds_that_are_none_are_refused(name: str, low: float, high: float) -> None:
     f, one = ACTIVATIONS[name], f64(1.0)
-    for use in (f.slopes, f.span, f.derivative_range, lambda a, b: f.touch(one, a, b, True)):
+    unordered = not low <= high  # infinite ends have ranges, but no lines
+    ranges = (f.span, f.derivative_range) if unordered else ()
+    for use in (f.slopes, *ranges, lambda a, b: f.touch(one, a, b, True)):
         with pytest.raises(InputError) as error:
             use(f64(low), f64(high))
         assert str(error.value).endswith(".") and "\n" not in str(error.value)

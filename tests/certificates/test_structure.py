@@ -2,6 +2,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,9 +13,9 @@ from torch.nn import functional as F
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import crown
 from wassail.certificates.region import Region
-from wassail.certificates.structure import Conv, Graph, Linear, Matrix, read
+from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Pick, Scale, read
 from wassail.errors import InputError
-from wassail.zoo import load
+from wassail.zoo import load, load_onnx
 
 
 class Net(nn.Module):
@@ -367,13 +368,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "product": (lambda: Net(lambda m, x: m.a(x) * m.b(x), a=linear(4), b=linear(4)), "product", "the model itself (Net)"),
     "matrix product": (
         lambda: Net(lambda m, x: (m.a(x)[:, None] @ m.b(x)[:, :, None]).flatten(1), a=linear(4), b=linear(4)),
-        "matmul", "the model itself (Net)",
+        "product", "the model itself (Net)",
     ),
     "division": (lambda: Net(lambda m, x: 1 / m.a(x), a=linear(4)), "reciprocal", "the model itself (Net)"),
-    "square": (lambda: Net(lambda m, x: m.a(x) ** 2, a=linear(4)), "'pow", "the model itself (Net)"),
+    "square": (lambda: Net(lambda m, x: m.a(x) ** 2, a=linear(4)), "product", "the model itself (Net)"),
+    "cube": (lambda: Net(lambda m, x: m.a(x) ** 3, a=linear(4)), "power", "the model itself (Net)"),
     "steep leaky": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(1.5), linear(5)), "slope", "'1' (LeakyReLU)"),
     "batch mean": (lambda: Net(lambda m, x: m.a(mixing(x)), a=linear(4)), "batch", "the model itself (Net)"),
-    "batch flip": (lambda: Net(lambda m, x: m.a(x.flip(0)), a=linear(4)), "batch", "the model itself (Net)"),
+    "batch flip": (lambda: Net(lambda m, x: m.a(x.flip(0)), a=linear(4)), "depends on the batch", "model"),
     "transposed": (
         lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.ConvTranspose2d(1, 1, 2), nn.Flatten(), linear(9)),
         "conv", "'1' (ConvTranspose2d)",
@@ -443,12 +445,167 @@ def test_a_piecewise_linear_network_is_the_same_with_and_without_smooth(name: st
     assert [node.inputs for node in again.nodes] == [node.inputs for node in graph.nodes] and again.relus == graph.relus
 
 
-@pytest.mark.parametrize("layer", [nn.Softplus(), nn.ELU(), nn.Mish(), nn.Hardswish(), nn.Softmax(1)])
+@pytest.mark.parametrize("layer", [nn.Mish(), nn.Hardswish()])
 def test_other_smooth_activations_are_refused_by_name(layer: nn.Module) -> None:
     name = type(layer).__name__
-    with pytest.raises(InputError, match=rf"'{name.lower()}' at '1' \({name}\) .*GELU and SiLU") as error:
+    with pytest.raises(InputError, match=rf"'{name.lower()}' at '1' \({name}\) .*softmax attention") as error:
         read(seeded(nn.Sequential(nn.Linear(4, 5), layer, linear(5))), (4,), smooth=True)
     one_sentence(str(error.value))
+
+
+class Encoder(nn.Module):
+    """torch's own encoder layer on 5 tokens of width 8."""
+
+    def __init__(self, first: bool, batch_first: bool, mask: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(
+            8, 2, 12, activation="gelu", batch_first=batch_first, norm_first=first, dropout=0.3
+        )
+        self.head, self.batch_first, self.mask = nn.Linear(8, 3), batch_first, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype) if self.mask else None
+        y = self.layer(x if self.batch_first else x.transpose(0, 1), src_mask=mask)
+        return self.head(y.mean(1 if self.batch_first else 0))
+
+
+class Heads(nn.Module):
+    """`nn.MultiheadAttention`, with or without its weights, and masks of both kinds."""
+
+    def __init__(self, weights: bool, mask: Tensor | None = None) -> None:
+        super().__init__()
+        self.heads, self.head = nn.MultiheadAttention(8, 4, batch_first=True), nn.Linear(40, 3)
+        self.weights, self.mask = weights, mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.mask if self.mask is None or self.mask.dtype == torch.bool else self.mask.to(x)
+        return self.head(self.heads(x, x, x, need_weights=self.weights, attn_mask=mask)[0].flatten(1))
+
+
+class Block(nn.Module):
+    """A Pre-LN block as vision libraries write it: one matrix for queries, keys and values, fused or spelled out."""
+
+    def __init__(self, width: int, heads: int, fused: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 9), nn.GELU("tanh"), nn.Linear(9, width))
+        self.heads, self.fused = heads, fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        parts = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            y = (q * (width // self.heads) ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+        x = x + self.project(y.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class Vision(nn.Module):
+    """Patches, class token and position embedding, blocks, a norm, the class token's head."""
+
+    def __init__(self, fused: bool = False, width: int = 6) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, width, 2, 2)
+        self.token, self.position = nn.Parameter(torch.ones(1, 1, width)), nn.Parameter(torch.ones(1, 5, width))
+        self.blocks = nn.Sequential(Block(width, 2, fused), Block(width, 3, fused))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.position
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+TOKENS, BLOCK = (5, 8), ["Normalise", "Product", "Softmax", "Product", "Normalise"]
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
+CURVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
+    "pre-LN": (lambda: Encoder(True, True), TOKENS, BLOCK),
+    "post-LN, batch second": (
+        lambda: Encoder(False, False), TOKENS, ["Product", "Softmax", "Product", "Normalise", "Normalise"],
+    ),
+    "pre-LN, batch second": (
+        lambda: Encoder(True, False), TOKENS, BLOCK,
+    ),
+    "causal": (lambda: Encoder(True, True, True), TOKENS, BLOCK),
+    "heads with weights": (lambda: Heads(True), TOKENS, BLOCK[1:4]),
+    "heads, boolean mask": (lambda: Heads(False, CAUSAL), TOKENS, BLOCK[1:4]),
+    "heads, additive mask": (lambda: Heads(True, torch.where(CAUSAL, -math.inf, 0.3)), TOKENS, BLOCK[1:4]),
+    "vision": (Vision, (1, 4, 4), [*BLOCK, *BLOCK, "Normalise"]),
+    "vision, fused": (lambda: Vision(True), (1, 4, 4), [*BLOCK, *BLOCK, "Normalise"]),
+    "RMS norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6, eps=1e-3), linear(6)), (4,), ["Normalise"]),
+    "norm of two axes": (lambda: nn.Sequential(nn.LayerNorm((2, 4)), nn.Flatten(), linear(8)), (2, 4), ["Normalise"]),
+    "norm without gain": (lambda: nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), linear(4)), (4,), ["Normalise"]),
+    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), linear(12)), (4, 3), ["Normalise"]),
+    "gate": (lambda: nn.Sequential(nn.Linear(4, 6), nn.GLU(), linear(3)), (4,), ["Product"]),
+    "softmax over channels": (lambda: nn.Sequential(nn.Softmax(1), nn.Flatten(), linear(12)), (4, 3), ["Softmax"]),
+    "broadcast product": (
+        lambda: Net(lambda m, x: m.b(m.a(x)[:, :, None] * x.sum(1)[:, None, None] + x.square()[:, None]).flatten(1)[:, :3],
+                    a=nn.Linear(4, 2), b=nn.Linear(4, 4)), (4,), ["Product", "Product"],
+    ),
+    "padding mask": (
+        lambda: Net(lambda m, x: m.a((x @ x.transpose(1, 2)).masked_fill(torch.tensor([False, True, False]), -math.inf)
+                                     .softmax(-1).flatten(1)), a=linear(9)), (3, 4), ["Product", "Softmax"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_transformers_and_their_parts(name: str) -> None:
+    make, shape, curves = CURVED[name]
+    model = seeded(make()).eval()
+    with pytest.raises(InputError):
+        read(model, shape)
+    graph, x = read(model, shape, smooth=True), points(shape)
+    assert graph.smooth and graph.curved
+    assert [type(node.curve).__name__ for node in graph.nodes if node.curve is not None] == curves
+    assert close(graph.logits(x), model(x).detach())
+    assert close(jacobian(graph.logits, x), jacobian(model, x))
+    assert [node.shape for node in graph.nodes] == [tuple(v.shape[1:]) for v in graph.values(x)]
+    for use in (lambda: graph.relus, graph.piecewise):
+        with pytest.raises(InputError, match="not piecewise linear"):
+            use()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Softplus(), nn.Softplus(3.0), nn.ELU(), nn.ELU(0.5), nn.ELU(2.0), nn.CELU(1.7), nn.SELU()], ids=str
+)
+def test_softplus_and_elu_with_their_scales(layer: nn.Module) -> None:
+    model = seeded(nn.Sequential(nn.Linear(4, 5), layer, linear(5)))
+    graph, x = read(model, (4,), smooth=True), points((4,))
+    assert close(graph.logits(x), model(x).detach()) and graph.smooth and not graph.curved
+
+
+def test_a_position_embedding_and_moves_cost_no_nodes() -> None:
+    graph = read(seeded(Vision()).eval(), (1, 4, 4), smooth=True)
+    assert not any(isinstance(node.map, Pick) and isinstance(graph.nodes[node.inputs[0]].map, Pick) for node in graph.nodes)
+    stream = next(node for node in graph.nodes if isinstance(node.map, Concat))
+    assert stream.bias is not None and stream.bias.shape == (5, 6)
+
+
+def test_a_layer_norm_keeps_its_gain() -> None:
+    model = seeded(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)))
+    nn.init.constant_(model[0].weight, 2.5)
+    graph = read(model, (4,), smooth=True)
+    assert [type(node.map).__name__ for node in graph.nodes] == ["NoneType", "Matrix", "NoneType", "Scale", "Matrix"]
+    gain = graph.nodes[3].map
+    assert isinstance(gain, Scale) and torch.equal(gain.factor, torch.full((4,), 2.5, dtype=torch.float64))
+
+
+def test_real_transformers(zoo: ModuleType) -> None:
+    model = load("digits-vit").double()
+    x = torch.rand(20, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert close(read(model, (1, 8, 8), smooth=True).logits(x), model(x).detach())
+    for name, blocks in (("cifar_vit_pgd_2_3_16", 2), ("cifar_vit_ibp_3_3_8", 3)):
+        path = Path(zoo.__file__).parent / "models" / f"{name}.onnx"
+        vision = load_onnx(path, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+        x = zoo.images("cifar10", 8)[0]
+        graph = read(vision, (3, 32, 32), smooth=True)
+        assert sum(type(node.curve).__name__ == "Softmax" for node in graph.nodes) == blocks
+        assert torch.allclose(graph.logits(x).float(), vision(x).detach(), atol=1e-4)
 
 
 def test_real_networks_with_smooth_activations(zoo: ModuleType) -> None:

@@ -1,13 +1,14 @@
-"""Smooth activations between two lines: sigmoid, tanh, GELU (both forms) and SiLU, for linear bound propagation.
+"""Smooth activations between two lines: sigmoid, tanh, GELU (both forms), SiLU, softplus and ELU, for bound propagation.
 
 A line of any slope `s` above a function on `[low, high]` has to lie `max_u f(u) - s u` high, and that maximum is at an end or
-where `f' = s`. So a relaxation is a slope, which may be any number, and the point where the line touches. The two families:
+where `f' = s`. So a relaxation is a slope, which may be any number, and the point where the line touches. The families:
 
 - S-shaped (sigmoid, tanh): `f'` rises up to the bend at 0 and falls after it; `f(v) + f(-v)` is constant.
 - gated (GELU, SiLU), `f(v) = v g(v)` with `g(v) + g(-v) = 1`, so `f(v) = v + f(-v)`: `f'` falls, rises between the bends `-c`
   and `c`, and falls again. GELU: `f'' = phi(v) (2 - v^2)`, so `c = sqrt 2`. With a logistic gate `g = sigma(z)`,
   `z = a (v + b v^3)`, `b >= 0`, and `t = 3 b v^2`, `f''` has the sign of `2 (1 + 2t) / (1 + t)^2 - a v tanh(z / 2)`, which
   falls as `|v|` grows.
+- convex (softplus, ELU with its parameters 1): `f'` rises from 0 to 1, for ELU up to the point 0 where it has a kink.
 
 The line above with the least area is the one that is lowest in the middle: it supports the concave envelope there, and the
 line below supports the convex envelope (CROWN's lines, Zhang et al. 2018, chosen best). An envelope is the function itself or a
@@ -17,6 +18,7 @@ of a chord is a ratio, and the best point for a given ratio is where `f'` equals
 Rounding. torch computes erfc, exp, tanh and the logistic function to within 2^-52 relatively. Where a gate's argument is itself
 rounded its relative error grows with the argument, but the gate decays faster. So the error of `f` is below
 `2^-50 (|f| + min(1, |v|))` and that of `f'` below 2^-50; 2^-49 instead covers two evaluations and the sums around them.
+torch's own softplus returns v above 20, which is up to 2.1e-9 less than the function.
 """
 
 from __future__ import annotations
@@ -42,11 +44,20 @@ class Activation(ABC):
 
     bend: the point c >= 0 where `f'` is largest; lowest: where `f` is least, -inf for an increasing function. Both are known to
     about 2^-50: `f'` is stationary at one and `f` at the other, so that the error made in `f'` and `f` is below 2^-99.
+    left, right: the limits of `f'` at -inf and +inf; distance_to_relu: at least `sup |f(v) - max(v, 0)|`.
     """
 
     name: str
     bend: float
     lowest: float
+    left: float
+    right: float
+    distance_to_relu: float
+
+    @property
+    def bounded(self) -> bool:
+        """Whether `f` itself is bounded; if not, it is a ReLU far out, up to `distance_to_relu`."""
+        return self.distance_to_relu == math.inf
 
     @abstractmethod
     def value(self, v: Tensor) -> Tensor:
@@ -71,52 +82,32 @@ class Activation(ABC):
         """The same point to all digits."""
         return v
 
-    @abstractmethod
-    def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        """The slopes above and below on `[low, high]`, given those on `[-high, -low]`."""
-
     @torch.no_grad()
     def span(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of `f` on `[low, high]`, rounded outward: `f` falls up to `lowest` and rises after it."""
-        _check(low, high)
-        first, last = self.value(low), self.value(high)
-        least, top = self.value(low.clamp(min=self.lowest).minimum(high)), torch.maximum(first, last)
-        error = ROUNDING * (torch.maximum(first.abs(), last.abs()) + torch.maximum(low.abs(), high.abs()).clamp(max=1))
-        return least - error, top + error
+        """The range of `f` on `[low, high]`, rounded outward: `f` falls up to `lowest` and rises after it.
+
+        Ends may be infinite.
+        """
+        start, end = _reachable(low, high)
+        least, top = self.value(start.clamp(min=self.lowest).minimum(end)), torch.maximum(self.value(start), self.value(end))
+        size = torch.maximum(start.abs(), end.abs()).clamp(max=1)
+        least, top = least - ROUNDING * (least.abs() + size), top + ROUNDING * (top.abs() + size)
+        return least, top if self.bounded else torch.where(high > LARGEST, math.inf, top)
 
     @torch.no_grad()
     def derivative_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of `f'` on `[low, high]`, rounded outward: extremes are at the ends and at the bends."""
-        _check(low, high)
+        """The range of `f'` on `[low, high]`, rounded outward: extremes are at the ends and at the bends.
+
+        Ends may be infinite.
+        """
+        low, high = _reachable(low, high)
         places = [low, high, *(torch.full_like(low, c).clamp(low, high) for c in (-self.bend, self.bend))]
         found = self.derivative(torch.stack(places))
         return found.amin(0) - ROUNDING, found.amax(0) + ROUNDING
 
-    @torch.no_grad()
+    @abstractmethod
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes of the line above and of the line below with the least area between them and `f` on `[low, high]`.
-
-        With the middle m >= 0 (else on the mirrored interval) `f` is convex up to the bend c and concave after it. Above: the
-        steepest chord from `low` to the concave part, or the tangent in m if the chord ends to the left of m. Below: the
-        steepest chord from the convex part to `high`, or the tangent in m if the chord starts to the right of m.
-        """
-        _check(low, high)
-        negative = low + high < 0
-        a, b = torch.where(negative, -high, low), torch.where(negative, -low, high)
-        m = (a + b) / 2
-        tangent, start, end = self.derivative(m), self.value(a), self.value(b)
-        wide = b - a > 1e-5  # below it the tangent in the middle is nearer to the chord's slope than a difference of values
-        chord = torch.where(wide, (end - start) / (b - a), tangent)
-        up = down = chord
-        for _ in range(4):  # each step doubles the number of correct digits, also from points that are only roughly right
-            t = self._where(up, True).clamp(min=self.bend).minimum(b)
-            up = torch.where(t - a > 1e-5, torch.maximum(up, (self.value(t) - start) / (t - a)), up)
-            t = self._where(down, False).clamp(max=self.bend).maximum(a)
-            down = torch.where(b - t > 1e-5, torch.maximum(down, (end - self.value(t)) / (b - t)), down)
-        up = torch.where(m >= self.bend, torch.minimum(up, tangent), up)
-        down = torch.where(m <= self.bend, torch.minimum(down, tangent), down)
-        mirrored = self._mirror(up, down)
-        return torch.where(negative, mirrored[0], up), torch.where(negative, mirrored[1], down)
+        """Slopes of the line above and of the line below with the least area between them and `f` on `[low, high]`."""
 
     @torch.no_grad()
     def touch(self, slope: Tensor, low: Tensor, high: Tensor, above: bool) -> tuple[Tensor, Tensor]:
@@ -146,7 +137,42 @@ class Activation(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class _Sigmoidal(Activation):
+class _Bent(Activation):
+    """Convex from 0 up to a bend c >= 0 and concave after it; the mirror image is the same up to a linear function."""
+
+    @abstractmethod
+    def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+        """The slopes above and below on `[low, high]`, given those on `[-high, -low]`."""
+
+    @torch.no_grad()
+    def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Slopes of the line above and of the line below with the least area between them and `f` on `[low, high]`.
+
+        With the middle m >= 0 (else on the mirrored interval) `f` is convex up to the bend c and concave after it. Above: the
+        steepest chord from `low` to the concave part, or the tangent in m if the chord ends to the left of m. Below: the
+        steepest chord from the convex part to `high`, or the tangent in m if the chord starts to the right of m.
+        """
+        _check(low, high)
+        negative = low + high < 0
+        a, b = torch.where(negative, -high, low), torch.where(negative, -low, high)
+        m = (a + b) / 2
+        tangent, start, end = self.derivative(m), self.value(a), self.value(b)
+        wide = b - a > 1e-5  # below it the tangent in the middle is nearer to the chord's slope than a difference of values
+        chord = torch.where(wide, (end - start) / (b - a), tangent)
+        up = down = chord
+        for _ in range(4):  # each step doubles the number of correct digits, also from points that are only roughly right
+            t = self._where(up, True).clamp(min=self.bend).minimum(b)
+            up = torch.where(t - a > 1e-5, torch.maximum(up, (self.value(t) - start) / (t - a)), up)
+            t = self._where(down, False).clamp(max=self.bend).maximum(a)
+            down = torch.where(b - t > 1e-5, torch.maximum(down, (end - self.value(t)) / (b - t)), down)
+        up = torch.where(m >= self.bend, torch.minimum(up, tangent), up)
+        down = torch.where(m <= self.bend, torch.minimum(down, tangent), down)
+        mirrored = self._mirror(up, down)
+        return torch.where(negative, mirrored[0], up), torch.where(negative, mirrored[1], down)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sigmoidal(_Bent):
     """sigmoid (rate 1) and tanh (rate 2): `f' = rate^2 sigma(rate v) sigma(-rate v)`."""
 
     function: Callable[[Tensor], Tensor]
@@ -189,7 +215,7 @@ class _Table:
 
 
 @dataclass(frozen=True, eq=False)
-class _Gated(Activation):
+class _Gated(_Bent):
     """GELU and SiLU: `f(v) = v g(v)`; gate: `g`, `g'` and `g''`.
 
     tail and centre: first guesses of the point where `f'` has a given value, left of `-c` and between the bends, in coordinates
@@ -214,12 +240,13 @@ class _Gated(Activation):
         bend = _zero(second, 0.5, 5.0)
         lowest = _zero(first, 0.0, -bend)
         steepest = float(first(torch.tensor(bend, dtype=torch.float64)))
+        dip = -lowest * float(gate(torch.tensor(lowest, dtype=torch.float64))[0])  # f(v) - v = f(-v), so the same on both sides
         grid = torch.linspace(0, 1, KNOTS + 1, dtype=torch.float64)
         left = -bend - 50 * grid**2
         left = left[first(left) < -1e-20]
         middle = bend * (2 * grid - 1)
         return cls(
-            name, bend, lowest, gate, steepest,
+            name, bend, lowest, 0.0, 1.0, _up(dip), gate, steepest,
             _Table(_tail_key(first(left), steepest), left), _Table(_centre_key(first(middle), steepest), middle),
         )  # fmt: skip
 
@@ -256,6 +283,39 @@ class _Gated(Activation):
 
     def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         return 1 - up, 1 - down
+
+
+@dataclass(frozen=True, eq=False)
+class _Convex(Activation):
+    """Softplus and ELU: `first` is `f'`, which rises from 0 to 1, and `inverse` the point where it has a value in [0, 1]."""
+
+    function: Callable[[Tensor], Tensor]
+    first: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+
+    def value(self, v: Tensor) -> Tensor:
+        """`f(v)`."""
+        return self.function(v)
+
+    def derivative(self, v: Tensor) -> Tensor:
+        """`f'(v)`."""
+        return self.first(v)
+
+    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+        far = slope.new_full((), math.inf)
+        return (far if above else -far), far  # no concave piece: none is the same as one that ends where it starts
+
+    def _where(self, slope: Tensor, above: bool) -> Tensor:
+        return self.inverse(slope.clamp(0, 1))
+
+    @torch.no_grad()
+    def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """The chord above, the tangent in the middle below."""
+        _check(low, high)
+        tangent = self.derivative((low + high) / 2)
+        wide = high - low > 1e-5  # below it a difference of values is farther from the chord's slope than the tangent
+        rise = self.value(high) - self.value(low)
+        return torch.where(wide, rise / torch.where(wide, high - low, 1.0), tangent), tangent
 
 
 def _tail_key(slope: Tensor, steepest: float) -> Tensor:
@@ -297,15 +357,35 @@ def _zero(function: Callable[[Tensor], Tensor], positive: float, negative: float
     return positive
 
 
+def _up(value: float) -> float:
+    return value + ROUNDING * (abs(value) + 1)
+
+
+def _reachable(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The ends as numbers: beyond `LARGEST` every activation is at its limit, or is `v`, to all digits."""
+    if not (low <= high).all():
+        raise InputError("the bounds on an activation's input must be numbers, low <= high: check the radius and the domain.")
+    return low.clamp(-LARGEST, LARGEST), high.clamp(-LARGEST, LARGEST)
+
+
 def _check(low: Tensor, high: Tensor) -> None:
     if not ((low <= high) & (low >= -LARGEST) & (high <= LARGEST)).all():
         raise InputError("an activation's input must lie between finite bounds, low <= high: give a bounded domain or radius.")
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "sigmoid": _Sigmoidal("sigmoid", 0.0, -math.inf, torch.sigmoid, 1.0),
-    "tanh": _Sigmoidal("tanh", 0.0, -math.inf, torch.tanh, 2.0),
+    "sigmoid": _Sigmoidal("sigmoid", 0.0, -math.inf, 0.0, 0.0, math.inf, torch.sigmoid, 1.0),
+    "tanh": _Sigmoidal("tanh", 0.0, -math.inf, 0.0, 0.0, math.inf, torch.tanh, 2.0),
     "gelu": _Gated.make("gelu", _normal),
     "gelu_tanh": _Gated.make("gelu_tanh", _logistic(2 * math.sqrt(2 / math.pi), 0.044715)),
     "silu": _Gated.make("silu", _logistic(1.0, 0.0)),
-}
+    "softplus": _Convex(
+        "softplus", math.inf, -math.inf, 0.0, 1.0, _up(math.log(2)),
+        lambda v: v.clamp(min=0) + (-v.abs()).exp().log1p(), torch.sigmoid, torch.logit,
+    ),
+    "elu": _Convex(
+        "elu", math.inf, -math.inf, 0.0, 1.0, 1.0,
+        lambda v: torch.where(v > 0, v, v.clamp(max=0).expm1()), lambda v: v.clamp(max=0).exp(),
+        lambda s: torch.where(s < 1, s.log(), math.inf),
+    ),
+}  # fmt: skip

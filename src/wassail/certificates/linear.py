@@ -9,6 +9,9 @@ as the network's values are. That is what makes float32 coefficients sound AND t
   changes `<w, d>` by at most `<|w|, g |W| D_j>` with `D_j >= |d_j|` known from the forward sweep: an error of `d_i` by
   `m_i = g |W| D_j`, known before any coefficient is. So is the rounding error of `c` itself.
 - An error of a neuron's input by m is an error of its output by `slope m`: it goes into the neuron's shift, for nothing.
+
+A curve (a product, a softmax, a normalisation) lies between two parallel planes, `J d + off +- far`, with a map J of each
+sample's own, so that a coefficient vector goes through it as through a layer (`curves.py`; Shi et al. 2020 for transformers).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.curves import Curve, Normalise, Plane, Product
 from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
 from wassail.errors import InputError
@@ -34,7 +38,9 @@ Span: TypeAlias = "tuple[Tensor, Tensor]"
 ALONE = 24  # rows of one sample that are worth a pass of their own
 CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache holds
 POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
-SHALLOW, WIDE = 6, 1024  # networks with at most so many activations, and a node this large, are bounded in float32 inside
+# Networks with at most so many activations, and a node this large, are bounded in float32 inside; so are transformers without
+# a node this large, where the slack for rounding is far below that of the planes.
+SHALLOW, WIDE = 6, 1024
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
@@ -97,6 +103,39 @@ class Balls:
             top, bottom = ((_dot(plus, p) + _dot(minus, m) + lost).sqrt() * slack for p, m in ((up, down), (down, up)))
         top, bottom = radius * top, radius * bottom
         return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
+
+    def reach(self, a: Tensor, owner: Tensor) -> Tensor:
+        """`|<a, d>|` is at most this on ball `owner`, rounded up; quick: of the box only for r = inf. `(R, n) -> (R,)`."""
+        slack = 1 + (a.shape[1] + 8) * 2.0**-52
+        if self.norm == math.inf:
+            low, high = self.box
+            return _dot(a.abs(), _take(torch.maximum(-low, high), owner)) * slack
+        length: Tensor = torch.linalg.vector_norm(a, dual(self.norm), dim=1)
+        return self.radius[owner] * length * slack
+
+    def stretch(self, a: Tensor) -> Span:
+        """`||A d - A d_mid||_2` over each ball is at most the second, rounded up, `(N, T, g, n) -> (N, T)`; first: `A d_mid`.
+
+        d_mid: the middle of the box for r = inf, else 0. r = 2: the spectral norm. r = 1: the longest column. r = inf:
+        `max ||B s||^2` over `|s| <= 1` is at most `tr(D) lambda_max(B D^-1 B^T)` for every diagonal D > 0; here D has the
+        lengths of the columns, which is exact for matrices of rank 1.
+        """
+        low, high = self.box
+        open_ = ((self.below > 0) | (self.above > 0))[:, None, None]
+        middle = ((low + high) / 2 if self.norm == math.inf else torch.zeros_like(low))[:, None]
+        start = (a @ middle[..., None])[..., 0]
+        width = (high - low)[:, None, None] / 2 if self.norm == math.inf else open_.double()
+        b = a * width
+        columns = torch.linalg.vector_norm(b, dim=2)
+        radius, slack = self.radius[:, None], (b.shape[3] + b.shape[2] + 16) * 2.0**-51
+        if self.norm == 1:
+            return start, radius * columns.amax(2) * (1 + slack)
+        weight = columns[:, :, None] if self.norm == math.inf else torch.ones_like(columns[:, :, None])
+        gram = torch.where(weight > 0, b / torch.where(weight > 0, weight, 1.0), 0.0) @ b.mT
+        trace = gram.diagonal(dim1=2, dim2=3).sum(2)
+        top = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., -1].clamp(min=0) + slack * trace
+        total = columns.sum(2) if self.norm == math.inf else radius.square()
+        return start, (total * top).sqrt() * (1 + slack)
 
     def upper(self, a: Tensor, owner: Tensor) -> Tensor:
         """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up, exact up to that.
@@ -171,6 +210,21 @@ class Lines:
         return Lines(*(_take(v, owner) for v in (self.mid, self.rad, self.off, self.far)))
 
 
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """The planes of one curve node: `f(c + d) - f(c)` lies within `J d + off +- far`; off and far `(N, *shape)`."""
+
+    plane: Plane
+    off: Tensor
+    far: Tensor
+
+    def pull(self, w: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """What coefficients `w` `(R, *shape)` of the output add, `<w, off>` and `<|w|, far>`, and those of the inputs."""
+        off, far = _take(self.off, owner), _take(self.far, owner)
+        parts = tuple(_layed(part) for part in self.plane.transpose(w, owner))
+        return _dot(w, off), _dot(w.abs(), far), parts
+
+
 class Arithmetic:
     """What a backward pass needs in one floating-point type: the maps, the lines of each activation, the errors of the rest.
 
@@ -185,6 +239,7 @@ class Arithmetic:
             self.maps = {i: _Turned(node.map, dtype) for i, node in enumerate(graph.nodes) if node.map is not None}
         self.errors: dict[int, Tensor] = {} if like is None else like.errors
         self.lines: dict[int, Lines] = {}
+        self.planes: dict[int, Planes] = {} if like is None else like.planes
 
 
 class Sweep:
@@ -218,11 +273,13 @@ class Sweep:
         self.boxes: set[int] = set()  # nodes whose values fill a box: maps of them are bounded exactly by intervals
         self.tight: set[int] = set()  # nodes whose spans substitution cannot improve
         # Where rows are asked whether they are decided: before layers that are larger, and so dearer, than those above.
-        acts = [i for i, node in enumerate(nodes) if node.map is None and node.inputs]
-        self.coarse = len(acts) <= SHALLOW and max(node.size for node in nodes) >= WIDE
+        acts = [i for i, node in enumerate(nodes) if _entrywise(node)]
+        widest = max(node.size for node in nodes)
+        self.coarse = widest <= WIDE if graph.curved else len(acts) <= SHALLOW and widest >= WIDE
         self.stops = {i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size} | set(acts[:1])
         self.bends: dict[int, _Bend] = {}
         self.halves: dict[int, Span] = {}  # middle and half width of the spans where rows are asked, in float32
+        self.spreads: dict[int, _Spread] = {}
         self.rows = 0  # coefficient vectors substituted so far
 
     def run(self) -> Sweep:
@@ -231,6 +288,10 @@ class Sweep:
             for i, node in enumerate(self.graph.nodes):
                 if node.map is not None:
                     self._affine(i, node, node.map)
+                elif node.curve is not None:
+                    for j in node.inputs:
+                        self._tighten(j)
+                    self._curve(i, node, node.curve)
                 elif node.inputs:
                     self._tighten(node.inputs[0])
                     self._activation(i, node)
@@ -246,7 +307,7 @@ class Sweep:
     def proved(self) -> dict[int, Span]:
         """The range of the values themselves at the inputs of activations, for sweeps on smaller balls."""
         found = {}
-        for j in {node.inputs[0] for node in self.graph.nodes if node.inputs and node.map is None}:
+        for j in {j for node in self.graph.nodes if node.map is None for j in node.inputs}:
             c, (low, high) = self.centre[j], self.spans[j]
             slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
             found[j] = c + low - slack, c + high + slack
@@ -307,6 +368,49 @@ class Sweep:
                 self._bend(i, shape, error, up, down)
         self.centre[i], self.spans[i] = shape.output()
 
+    def _curve(self, i: int, node: Node, curve: Curve) -> None:
+        """The planes of a curve node, and the span of its output: what the planes leave of the curve's own range."""
+        centres, spans = [self.centre[j] for j in node.inputs], [self.spans[j] for j in node.inputs]
+        if isinstance(curve, Normalise):
+            along = self._along(node.inputs[0], curve.direction(centres[0], spans[0]))
+            plane = curve.plane(centres, spans, along, self._length(node.inputs[0], (len(node.shape) - 1,)))
+        elif isinstance(curve, Product):
+            plane = curve.plane(centres, spans, [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())])
+        else:
+            plane = curve.plane(centres, spans)
+        for j in node.inputs:
+            if self.users[j][-1] == i:
+                self.spreads.pop(j, None)
+        reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
+        count = plane.terms + 8 + max(len(self.users[j]) for j in node.inputs)
+        for kind in (self.exact, self.fast):
+            error = plane.reach(*[self._moved(kind, j) for j in node.inputs]) + 1.01 * kind.tiny * count * reach
+            off, far = plane.off.to(kind.dtype), plane.far + error
+            rest = (plane.off - off.double()).abs() + _rounding(node, kind) * (far + off.double().abs())
+            kind.planes[i] = Planes(plane.to(kind.dtype), _layed(off), _layed(_up((far + rest).to(kind.dtype))))
+        value = self.centre[i] = curve.value(*centres)
+        ends = [_ends(c, low, high) for c, (low, high) in zip(centres, spans)]
+        slack = 2.0**-48 * value.abs()
+        low, high = (side - value for side in curve.span(*ends))
+        wide = (reach + plane.far + plane.off.abs()) * (1 + 2.0**-48)
+        low, high = torch.maximum(low - slack, -wide), torch.minimum(high + slack, wide)
+        self.spans[i] = low.clamp(max=0), high.clamp(min=0)
+
+    def _along(self, j: int, direction: Tensor) -> Span:
+        """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ..., 1)`: one row for each."""
+        node, width = self.graph.nodes[j], direction.shape[-1]
+        count = node.size // width
+        tokens = direction.reshape(len(direction), count, width)
+        top = torch.empty(2, len(direction), count, dtype=torch.float64)
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        for owner, place in _chunks(torch.ones(len(direction), count, dtype=torch.bool), CHUNK // (2 * widest)):
+            rows = torch.zeros(len(owner), count, width, dtype=torch.float64)
+            rows[torch.arange(len(owner)), place] = tokens[owner, place]
+            constant, a, both = self._substitute(self.exact, j, _layed(rows.reshape(-1, *node.shape)), owner, True)
+            top[:, owner, place] = (constant + self.inputs.upper(a, both)).reshape(2, -1)
+        high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
+        return low, high
+
     def _bend(self, i: int, shape: _Shape, error: Tensor, up: Tensor, down: Tensor) -> None:
         """Keep what an ascent or a branching needs, if any neuron of the node is undecided."""
         low, high = shape.ends
@@ -319,15 +423,18 @@ class Sweep:
 
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it undecided."""
-        if j in self.tight:
+        node, users = self.graph.nodes[j], [self.graph.nodes[i] for i in self.users[j]]
+        spread = None
+        if j not in self.spreads and any(isinstance(user.curve, Normalise | Product) for user in users):
+            spread = self.spreads[j] = _Spread.zero(len(self.balls.x), node.size, self.graph.inputs)
+        if j in self.tight and spread is None:
             return
         self.tight.add(j)
-        node = self.graph.nodes[j]
         low, high = (side.flatten(1).clone() for side in self.spans[j])
         c = self.centre[j].flatten(1)
-        smooth = any(self.graph.nodes[i].activation is not None for i in self.users[j])
+        smooth = any(user.activation is not None or user.curve is not None for user in users)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
-        if not smooth and any(i in self.fast.lines for i in range(j)):  # before the first activation all bounds are exact
+        if not smooth and self.fast.lines | self.fast.planes:  # before the first of them all bounds are exact
             for owner, place in _chunks(_open(c, low, high), CHUNK // widest):
                 bottom, top = self._screen(j, owner, place)
                 _narrow_to(low, high, owner, place, bottom, top)
@@ -336,18 +443,44 @@ class Sweep:
         lost = (left.sum(1, keepdim=True) > MOSTLY * node.size) & (node.size >= WIDE // 2) & (not smooth)
         for coarse in (False, True):
             for owner, place in _chunks(left & (lost == coarse), CHUNK // (2 * widest)):
-                upper = self._sides(j, owner, place, coarse or self.coarse)
+                constant, a = self._sides(j, owner, place, coarse or self.coarse)
+                upper = constant + self.inputs.upper(a, owner.repeat(2))
                 _narrow_to(low, high, owner, place, -upper[len(owner) :], upper[: len(owner)])
+                if spread is not None:
+                    spread.put(owner, place, constant, a, self.inputs)
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
-    def _sides(self, j: int, owner: Tensor, place: Tensor, coarse: bool) -> Tensor:
-        """Upper bounds on `d` and then on `-d` for entries `place` of node j, `(2 R,)`."""
+    def _sides(self, j: int, owner: Tensor, place: Tensor, coarse: bool) -> tuple[Tensor, Tensor]:
+        """`d <= constant + <a, d_0>` and then the same for `-d`, for entries `place` of node j: `(2 R,)`, `(2 R, n)`."""
         node = self.graph.nodes[j]
         if coarse and not self.steps:
-            constant, a, owner = self._substitute(self.fast, j, _units(node, place, torch.float32), owner, True)
-        else:
-            constant, a, owner = self.bound(j, _units(node, place, torch.float64), owner, self.steps, both=True)
-        return constant + self.inputs.upper(a, owner)
+            return self._substitute(self.fast, j, _units(node, place, torch.float32), owner, True)[:2]
+        return self.bound(j, _units(node, place, torch.float64), owner, self.steps, both=True)[:2]
+
+    def _length(self, j: int, axes: tuple[int, ...]) -> Tensor:
+        """Bounds on the Euclidean norm of `d - middle of its span` along some axes of node j: `(N, *shape)`, length 1 there.
+
+        With `d = A d_0 + shift +- rest`: the norm of A on the ball, and that of the rest.
+        """
+        shape, spread = self.graph.nodes[j].shape, self.spreads[j]
+        kept = [k for k in range(len(shape)) if k not in axes]
+        width, count = math.prod(shape[k] for k in axes), math.prod(shape[k] for k in kept)
+
+        def grouped(values: Tensor) -> Tensor:
+            own = values.reshape(len(values), *shape, -1)
+            own = own.permute(0, *(k + 1 for k in kept), *(k + 1 for k in axes), len(shape) + 1)
+            return own.reshape(len(values), count, width, -1)
+
+        low, high = (grouped(side)[..., 0] for side in self.spans[j])
+        middle, a = (low + high) / 2, grouped(spread.a)
+        start, stretch = self.inputs.stretch(a)
+        shift = start + grouped(spread.shift)[..., 0] - middle
+        size = (a.abs() @ torch.maximum(-self.inputs.box[0], self.inputs.box[1])[:, None, :, None])[..., 0]
+        error = (a.shape[-1] + 8) * 2.0**-52 * (size + middle.abs() + shift.abs())
+        apart = shift.abs() + grouped(spread.rest)[..., 0] + error
+        found = (stretch + torch.linalg.vector_norm(apart, dim=2)) * (1 + (width + 8) * 2.0**-52)
+        wide = torch.linalg.vector_norm(torch.maximum(high - middle, middle - low), dim=2) * (1 + (width + 8) * 2.0**-52)
+        return torch.minimum(found, wide).reshape(-1, *(1 if k in axes else shape[k] for k in range(len(shape))))
 
     def _screen(self, j: int, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its neuron is decided."""
@@ -366,6 +499,12 @@ class Sweep:
                 if i in kind.errors:
                     spread = spread + _dot(w.abs(), _take(kind.errors[i], owner))
                 for k, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                    _accumulate(weight, k, part)
+                continue
+            if i in kind.planes:
+                off, far, parts = kind.planes[i].pull(w, owner)
+                shift, spread = shift + off, spread + far
+                for k, part in zip(node.inputs, parts):
                     _accumulate(weight, k, part)
                 continue
             if i in self.stops and i < j:
@@ -472,6 +611,12 @@ class Sweep:
                 if both:
                     weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
                     w, constant, owner, both = torch.cat([w, -w]), constant.repeat(2), owner.repeat(2), False
+                if i in kind.planes:
+                    off, far, parts = kind.planes[i].pull(w, owner)
+                    constant = constant + off + far
+                    for j, part in zip(node.inputs, parts):
+                        _accumulate(weight, j, part)
+                    continue
                 line = self._lines(kind, i, owner, alpha)
                 size = w.abs()
                 constant = constant + _dot(w, line.off) + _dot(size, line.far)
@@ -499,6 +644,32 @@ class Sweep:
         mid, rad, off, far = (bend.up + a) / 2, (bend.up - a) / 2, (bend.above + below) / 2, (bend.above - below) / 2
         pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
         return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class _Spread:
+    """A node as a linear function of the input and a rest: `d = A d_0 + shift +- rest`; a `(N, size, n)`, else `(N, size)`.
+
+    From two bounds, `d <= c + <a, d_0>` and `-d <= c' + <a', d_0>`: A = (a - a') / 2, and the rest has what they differ by.
+    """
+
+    a: Tensor
+    shift: Tensor
+    rest: Tensor
+
+    @classmethod
+    def zero(cls, samples: int, size: int, inputs: int) -> _Spread:
+        """For entries that do not move."""
+        return cls(*(torch.zeros(samples, size, *more, dtype=torch.float64) for more in ((inputs,), (), ())))
+
+    def put(self, owner: Tensor, place: Tensor, constant: Tensor, a: Tensor, balls: Balls) -> None:
+        """What `Sweep._sides` found for some entries."""
+        (above, below), (up, down) = torch.chunk(constant, 2), torch.chunk(a.double(), 2)
+        apart = (up + down) / 2
+        reach = balls.reach(apart, owner)
+        rounding = 2.0**-50 * (above.abs() + below.abs()) + 2.0**-52 * balls.reach(up.abs() + down.abs(), owner)
+        self.a[owner, place], self.shift[owner, place] = (up - down) / 2, (above - below) / 2
+        self.rest[owner, place] = (above + below) / 2 + reach + rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -534,8 +705,7 @@ class _Shape:
     @property
     def ends(self) -> Span:
         """The input itself, rounded outward."""
-        slack = 2.0**-52 * (self.c.abs() + torch.maximum(-self.low, self.high))
-        return self.c + self.low - slack, self.c + self.high + slack
+        return _ends(self.c, self.low, self.high)
 
     def slopes(self) -> Span:
         """CROWN's slopes of the line above and the line below."""
@@ -656,6 +826,17 @@ def _chunks(wanted: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield owner[start:], place[start:]
 
 
+def _entrywise(node: Node) -> bool:
+    """Whether it is an activation: a function of one node, entry by entry."""
+    return node.slope is not None or node.activation is not None
+
+
+def _ends(c: Tensor, low: Tensor, high: Tensor) -> Span:
+    """The range of a value with deviations in a span, rounded outward."""
+    slack = 2.0**-52 * (c.abs() + torch.maximum(-low, high))
+    return c + low - slack, c + high + slack
+
+
 def _open(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Which neurons may change sides."""
     return (c + low < 0) & (c + high > 0)
@@ -732,12 +913,17 @@ class _Turned:
             self.plain = map_.stride == (1, 1) and map_.groups == 1 and all(p <= k - 1 for p, k in zip(map_.padding, size))
             weight = map_.weight.flip(2, 3).transpose(0, 1) if self.plain else map_.weight
             self.weight = _layed(weight.to(dtype))
+            # Patches that do not overlap (of a transformer) are a matrix product, which is much faster in float32.
+            patches = map_.stride == tuple(size) and map_.padding == (0, 0) and map_.dilation == (1, 1) and map_.groups == 1
+            self.patches = map_.weight.permute(0, 2, 3, 1).flatten(1).to(dtype) if patches and not self.plain else None
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(R, *output) -> (R, *shape)` for each input."""
         m = self.map
         if not isinstance(m, Conv):
             return tuple(_layed(part) for part in m.transpose(g))
+        if self.patches is not None:
+            return (_unpatched(g, self.patches, m),)
         reach = [d * (k - 1) for d, k in zip(m.dilation, m.weight.shape[2:])]
         if self.plain and all(p <= r for p, r in zip(m.padding, reach)):
             padding = [r - p for r, p in zip(reach, m.padding)]
@@ -746,6 +932,17 @@ class _Turned:
             n - ((o - 1) * s - 2 * p + r + 1) for n, o, s, p, r in zip(m.shape[1:], g.shape[2:], m.stride, m.padding, reach)
         ]
         return (F.conv_transpose2d(g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation),)
+
+
+def _unpatched(g: Tensor, weight: Tensor, conv: Conv) -> Tensor:
+    """`(R, out, i, j) -> (R, in, i height, j width)`, with zeros where the patches leave a rim; channels last."""
+    (channels, tall, wide), (height, width) = conv.shape, conv.stride
+    rows, columns = g.shape[2:]
+    parts = (g.permute(0, 2, 3, 1) @ weight).reshape(len(g), rows, columns, height, width, channels)
+    image = parts.transpose(2, 3).reshape(len(g), rows * height, columns * width, channels)
+    if image.shape[1:3] != (tall, wide):
+        image = F.pad(image, (0, 0, 0, wide - columns * width, 0, tall - rows * height))
+    return image.permute(0, 3, 1, 2)
 
 
 def _row_norms(map_: Matrix | Conv, s: float) -> Tensor:

@@ -177,6 +177,12 @@ class _Tree:
                 for j, back in zip(node.inputs, kind.maps[i].transpose(w)):
                     _accumulate(weight, j, back)
                 continue
+            if i in kind.planes:
+                off, far, backs = kind.planes[i].pull(w, owner)
+                constant = constant + off + far
+                for j, back in zip(node.inputs, backs):
+                    _accumulate(weight, j, back)
+                continue
             line = kind.lines[i].take(self.owner)
             if i not in self.parts:
                 constant = constant + _dot(w, line.off) + _dot(w.abs(), line.far)

@@ -1,9 +1,10 @@
-"""The structure of a network, piecewise linear or with smooth activations, read from the model itself.
+"""The structure of a network, piecewise linear or smooth, read from the model itself.
 
 `read` exports the model (`torch.export`) and keeps a graph of a few kinds of node: affine maps with their exact transposes,
-sums, concatenations, ReLUs, and on request sigmoid, tanh, GELU and SiLU. Normalisations and frozen batch norms are folded into
-their neighbours; a maximum is written `max(a, b) = a + relu(b - a)`, so that max pooling, clamps and absolute values are ReLUs
-too. Everything is float64. What is none of this is refused in one sentence that names its place in the model.
+sums, concatenations, ReLUs, and on request smooth activations, products, softmax and normalised tokens, which is what
+transformers are made of. Input scalings and frozen batch norms are folded into their neighbours; a maximum is written
+`max(a, b) = a + relu(b - a)`, so that max pooling, clamps and absolute values are ReLUs too. Everything is float64. What is
+none of this is refused in one sentence that names its place in the model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.curves import Curve, Normalise, Product, Softmax
 from wassail.certificates.piecewise import Piecewise
 from wassail.errors import InputError
 from wassail.network import Model, frozen
@@ -122,17 +124,29 @@ class Pick:
         """`(m, *shape) -> (m, *output)`."""
         flat = x[0].reshape(len(x[0]), -1)
         if self.source is not None:
-            flat = F.pad(flat, (0, 1))[:, self.source]  # index -1 is the padded zero
+            flat = _entries(flat, self.source)
         return flat.reshape(-1, *self.output)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, *output) -> (m, *shape)`."""
         flat = g.reshape(len(g), -1)
-        if self.source is not None:
+        if self._inverse is not None:  # no entry is repeated: a transpose is a move, too
+            flat = _entries(flat, self._inverse)
+        elif self.source is not None:
             size = math.prod(self.shape)
             where = torch.where(self.source < 0, size, self.source)
             flat = flat.new_zeros(len(g), size + 1).index_add(1, where, flat)[:, :size]
         return (flat.reshape(-1, *self.shape),)
+
+    @cached_property
+    def _inverse(self) -> Tensor | None:
+        """Where each entry went, -1 for nowhere; None where one went to several places or all stayed."""
+        if self.source is None:
+            return None
+        used = (self.source >= 0).nonzero()[:, 0]
+        inverse = torch.full((math.prod(self.shape),), -1)
+        inverse[self.source[used]] = used
+        return inverse if int((inverse >= 0).sum()) == len(used) else None
 
     def magnitude(self) -> Pick:
         """Itself."""
@@ -202,11 +216,12 @@ class Concat:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), or a smooth activation.
+    """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), a smooth activation or a curve.
 
     inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative where
     the ReLU is off, in [0, 1], broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes
-    that the bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`.
+    that the bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`; curve: a smooth
+    function that is not entry by entry (a product, softmax, normalised tokens).
     """
 
     inputs: tuple[int, ...]
@@ -217,6 +232,7 @@ class Node:
     slope: Tensor | None = None
     bias_most: Tensor | None = None
     activation: str | None = None
+    curve: Curve | None = None
 
     @property
     def bias_size(self) -> Tensor | float:
@@ -250,6 +266,16 @@ class Graph:
         return self.nodes[-1].size
 
     @property
+    def smooth(self) -> bool:
+        """Whether there is a smooth activation or a curve: it is not piecewise linear."""
+        return any(node.activation is not None or node.curve is not None for node in self.nodes)
+
+    @property
+    def curved(self) -> bool:
+        """Whether there is a curve: a product, a softmax or a normalisation."""
+        return any(node.curve is not None for node in self.nodes)
+
+    @property
     def relus(self) -> list[int]:
         """The indices of the ReLU nodes of a piecewise-linear network."""
         self.refuse_smooth()
@@ -269,6 +295,8 @@ class Graph:
                 found.append(torch.where(given[0] > 0, given[0], node.slope * given[0]))
             elif node.activation is not None:
                 found.append(ACTIVATIONS[node.activation].value(given[0]))
+            elif node.curve is not None:
+                found.append(node.curve.value(*given))
             elif node.map is not None:
                 found.append(_biased(node.map.forward(*given), node.bias))
             else:
@@ -295,11 +323,12 @@ class Graph:
         return Graph((*self.nodes, node))
 
     def refuse_smooth(self) -> None:
-        """An `InputError` that names the first smooth activation, if there is one."""
+        """An `InputError` that names the first smooth activation or curve, if there is one."""
         for node in self.nodes:
-            if node.activation is not None:
+            if node.activation is not None or node.curve is not None:
+                what = node.activation or type(node.curve).__name__.lower()
                 raise InputError(
-                    f"{node.activation!r} at {node.place} is not piecewise linear: this method is for ReLU networks, "
+                    f"{what!r} at {node.place} is not piecewise linear: this method is for ReLU networks, "
                     "use one that takes smooth activations."
                 )
 
@@ -356,8 +385,9 @@ class Graph:
 def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
     """The structure of a model for samples of this shape, or an `InputError` that names what is not piecewise linear.
 
-    smooth: take sigmoid, tanh, GELU and SiLU too, as nodes with an `activation`. The graph is compared with the model at random
-    points before it is returned.
+    smooth: take smooth activations, attention and LayerNorm too, as nodes with an `activation` or a `curve`. The model is
+    exported for one sample, so that what it does with the batch axis on the way (`nn.MultiheadAttention` moves it, and merges
+    it with the heads) is no matter; the graph is then compared with the model on a batch of random points.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
@@ -368,7 +398,7 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                program = torch.export.export(module, (x,), strict=False).run_decompositions({})
+                program = torch.export.export(module, (x[:1],), strict=False).run_decompositions({})
         except Exception as error:  # whatever the exporter stumbles over
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
             raise InputError(f"the model's structure cannot be read for samples of shape {tuple(shape)}: {reason}.") from None
@@ -401,7 +431,11 @@ _AVERAGES = {"avg_pool2d", "adaptive_avg_pool2d", "mean", "sum", "avg_pool1d", "
 
 
 class _Reader:
-    """Translates an exported program node by node. A value is a constant tensor, the index of a node, or a list of them."""
+    """Translates a program exported for one sample, node by node.
+
+    A value is a constant tensor, the index of a node, or a list of them. The tensor that an index stands for in the program
+    has the shape of the node, with one axis of length 1 before it if the index says so (`lead`): the batch axis, as a rule.
+    """
 
     def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool) -> None:
         self.program, self.nodes, self.smooth = program, [Node((), shape, "the input")], smooth
@@ -417,7 +451,7 @@ class _Reader:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 owner = owners.get(node.name)
-                values[node] = _Index(0) if owner is None else _wide(constants[owner])
+                values[node] = _Index(0, 1) if owner is None else _wide(constants[owner])
             elif node.op == "output":
                 result = values[node.args[0][0]]
                 if len(node.args[0]) != 1 or not isinstance(result, _Index):
@@ -460,30 +494,41 @@ class _Reader:
             raise self._refuse(name) from None
 
     def _refuse(self, what: str) -> InputError:
-        activations = "ReLU, leaky ReLU, sigmoid, tanh, GELU and SiLU" if self.smooth else "ReLU and leaky ReLU"
+        more = ", sigmoid, tanh, GELU, SiLU, Softplus, ELU, LayerNorm, softmax attention, products" if self.smooth else ""
         return InputError(
             f"{what!r} at {self.place} is not supported: certificates read linear and convolutional layers, frozen batch norm, "
-            f"{activations}, additions, concatenations, reshapes and poolings."
+            f"ReLU, leaky ReLU{more}, additions, concatenations, reshapes and poolings."
         )
 
     # Nodes. A scale beside a matrix or a convolution is folded into it, so that norms see one map.
 
-    def _add_node(self, node: Node) -> _Index:
+    def _add_node(self, node: Node, lead: int) -> _Index:
         self.nodes.append(node)
-        return _Index(len(self.nodes) - 1)
+        return _Index(len(self.nodes) - 1, lead)
 
-    def _affine(self, map_: Linear, bias: Tensor | None, source: int, shape: tuple[int, ...]) -> _Index:
+    def _full(self, x: _Index) -> tuple[int, ...]:
+        """The shape of the tensor that an index stands for in the program."""
+        return (1,) * x.lead + self.nodes[x].shape
+
+    def _axis(self, x: _Index, dim: int) -> int:
+        """An axis of that tensor as an axis of a batch `(m, *shape)`; 0 is the batch axis and refused."""
+        axis = dim % len(self._full(x)) + 1 - x.lead
+        if not axis:
+            raise self._refuse("an operation across the batch axis")
+        return axis
+
+    def _affine(self, map_: Linear, bias: Tensor | None, source: _Index, shape: tuple[int, ...]) -> _Index:
         before = self.nodes[source]
-        if isinstance(before.map, Scale) and isinstance(map_, Matrix | Conv | Scale):
+        if isinstance(before.map, Scale) and isinstance(map_, Matrix | Conv | Scale) and not self._is_gain(before):
             folded = _fold_before(before.map.factor, map_, before.shape)
             if folded is not None:
                 if before.bias is not None:
                     shift = map_.forward(before.bias.expand(before.shape)[None])[0]
                     bias = shift if bias is None else shift + bias
-                return self._affine(folded, bias, before.inputs[0], shape)
-        return self._add_node(Node((source,), shape, self.place, map_, bias))
+                return self._affine(folded, bias, _Index(before.inputs[0], source.lead), shape)
+        return self._add_node(Node((source,), shape, self.place, map_, bias), source.lead)
 
-    def _scaled(self, source: int, factor: Tensor, bias: Tensor | None) -> _Index:
+    def _scaled(self, source: _Index, factor: Tensor, bias: Tensor | None) -> _Index:
         before = self.nodes[source]
         sizes = (before.shape, factor.shape, () if bias is None else bias.shape)
         if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
@@ -493,81 +538,151 @@ class _Reader:
             if folded is not None:
                 moved = None if before.bias is None else before.bias * factor
                 total = bias if moved is None else moved if bias is None else moved + bias
-                return self._add_node(replace(before, map=folded, bias=total, place=before.place))
+                return self._add_node(replace(before, map=folded, bias=total), source.lead)
+        if (
+            before.map is not None and bias is not None and bool((factor == 1).all())
+        ):  # a shift only, as of a position embedding
+            return self._add_node(replace(before, bias=bias if before.bias is None else before.bias + bias), source.lead)
         return self._affine(Scale(factor), bias, source, before.shape)
 
-    def _relu_node(self, source: int, slope: Tensor | float = 0.0) -> _Index:
+    def _relu_node(self, source: _Index, slope: Tensor | float = 0.0) -> _Index:
         slope = torch.as_tensor(slope, dtype=torch.float64)
         if not ((slope >= 0) & (slope <= 1)).all():
             raise self._refuse("a leaky ReLU whose slope is not in [0, 1]")
-        return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope))
+        return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope), source.lead)
 
-    def _smooth_node(self, source: int, name: str) -> _Index:
+    def _smooth_node(self, source: _Index, name: str) -> _Index:
         if not self.smooth:
             raise self._refuse(name)
-        return self._add_node(Node((source,), self.nodes[source].shape, self.place, activation=name))
+        return self._add_node(Node((source,), self.nodes[source].shape, self.place, activation=name), source.lead)
 
-    def _sum(self, parts: Sequence[int]) -> _Index:
-        shapes = {self.nodes[i].shape for i in parts}
-        if len(shapes) > 1:
-            raise self._refuse("an addition that broadcasts")
-        return self._add_node(Node(tuple(parts), shapes.pop(), self.place, Sum(len(parts))))
+    def _curve_node(self, curve: Curve, what: str, *parts: _Index, lead: int) -> _Index:
+        if not self.smooth:
+            raise self._refuse(what)
+        shape = curve.output(*(self.nodes[p].shape for p in parts))
+        return self._add_node(Node(tuple(parts), shape, self.place, curve=curve), lead)
 
-    def _larger(self, a: int, b: int) -> _Index:
+    def _sum(self, parts: Sequence[_Index]) -> _Index:
+        parts = self._alike(*parts)
+        return self._add_node(Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Sum(len(parts))), parts[0].lead)
+
+    def _alike(self, *parts: _Index) -> list[_Index]:
+        """All of one shape, as broadcasting would make them."""
+        full = torch.broadcast_shapes(*(self._full(p) for p in parts))  # type: ignore[no-untyped-call]
+        return [self._expanded(p, tuple(full)) for p in parts]
+
+    def _expanded(self, x: _Index, full: tuple[int, ...]) -> _Index:
+        if self._full(x) == full:
+            return x
+        return self._move(torch.Tensor.expand, x, list(full), {})  # type: ignore[no-any-return]
+
+    def _constant(self, values: Tensor) -> _Index:
+        """A constant tensor as a node: nothing of the input, plus a bias."""
+        lead = _lead(values.shape)
+        shape = tuple(values.shape[lead:])
+        nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
+        return self._add_node(Node((0,), shape, self.place, nothing, values.double().reshape(shape)), lead)
+
+    def _larger(self, a: _Index, b: _Index) -> _Index:
         """`max(a, b) = a + relu(b - a)`."""
         return self._sum([a, self._relu_node(self._difference(b, a))])
 
-    def _difference(self, a: int, b: int) -> _Index:
+    def _difference(self, a: _Index, b: _Index) -> _Index:
         return self._sum([a, self._scaled(b, torch.tensor(-1.0, dtype=torch.float64), None)])
 
     # Data movement: run the operation on the numbers 1, 2, 3, ... and see where they went.
 
-    def _move(self, target: Any, source: int, args: list[Any], options: dict[str, Any]) -> Any:
-        shape = self.nodes[source].shape
-        size = math.prod(shape)
-        count = torch.arange(1, 2 * size + 1, dtype=torch.float64).reshape(2, *shape)
+    def _move(self, target: Any, source: _Index, args: list[Any], options: dict[str, Any]) -> Any:
+        full = self._full(source)
+        count = torch.arange(1, math.prod(full) + 1, dtype=torch.float64).reshape(full)
         with torch.no_grad():
             moved = target(count, *args, **options)
         if isinstance(moved, Tensor):
-            return self._picked(source, moved, size)
-        return [self._picked(source, part, size) for part in moved]
+            return self._picked(source, moved)
+        return [self._picked(source, part) for part in moved]
 
-    def _picked(self, source: int, moved: Tensor, size: int) -> _Index:
-        shape, output = self.nodes[source].shape, tuple(moved.shape[1:])
-        if moved.ndim < 1 or len(moved) != 2:
-            raise self._refuse("an operation across the batch axis")
-        where = moved[0].flatten().long()
-        if not torch.equal(moved[1].flatten(), torch.where(where > 0, where + size, where).double()) or where.min() < 0:
-            raise self._refuse("an operation across the batch axis or a padding with other than zeros")
-        same = len(where) == size and torch.equal(where, torch.arange(1, size + 1))
-        if same and output == shape:
-            return _Index(source)
-        return self._add_node(Node((source,), output, self.place, Pick(None if same else where - 1, shape, output)))
+    def _picked(self, source: _Index, moved: Tensor) -> _Index:
+        lead = _lead(moved.shape)
+        output, where = tuple(moved.shape[lead:]), moved.flatten().long()
+        if not torch.equal(moved.flatten(), where.double()) or bool((where < 0).any()):
+            raise self._refuse("a padding with other than zeros")
+        return self._placed(source, where - 1, output, lead)
 
-    def _average(self, target: Any, source: int, args: list[Any], options: dict[str, Any]) -> _Index:
-        def function(x: Tensor) -> Tensor:
+    def _placed(self, source: int, where: Tensor, output: tuple[int, ...], lead: int) -> _Index:
+        """Entries `where` of a node, -1 for 0. Moves one after another are one, and scales come after moves, to meet others."""
+        node = self.nodes[source]
+
+        def entries(values: Tensor) -> Tensor:
+            return F.pad(values.expand(node.shape).flatten(), (0, 1))[where].reshape(output)
+
+        if isinstance(node.map, Pick) and node.bias is None:
+            start = torch.arange(node.size) if node.map.source is None else node.map.source
+            return self._placed(node.inputs[0], F.pad(start, (0, 1), value=-1)[where], output, lead)
+        if isinstance(node.map, Scale) and not self._is_gain(node):
+            factor = node.map.factor
+            factor, bias = factor if factor.numel() == 1 else entries(factor), None if node.bias is None else entries(node.bias)
+            return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output)
+        same = torch.equal(where, torch.arange(node.size))
+        if same and output == node.shape:
+            return _Index(source, lead)
+        return self._add_node(Node((source,), output, self.place, Pick(None if same else where, node.shape, output)), lead)
+
+    def _is_gain(self, node: Node) -> bool:
+        """Whether it is the gain of a LayerNorm, which is left in its place."""
+        return bool(node.inputs) and isinstance(self.nodes[node.inputs[0]].curve, Normalise)
+
+    def _average(self, target: Any, source: _Index, args: list[Any], options: dict[str, Any]) -> _Index:
+        def one(x: Tensor) -> Tensor:
             return target(x, *args, **options)  # type: ignore[no-any-return]
 
-        shape = self.nodes[source].shape
-        out = function(torch.ones(3, *shape, dtype=torch.float64))
-        if out.ndim < 1 or len(out) != 3:
+        shape, full = self.nodes[source].shape, self._full(source)
+        output = tuple(one(torch.ones(full, dtype=torch.float64)).shape)
+        lead = _lead(output)
+        # With a leading axis of length 1 the operation sees a batch there, and else one sample at a time.
+        every = one if source.lead else torch.vmap(one)
+
+        def function(x: Tensor) -> Tensor:
+            return every(x).reshape(len(x), *output[lead:])
+
+        try:
+            fits = function(torch.ones(3, *shape, dtype=torch.float64)).shape == (3, *output[lead:])
+        except RuntimeError:
+            fits = False
+        if not fits:
             raise self._refuse("an average over the batch axis")
-        return self._add_node(Node((source,), tuple(out.shape[1:]), self.place, Average(function, shape)))
+        return self._add_node(Node((source,), output[lead:], self.place, Average(function, shape)), lead)
 
     # The operations, by their names in torch's operator library.
 
     def _linear(self, x: Any, weight: Tensor, bias: Tensor | None = None) -> _Index:
-        shape = (*self.nodes[x].shape[:-1], len(weight))
-        return self._affine(Matrix(weight), bias, x, shape)
+        shape = self.nodes[x].shape
+        if not shape or shape[-1] != weight.shape[1]:
+            raise self._refuse("a matrix product over the batch axis")
+        return self._affine(Matrix(weight), bias, x, (*shape[:-1], len(weight)))
 
     def _addmm(self, bias: Tensor, x: Any, weight: Tensor) -> _Index:
         return self._linear(x, weight.T, bias)
 
-    def _matmul(self, x: Any, weight: Tensor) -> _Index:
-        if not isinstance(x, _Index) or weight.ndim != 2:
-            raise self._refuse("a product of two quantities that depend on the input")
-        return self._linear(x, weight.T)
+    def _matmul(self, a: Any, b: Any) -> _Index:
+        """With a constant matrix on the right it is linear; else `a` and `b` both depend on the input."""
+        if isinstance(a, _Index) and isinstance(b, Tensor) and b.ndim == 2:
+            return self._linear(a, b.T)
+        if not isinstance(a, _Index) or not isinstance(b, _Index) or min(len(self._full(a)), len(self._full(b))) < 2:
+            raise self._refuse("a product with a constant on the left or with a vector")
+        (*first, i, k), (*second, _, j) = self._full(a), self._full(b)
+        batch = tuple(torch.broadcast_shapes(first, second))  # type: ignore[no-untyped-call]
+        a, b = self._expanded(a, (*batch, i, k)), self._expanded(b, (*batch, k, j))
+        axes = "abcdefgh"[: len(batch)]
+        return self._product(f"{axes}ik,{axes}kj->{axes}ij", a, b, (*batch, i, j))
 
+    def _product(self, equation: str, a: _Index, b: _Index, full: tuple[int, ...]) -> _Index:
+        """An einsum, written for the tensors of the program; a leading axis of length 1 has no letter."""
+        (first, second), last = equation.split("->")[0].split(","), equation.split("->")[1]
+        lead = _lead(full)
+        equation = f"{first[a.lead :]},{second[b.lead :]}->{last[lead:]}"
+        return self._curve_node(Product(equation), "a product of two quantities that depend on the input", a, b, lead=lead)
+
+    _bmm = _matmul
     _mm = _matmul
 
     def _conv2d(
@@ -580,6 +695,8 @@ class _Reader:
                 raise self._refuse("a 'same' padding that is not symmetric")
             padding = [0, 0] if padding == "valid" else [r // 2 for r in reach]
         shape = self.nodes[x].shape
+        if len(shape) != 3:
+            raise self._refuse("a convolution of tokens")
         conv = Conv(weight, shape, _pair(stride), _pair(padding), _pair(dilation), groups)
         output = tuple(conv.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
         return self._affine(conv, None if bias is None else bias[:, None, None], x, output)
@@ -600,8 +717,13 @@ class _Reader:
             raise self._refuse("a batch norm in training mode")
         factor = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
         shift = -mean * factor if bias is None else bias - mean * factor
-        ones = (-1, *[1] * (len(self.nodes[x].shape) - 1))
+        ones = self._along(x, 1)
         return self._scaled(x, factor.reshape(ones), shift.reshape(ones))
+
+    def _along(self, x: _Index, dim: int) -> list[int]:
+        """The shape in which a vector along an axis broadcasts against one sample."""
+        axis = self._axis(x, dim)
+        return [-1 if i == axis - 1 else 1 for i in range(len(self.nodes[x].shape))]
 
     def _native_batch_norm_legit_no_training(self, *args: Any) -> list[Any]:
         x, weight, bias, mean, var, momentum, eps = args
@@ -614,7 +736,7 @@ class _Reader:
         return self._relu_node(x, slope)
 
     def _prelu(self, x: Any, weight: Tensor) -> _Index:
-        return self._relu_node(x, weight.reshape(-1, *[1] * (len(self.nodes[x].shape) - 1)))
+        return self._relu_node(x, weight if weight.numel() == 1 else weight.reshape(self._along(x, 1)))
 
     def _sigmoid(self, x: Any) -> _Index:
         return self._smooth_node(x, "sigmoid")
@@ -627,6 +749,118 @@ class _Reader:
 
     def _silu(self, x: Any) -> _Index:
         return self._smooth_node(x, "silu")
+
+    def _softplus(self, x: Any, beta: float = 1.0, threshold: float = 20.0) -> _Index:
+        """`softplus(beta x) / beta`; beyond the threshold torch returns x, off by at most `exp(-threshold) / beta`."""
+        one = torch.tensor(1.0, dtype=torch.float64)
+        return self._scaled(self._smooth_node(self._scaled(x, beta * one, None), "softplus"), one / beta, None)
+
+    def _elu(self, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> _Index:
+        """`scale (alpha elu(t) + (1 - alpha input_scale) relu(x))` with `t = input_scale x`: ELU, CELU and SELU."""
+        one = torch.tensor(1.0, dtype=torch.float64)
+        bent = self._smooth_node(self._scaled(x, input_scale * one, None), "elu")
+        bent, rest = self._scaled(bent, scale * alpha * one, None), scale * (1 - alpha * input_scale)
+        if abs(rest) <= 1e-15 * abs(scale):
+            return bent
+        return self._sum([bent, self._scaled(self._relu_node(x), rest * one, None)])
+
+    def _celu(self, x: Any, alpha: float = 1.0) -> _Index:
+        return self._elu(x, alpha, 1.0, 1 / alpha)
+
+    def _selu(self, x: Any) -> _Index:
+        return self._elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+    # What transformers are made of.
+
+    def _softmax(self, x: Any, dim: int, dtype: Any = None) -> _Index:
+        last = len(self._full(x)) - 1
+        if dim % (last + 1) != last:
+            self._axis(x, dim)
+            turned = self._move(torch.transpose, x, [dim, last], {})
+            return self._move(torch.transpose, self._softmax(turned, last), [dim, last], {})  # type: ignore[no-any-return]
+        if not self.nodes[x].shape:
+            raise self._refuse("an operation across the batch axis")
+        return self._curve_node(Softmax(), "softmax", x, lead=x.lead)
+
+    def _scaled_dot_product_attention(
+        self, q: Any, k: Any, v: Any, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> _Index:  # fmt: skip
+        """`softmax(q k^T scale + mask) v`."""
+        if not all(isinstance(part, _Index) for part in (q, k, v)) or enable_gqa:
+            raise self._refuse("attention to constants or with grouped queries")
+        n, m, width = self._full(q)[-2], self._full(k)[-2], self._full(q)[-1]
+        scores = self._matmul(q, self._move(torch.transpose, k, [-2, -1], {}))
+        scores = self._mul(scores, 1 / math.sqrt(width) if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(n, m, dtype=torch.bool).tril()
+        if attn_mask is not None:
+            added = torch.where(attn_mask, 0.0, -math.inf) if attn_mask.dtype == torch.bool else attn_mask
+            scores = self._add(scores, added)
+        return self._matmul(self._softmax(scores, -1), v)
+
+    def _glu(self, x: Any, dim: int = -1) -> _Index:
+        value, gate = self._move(torch.chunk, x, [2, dim], {})
+        return self._mul(value, self._sigmoid(gate))
+
+    def _baddbmm(self, start: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> _Index:
+        product = self._mul(self._matmul(a, b), alpha)
+        return self._add(self._mul(start, beta) if isinstance(start, _Index) else beta * start, product)
+
+    def _masked_fill(self, x: Any, mask: Tensor, value: Any) -> _Index:
+        """Where the mask is set, the value; only constant masks."""
+        hidden, shape = _sample(mask.double(), self.nodes[x].shape, x.lead), self.nodes[x].shape
+        return self._scaled(x, 1 - hidden, (hidden * max(float(value), -_FAR)).expand(shape))
+
+    def _where(self, mask: Tensor, a: Any, b: Any) -> _Index:
+        """One of the two is a constant number."""
+        if isinstance(a, _Index):
+            return self._masked_fill(a, ~mask, b)
+        return self._masked_fill(b, mask, a)
+
+    def _layer_norm(
+        self, x: Any, size: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+        cudnn: bool = False,
+    ) -> _Index:  # fmt: skip
+        """`gain (x - mean) / sqrt(variance + eps) + bias` over the last axes: a matrix, `Normalise`, a scale."""
+        width = math.prod(size)
+        centre = torch.eye(width, dtype=torch.float64) - 1 / width
+        return self._normalised(x, size, centre, weight, bias, eps)
+
+    def _native_layer_norm(self, x: Any, size: Sequence[int], *rest: Any) -> list[Any]:
+        return [self._layer_norm(x, size, *rest), None, None]
+
+    def _rms_norm(self, x: Any, size: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> _Index:
+        tiny = torch.finfo(torch.float32).eps if eps is None else eps
+        return self._normalised(x, size, None, weight, None, tiny)
+
+    def _group_norm(
+        self, x: Any, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+        cudnn: bool = False,
+    ) -> _Index:  # fmt: skip
+        """A LayerNorm over each group of channels, with one gain and bias for each channel."""
+        full = self._full(x)
+        parts = self._move(torch.reshape, x, [(full[0], groups, -1)], {})
+        whole = self._move(torch.reshape, self._layer_norm(parts, self._full(parts)[-1:], eps=eps), [full], {})
+        if weight is None:
+            return whole  # type: ignore[no-any-return]
+        ones = self._along(x, 1)
+        return self._scaled(whole, weight.reshape(ones), None if bias is None else bias.reshape(ones))
+
+    def _normalised(
+        self, x: _Index, size: Sequence[int], centre: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> _Index:
+        full = self._full(x)
+        if len(size) > 1:
+            x = self._move(torch.reshape, x, [(*full[: len(full) - len(size)], -1)], {})
+        if not self.nodes[x].shape:
+            raise self._refuse("a normalisation over the batch axis")
+        if centre is not None:
+            x = self._linear(x, centre)
+        x = self._curve_node(Normalise(eps), "layer_norm", x, lead=x.lead)
+        if weight is not None:
+            x = self._affine(Scale(weight.flatten()), None if bias is None else bias.flatten(), x, self.nodes[x].shape)
+        return self._move(torch.reshape, x, [full], {}) if len(size) > 1 else x
 
     def _hardtanh(self, x: Any, low: float = -1.0, high: float = 1.0) -> _Index:
         return self._clamp(x, low, high)
@@ -669,6 +903,8 @@ class _Reader:
     ) -> _Index:
         """Entry by entry of the window: a tree of maxima. Where a window leaves the image it looks at its first entry again."""
         shape, size = self.nodes[x].shape, math.prod(self.nodes[x].shape)
+        if len(shape) != 3:
+            raise self._refuse("a max pooling of tokens")
         height, width = _pair(kernel)
         (up, left), (down, across), spread = _pair(padding), _pair(stride or kernel), _pair(dilation)
         pool = F.max_pool2d(torch.zeros(1, *shape), (height, width), (down, across), (up, left), spread, ceil_mode)
@@ -686,7 +922,7 @@ class _Reader:
         outside = stacked < 0
         known = stacked.gather(0, (~outside).int().argmax(0, keepdim=True))  # some entry that is inside
         filled = torch.where(outside, known, stacked)
-        parts = [self._add_node(Node((x,), output, self.place, Pick(s.flatten(), shape, output))) for s in filled]
+        parts = [self._add_node(Node((x,), output, self.place, Pick(s.flatten(), shape, output)), x.lead) for s in filled]
         if outside.any():  # one after the other, so that a stand-in, which cannot win, can be left out of its race
             best = parts[0]
             for part, entry, out in zip(parts[1:], stacked[1:], outside[1:]):
@@ -702,25 +938,40 @@ class _Reader:
         return [self._max_pool2d(*args), None]
 
     def _cat(self, parts: list[Any], dim: int = 0) -> _Index:
-        shapes = [self.nodes[p].shape if isinstance(p, _Index) else tuple(p.shape[1:]) for p in parts]
-        axis = dim % (len(shapes[0]) + 1)
-        if axis == 0 or not all(isinstance(p, _Index) for p in parts):
-            raise self._refuse("a concatenation over the batch axis or with a constant")
-        sizes = tuple(s[axis - 1] for s in shapes)
-        shape = (*shapes[0][: axis - 1], sum(sizes), *shapes[0][axis:])
-        return self._add_node(Node(tuple(parts), shape, self.place, Concat(axis, sizes)))
+        """Constants among the parts (a class token) become nodes of their own."""
+        nodes = [p if isinstance(p, _Index) else self._constant(p) for p in parts if isinstance(p, _Index) or p.numel()]
+        full = self._full(nodes[0])
+        axis = dim % len(full)
+        if axis == 0:  # a leading axis of length 1 would not stay one: the others move up
+            parts = [self._move(torch.movedim, p, [0, -1], {}) for p in nodes]
+            return self._move(torch.movedim, self._cat(parts, -1), [-1, 0], {})  # type: ignore[no-any-return]
+        axis -= nodes[0].lead
+        sizes = tuple(self.nodes[p].shape[axis] for p in nodes)
+        shape = self.nodes[nodes[0]].shape
+        shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
+        return self._add_node(Node(tuple(nodes), shape, self.place, Concat(axis + 1, sizes)), nodes[0].lead)
 
     def _stack(self, parts: list[Any], dim: int = 0) -> _Index:
-        axis = dim % (len(self.nodes[parts[0]].shape) + 2)
-        return self._cat([self._move(torch.unsqueeze, part, [axis], {}) for part in parts], axis)
+        whole = next(p for p in parts if isinstance(p, _Index))
+        axis = dim % (len(self._full(whole)) + 1)
+        return self._cat([
+            self._move(torch.unsqueeze, p, [axis], {}) if isinstance(p, _Index) else p.unsqueeze(axis) for p in parts
+        ], axis)  # fmt: skip
 
     def _add(self, a: Any, b: Any, alpha: float = 1) -> _Index:
         one = torch.tensor(1.0, dtype=torch.float64)
         if isinstance(a, _Index) and isinstance(b, _Index):
             return self._sum([a, b if alpha == 1 else self._scaled(b, alpha * one, None)])
-        if isinstance(a, _Index):
-            return self._scaled(a, one, alpha * _sample(b, self.nodes[a].shape))
-        return self._scaled(b, alpha * one, _sample(a, self.nodes[b].shape))
+        (x, factor), constant = ((a, one), alpha * _tensor(b)) if isinstance(a, _Index) else ((b, alpha * one), _tensor(a))
+        x = self._wide_as(x, constant)
+        shift = _sample(constant, self.nodes[x].shape, x.lead)
+        hidden = shift == -math.inf  # a mask before a softmax: nothing of x, and so far down that nothing is left of it
+        return self._scaled(x, torch.where(hidden, 0.0, factor) if hidden.any() else factor, shift.clamp(min=-_FAR))
+
+    def _wide_as(self, x: _Index, constant: Tensor) -> _Index:
+        """The value, expanded to the shape that an operation with this constant broadcasts to."""
+        full = torch.broadcast_shapes(self._full(x), constant.shape)  # type: ignore[no-untyped-call]
+        return self._expanded(x, tuple(full))
 
     def _sub(self, a: Any, b: Any, alpha: float = 1) -> _Index:
         return self._add(a, b, -alpha)
@@ -730,14 +981,25 @@ class _Reader:
 
     def _mul(self, a: Any, b: Any) -> _Index:
         if isinstance(a, _Index) and isinstance(b, _Index):
-            raise self._refuse("a product of two quantities that depend on the input")
-        x, constant = (a, b) if isinstance(a, _Index) else (b, a)
-        return self._scaled(x, _sample(constant, self.nodes[x].shape), None)
+            a, b = self._alike(a, b)
+            axes = "abcdefgh"[: len(self._full(a))]
+            return self._product(f"{axes},{axes}->{axes}", a, b, self._full(a))
+        x, constant = (a, _tensor(b)) if isinstance(a, _Index) else (b, _tensor(a))
+        x = self._wide_as(x, constant)
+        return self._scaled(x, _sample(constant, self.nodes[x].shape, x.lead), None)
+
+    def _pow(self, x: Any, exponent: Any) -> _Index:
+        if not isinstance(x, _Index) or exponent != 2:
+            raise self._refuse("a power other than the square")
+        return self._mul(x, x)
+
+    def _square(self, x: Any) -> _Index:
+        return self._mul(x, x)
 
     def _div(self, a: Any, b: Any) -> _Index:
         if not isinstance(a, _Index) or isinstance(b, _Index):
             raise self._refuse("a division by a quantity that depends on the input")
-        return self._scaled(a, 1 / _sample(b, self.nodes[a].shape), None)
+        return self._mul(a, 1 / _tensor(b))
 
     def _neg(self, x: Any) -> _Index:
         return self._scaled(x, torch.tensor(-1.0, dtype=torch.float64), None)
@@ -756,7 +1018,24 @@ class _Reader:
 
 
 class _Index(int):
-    """The index of a node, told apart from the plain numbers among an operation's arguments."""
+    """The index of a node, told apart from the plain numbers among an operation's arguments.
+
+    lead: 1 if the program's tensor has an axis of length 1 before those of the node.
+    """
+
+    lead: int
+
+    def __new__(cls, value: int, lead: int) -> _Index:
+        self = super().__new__(cls, value)
+        self.lead = lead
+        return self
+
+
+_FAR = 1e5  # below it nothing is left of a softmax's weight in any floating-point type
+
+
+def _lead(full: Sequence[int]) -> int:
+    return int(len(full) > 0 and full[0] == 1)
 
 
 def _wide(constant: Tensor) -> Tensor:
@@ -769,14 +1048,14 @@ def _pair(value: Any) -> tuple[int, int]:
     return (int(values[0]), int(values[-1]))
 
 
-def _sample(constant: Any, shape: tuple[int, ...]) -> Tensor:
-    """A constant that broadcasts against a batch, as one that broadcasts against a sample."""
-    values: Tensor = torch.as_tensor(constant, dtype=torch.float64)
-    if values.ndim > len(shape):
-        if len(values) != 1:
-            raise TypeError  # differs from sample to sample: the caller refuses it by name
-        values = values[0]
-    return values
+def _tensor(constant: Any) -> Tensor:
+    return torch.as_tensor(constant, dtype=torch.float64)
+
+
+def _sample(constant: Any, shape: tuple[int, ...], lead: int) -> Tensor:
+    """A constant that broadcasts against a tensor of the program, as one that broadcasts against a node's sample."""
+    values = _tensor(constant)
+    return values[0] if lead and values.ndim > len(shape) else values
 
 
 def _fold_before(factor: Tensor, map_: Matrix | Conv | Scale, shape: tuple[int, ...]) -> Linear | None:
@@ -806,6 +1085,14 @@ def _fold_after(map_: Matrix | Conv, factor: Tensor, shape: tuple[int, ...]) -> 
     if not torch.equal(flat, flat[:, :1].expand_as(flat)):
         return None
     return replace(map_, weight=flat[:, 0, None, None, None] * map_.weight)
+
+
+def _entries(flat: Tensor, where: Tensor) -> Tensor:
+    """Entries `where` of the rows `(m, n)`, 0 for -1; gathering is the fastest way to move them here."""
+    gone = where < 0
+    if gone.any():
+        flat, where = F.pad(flat, (0, 1)), torch.where(gone, flat.shape[1], where)
+    return flat.gather(1, where.expand(len(flat), -1))
 
 
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
