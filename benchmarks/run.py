@@ -14,6 +14,8 @@ PAGES = {
     "baselines.py": "baselines.md",
     "branch.py": "exact-lipschitz.md",
     "certificates.py": "lipschitz.md",
+    "attention.py": "attention.md",
+    "growth.py": "growth.md",
 }
 
 for script, page in PAGES.items():

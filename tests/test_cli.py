@@ -47,6 +47,7 @@ def files(tmp_path_factory):
         "    model = torch.nn.Sequential(torch.nn.Linear(1, 2)).double()\n"
         "    for p, v in zip(model.parameters(), ([[0.0], [1.0]], [0.0, -0.75])): p.data.copy_(torch.tensor(v))\n"
         "    return model\n"
+        "def mish(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.Mish())\n"
     )
     np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
     np.savez(folder / "line.npz", x=np.array([[0.25], [0.5]]), y=np.array([0, 0]))
@@ -141,7 +142,7 @@ EVALUATE_BAD = {
     "attack": (["--attacks", "nearset"], "did you mean 'nearest'"),
     "order": (["--order", "0.5"], "order '0.5'"),
     "n": (["-n", "0"], "-n is 0"),
-    "layer": (["-m", "digits-vit"], "LayerNorm"),
+    "layer": (["-m", "mine:mish"], "'mish' at '2' (Mish)"),
     "out": (["--out", "good.npz/x"], "cannot write"),
 }
 
@@ -226,7 +227,8 @@ CERTIFY_BAD = {
     "n": (["-n", "0"], "-n is 0"),
     "domain": (["--domain", "1", "0"], "domain"),
     "outside the box": (["--data", "bytes.npz"], "divide them by 255"),
-    "activation": (["-m", "digits-gelu"], "GELU"),
+    "activation": (["-m", "mine:mish"], "'mish' at '2' (Mish)"),
+    "radius": (["--radius", "wide"], "'wide' is not a number"),
     "out": (["-m", "mine:kink", "--data", "kink.npz", "--no-box", "--out", "good.npz/x"], "cannot write"),
 }
 
@@ -340,10 +342,22 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     assert (tmp_path / "sandwich.png").exists() and (tmp_path / "radii.safetensors").exists()
 
 
-def test_the_demo_of_a_model_that_cannot_be_certified(capsys, tmp_path) -> None:
-    assert main(["demo", "digits-vit-adv", "-n", "4", "--attacks", "wda++", "--out", str(tmp_path)]) == 0
+def test_a_transformer_from_both_sides(capsys, tmp_path) -> None:
+    extra = ["-n", "2", "--attacks", "wda++", "--eps", "0.01", "--time-limit", "8", "--quiet", "--out", str(tmp_path)]
+    assert main(["evaluate", "digits-vit-adv", *extra]) == 0
+    assert "stay correct over Omega_1(0.01)" in capsys.readouterr().out
+
+
+def test_certify_a_transformer_prints_its_modules(capsys, tmp_path) -> None:
+    extra = ["-n", "2", "--no-box", "--slopes", "infinity", "--eps", "0.1", "--radius", "0.001", "--quiet"]
+    assert main(["certify", "digits-vit", *extra, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("attacked only: ") and "LayerNorm" in text and "Accuracy is at most" in text
+    for words in ("embedding", "LayerNorm", "attention", "feed-forward", "head", "Lambda: paper 10^", "times below"):
+        assert words in text
+    modules = json.loads((tmp_path / "certificate.json").read_text())["modules"]
+    assert modules["style"] == "pre-LN" and len(modules["rows"]) == 10
+    sides = modules["log10_lambda"]
+    assert sides["paper"] > sides["ours"] > sides["local"] > math.log10(modules["empirical"])
 
 
 def test_models_are_listed(capsys) -> None:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from wassail.certificates.loss_curve import LossCurve, loss_curve
     from wassail.certificates.radii import Radii, radii, verify
     from wassail.certificates.region import Ball
+    from wassail.certificates.slopes import paper_smooth_slope
+    from wassail.certificates.transformer import Corollary, corollary
     from wassail.errors import InputError, ModelWarning
     from wassail.threat import Threat
     from wassail.transport import (
@@ -62,6 +64,8 @@ _HOME = {
     "wda": "attacks.wda",
     "wda_pp": "attacks.wda_pp",
     "Ball": "certificates.region",
+    "paper_smooth_slope": "certificates.slopes",
+    **dict.fromkeys(("Corollary", "corollary"), "certificates.transformer"),
     "Bound": "certificates.bound",
     "lipschitz": "certificates.lipschitz",
     **dict.fromkeys(("LossCurve", "loss_curve"), "certificates.loss_curve"),
@@ -82,6 +86,7 @@ __all__ = [
     "Ball",
     "Bound",
     "Certificate",
+    "Corollary",
     "Distribution",
     "Flips",
     "InputError",
@@ -96,6 +101,7 @@ __all__ = [
     "apgd",
     "autoattack",
     "certify",
+    "corollary",
     "cw",
     "deepfool",
     "fab",
@@ -105,6 +111,7 @@ __all__ = [
     "lipschitz",
     "loss_curve",
     "nearest",
+    "paper_smooth_slope",
     "pgd",
     "radii",
     "risk_curve",

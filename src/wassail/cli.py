@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from wassail.certificates.bound import Bound
     from wassail.certificates.certify import Certificate
     from wassail.certificates.radii import Radii
+    from wassail.certificates.transformer import Corollary
     from wassail.network import Model
     from wassail.transport import Distribution, Flips, RiskCurve
 
@@ -83,25 +84,28 @@ def _parser() -> argparse.ArgumentParser:
     files = f"{SANDWICH_FILES} (default: wassail-demo)"
     _threat_options(demo, eps="0.05", attacks=DEFAULT, threads=1, out=files)  # a tiny network gains nothing from more threads
     _radius_options(demo, seconds=DEMO_SECONDS)
-    demo.set_defaults(run=_evaluate, data="digits", weights=None, out="wassail-demo", demo=True)
+    demo.set_defaults(run=_evaluate, data="digits", weights=None, out="wassail-demo")
 
     evaluate = commands.add_parser("evaluate", help="robust accuracy from both sides: attacked and certified")
     _model_options(evaluate)
     _threat_options(evaluate, eps=None, attacks=("nearest",), threads=None, out=SANDWICH_FILES)
     _radius_options(evaluate, seconds=None)
-    evaluate.set_defaults(run=_evaluate, demo=False)
+    evaluate.set_defaults(run=_evaluate)
 
     attack = commands.add_parser("attack", help="attack a model on data")
     _model_options(attack)
     _threat_options(attack, eps=None, attacks=DEFAULT, threads=None, out="flips.safetensors and results.json")
     attack.set_defaults(run=_attack)
 
-    certify = commands.add_parser("certify", help="bound the worst expected loss of a ReLU network from both sides")
+    certify = commands.add_parser("certify", help="bound the worst expected loss from both sides")
     _model_options(certify)
     certify.add_argument("--loss", default="cross_entropy", help="cross_entropy or margin (default: %(default)s)")
     certify.add_argument("--eps", nargs="+", default=["0.01", "0.1", "1"], help="budgets (default: 0.01 0.1 1)")
     certify.add_argument("--slopes", nargs="+", default=list(SLOPES), metavar="S",
                          help=f"any of {', '.join(SLOPES)} (default: all)")  # fmt: skip
+    certify.add_argument("--radius", default="0.01",
+                         help="transformers: module constants on a ball of this radius around the first sample, too "
+                         "(default: %(default)s)")  # fmt: skip
     certify.add_argument("--time-limit", default="60", metavar="SECONDS", help="for all slopes (default: %(default)s)")
     _common_options(certify, norm="2", threads=None, out="certificate.safetensors and certificate.json")
     certify.set_defaults(run=_certify)
@@ -190,13 +194,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from wassail.certificates.structure import read
 
     model, x, y = _load(options)
-    try:
-        read(model, x.shape[1:], smooth=True)  # a model that cannot be certified is told before the attacks
-    except InputError as error:
-        if not options.demo:
-            raise
-        print(f"attacked only: {error}")
-        return _attack(options)
+    read(model, x.shape[1:], smooth=True)  # a model that cannot be certified is told before the attacks
     run = _Run(options, len(y), eps, orders, norm, domain)
     rows, pooled = _attacked(options, run, model, x, y)
     best = run.allocated(pooled)
@@ -316,26 +314,37 @@ def _certify(options: argparse.Namespace) -> int:
     if options.loss == "dlr":
         raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: use --loss margin or cross_entropy.")
     _known("loss", [options.loss], LOSSES)
-    seconds = _seconds(options.time_limit)
+    seconds, radius = _seconds(options.time_limit), parse_eps(options.radius)
     folder = _folder(options)
     import wassail as ws
+    from wassail.certificates.structure import read
 
     model, x, y = _load(options)
+    graph = read(model, x.shape[1:], smooth=True)
     certificate = ws.certify(
-        model, x, y, norm, options.loss, domain,
+        graph, x, y, norm, options.loss, domain,
         slopes=options.slopes, time_limit=seconds, seed=options.seed, progress=_progress(options),
     )  # fmt: skip
     rows = [(eps, *certificate.bounds(eps), certificate.witness(eps).info["loss"]) for eps in budgets]
     loss = options.loss.replace("_", " ")
     where = f"{options.model} on {len(y)} samples of {options.data}, {loss}, l{norm:g}, {_box(domain)}"
     made = _made(options)
-    _print_certificate(where, made, certificate, rows)
+    modules = None
+    if graph.curved:
+        modules = ws.corollary(graph, norm, ws.Ball(x[0], radius, norm, domain), seed=options.seed)
+    _print_certificate(where, made, certificate, rows, modules)
     if folder is not None:
-        _save_certificate(folder, certificate, rows, {"run": where, "made_with": made})
+        _save_certificate(folder, certificate, rows, {"run": where, "made_with": made}, modules)
     return 0
 
 
-def _print_certificate(where: str, made: str, certificate: Certificate, rows: list[tuple[float, float, float, float]]) -> None:
+def _print_certificate(
+    where: str,
+    made: str,
+    certificate: Certificate,
+    rows: list[tuple[float, float, float, float]],
+    modules: Corollary | None,
+) -> None:
     from rich import box
     from rich.table import Table
 
@@ -364,6 +373,9 @@ def _print_certificate(where: str, made: str, certificate: Certificate, rows: li
     console.print(slopes)
     console.print(losses)
     console.print(SLOPE_DEFINITIONS)
+    if modules is not None:
+        console.print("\n[bold]Constants of the modules, for the paper's bound on transformers[/bold]")
+        console.print(str(modules), soft_wrap=True, highlight=False, markup=False)
     if certificate.tight is not None:
         console.print(
             f"The condition of the paper's theorem for l = L {'holds' if certificate.tight else 'does not hold'} here."
@@ -380,8 +392,24 @@ def _print_certificate(where: str, made: str, certificate: Certificate, rows: li
     console.print(f"[dim]{made}[/dim]")
 
 
+def _modules_entry(modules: Corollary) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
+
+    sides = {name: plain(getattr(modules, name)) for name in ("paper", "ours", "local")}
+    rows = [{name: plain(value) for name, value in row._asdict().items()} for row in modules.rows]
+    return {
+        "style": modules.style, "domain": modules.domain, "log10_lambda": sides, "empirical": modules.empirical,
+        "slope_at_least": modules.slope, "vacuous": modules.vacuous, "rows": rows,
+    }  # fmt: skip
+
+
 def _save_certificate(
-    folder: Path, certificate: Certificate, rows: list[tuple[float, float, float, float]], run: dict[str, str]
+    folder: Path,
+    certificate: Certificate,
+    rows: list[tuple[float, float, float, float]],
+    run: dict[str, str],
+    modules: Corollary | None,
 ) -> None:
     def entry(bound: Bound) -> dict[str, Any]:
         upper = bound.upper if math.isfinite(bound.upper) else None  # JSON has no infinity
@@ -394,6 +422,7 @@ def _save_certificate(
         **run, "norm": str(certificate.norm), "domain": certificate.domain, "loss": certificate.loss,
         "empirical": certificate.empirical, "slopes": slopes,
         "line": certificate.line, "tight": certificate.tight,
+        **({} if modules is None else {"modules": _modules_entry(modules)}),
         "bounds": [dict(zip(names, (v if math.isfinite(v) else None for v in row))) for row in rows],
     }  # fmt: skip
     with _writing(folder):

@@ -278,6 +278,14 @@ def test_allocation_of_gains_is_near_the_best(seed: int) -> None:
             assert value == pytest.approx(best)
 
 
+def test_what_a_long_step_leaves_goes_to_another_sample() -> None:
+    # After the near point half of the budget is left. The long step of the same sample would give up what it has for less.
+    gain, distance = (torch.tensor(v, dtype=torch.float64) for v in ([1.0, 100.0, 50.0], [1.0, 1000.0, 1000.0]))
+    found = Chords(torch.tensor([0, 0, 1]), torch.zeros(3, 1), gain, distance, torch.zeros(3, dtype=torch.int64))
+    choice, weight = allocate_gains(found, torch.tensor([0.5, 0.5], dtype=torch.float64), 1.0)
+    assert choice.tolist() == [0, 2] and weight.tolist() == pytest.approx([1.0, 1e-3])
+
+
 def test_a_contradiction_is_not_clipped_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """A certified slope below an evaluated chord stops the line; a difference in the last digits does not."""
     from wassail.certificates import certify as module

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates import norms
-from wassail.certificates.norms import change, map_norm, matrix_norm, positive_norm, product
+from wassail.certificates.norms import change, map_norm, matrix_norm, positive_norm, positive_norms, product
 from wassail.certificates.structure import Average, Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum
 from wassail.geometry import operator_norm
 
@@ -46,6 +46,13 @@ def test_matrix_norms_are_those_of_the_corners(shape: tuple[int, int], r: float,
         assert truth * (1 - 1e-15) <= matrix_norm(matrix, r, s) <= truth * (1 + 1e-11)
         assert positive_norm(matrix.abs(), r, s) >= truth * (1 - 1e-15)
         assert positive_norm(matrix.abs(), r, s) == pytest.approx(brute(matrix.abs(), r, s), rel=1e-12)
+
+
+@pytest.mark.parametrize(("r", "s"), PAIRS)
+def test_norms_of_many_matrices_are_those_of_each(r: float, s: float) -> None:
+    many = draw(2, 3, 4, 5).abs()
+    for i, j in itertools.product(range(2), range(3)):
+        assert float(positive_norms(many, r, s)[i, j]) == pytest.approx(positive_norm(many[i, j], r, s), rel=1e-13)
 
 
 @pytest.mark.parametrize(("r", "s"), PAIRS)

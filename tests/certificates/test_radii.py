@@ -350,14 +350,18 @@ def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) ->
     assert text.count(". ") == 0 and text.endswith(".") and "\n" not in text
 
 
-def test_probabilities_and_smooth_networks_are_refused_where_they_have_to_be() -> None:
+def test_probabilities_and_unknown_methods_are_refused() -> None:
     graph, x, y = digits("mlp", 4)
     with pytest.raises(ws.InputError, match="softmax"):
         radii(nn.Sequential(model("mlp"), nn.Softmax(1)), x, y)
     with pytest.raises(ws.InputError, match="method"):
         verify(graph, x, y, ws.Threat(INF, INF, 0.1), "magic")
-    with pytest.raises(ws.InputError, match="gelu"):
-        radii(*digits("gelu", 4), method="lipschitz")
+
+
+def test_lipschitz_radii_of_a_smooth_network_lie_below_those_of_linear_bounds() -> None:
+    graph, x, y = digits("gelu", 4)
+    coarse = radii(graph, x, y, INF, method="lipschitz", time_limit=5)
+    assert (coarse.values > 0).any() and (coarse.values <= found("gelu", 4, INF, "crown").values).all()
 
 
 def test_a_larger_network_keeps_its_margins(zoo: ModuleType) -> None:

@@ -381,7 +381,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": _Gated.make("silu", _logistic(1.0, 0.0)),
     "softplus": _Convex(
         "softplus", math.inf, -math.inf, 0.0, 1.0, _up(math.log(2)),
-        lambda v: v.clamp(min=0) + (-v.abs()).exp().log1p(), torch.sigmoid, torch.logit,
+        lambda v: torch.logaddexp(v, torch.zeros_like(v)), torch.sigmoid, torch.logit,
     ),
     "elu": _Convex(
         "elu", math.inf, -math.inf, 0.0, 1.0, 1.0,

@@ -50,7 +50,8 @@ class Bound(Record):
     @property
     def exact(self) -> bool:
         """Whether the bracket is closed: a relative gap of at most 1e-9."""
-        return self.upper - self.lower <= EXACT * max(abs(self.upper), abs(self.lower)) or self.upper == self.lower
+        known = math.isfinite(self.upper) and self.upper - self.lower <= EXACT * max(abs(self.upper), abs(self.lower))
+        return known or self.upper == self.lower
 
     @property
     def gap(self) -> float:

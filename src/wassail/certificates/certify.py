@@ -16,13 +16,23 @@ from wassail.certificates.bound import Bound, below
 from wassail.certificates.infinity import infinity, tightness
 from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.propagate import crown, linear_upper
+from wassail.certificates.recession import Shadow, recession, shadow
 from wassail.certificates.region import Region
-from wassail.certificates.slopes import Chords, allocate_gains, chords, ray_slope, steepest_of
+from wassail.certificates.slopes import (
+    Chords,
+    ChordSearch,
+    Tail,
+    allocate_gains,
+    chords,
+    highest_loss,
+    loss_above,
+    ray_slope,
+    steepest_of,
+)
 from wassail.certificates.structure import Graph, read
 from wassail.certificates.worst_case import WorstCase, anchor_and_offset, worst_case_network
 from wassail.errors import InputError, unknown
-from wassail.geometry import column
+from wassail.geometry import column, vector_norm
 from wassail.geometry import distances as distances_between
 from wassail.losses import LIPSCHITZ, predict
 from wassail.network import Model, Progress, _bar, check_data, versions
@@ -32,6 +42,7 @@ from wassail.transport import Distribution, sample_weights
 
 SLOPES = ("infinity", "anchor", "margin", "paper")
 CELLS_INPUTS, CELLS_NEURONS, CELLS = 6, 40, 1500  # networks whose cells are all looked at
+FEW_INPUTS, FEW_SAMPLES = 2, 50  # smooth networks whose steepest chord is closed in by boxes
 DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 
 
@@ -152,7 +163,8 @@ def certify(
     norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain: None for R^n, or a box.
     slopes: which of "infinity", "anchor", "margin", "paper" to compute; time_limit: seconds for all of them; an interrupt keeps
     those that are done. Small networks get exact slopes by their cells and by branch and bound, large ones brackets by
-    propagation and evaluated points.
+    propagation and evaluated points. Smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the
+    slope at infinity is that of their recession function, and the upper slopes are those of `lipschitz`.
     """
     r, domain = parse_norm(norm), parse_domain(domain)
     wanted = tuple(slopes)
@@ -166,7 +178,7 @@ def certify(
     x, y = check_data(x, y, domain)
     if not len(x):
         raise InputError("there are no samples: a certificate is about the loss on data, give at least one.")
-    graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]))
+    graph = _graph(model, x)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
     with _bar(progress, "certificate") as report:
@@ -187,22 +199,27 @@ class _Work:
         self.line: tuple[float, float] | None = None
         self.tight: bool | None = None
         self.seen: tuple[Tensor, Tensor] | None = None
-        small = graph.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
-        self.network: Piecewise | None = graph.piecewise() if graph.neurons <= DENSE_NEURONS else None
-        self.small = self.network if small else None
+        # On R^n a smooth network is within a fixed distance of a piecewise-linear one; in a box that one is of no use.
+        self.shadow = Shadow(graph, {}) if not graph.smooth else None if self.region.bounded else shadow(graph)
+        flat = None if self.shadow is None else self.shadow.graph
+        small = flat is not None and flat.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
+        self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
 
     def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
         """Every slope asked for, the cheap and general ones first."""
         interrupted = False
         try:
             # A chord is at most as steep as the margins: without cells, S has no upper side but theirs.
-            todo = {*wanted, "margin"} if "anchor" in wanted and self.small is None else set(wanted)
+            cells = self.small is not None and not self.graph.smooth
+            todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
             for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in todo):
                 began = time.monotonic()
                 getattr(self, f"_{name}")(max(1.0, (self.end - began) / (len(todo) - done)))
                 bound = self.found[name]
                 self.found[name] = replace(bound, info={**bound.info, "seconds": time.monotonic() - began})
                 report((done + 1) / len(todo))
+            if "infinity" in todo or "anchor" in todo:
+                self._far_line()
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
         rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
@@ -211,8 +228,8 @@ class _Work:
         z = torch.cat([self.graph.logits(part) for part in torch.split(self.x.double(), 256)])
         clean = LIPSCHITZ[self.loss](z, self.y)
         info = {
-            "versions": versions(), "seed": self.seed, "neurons": self.graph.neurons, "labels": self.labels, "order": 1,
-            **({"interrupted": True} if interrupted else {}),
+            "versions": versions(), "seed": self.seed, "labels": self.labels, "order": 1, "smooth": self.graph.smooth,
+            **({} if self.graph.smooth else {"neurons": self.graph.neurons}), **({"interrupted": True} if interrupted else {}),
         }  # fmt: skip
         get = {name: bound for name, bound in self.found.items() if name in wanted}.get
         return Certificate(
@@ -238,47 +255,88 @@ class _Work:
         self.found["paper"] = Bound(low, high, bound.method, bound.witness, bound.info)
 
     def _infinity(self, seconds: float) -> None:
-        if self.region.bounded:
-            self.found["infinity"] = Bound(0.0, 0.0, "bounded domain")
-        elif self.network is not None:
-            self.found["infinity"] = infinity(self.network, self.norm, self.labels, time_limit=seconds, seed=self.seed)
+        far = None if self.region.bounded else recession(self.graph)
+        if far is None:
+            self.found["infinity"] = Bound(0.0, 0.0, "bounded domain" if self.region.bounded else "bounded")
+        elif far.neurons <= DENSE_NEURONS:
+            self.found["infinity"] = infinity(far.piecewise(), self.norm, self.labels, time_limit=seconds, seed=self.seed)
         else:
-            self.found["infinity"] = ray_slope(self.graph, self.norm, self.labels, self.seed)
+            self.found["infinity"] = ray_slope(far, self.norm, self.labels, self.seed)
 
     def _anchor(self, seconds: float) -> None:
-        if self.small is None:
-            self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
-            if self.domain is not None:
-                self.line = (0.0, self._most())
-            return
+        began = time.monotonic()
+        self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
+        if self.small is not None:
+            self._cells(self.small, seconds / 2 if self.graph.smooth else seconds)
+        few = self.graph.inputs <= FEW_INPUTS and len(self.x) <= FEW_SAMPLES and len(self.graph.nodes[0].shape) == 1
+        if self.graph.smooth and few:
+            self._boxes(max(1.0, seconds - (time.monotonic() - began)))
+
+    def _cells(self, network: Piecewise, seconds: float) -> None:
+        """From the cells of a small network, S and the second line; of a smooth one's shadow, the line and points to try."""
+        assert self.shadow is not None
         x, fine = self.x.double().flatten(1), 1e-4 if self.loss == "cross_entropy" else 1e-6
         # In a box a line that hardly rises caps the loss; on R^n nothing is finite below the slope at infinity.
         known = self.found.get("infinity")
         lam = 1e-9 if self.domain is not None else math.inf if known is None else known.upper * (1 + 1e-9)
         try:
-            self.found["anchor"], offset, self.seen = anchor_and_offset(
-                self.small, x, self.y, lam, norm=self.norm, domain=self.domain, loss=self.loss, mu=self.mu, tolerance=fine,
+            chord, offset, self.seen = anchor_and_offset(
+                network, x, self.y, lam, norm=self.norm, domain=self.domain, loss=self.loss, mu=self.mu, tolerance=fine,
                 time_limit=seconds, cells_limit=CELLS,
             )  # fmt: skip
         except InputError:  # too many cells
-            self.found["anchor"] = Bound(0.0, math.inf, "margin")
             return
         if math.isfinite(offset) and math.isfinite(lam):
-            self.line = (lam, offset)
-        if self.domain is None:
-            self.tight = tightness(self.small, self.norm, self.labels).tight
+            # Either loss changes by no more than the margin that changes most.
+            error = {k: self.shadow.margin_error(k).max() for k in self.labels}
+            self.line = (lam, offset + self._rounded_up(torch.stack([error[k] for k in self.y.tolist()])))
+        if not self.graph.smooth:
+            self.found["anchor"] = chord
+            if self.domain is None:
+                self.tight = tightness(network, self.norm, self.labels).tight
 
-    def _most(self) -> float:
-        """An upper bound on the expected loss wherever in the box the samples go, by linear bounds on the margins."""
-        bounds, last, classes = crown(self.graph, self.region), len(self.graph.nodes) - 1, self.graph.outputs
-        eye = torch.eye(classes, dtype=torch.float64)
-        worst: dict[int, float] = {}
-        for k in self.labels:
-            rows = torch.stack([eye[j] - eye[k] for j in range(classes) if j != k])
-            gaps = linear_upper(bounds, last, rows)
-            top = gaps.max() if self.loss == "margin" else torch.cat([gaps, torch.zeros(1)]).logsumexp(0)
-            worst[k] = float(top) + 1e-12 * abs(float(top))
-        return math.fsum((self.mu * torch.tensor([worst[k] for k in self.y.tolist()], dtype=torch.float64)).tolist())
+    def _tail(self) -> Tail | None:
+        """`loss(x, y_i) <= lam ||x - x_i|| + height_i` on the whole domain, for networks of any size.
+
+        A loss that is bounded has lam = 0. On R^n the margins differ from those of the recession function by at most their
+        drift, so that `loss(x, k) <= l ||x|| + loss of the drift`, and `||x|| <= ||x_i|| + ||x - x_i||`.
+        """
+        most = highest_loss(self.graph, self.labels, self.loss, self.domain)
+        which = torch.searchsorted(torch.tensor(self.labels), self.y)
+        if bool(torch.isfinite(most).all()):
+            return Tail(0.0, most[which])
+        known = self.found.get("infinity")
+        if known is None or self.shadow is None:
+            return None
+        drift = torch.stack([self.shadow.drift(k) for k in self.labels])
+        start = loss_above(-drift, torch.tensor(self.labels), self.loss)[which]
+        lam = known.upper * (1 + 1e-9)
+        size = lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * 2.0**-52)
+        return Tail(lam, start + size + 2.0**-52 * (start.abs() + size))
+
+    def _far_line(self) -> None:
+        """The second line from the tail, where the cells have not found one; of two with the same slope the lower one."""
+        if self.line is None or self.graph.smooth:
+            tail = self._tail()
+            lines = [] if self.line is None else [self.line]
+            if tail is not None:
+                lines.append((tail.lam, self._rounded_up(tail.height)))
+            self.line = min(lines, default=None)
+
+    def _boxes(self, seconds: float) -> None:
+        """S of a smooth network with one or two inputs."""
+        tail = None if self.region.bounded else self._tail()
+        if tail is None and not self.region.bounded:  # nothing is known far away
+            return
+        search = ChordSearch(self.graph, self.x, self.y, self.norm, self.domain, self.loss, self.found["margin"].upper, tail)
+        upper = search.run(time.monotonic() + seconds)
+        self.found["anchor"] = Bound(below(search.steepest, upper, "anchor"), upper, "boxes")
+        parts = [(search.found.root, search.found.points), *([] if self.seen is None else [self.seen])]
+        self.seen = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+    def _rounded_up(self, values: Tensor) -> float:
+        """`sum_i mu_i v_i`, rounded up."""
+        return math.fsum((self.mu * values).tolist()) + 4 * 2.0**-52 * math.fsum((self.mu * values.abs()).tolist())
 
     def _settle(self, found: Chords) -> None:
         """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""
@@ -318,12 +376,22 @@ def worst_case(
     distribution `result.atoms`, `result.masses`, whose transport cost is `result.cost`. cells: how many pieces are acceptable.
     """
     x, y = check_data(x, y, threat.domain)
-    network = model if isinstance(model, Piecewise) else _graph(model, x).piecewise()
     return worst_case_network(
-        network, x.double().flatten(1), y, norm=threat.norm, order=threat.order, eps=threat.eps, domain=threat.domain,
+        _dense(model, x), x.double().flatten(1), y, norm=threat.norm, order=threat.order, eps=threat.eps, domain=threat.domain,
         loss=loss, mu=mu, tolerance=tolerance, time_limit=time_limit, cells_limit=cells,
     )  # fmt: skip
 
 
+def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
+    if isinstance(model, Piecewise):
+        return model
+    graph = _graph(model, x)
+    if graph.smooth:
+        raise InputError(
+            "worst_case goes through the cells of a ReLU network, and a smooth one has none: use ws.loss_curve or ws.certify."
+        )
+    return graph.piecewise()
+
+
 def _graph(model: Model | Graph, x: Tensor) -> Graph:
-    return model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]))
+    return model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True)

@@ -218,11 +218,11 @@ class Planes:
     off: Tensor
     far: Tensor
 
-    def pull(self, w: Tensor, owner: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """What coefficients `w` `(R, *shape)` of the output add, `<w, off>` and `<|w|, far>`, and those of the inputs."""
-        off, far = _take(self.off, owner), _take(self.far, owner)
-        parts = tuple(_layed(part) for part in self.plane.transpose(w, owner))
-        return _dot(w, off), _dot(w.abs(), far), parts
+    def pull(self, weight: dict[int, Tensor], inputs: tuple[int, ...], w: Tensor, owner: Tensor) -> Span:
+        """Adds to `weight` what coefficients w `(R, *shape)` of the output are of the inputs; `<w, off>` and `<|w|, far>`."""
+        for j, part in zip(inputs, self.plane.transpose(w, owner)):
+            _accumulate(weight, j, _layed(part))
+        return _dot(w, _take(self.off, owner)), _dot(w.abs(), _take(self.far, owner))
 
 
 class Arithmetic:
@@ -502,10 +502,8 @@ class Sweep:
                     _accumulate(weight, k, part)
                 continue
             if i in kind.planes:
-                off, far, parts = kind.planes[i].pull(w, owner)
+                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                 shift, spread = shift + off, spread + far
-                for k, part in zip(node.inputs, parts):
-                    _accumulate(weight, k, part)
                 continue
             if i in self.stops and i < j:
                 weight[i] = w
@@ -612,10 +610,8 @@ class Sweep:
                     weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
                     w, constant, owner, both = torch.cat([w, -w]), constant.repeat(2), owner.repeat(2), False
                 if i in kind.planes:
-                    off, far, parts = kind.planes[i].pull(w, owner)
+                    off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                     constant = constant + off + far
-                    for j, part in zip(node.inputs, parts):
-                        _accumulate(weight, j, part)
                     continue
                 line = self._lines(kind, i, owner, alpha)
                 size = w.abs()

@@ -1,15 +1,17 @@
-"""Lipschitz constants of piecewise-linear networks: a ladder of sound upper bounds, each above a real Jacobian's norm.
+"""Lipschitz constants of networks: a ladder of sound upper bounds, each above a real Jacobian's norm.
 
 From cheap to exact (THEORY 4): the product of the layers' norms; bound propagation of the Jacobian with the neurons that are
-stable on the domain fixed; a semidefinite bound; branch and bound, which closes the bracket on small networks.
+stable on the domain fixed, or with the slopes that a smooth activation takes there; a semidefinite bound; branch and bound,
+on the neurons of a ReLU network and on the inputs of a smooth one, which closes the bracket on small networks.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,12 +20,15 @@ from torch import Tensor, nn
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.branch import branch
 from wassail.certificates.condense import condensed
-from wassail.certificates.norms import FEW_SIGNS, positive_norm, product
+from wassail.certificates.jacobian import entries, entry_norms, one_region, ranges, secants, smooth_bounds
+from wassail.certificates.norms import FEW_SIGNS, change, matrix_norm, positive_norm, product
+from wassail.certificates.pieces import Search
 from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.propagate import Bounds, crown, gradients
+from wassail.certificates.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.region import Ball, Region, Where
 from wassail.certificates.semidefinite import MEMORY, segmented
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.structure import Graph, Matrix, read
+from wassail.certificates.transformer import Walk
 from wassail.errors import InputError, unknown
 from wassail.geometry import maximiser, operator_norm
 from wassail.network import Model, Progress, _bar, versions
@@ -36,6 +41,9 @@ STEPS = (0.1, 0.3, 1.0, 1.0)  # of the search for steep points, in parts of the 
 SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
 NARROW = 64  # inputs
 DENSE = 5000  # undecided neurons up to which the dense form is built
+MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
+FEW = 6  # inputs of a smooth network up to which `auto` branches on them
+CLIMB = 24  # steps of the ascent to steeper points of a smooth network
 
 
 def lipschitz(
@@ -58,9 +66,11 @@ def lipschitz(
     outputs: "margins", `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over labels k (`labels`, default all), which is the
     slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}` (norm_out: default `norm`). norm: the input norm r.
     domain: None for all of R^n, a box `(low, high)` of numbers or tensors, or a `Ball`.
-    method: "product", "propagate", "sdp", "exact", or "auto", which climbs the ladder until the bracket is closed or the time
-    limit (default 60 s) is reached; every method returns the best of the cheaper ones too. time_limit: in seconds; nodes: of
-    branch and bound, which without either runs until it is exact. An interrupt (Ctrl-C) returns the bracket so far.
+    method: "product" (of transformers: by their modules), "propagate", "sdp" (ReLUs and activations), "exact", or "auto", which
+    climbs the ladder until the bracket is closed or the time limit (default 60 s) is reached; every method returns the best of
+    the cheaper ones too. "exact" branches on the neurons of a ReLU network, and on the inputs of a smooth one until the gap is
+    1e-6. time_limit: in seconds; nodes: of branch and bound, which without either runs until it is exact. An interrupt (Ctrl-C)
+    returns the bracket so far.
     shape: of one sample, where neither the domain nor the first layer tells it.
     The lower side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by 1e-12.
     """
@@ -82,9 +92,10 @@ def lipschitz(
     with _bar(progress, "Lipschitz constant") as report:
         ladder = Ladder(graph, region, r, q, limit, most, seed, report)
         bound = ladder.climb(method)
+    neurons = sum(node.size for node in graph.nodes if node.slope is not None or node.activation is not None)
     info = {
         "norm": r, "norm_out": q, "outputs": outputs, "domain": str(region), "seed": seed, "versions": versions(),
-        "neurons": graph.neurons, **bound.info,
+        "neurons": neurons, **bound.info,
     }  # fmt: skip
     return Bound(bound.lower, bound.upper, bound.method, bound.witness, info)
 
@@ -113,8 +124,10 @@ class Ladder:
         try:
             self._sample()
             self._improve(product(self.graph, self.norm_in, self.norm_out), "product")
+            if self.graph.curved:
+                self._improve(modules(self.graph, self.region, self.norm_in, self.norm_out, self._spans), "modules")
             if method != "product":
-                self._local(method)
+                (self._smooth if self.graph.smooth else self._local)(method)
         except KeyboardInterrupt:  # the bracket so far is an answer
             self.info["interrupted"] = True
         return Bound(self.lower, self.upper, self.method, self.witness, {**self.info, "seconds": self._spent()})
@@ -137,17 +150,76 @@ class Ladder:
             network = bounds.graph.piecewise(bounds.states(), DENSE)
             self._branch(network, None if method == "exact" and self.time_limit is None else self._left())
 
+    @cached_property
+    def _spans(self) -> Mapping[int, Span]:
+        """Where the values of a smooth network lie."""
+        return ranges(self.graph, one_region(self.region))
+
+    def _smooth(self, method: str) -> None:
+        """The rungs of a network with smooth parts."""
+        spans = self._spans
+        self._improve(float(entry_norms(*entries(self.graph, spans), self.norm_in, self.norm_out)), "propagate")
+        self.report(0.1)
+        neurons = sum(node.size for node in self.graph.nodes if node.map is None)  # a tangent from each of them
+        patient = method == "propagate" and self.time_limit is None
+        share = 2 if self.graph.inputs <= FEW or not self.graph.curved else 1  # of the time left: is there a rung after it?
+        price = 2 * self._pace(self.graph) * neurons
+        if not self._closed() and self.region.bounded and (patient or price < self._left() / share):
+            self._improve(float(entry_norms(*entries(self.graph, spans, True), self.norm_in, self.norm_out)), "propagate")
+        if not self.graph.curved:
+            self._elementwise(method, spans)
+        self.report(0.3)
+        hopeless = math.isinf(self.upper) and not self.region.bounded  # cutting infinity in two leaves it infinite
+        if not self._closed() and not hopeless and (method == "exact" or (method == "auto" and self.graph.inputs <= FEW)):
+            self._search(None if method == "exact" and self.time_limit is None else self._left())
+
+    def _elementwise(self, method: str, spans: Mapping[int, Span]) -> None:
+        """What holds for ReLUs and for every function with a range of slopes."""
+        bounds = smooth_bounds(self.graph, self.region, spans)
+        steepest = {i: max(float(side.abs().max()) for side in bounds.derivative(i)) for i in bounds.spans}
+        self._improve(product(self.graph, self.norm_in, self.norm_out, steepest), "product")
+        patient = method == "propagate" and self.time_limit is None
+        if not self._closed() and (patient or self._price(bounds) < self._left() / (1 if method == "propagate" else 2)):
+            self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        self.report(0.2)
+        narrow = self.graph.inputs <= FEW and method != "sdp"  # there the search does better
+        fits = bounds.open <= MANY  # no neuron is decided here, and its time limit is looked at between pieces only
+        if not self._closed() and method in ("sdp", "auto") and not narrow and fits:
+            self._improve(segmented(secants(bounds), self.norm_in, self.norm_out, self._left()), "sdp")
+
+    def _search(self, limit: float | None) -> None:
+        def value(x: Tensor) -> Tensor:
+            return jacobian_norms(jacobians(self.graph, x), self.norm_in, self.norm_out) * (1 - 1e-12)
+
+        def climb(x: Tensor) -> Tensor:
+            return ascend(self.graph, self.region, x, self.norm_in, self.norm_out)
+
+        def tick(search: Search) -> None:
+            self.info["nodes"] = search.nodes
+            if search.lower > self.lower and search.witness is not None:
+                self.lower, self.witness = search.lower, search.witness
+            self._improve(search.upper, "branch")
+            self.report(0.3 + 0.7 * self.lower / max(self.upper, 1e-300) if math.isfinite(self.upper) else 0.3)
+
+        search = Search(
+            self.graph, self.region, self.norm_in, self.norm_out, value, climb, self.lower, self.witness, best=self.upper
+        )
+        search.run(limit, self.nodes, tick)
+
     def _dense(self, bounds: Bounds) -> bool:
         """Whether the dense form fits."""
         return (self.graph.inputs + bounds.open) * max(node.size for node in bounds.graph.nodes) <= MEMORY
 
     def _price(self, bounds: Bounds) -> float:
         """About how many seconds it takes to substitute every undecided neuron's gradient and every entry, both sides."""
-        count = max(1, min(256, 2**22 // max(node.size for node in bounds.graph.nodes)))
-        x = torch.zeros(count, *bounds.graph.nodes[0].shape, dtype=torch.float64)
+        return self._pace(bounds.graph) * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
+
+    def _pace(self, graph: Graph) -> float:
+        """Seconds for one sample of a large batch."""
+        count = max(1, min(256, 2**22 // max(node.size for node in graph.nodes)))
         start = time.monotonic()
-        bounds.graph.values(x)
-        return (time.monotonic() - start) / count * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
+        graph.values(torch.zeros(count, *graph.nodes[0].shape, dtype=torch.float64))
+        return (time.monotonic() - start) / count
 
     def _branch(self, network: Piecewise, limit: float | None) -> None:
         def tick(lower: float, upper: float, nodes: int) -> None:
@@ -173,15 +245,27 @@ class Ladder:
         few = max(4, min(count, 2**24 // max(node.size for node in self.graph.nodes)) // len(spreads))
         for spread in spreads:
             x = self.region.sample(few, generator, spread)
+            seen: list[tuple[Tensor, Tensor]] = []
             for step in (*STEPS, 0.0):
-                jacobian = jacobians(self.graph, x)
-                value, best = jacobian_norms(jacobian, self.norm_in, self.norm_out).max(0)
-                if self.witness is None or float(value) * (1 - 1e-12) > self.lower:
-                    self.lower, self.witness = max(0.0, float(value) * (1 - 1e-12)), x[best]
+                jacobian, norms = self._keep(x)
+                seen.append((x, norms))
                 steepest = torch.linalg.vector_norm(jacobian, dual(self.norm_in), dim=2).argmax(1)
                 row = maximiser(jacobian[torch.arange(len(x)), steepest], self.norm_in)
                 # Steps are measured entry by entry, whatever the norm.
                 x = self.region.inside(x + step * spread * row / row.abs().amax().clamp(min=1e-300))
+            if self.graph.smooth:
+                x, norms = (torch.cat(parts) for parts in zip(*seen))
+                steep = norms.topk(max(4, few // 2)).indices
+                self._keep(ascend(self.graph, self.region, x[steep], self.norm_in, self.norm_out, spread))
+
+    def _keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The Jacobians at points `(m, n)` and their norms `(m,)`, the largest of which is kept as the lower side."""
+        jacobian = jacobians(self.graph, x)
+        norms = jacobian_norms(jacobian, self.norm_in, self.norm_out)
+        value, best = norms.max(0)
+        if self.witness is None or float(value) * (1 - 1e-12) > self.lower:
+            self.lower, self.witness = max(0.0, float(value) * (1 - 1e-12)), x[best]
+        return jacobian, norms
 
     def _improve(self, upper: float, method: str) -> None:
         if upper < self.upper:
@@ -213,6 +297,19 @@ def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = 
     return best * (1 + 1e-12)
 
 
+def modules(graph: Graph, region: Region, norm_in: float, norm_out: float, known: Mapping[int, Span] | None = None) -> float:
+    """`||J||_{r -> s}` of a transformer over a region by the Euclidean constants of its modules (THEORY 5).
+
+    known: what `ranges` found there, if it has been called already.
+    """
+    walk, last = Walk.make(graph, region, known), graph.nodes[-1]
+    size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
+    if isinstance(last.map, Matrix) and len(last.shape) == 1:  # or the last matrix changes from the 2-norm to s in one piece
+        leave = matrix_norm(last.map.weight, 2.0, norm_out)
+        size = min(size, walk.stretch(0, last.inputs[0]) + math.log(max(leave, 1e-300)))
+    return change(graph.inputs, norm_in, 2.0) * math.exp(size) * (1 + 1e-12) if size < 700 else math.inf
+
+
 def jacobians(graph: Graph, x: Tensor) -> Tensor:
     """`J` at flat points `(m, n)`: `(m, K, n)`."""
     with torch.enable_grad():
@@ -220,6 +317,48 @@ def jacobians(graph: Graph, x: Tensor) -> Tensor:
         z = graph.logits(points)
         rows = [torch.autograd.grad(z[:, k].sum(), points, retain_graph=True)[0].flatten(1) for k in range(graph.outputs)]
     return torch.stack(rows, 1).detach()
+
+
+def ascend(graph: Graph, region: Region, x: Tensor, norm_in: float, norm_out: float, spread: float | None = None) -> Tensor:
+    """Points of a region moved to steeper ones of a smooth network, `(m, n)`: an ascent on `||J(x)^T w||_s`.
+
+    w `(K,)`: the combination of outputs that grows fastest at the start, in the dual norm of theirs. Each point has its own
+    step: longer after a success, else shorter; it never moves to a lower value. spread: of the first steps.
+    """
+    low, high = region.box
+    width = (high - low)[torch.isfinite(high - low)]
+    step = torch.full((len(x), 1), 0.1 * (spread if spread is not None else float(width.max()) if len(width) else 1.0)).double()
+    w = _steepest(jacobians(graph, x), norm_in, norm_out)
+    best, pull = _slope(graph, x, w, norm_in)
+    for _ in range(CLIMB):
+        moved = region.inside(x + step * pull)
+        value, turn = _slope(graph, moved, w, norm_in)
+        better = (value > best)[:, None]
+        x, pull, best = torch.where(better, moved, x), torch.where(better, turn, pull), torch.maximum(value, best)
+        step = torch.where(better, 1.5 * step, 0.3 * step)
+    return x
+
+
+def _steepest(jacobian: Tensor, norm_in: float, norm_out: float) -> Tensor:
+    """`w` `(m, K)` with `||J^T w||` about the norm: in turn the best direction for the outputs and the best outputs for it."""
+    rows = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2)
+    w = torch.nn.functional.one_hot(rows.argmax(1), jacobian.shape[1]).double()
+    for _ in range(4):
+        u = maximiser((w[:, None] @ jacobian)[:, 0], norm_in)
+        w = maximiser((jacobian @ u[:, :, None])[:, :, 0], dual(norm_out))
+    return w
+
+
+def _slope(graph: Graph, x: Tensor, w: Tensor, norm_in: float) -> tuple[Tensor, Tensor]:
+    """`||J(x)^T w||_s` at points `(m, n)`, `(m,)`, and the direction in which it grows, its largest entry 1."""
+    with torch.enable_grad():
+        points = x.clone().requires_grad_(True)
+        z = (graph.logits(points.reshape(-1, *graph.nodes[0].shape)) * w).sum()
+        (g,) = torch.autograd.grad(z, points, create_graph=True)
+        value = torch.linalg.vector_norm(g, dual(norm_in), dim=1)
+        (pull,) = torch.autograd.grad(value.sum(), points) if value.requires_grad else (torch.zeros_like(x),)
+    pull = torch.nan_to_num(pull)
+    return value.detach(), pull / pull.abs().amax(1, keepdim=True).clamp(min=1e-300)
 
 
 def jacobian_norms(jacobian: Tensor, norm_in: float, norm_out: float) -> Tensor:
@@ -259,4 +398,4 @@ def as_graph(model: Model | Graph, domain: Where = None, shape: Sequence[int] | 
         shape = (first.in_features,) if isinstance(first, nn.Linear) else None
     if shape is None:
         raise InputError("the shape of a sample is not known: give shape=(3, 32, 32), or a domain with tensors of that shape.")
-    return read(model, shape)
+    return read(model, shape, smooth=True)

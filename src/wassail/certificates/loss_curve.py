@@ -31,7 +31,7 @@ from torch import Tensor
 from wassail.certificates.bound import below
 from wassail.certificates.linear import Balls, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import lipschitz
-from wassail.certificates.slopes import change_of_scale
+from wassail.certificates.slopes import change_of_scale, highest_loss, loss_above
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
@@ -400,18 +400,19 @@ def _above(
     the whole domain are left out.
     """
     edges = [NEAR * radii[0], *radii]
-    start = _loss_above(_each(graph, x, y, 0.0, norm, domain, steps), y, loss)
-    most = _whole(graph, x, y, loss, domain, steps)
+    start = loss_above(_each(graph, x, y, 0.0, norm, domain, steps), y, loss)
+    labels, which = torch.unique(y, return_inverse=True)
+    most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which]
     slope = math.inf
-    if domain is None or all(node.activation is None for node in graph.nodes):  # in a box a help, on R^n a must
-        slope = lipschitz(graph, norm, domain, labels=set(y.tolist()), time_limit=seconds).upper
+    if domain is None or not graph.smooth:  # in a box a help, on R^n a must
+        slope = lipschitz(graph, norm, domain, labels=labels.tolist(), time_limit=seconds).upper
     ceiling, left, rise = [], [], []
     for place, (before, radius) in enumerate(itertools.pairwise(edges)):
         ends = [
             _ends(graph, a, b, before, radius, norm, domain, steps)
             for a, b in zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
         ]
-        far, near, line = (_loss_above(torch.cat(side), y, loss) for side in zip(*ends))
+        far, near, line = (loss_above(torch.cat(side), y, loss) for side in zip(*ends))
         if place == 0:
             ceiling, left, rise = [near], [near], [torch.zeros_like(near)]
         ceiling.append(torch.minimum(far, most))
@@ -433,17 +434,6 @@ def _each(graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain
     return torch.cat([margin_bounds(graph, a, b, radius, norm, domain, steps) for a, b in parts])
 
 
-def _whole(graph: Graph, x: Tensor, y: Tensor, loss: str, domain: Domain, steps: int) -> Tensor:
-    """Upper bounds on the loss of each sample wherever in the domain it goes, `(N,)`; inf on R^n."""
-    if domain is None:
-        return torch.full((len(y),), math.inf, dtype=torch.float64)
-    labels, which = torch.unique(y, return_inverse=True)
-    middle = torch.full((len(labels), *x.shape[1:]), (domain[0] + domain[1]) / 2, dtype=torch.float64)
-    # A ball of this radius, cut by the box, is all of the box.
-    lowest = margin_bounds(graph, middle, labels, domain[1] - domain[0], math.inf, domain, steps)
-    return _loss_above(lowest, labels, loss)[which]
-
-
 def _ends(
     graph: Graph, x: Tensor, y: Tensor, before: float, radius: float, norm: float, domain: Domain, steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -459,17 +449,6 @@ def _ends(
     near, line = (base - r - 4 * ULP * (base.abs() + r) for r in (rho, rho * (radius / before) * (1 + 4 * ULP)))
     own = torch.zeros_like(base).scatter(1, y[:, None], 1.0) > 0
     return far, near.masked_fill(own, 0.0), line.masked_fill(own, 0.0)
-
-
-def _loss_above(margins: Tensor, y: Tensor, loss: str) -> Tensor:
-    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`, rounded up.
-
-    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss `max_{j != y} -margin_j`.
-    """
-    if loss == "margin":
-        return (-margins).scatter(1, y[:, None], -math.inf).amax(1)
-    value = (-margins).logsumexp(1)
-    return value + (margins.shape[1] + 8) * ULP * (1 + margins.abs().amax(1))
 
 
 def _grid(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domain) -> list[float]:

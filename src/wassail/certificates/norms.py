@@ -7,11 +7,13 @@ over the frequencies of a torus large enough that the zero-padded convolution is
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.structure import Average, Concat, Conv, Graph, Linear, Matrix, Pick, Scale
 from wassail.geometry import operator_norm
 
@@ -36,15 +38,22 @@ def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
 
 def positive_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
     """`||M||_{r -> s}` of a matrix with entries >= 0, hence an upper bound for every matrix whose entries are no larger."""
+    return float(positive_norms(matrix, norm_in, norm_out))
+
+
+def positive_norms(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
+    """The same for many matrices, `(..., m, n) -> (...)`."""
     if norm_in == 1:
-        return float(torch.linalg.vector_norm(matrix, norm_out, dim=0).max())
+        columns: Tensor = torch.linalg.vector_norm(matrix, norm_out, dim=-2)
+        return columns.amax(-1)
     if norm_in == math.inf:  # attained at the vector of ones
-        return float(torch.linalg.vector_norm(matrix.sum(1), norm_out))
+        return torch.linalg.vector_norm(matrix.sum(-1), norm_out, dim=-1)  # type: ignore[no-any-return]
     if norm_out == 2:
-        return float(torch.linalg.matrix_norm(matrix, 2))
+        return torch.linalg.matrix_norm(matrix, 2)  # type: ignore[no-any-return]
     if norm_out == math.inf:
-        return float(torch.linalg.vector_norm(matrix, 2, dim=1).max())
-    return float(torch.linalg.vector_norm(matrix.sum(0), 2))
+        rows: Tensor = torch.linalg.vector_norm(matrix, 2, dim=-1)
+        return rows.amax(-1)
+    return torch.linalg.vector_norm(matrix.sum(-2), 2, dim=-1)  # type: ignore[no-any-return]
 
 
 def change(n: int, norm_in: float, norm_out: float) -> float:
@@ -119,17 +128,28 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
     return best * UP
 
 
-def product(graph: Graph, norm_in: float, norm_out: float) -> float:
+def product(graph: Graph, norm_in: float, norm_out: float, steepest: Mapping[int, float] | None = None) -> float:
     """`||J||_{r -> s}` on all of R^n by the norms of the layers: the best of walking through in norm 1, 2 or inf.
 
-    Additions add, concatenations combine in the norm, a ReLU does not stretch. The first matrix changes from r to the norm of
-    the walk and the last one from that to s, each in one piece where it is a matrix.
+    Additions add, concatenations combine in the norm, a ReLU does not stretch, a smooth activation stretches by its steepest
+    slope (`steepest`: on the region, by node; else on R). The first matrix changes from r to the norm of the walk and the last
+    one from that to s, each in one piece where it is a matrix. Infinite where a product, a softmax or a normalisation is in the
+    way: their norms depend on where they are.
     """
-    graph.refuse_smooth()
-    return min(_walk(graph, norm_in, inner, norm_out) for inner in (1.0, 2.0, math.inf)) * UP
+    if graph.curved:
+        return math.inf
+    slopes = {i: steepest_slope(node.activation) for i, node in enumerate(graph.nodes) if node.activation is not None}
+    return min(_walk(graph, norm_in, inner, norm_out, {**slopes, **(steepest or {})}) for inner in (1.0, 2.0, math.inf)) * UP
 
 
-def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float) -> float:
+def steepest_slope(activation: str) -> float:
+    """`max |f'|` on R, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form), SiLU 1.099840 to six decimals."""
+    far = torch.tensor(math.inf, dtype=torch.float64)
+    least, top = ACTIVATIONS[activation].derivative_range(-far, far)
+    return max(-float(least), float(top))
+
+
+def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float, steepest: Mapping[int, float]) -> float:
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)
     found: list[float] = []
@@ -138,10 +158,10 @@ def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float) -> float:
         given = [found[j] for j in node.inputs]
         flat = [raw[j] for j in node.inputs]
         plain = isinstance(node.map, Pick) and node.map.source is None
-        if node.map is None and node.slope is None:
+        if not node.inputs:
             found.append(1.0)
-        elif node.slope is not None:
-            found.append(given[0] * (enter if flat[0] else 1.0))
+        elif node.map is None:
+            found.append(given[0] * (enter if flat[0] else 1.0) * steepest.get(i, 1.0))
         elif plain:
             found.append(given[0])
         elif isinstance(node.map, Matrix) and len(node.shape) == 1:
@@ -150,7 +170,7 @@ def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float) -> float:
         else:
             given = [g * (enter if f else 1.0) for g, f in zip(given, flat)]
             found.append(_combined(graph, i, given, inner))
-        raw.append((node.map is None and node.slope is None) or (plain and flat[0]))
+        raw.append(not node.inputs or (plain and flat[0]))
     if isinstance(graph.nodes[last].map, Matrix) and len(graph.nodes[last].shape) == 1:
         return found[-1]
     return found[-1] * (change(graph.outputs, norm_in, norm_out) if raw[-1] else change(graph.outputs, inner, norm_out))

@@ -1,4 +1,4 @@
-"""Bound propagation through a piecewise-linear graph: intervals, linear bounds (CROWN), and bounds on the Jacobian.
+"""Bound propagation through a graph: intervals and linear bounds (CROWN) of piecewise-linear ones, and bounds on the Jacobian.
 
 Everything here is a sound upper bound in floating point: the rounding error of a chain of sums is at most `gamma` times the
 same chain with absolute values (`gamma` = number of terms times 2^-52), and that is what every bound is moved outward by.
@@ -6,7 +6,8 @@ same chain with absolute values (`gamma` = number of terms times 2^-52), and tha
 Values go forward, `v = W z + b`, and a neuron that changes sides in the region lies between two lines (Zhang et al. 2018,
 CROWN). Gradients go backward, `g = W^T (d g')` with `d` between the slopes of the neuron, and `d g'` lies between two lines in
 `g'` in the same way (Zhang, Zhang & Hsieh 2019, RecurJac; Shi et al. 2022). So a bound on a gradient is substituted FORWARD
-through the network until it meets the head, as a bound on a value is substituted backward until it meets the input.
+through the network until it meets the head, as a bound on a value is substituted backward until it meets the input. For the
+gradients a smooth activation is a neuron like any other: its derivative lies in a range.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, Pick, rounding_map
 
@@ -42,24 +44,34 @@ def _terms(node: Node) -> int:
     return 4 + (math.prod(node.map.shape) if isinstance(node.map, Average) else len(node.inputs))
 
 
+def derivative_span(node: Node, span: Span) -> Span:
+    """The range of the derivative of a ReLU or an activation where its input has this range, shape of the span.
+
+    A ReLU that keeps its side has one value.
+    """
+    if node.activation is not None:
+        return ACTIVATIONS[node.activation].derivative_range(*span)
+    low, high = span
+    assert node.slope is not None
+    return torch.where((low >= 0) & (high > 0), 1.0, node.slope), torch.where(high <= 0, node.slope, 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Where every neuron's input lies in a region: for each ReLU node of a graph its span, of the node's shape."""
+    """Where every neuron's input lies in a region: for each ReLU or activation node its span, of the node's shape."""
 
     graph: Graph
     region: Region
     spans: dict[int, Span]
 
     def derivative(self, i: int) -> Span:
-        """The range of the derivative of the neurons of ReLU node i: a neuron that keeps its side has one value."""
-        low, high = self.spans[i]
-        slope = self._slope(i)
-        return torch.where((low >= 0) & (high > 0), 1.0, slope), torch.where(high <= 0, slope, 1.0)
+        """The range of the derivative of the neurons of node i."""
+        return derivative_span(self.graph.nodes[i], self.spans[i])
 
     def unstable(self, i: int) -> Tensor:
-        """Which neurons of ReLU node i may change sides, bool of the node's shape."""
-        low, high = self.spans[i]
-        return (low < 0) & (high > 0)
+        """Which neurons of node i have more than one derivative, bool of the node's shape: ReLUs that may change sides."""
+        low, high = self.spans[i] if self.graph.nodes[i].activation is None else self.derivative(i)
+        return (low < 0) & (high > 0) if self.graph.nodes[i].activation is None else low < high
 
     def states(self) -> dict[int, Tensor]:
         """For each ReLU node 1 where a neuron is always active, 0 where never, -1 where it may change sides."""
@@ -239,10 +251,10 @@ def _farthest(region: Region) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """Bounds on the gradients of `<head row, theta>` with respect to every ReLU's output and to the input.
+    """Bounds on the gradients of `<head row, theta>` with respect to every neuron's output and to the input.
 
-    rows `(m, K)`; spans: for each ReLU node and the input (0), its span `(m, *shape)`; sizes: the same with absolute weights,
-    what rounding errors are relative to.
+    rows `(m, K)`; spans: for each ReLU or activation node and the input (0), its span `(m, *shape)`; sizes: the same with
+    absolute weights, what rounding errors are relative to.
     """
 
     bounds: Bounds
@@ -298,7 +310,7 @@ class Gradients:
             node = graph.nodes[i]
             if not any(j in value for j in node.inputs):
                 continue
-            if node.slope is not None:
+            if node.map is None:
                 if i not in self.spans:  # it leads nowhere
                     continue
                 if shared:
@@ -321,7 +333,7 @@ class Gradients:
         return torch.as_tensor(total).reshape(m, p)
 
     def _relaxed(self, i: int, t: Tensor, p: int) -> tuple[Tensor, Tensor]:
-        """The step through ReLU node i: new coefficients, and what is added to the constant."""
+        """The step through the neurons of node i: new coefficients, and what is added to the constant."""
         (up, up_shift), (down, down_shift) = _gradient_lines(self.spans[i], self.bounds.derivative(i))
         t = t.reshape(-1, p, *t.shape[1:])
         plus = t.clamp(min=0)
@@ -346,15 +358,17 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
         if i not in span:
             continue
         node, (low, high), most = graph.nodes[i], span.pop(i), size.pop(i)
-        if node.slope is not None:
+        if node.map is None:
             found = replace(found, spans={**found.spans, i: (low, high)}, sizes={**found.sizes, i: most})
             open_ = bounds.unstable(i)
             if tighten and open_.any() and not torch.equal(low, high):
                 low, high = _tightened(found, i, open_.flatten())
                 found = replace(found, spans={**found.spans, i: (low, high)})
             least, top = bounds.derivative(i)
-            low, high = torch.minimum(low * least, low * top), torch.maximum(high * least, high * top)
-            _merge(span, size, node.inputs[0], (low, high), most * top)
+            corners = torch.stack([low * least, low * top, high * least, high * top])
+            # Lines through a range of slopes are shifted by up to its width.
+            steep = torch.maximum(torch.maximum(least.abs(), top.abs()), top - least)
+            _merge(span, size, node.inputs[0], (corners.amin(0), corners.amax(0)), most * steep)
             continue
         assert node.map is not None
         absolute = node.map.magnitude()

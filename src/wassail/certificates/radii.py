@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.distance import nearest_flip
-from wassail.certificates.linear import Balls, Span, Sweep, margins
+from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
-from wassail.certificates.propagate import gamma, magnitudes
 from wassail.certificates.split import branch_margins
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
@@ -134,7 +133,7 @@ def radii(
         if start is not None:
             search.resume(start)
         if chosen == "lipschitz":
-            found = _by_lipschitz(graph, x, y, search.here, r, box, limit)
+            found = _by_lipschitz(graph, x, y, r, box, limit)
             search.lower = torch.where(search.open, torch.maximum(search.lower, found), search.lower)
         elif start is None or chosen == "crown":
             search.run(0)
@@ -174,8 +173,7 @@ def verify(
     graph, x, y, wrong = _prepared(model, x, y, threat.domain)
     proved = torch.zeros(len(x), dtype=torch.bool)
     if method == "lipschitz":
-        here = graph.logits(x.cpu())
-        values = _by_lipschitz(graph, x, y, here, threat.norm, threat.domain, time_limit)
+        values = _by_lipschitz(graph, x, y, threat.norm, threat.domain, time_limit)
         return (values >= threat.eps) & ~wrong
     exact = method in ("exact", "auto") and _small(graph)
     branching = method in ("branch", "exact", "auto") and not exact
@@ -258,6 +256,7 @@ class _Search:
         self.first = self._first_guess()
         self.known: dict[int, Span] = {}
         self.open = self.height > 0
+        self.caution = 12.0 if graph.curved else 3.0  # a transformer's bounds reach less far
 
     def settle(self, wrong: Tensor) -> None:
         """Misclassified samples and ties have radius 0."""
@@ -351,7 +350,8 @@ class _Search:
             above = tangent(middle) > drop * (middle / far.clamp(min=tiny)) ** power
             left, right = torch.where(above, middle, left), torch.where(above, right, middle)
         # A hair to the other side than last time, so that the bracket closes from both.
-        guess = torch.where(far > 0, left * torch.where(self.proved_last, 1 + tolerance / 3, 1 - tolerance / 3), self.first / 3)
+        nudge = torch.where(self.proved_last, 1 + tolerance / 3, 1 - tolerance / 3)
+        guess = torch.where(far > 0, left * nudge, self.first / self.caution)
         # Beyond the tangent's zero, which walls may move outward, it says nothing.
         stuck = (left <= low) & (low > 0)
         guess = torch.where(stuck, torch.where(failed, (low * high).sqrt(), 2 * low), guess)
@@ -446,19 +446,19 @@ def _least(margin: Tensor, y: Tensor) -> Tensor:
 
 
 def _small(graph: Graph) -> bool:
-    return all(node.activation is None for node in graph.nodes) and graph.neurons <= SMALL
+    return not graph.smooth and graph.neurons <= SMALL
 
 
-def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, here: Tensor, norm: float, domain: Domain, limit: float | None) -> Tensor:
+def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, limit: float | None) -> Tensor:
     """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with constants over the whole domain, `(N,)`, rounded down.
 
     Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside.
     """
-    graph.refuse_smooth()
-    rung = "auto" if _small(graph) else "product"
+    rung = "auto" if _small(graph) else "propagate" if graph.smooth else "product"
     found = torch.full((len(x),), math.inf, dtype=torch.float64)
     classes = graph.outputs
-    noise = gamma(graph) * (len(graph.nodes) + 2) * magnitudes(graph, x)[-1]  # of the logits
+    pairs_of = zip(torch.split(x, BATCH), torch.split(y, BATCH))
+    here = torch.cat([margin_bounds(graph, a, b, 0.0, norm, domain) for a, b in pairs_of] or [found[:, None]])
     labels = sorted(set(y.tolist()))
     pairs = [(k, j) for k in labels for j in range(classes) if j != k]
     known: dict[tuple[int, int], float] = {}
@@ -472,6 +472,5 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, here: Tensor, norm: float,
                 head, norm, domain, outputs="logits", norm_out=math.inf, method=rung, time_limit=each or 1.0
             ).upper
         mine = y == k
-        margin = here[mine, k] - here[mine, j] - noise[mine, k] - noise[mine, j]
-        found[mine] = torch.minimum(found[mine], margin.clamp(min=0) / max(known[k, j], 1e-300))
+        found[mine] = torch.minimum(found[mine], here[mine, j].clamp(min=0) / max(known[k, j], 1e-300))
     return found * (1 - 1e-9)

@@ -2,27 +2,37 @@
 
 Small networks have exact slopes (`infinity`, `worst_case`, `branch`). Here is what images allow: the slope at infinity by an
 ascent on the bias-free network from below and its linear bounds on the unit ball from above (THEORY 3, recession identity),
-and the steepest chord from below by evaluated points near and far.
+and the steepest chord from below by evaluated points near and far. A smooth network with one or two inputs has no cells, but
+few dimensions to cut: there `ChordSearch` closes in the steepest chord from above.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.curves import Softmax
+from wassail.certificates.jacobian import adjoint, boxed, ranges
+from wassail.certificates.linear import Balls, Sweep, margins
+from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.propagate import crown, gamma, linear_upper, magnitudes
-from wassail.certificates.region import Ball, Region
+from wassail.certificates.recession import highest, spans
+from wassail.certificates.region import Ball, Region, Where
 from wassail.certificates.structure import Graph
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
-from wassail.threat import Domain
+from wassail.network import Model
+from wassail.threat import Domain, Number, dual
 
 STARTS, CLIMB = 6, 25  # rays per pair of classes, steps each
+CELLS, CLOSE = 512, 1e-4  # cells that are bounded at once; relative gap at which the search for the steepest chord stops
 
 
 def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -> Bound:
@@ -102,7 +112,10 @@ def chords(
     every, wide = torch.arange(len(x)), x.detach().cpu().double()
     spread = 1.0 if domain is None else domain[1] - domain[0]
     full = change_of_scale(wide[0].numel(), norm) * spread
-    for radius in (1e-4 * full, 1e-3 * full, 1e-2 * full, 0.05 * full, 0.2 * full, full):
+    radii = [1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0]
+    if graph.smooth:  # nothing is known of the pieces
+        radii += [2.0**k for k in range(-6, 0)] + ([] if domain is not None else [2.0**k for k in range(1, 7)])
+    for radius in (share * full for share in radii):
         point = wide.clone()
         for _ in range(3):  # the maximiser over the ball of the loss linearised at the last point
             with torch.enable_grad():
@@ -136,22 +149,37 @@ def change_of_scale(n: int, norm: float) -> float:
 def steepest_of(graph: Graph, x: Tensor, found: Chords) -> tuple[float, int]:
     """The steepest chord from the samples `(N, *shape)`, rounded down, and its place; 0 and -1 if no point gains anything.
 
-    Either loss moves by at most twice what the logits do, and those are off by gamma times the network of magnitudes.
+    Either loss moves by at most twice what the logits do; those are rounded by what `_errors` says.
     """
     if not len(found.gain):
         return 0.0, -1
-    ends = [torch.cat([magnitudes(graph, part)[-1].amax(1) for part in torch.split(end, 256)]) for end in (found.points, x)]
-    error = 2 * gamma(graph) * (ends[0] + ends[1][found.root])
+    error = 2 * (_errors(graph, found.points) + _errors(graph, x)[found.root])
     slope = ((found.gain - error) / found.distance).clamp(min=0) * (1 - 1e-12)
     best = int(slope.argmax())
     return float(slope[best]), best
+
+
+def _errors(graph: Graph, points: Tensor) -> Tensor:
+    """By how much rounding may have changed the logits at points `(m, *shape)`: `(m,)`.
+
+    Piecewise linear: gamma times the network of magnitudes. Smooth: the width of the intervals that start from the points. They
+    hold the true values and, as their sums are widened by twice the rounding error of one, the computed ones.
+    """
+    found = []
+    for part in torch.split(points.double(), 256):
+        if graph.smooth:
+            low, high = spans(graph, (part, part))[-1]
+            found.append((high - low).amax(1) * (1 + 2.0**-50))
+        else:
+            found.append(gamma(graph) * magnitudes(graph, part)[-1].amax(1))
+    return torch.cat(found)
 
 
 def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Which point each of N samples moves to and with what weight: index into the chords `(N,)` (-1: none), weight `(N,)`.
 
     `max sum_i mu_i a_i gain_i : sum_i mu_i a_i distance_i <= eps` with one point a sample: the steps of the concave envelopes
-    in order of steepness (THEORY 2); the last step, which the budget cuts, is replaced by a share of its far end if that pays.
+    in order of steepness (THEORY 2), and a share of one point for what the budget cuts.
     """
     n = len(mu)
     choice, weight = torch.full((n,), -1), torch.zeros(n, dtype=torch.float64)
@@ -169,17 +197,262 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
             at_cost, at_gain = float(found.distance[rest[top]]), float(found.gain[rest[top]])
             rest = rest[top + 1 :]
             rest = rest[found.distance[rest] > at_cost]
-    left = eps * (1 - 1e-12)
+    left, total = eps * (1 - 1e-12), 0.0
+    best = 0.0, choice.clone(), weight.clone()
     for _, i, m in sorted(steps):
         before = int(choice[i])
-        paid = float(found.distance[before]) if before >= 0 else 0.0
+        paid, kept = (float(found.distance[before]), float(found.gain[before])) if before >= 0 else (0.0, 0.0)
         price = float(mu[i]) * (float(found.distance[m]) - paid)
         if price <= left:
             choice[i], weight[i], left = m, 1.0, left - price
+            total += float(mu[i]) * (float(found.gain[m]) - kept)
             continue
+        # The budget cuts this step: a share of its far end for all that is left, or what later steps make of it.
         share = (left + float(mu[i]) * paid) / (float(mu[i]) * float(found.distance[m]))
-        kept = float(found.gain[before]) if before >= 0 else 0.0
-        if share * float(found.gain[m]) > kept:
-            choice[i], weight[i] = m, share
-        break
-    return choice, weight
+        value = total + float(mu[i]) * (share * float(found.gain[m]) - kept)
+        if value > best[0]:
+            best = value, choice.clone(), weight.clone()
+            best[1][i], best[2][i] = m, share
+    return (choice, weight) if total >= best[0] else best[1:]
+
+
+def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
+    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`, rounded up.
+
+    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss `max_{j != y} -margin_j`.
+    """
+    if loss == "margin":
+        return (-lowest).scatter(1, y[:, None], -math.inf).amax(1)
+    value = (-lowest).logsumexp(1)
+    return value + (lowest.shape[1] + 8) * 2.0**-52 * (1 + lowest.abs().amax(1))
+
+
+def highest_loss(graph: Graph, labels: Sequence[int], loss: str, domain: Domain, steps: int = 0) -> Tensor:
+    """Upper bounds on the loss of each label wherever in the domain a sample goes, `(L,)`.
+
+    In a box by linear bounds on the margins; by what the margins can be on R^n, which is finite for bounded networks.
+    """
+    lowest = -highest(graph, labels)
+    if domain is not None:
+        middle = torch.full((1, *graph.nodes[0].shape), (domain[0] + domain[1]) / 2, dtype=torch.float64)
+        # A ball of this radius, cut by the box, is all of the box.
+        balls = Balls.make(middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain)
+        sweep = Sweep(graph, balls, steps).run()
+        lowest = torch.maximum(lowest, torch.cat([margins(sweep, torch.tensor([k]))[0] for k in labels]))
+    return loss_above(lowest, torch.tensor(labels), loss)
+
+
+def paper_smooth_slope(
+    model: Model | Graph,
+    norm: Number = 2,
+    domain: Where = None,
+    *,
+    labels: Iterable[int] | None = None,
+    time_limit: float | None = None,
+    shape: Sequence[int] | None = None,
+    seed: int = 0,
+) -> Bound:
+    """The paper's `l` for smooth networks, `sup_x max_{j != k} ||J(x)^T (e_j - e_k)||_s`, as it defines it: an UPPER slope.
+
+    The paper states `E_N + l eps <= V(eps)` with it. It is the margin slope Lm, and what holds is `V(eps) <= E_N + l eps`.
+    For `theta = (0, tanh x)`, the sample x = 0 of the first class and cross entropy it is 1, so the paper claims
+    `V(0.5) >= 1.1931`; the true value is 0.9507, and the loss never exceeds 1.3133 (THEORY 3). The lower slope of a smooth
+    network is `certify(...).infinity`. labels: k ranges over these, default all; the rest as for `lipschitz`.
+    """
+    return lipschitz(model, norm, domain, labels=labels, time_limit=time_limit, shape=shape, seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """How a loss grows far away: `loss(x, y_i) <= lam ||x - x_i||_r + height_i` for all x; height `(N,)`."""
+
+    lam: float
+    height: Tensor
+
+
+class ChordSearch:
+    """The steepest chord `S` of a smooth network with one or two inputs from above, by cutting the space around each sample.
+
+    Cells are boxes around a sample. In one that does not contain it every margin lies above a plane (`linear.margins`), so that
+    the loss lies below a convex function, and the distance above a linear one, `<g, x - x_i>` with `||g||_s = 1`. A quotient of
+    the two is quasiconvex: a chord into the cell is at most as steep as the one to its steepest corner. A chord into the cube
+    around the sample is at most as steep as a gradient in it (`jacobian.adjoint`). Beyond the last cell the tail tells.
+    """
+
+    def __init__(
+        self, graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, loss: str, ceiling: float, tail: Tail | None
+    ) -> None:
+        self.graph, self.x, self.y, self.norm, self.loss = graph, x.double().flatten(1), y, norm, loss
+        self.low, self.high = (-math.inf, math.inf) if domain is None else domain
+        self.ceiling, self.tail = ceiling, tail
+        z = graph.logits(x.double())
+        self.gaps = z - z.gather(1, y[:, None])
+        self.clean, self.error = LIPSCHITZ[loss](z, y), 2 * _errors(graph, x)
+        self.least = self.clean - self.error
+        self.steepest, self.found = 0.0, Chords(y[:0], self.x[:0], self.clean[:0], self.clean[:0], y[:0])
+
+    def run(self, end: float) -> float:
+        """An upper bound on S, within `CLOSE` of the steepest chord known unless it is `end` (of `time.monotonic`)."""
+        scale = max(1.0, float(self.x.abs().max())) if self.high == math.inf else self.high - self.low
+        radius = torch.full((len(self.x),), scale * 2.0**-5, dtype=torch.float64)
+        every = torch.arange(len(self.x))
+        for k in range(5):
+            self._scatter(*self._ring(every, radius * 2.0**k))
+        far, settled = self._reach(scale)
+        rings = [self._ring(every, radius * 2.0**k) for k in range(math.ceil(math.log2(far / scale)) + 5)]
+        root, low, high = (torch.cat(part) for part in zip(*rings))
+        self._scatter(root, low, high)
+        bound, inner = self._cells(root, low, high), self._inner(radius)
+        while True:
+            target = self.steepest * (1 + CLOSE)
+            small = inner <= target
+            done = bound <= target
+            settled = max([settled, *bound[done].tolist()])
+            root, low, high, bound = root[~done], low[~done], high[~done], bound[~done]
+            wide = (~small & (radius > 2.0**-30 * scale)).nonzero().flatten()
+            if time.monotonic() > end or not (len(bound) or len(wide)):
+                return float(max([settled, *inner.tolist(), *bound.tolist()]))
+            order = bound.argsort(descending=True)
+            pick, rest = order[:CELLS], order[CELLS:]
+            halves = _halves(root[pick], low[pick], high[pick], bound[pick])
+            radius[wide] /= 2
+            ring = self._ring(wide, radius[wide])
+            inner[wide] = torch.minimum(inner[wide], self._inner(radius)[wide])
+            new = [torch.cat(parts) for parts in zip(halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double()))]
+            limit = torch.minimum(self._cells(*new[:3]), new[3])
+            root, low, high = (torch.cat([a[rest], b]) for a, b in zip((root, low, high), new))
+            bound = torch.cat([bound[rest], limit])
+
+    def _reach(self, scale: float) -> tuple[float, float]:
+        """How far the cells go, and the steepest chord beyond them."""
+        if self.tail is None:
+            return scale, 0.0
+        rest = float((self.tail.height - self.least).max().clamp(min=0))
+        far = min(max(scale, rest / (CLOSE / 4 * max(self.steepest, 1e-9))), 2.0**40 * scale)
+        return far, self.tail.lam + rest / far * (1 + 2.0**-50)
+
+    def _ring(self, root: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cubes between `||x - x_i||_inf = radius` and twice that, cut by the box: root `(M,)`, low and high `(M, n)`."""
+        n = self.x.shape[1]
+        corner = torch.cartesian_prod(*[torch.arange(-2.0, 2.0, dtype=torch.float64)] * n).reshape(-1, n)
+        corner = corner[((corner < -1) | (corner > 0)).any(1)]
+        start = self.x[root][:, None] + radius[:, None, None] * corner
+        stop = self.x[root][:, None] + radius[:, None, None] * (corner + 1)
+        low, high = (side.clamp(self.low, self.high).flatten(0, 1) for side in (start, stop))
+        real = (high > low).all(1)
+        return root.repeat_interleave(len(corner))[real], low[real], high[real]
+
+    def _cells(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        parts = zip(*(torch.split(v, CELLS) for v in (root, low, high)))
+        return torch.cat([self._some(*part) for part in parts]) if len(root) else torch.zeros(0, dtype=torch.float64)
+
+    def _some(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Upper bounds on the chords into cells: by their corners, and by their highest loss over their distance."""
+        middle = (low + high) / 2
+        self._look(root, middle)
+        sides = [_up(side) for side in (middle - low, high - middle)]
+        far, base, a = margins(Sweep(self.graph, boxed(middle, *sides)).run(), self.y[root])
+        n, away = low.shape[1], middle - self.x[root]
+        signs = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * n).reshape(-1, 1, n)
+        corners = torch.where(signs > 0, sides[1], -sides[0])  # (2^n, M, n)
+        tilt = torch.einsum("mkn,cmn->cmk", a, corners)
+        planes = base + tilt - (n + 8) * 2.0**-52 * (base.abs() + torch.einsum("mkn,cmn->cmk", a.abs(), corners.abs()))
+        own = torch.arange(base.shape[1]) == self.y[root][:, None]
+        height = torch.stack([loss_above(p.masked_fill(own, 0.0), self.y[root], self.loss) for p in planes])
+        unit = maximiser(away, dual(self.norm))
+        length = ((away + corners) * unit).sum(2) - (n + 8) * 2.0**-52 * (away.abs() + corners.abs()).sum(2)
+        rise = height - self.least[root]
+        fits = (length > 0).all(0) | (rise <= 0).all(0)  # else the quotient may have a pole in the cell
+        by_corners = torch.where(fits, _quotient(rise, length).amax(0), math.inf)
+        nearest = vector_norm(torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm)
+        by_top = _quotient(loss_above(far, self.y[root], self.loss) - self.least[root], nearest * (1 - n * 2.0**-50))
+        return torch.minimum(by_corners, by_top).clamp(max=self.ceiling)
+
+    def _scatter(self, root: Tensor, low: Tensor, high: Tensor) -> None:
+        """Look at a lattice of 16 points in every cell."""
+        n = low.shape[1]
+        count = round(16 ** (1 / n))
+        share = (torch.cartesian_prod(*[torch.arange(count, dtype=torch.float64)] * n).reshape(-1, n) + 0.5) / count
+        points = low[:, None] + (high - low)[:, None] * share
+        self._look(root.repeat_interleave(len(share)), points.flatten(0, 1))
+
+    def _look(self, root: Tensor, points: Tensor) -> None:
+        """Evaluate points: keep the steepest chord, rounded down, and those that no nearer point of their sample reaches."""
+        z = self.graph.logits(points)
+        gain, length = LIPSCHITZ[self.loss](z, self.y[root]) - self.clean[root], vector_norm(points - self.x[root], self.norm)
+        top = int((gain / length).argmax())
+        if float(gain[top] / length[top]) > self.steepest:
+            error = self.error[root[top]] + 2 * _errors(self.graph, points[top : top + 1])[0]
+            self.steepest = max(self.steepest, float((gain[top] - error) / length[top]) * (1 - 1e-12))
+        old = self.found
+        parts = ((old.root, root), (old.points, points), (old.gain, gain), (old.distance, length), (old.predicted, z.argmax(1)))
+        self.found = _front(Chords(*(torch.cat(pair) for pair in parts)))
+
+    def _inner(self, radius: Tensor) -> Tensor:
+        """Upper bounds on the chords into the cubes around the samples, `(N,)`: no steeper than a gradient of the loss there.
+
+        Margin loss: a rival that is behind at the sample catches up at its own slope only. Cross entropy: the gradient is
+        `sum_j p_j J^T (e_j - e_k)`, the probabilities and the Jacobian anywhere in their ranges.
+        """
+        # To where the first ring begins, which is rounded.
+        low, high = ((self.x + side * radius[:, None]).clamp(self.low, self.high) for side in (-1.0, 1.0))
+        room = [_up(side) for side in (self.x - low, high - self.x)]
+        reach, within = torch.cat(room, 1).amax(1), ranges(self.graph, boxed(self.x, *room))
+        eye, found = torch.eye(self.graph.outputs, dtype=torch.float64), torch.zeros_like(radius)
+        for k in sorted(set(self.y.tolist())):
+            mine = (self.y == k).nonzero().flatten()
+            part = {i: (low[mine], high[mine]) for i, (low, high) in within.items()}
+            low, high = adjoint(self.graph, part, eye - eye[k])
+            most, gap = torch.maximum(low.abs(), high.abs()), self.gaps[mine]
+            if self.loss == "margin":
+                behind = (self.least[mine][:, None] - gap - self.error[mine][:, None]).clamp(min=0)
+                across = change_of_scale(self.x.shape[1], self.norm) * reach[mine][:, None]
+                slope = vector_norm(most.flatten(0, 1), dual(self.norm)).reshape(gap.shape) - behind / across * (1 - 1e-12)
+                slope[:, k] = 0.0
+                found[mine] = slope.amax(1).clamp(min=0)
+                continue
+            move = most.sum(2) * reach[mine][:, None] * (1 + 1e-12) + self.error[mine][:, None]
+            least, top = Softmax().span((gap - move, gap + move))
+            gradient = [_sum_of_products(least, top, low, high, side) for side in (-1.0, 1.0)]
+            found[mine] = vector_norm(torch.maximum(gradient[0].abs(), gradient[1].abs()), dual(self.norm))
+        return (found * (1 + 1e-12)).clamp(max=self.ceiling)
+
+
+def _front(found: Chords) -> Chords:
+    """The points that gain more than every nearer point of the same sample, and more than nothing."""
+    order = torch.from_numpy(np.lexsort((-found.gain.numpy(), found.distance.numpy(), found.root.numpy())))
+    root, gain = found.root[order], found.gain[order]
+    keep, owner, high = [], -1, 0.0
+    for m, i, g in zip(order.tolist(), root.tolist(), gain.tolist()):
+        high = high if i == owner else 0.0
+        owner = i
+        if g > high:
+            keep.append(m)
+            high = g
+    return Chords(*(getattr(found, name)[keep] for name in ("root", "points", "gain", "distance", "predicted")))
+
+
+def _sum_of_products(least: Tensor, top: Tensor, low: Tensor, high: Tensor, side: float) -> Tensor:
+    """One end of `sum_j p_j G_j`, p `(N, K)` in `[least, top]`, `least >= 0`, and G `(N, K, n)` in `[low, high]`: `(N, n)`."""
+    edge = high if side > 0 else -low
+    terms = edge * torch.where(edge > 0, top[:, :, None], least[:, :, None])
+    return side * (terms.sum(1) + (terms.shape[1] + 4) * 2.0**-52 * terms.abs().sum(1))
+
+
+def _quotient(above: Tensor, below: Tensor) -> Tensor:
+    """`above / below`, rounded up: 0 where nothing is gained, infinite where the divisor is not known to be positive."""
+    safe = torch.where(below > 0, below, 1.0)
+    return torch.where(above <= 0, 0.0, torch.where(below > 0, above / safe * (1 + 2.0**-50), math.inf))
+
+
+def _halves(root: Tensor, low: Tensor, high: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every cell cut in two across its longest side."""
+    rows, widest = torch.arange(len(root)), (high - low).argmax(1)
+    middle = (low[rows, widest] + high[rows, widest]) / 2
+    left, right = high.clone(), low.clone()
+    left[rows, widest], right[rows, widest] = middle, middle
+    return root.repeat(2), torch.cat([low, right]), torch.cat([left, high]), bound.repeat(2)
+
+
+def _up(values: Tensor) -> Tensor:
+    return torch.nextafter(values, torch.full_like(values, math.inf))

@@ -178,10 +178,8 @@ class _Tree:
                     _accumulate(weight, j, back)
                 continue
             if i in kind.planes:
-                off, far, backs = kind.planes[i].pull(w, owner)
+                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                 constant = constant + off + far
-                for j, back in zip(node.inputs, backs):
-                    _accumulate(weight, j, back)
                 continue
             line = kind.lines[i].take(self.owner)
             if i not in self.parts:
