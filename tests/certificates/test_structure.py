@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from wassail.certificates.curves import Normalise
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import crown
 from wassail.certificates.region import Region
@@ -546,6 +547,10 @@ CURVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = 
         lambda: Net(lambda m, x: m.b(m.a(x)[:, :, None] * x.sum(1)[:, None, None] + x.square()[:, None]).flatten(1)[:, :3],
                     a=nn.Linear(4, 2), b=nn.Linear(4, 4)), (4,), ["Product", "Product"],
     ),
+    "einsum": (
+        lambda: Net(lambda m, x: m.a(torch.einsum("bij,bjk->bik", torch.einsum("bid,bjd->bij", x, m.k(x)).softmax(-1), x)
+                                     .flatten(1)), a=linear(12), k=nn.Linear(4, 4)), (3, 4), ["Product", "Softmax", "Product"],
+    ),
     "padding mask": (
         lambda: Net(lambda m, x: m.a((x @ x.transpose(1, 2)).masked_fill(torch.tensor([False, True, False]), -math.inf)
                                      .softmax(-1).flatten(1)), a=linear(9)), (3, 4), ["Product", "Softmax"],
@@ -577,6 +582,47 @@ def test_softplus_and_elu_with_their_scales(layer: nn.Module) -> None:
     model = seeded(nn.Sequential(nn.Linear(4, 5), layer, linear(5)))
     graph, x = read(model, (4,), smooth=True), points((4,))
     assert close(graph.logits(x), model(x).detach()) and graph.smooth and not graph.curved
+
+
+@pytest.mark.parametrize("name", ["causal", "heads, boolean mask", "post-LN, batch second", "vision, fused", "padding mask"])
+def test_masks_hide_far_out_too(name: str) -> None:
+    make, shape, _ = CURVED[name]
+    model = seeded(make()).eval()
+    graph, x = read(model, shape, smooth=True), points(shape)
+    assert close(graph.logits(300 * x), model(300 * x).detach())
+
+
+ODD: dict[str, Callable[[], nn.Module]] = {
+    "rounded": lambda: Net(lambda m, x: m.a((x * 4096).long() / 4096), a=linear(4)),
+    "padded with ones": lambda: Net(lambda m, x: 1e-5 * m.a(F.pad(x, (0, 1), value=1.0)), a=linear(5)),
+    "bias by the input": lambda: Net(lambda m, x: F.linear(x, m.a.weight, m.a(x)[0]), a=linear(4)),
+    "clamp by the input": lambda: Net(lambda m, x: m.a(x).clamp(min=x[:, :3]), a=linear(4)),
+    "low threshold": lambda: nn.Sequential(nn.Linear(4, 3), nn.Softplus(threshold=4)),
+    "einsum with a constant": lambda: Net(lambda m, x: torch.einsum("bi,ki->bk", x, m.a.weight), a=linear(4)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_would_be_read_wrongly_is_refused(name: str) -> None:
+    with pytest.raises(InputError) as error:
+        read(seeded(ODD[name]()), (4,), smooth=True)
+    one_sentence(str(error.value))
+
+
+def test_choices_by_a_constant_mask() -> None:
+    mask = torch.tensor([True, False, True])
+    model = seeded(
+        Net(lambda m, x: torch.where(mask, m.a(x), m.b(x)) + torch.where(mask, m.a(x), torch.ones(3)), a=linear(4), b=linear(4))
+    )
+    graph, x = read(model, (4,)), points((4,))
+    assert close(graph.logits(x), model(x).detach())
+
+
+def test_the_default_eps_of_an_rms_norm_is_that_of_the_type() -> None:
+    for dtype in (torch.float32, torch.float64):
+        graph = read(seeded(nn.Sequential(nn.RMSNorm(4), linear(4))).to(dtype), (4,), smooth=True)
+        (curve,) = [node.curve for node in graph.nodes if node.curve is not None]
+        assert curve == Normalise(torch.finfo(dtype).eps)
 
 
 def test_a_position_embedding_and_moves_cost_no_nodes() -> None:

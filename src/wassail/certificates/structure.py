@@ -402,12 +402,12 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
         except Exception as error:  # whatever the exporter stumbles over
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
             raise InputError(f"the model's structure cannot be read for samples of shape {tuple(shape)}: {reason}.") from None
-        graph = _Reader(program, tuple(shape), smooth).graph()
+        graph = _Reader(program, tuple(shape), smooth, x.dtype).graph()
         probe = torch.cat([x, -x, 4 * x])
         truth, ours = model(probe).double().cpu(), graph.logits(probe.cpu())
     if not torch.isfinite(truth).all():
         raise InputError("the model returns NaN or infinity at random points: check its weights and preprocessing.")
-    if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1):
+    if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):
         raise InputError("the structure read from the model does not reproduce its logits: it depends on the batch or on data.")
     return graph
 
@@ -437,8 +437,8 @@ class _Reader:
     has the shape of the node, with one axis of length 1 before it if the index says so (`lead`): the batch axis, as a rule.
     """
 
-    def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool) -> None:
-        self.program, self.nodes, self.smooth = program, [Node((), shape, "the input")], smooth
+    def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool, dtype: torch.dtype) -> None:
+        self.program, self.nodes, self.smooth, self.dtype = program, [Node((), shape, "the input")], smooth, dtype
         self.place = ""
 
     def graph(self) -> Graph:
@@ -479,6 +479,9 @@ class _Reader:
 
     def _translate(self, name: str, target: Any, args: list[Any], options: dict[str, Any]) -> Any:
         first = args[0]
+        types = [v for v in (*args, *options.values()) if isinstance(v, torch.dtype)]
+        if any(t not in (torch.float32, torch.float64) for t in types):
+            raise self._refuse("a conversion to integers or to half precision")
         if name in _SAME:
             return first
         if name in _MOVES and isinstance(first, _Index):
@@ -490,7 +493,9 @@ class _Reader:
             raise self._refuse(name)
         try:
             return rule(*args, **options)
-        except (TypeError, AttributeError):
+        except InputError:
+            raise
+        except (TypeError, AttributeError, ValueError, RuntimeError, IndexError):
             raise self._refuse(name) from None
 
     def _refuse(self, what: str) -> InputError:
@@ -596,15 +601,16 @@ class _Reader:
         full = self._full(source)
         count = torch.arange(1, math.prod(full) + 1, dtype=torch.float64).reshape(full)
         with torch.no_grad():
-            moved = target(count, *args, **options)
+            moved, turned = target(count, *args, **options), target(-count, *args, **options)
         if isinstance(moved, Tensor):
-            return self._picked(source, moved)
-        return [self._picked(source, part) for part in moved]
+            return self._picked(source, moved, turned)
+        return [self._picked(source, *pair) for pair in zip(moved, turned)]
 
-    def _picked(self, source: _Index, moved: Tensor) -> _Index:
+    def _picked(self, source: _Index, moved: Tensor, turned: Tensor) -> _Index:
+        """moved: the numbers where they went; turned: the same for their negatives, which tells them from constants."""
         lead = _lead(moved.shape)
         output, where = tuple(moved.shape[lead:]), moved.flatten().long()
-        if not torch.equal(moved.flatten(), where.double()) or bool((where < 0).any()):
+        if not torch.equal(moved.flatten(), where.double()) or not torch.equal(moved, -turned):
             raise self._refuse("a padding with other than zeros")
         return self._placed(source, where - 1, output, lead)
 
@@ -658,7 +664,7 @@ class _Reader:
         shape = self.nodes[x].shape
         if not shape or shape[-1] != weight.shape[1]:
             raise self._refuse("a matrix product over the batch axis")
-        return self._affine(Matrix(weight), bias, x, (*shape[:-1], len(weight)))
+        return self._affine(Matrix(weight), self._fixed(bias), x, (*shape[:-1], len(weight)))
 
     def _addmm(self, bias: Tensor, x: Any, weight: Tensor) -> _Index:
         return self._linear(x, weight.T, bias)
@@ -683,6 +689,16 @@ class _Reader:
         return self._curve_node(Product(equation), "a product of two quantities that depend on the input", a, b, lead=lead)
 
     _bmm = _matmul
+
+    def _einsum(self, equation: str, parts: Sequence[Any], path: Any = None) -> _Index:
+        """Of two quantities that depend on the input, every letter written out."""
+        left, arrow, last = equation.replace(" ", "").partition("->")
+        if len(parts) != 2 or not all(isinstance(p, _Index) for p in parts) or not arrow or "." in equation:
+            raise self._refuse("an einsum with a constant, with more than two operands or without an arrow")
+        first, second = left.split(",")
+        sizes = dict(zip(first + second, self._full(parts[0]) + self._full(parts[1])))
+        return self._product(f"{left}->{last}", parts[0], parts[1], tuple(sizes[k] for k in last))
+
     _mm = _matmul
 
     def _conv2d(
@@ -752,6 +768,8 @@ class _Reader:
 
     def _softplus(self, x: Any, beta: float = 1.0, threshold: float = 20.0) -> _Index:
         """`softplus(beta x) / beta`; beyond the threshold torch returns x, off by at most `exp(-threshold) / beta`."""
+        if threshold < 18:  # the jump is exp(-threshold) / beta
+            raise self._refuse("a softplus with a low threshold, where it jumps,")
         one = torch.tensor(1.0, dtype=torch.float64)
         return self._scaled(self._smooth_node(self._scaled(x, beta * one, None), "softplus"), one / beta, None)
 
@@ -808,15 +826,27 @@ class _Reader:
         return self._add(self._mul(start, beta) if isinstance(start, _Index) else beta * start, product)
 
     def _masked_fill(self, x: Any, mask: Tensor, value: Any) -> _Index:
-        """Where the mask is set, the value; only constant masks."""
-        hidden, shape = _sample(mask.double(), self.nodes[x].shape, x.lead), self.nodes[x].shape
-        return self._scaled(x, 1 - hidden, (hidden * max(float(value), -_FAR)).expand(shape))
+        """Where the mask is set, the value, a constant too."""
+        full = self._full(x)
+        hidden, there = mask.expand(full), _tensor(self._fixed(value)).expand(full)
+        there = torch.where(hidden, there.clamp(min=-_FAR), 0.0)
+        shape = self.nodes[x].shape
+        return self._scaled(x, _sample((~hidden).double(), shape, x.lead), _sample(there, shape, x.lead))
+
+    def _fixed(self, value: Any) -> Any:
+        """A constant, or it is refused: an index is a number, and would be taken for one."""
+        if isinstance(value, _Index):
+            raise self._refuse("an operation whose parameter depends on the input")
+        return value
 
     def _where(self, mask: Tensor, a: Any, b: Any) -> _Index:
-        """One of the two is a constant number."""
-        if isinstance(a, _Index):
-            return self._masked_fill(a, ~mask, b)
-        return self._masked_fill(b, mask, a)
+        """`a` where the mask is set, else `b`; constants or not."""
+        if isinstance(a, _Index) and isinstance(b, _Index):
+            a, b = self._alike(a, b)
+            return self._sum([self._masked_fill(a, ~mask, 0.0), self._masked_fill(b, mask, 0.0)])
+        x, other, hidden = (a, b, ~mask) if isinstance(a, _Index) else (b, a, mask)
+        x = self._wide_as(x, torch.zeros(torch.broadcast_shapes(mask.shape, torch.as_tensor(other).shape)))  # type: ignore[no-untyped-call]
+        return self._masked_fill(x, hidden, other)
 
     def _layer_norm(
         self, x: Any, size: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
@@ -831,7 +861,7 @@ class _Reader:
         return [self._layer_norm(x, size, *rest), None, None]
 
     def _rms_norm(self, x: Any, size: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> _Index:
-        tiny = torch.finfo(torch.float32).eps if eps is None else eps
+        tiny = torch.finfo(self.dtype).eps if eps is None else eps  # torch takes that of the type it computes in
         return self._normalised(x, size, None, weight, None, tiny)
 
     def _group_norm(
@@ -870,7 +900,7 @@ class _Reader:
 
     def _clamp(self, x: Any, min: Any = None, max: Any = None) -> _Index:
         """`low + relu(x - low) - relu(x - high)`, each side on its own where only one is given."""
-        one = torch.tensor(1.0, dtype=torch.float64)
+        one, min, max = torch.tensor(1.0, dtype=torch.float64), self._fixed(min), self._fixed(max)
         if min is not None and not (isinstance(min, float) and min == -math.inf):
             low = torch.as_tensor(min, dtype=torch.float64)
             x = self._scaled(self._relu_node(self._scaled(x, one, -low)), one, low)
@@ -965,7 +995,7 @@ class _Reader:
         (x, factor), constant = ((a, one), alpha * _tensor(b)) if isinstance(a, _Index) else ((b, alpha * one), _tensor(a))
         x = self._wide_as(x, constant)
         shift = _sample(constant, self.nodes[x].shape, x.lead)
-        hidden = shift == -math.inf  # a mask before a softmax: nothing of x, and so far down that nothing is left of it
+        hidden = shift <= -_FAR  # a mask before a softmax: nothing of x, and so far down that nothing is left of it
         return self._scaled(x, torch.where(hidden, 0.0, factor) if hidden.any() else factor, shift.clamp(min=-_FAR))
 
     def _wide_as(self, x: _Index, constant: Tensor) -> _Index:
@@ -989,7 +1019,7 @@ class _Reader:
         return self._scaled(x, _sample(constant, self.nodes[x].shape, x.lead), None)
 
     def _pow(self, x: Any, exponent: Any) -> _Index:
-        if not isinstance(x, _Index) or exponent != 2:
+        if not isinstance(x, _Index) or isinstance(exponent, _Index) or exponent != 2:
             raise self._refuse("a power other than the square")
         return self._mul(x, x)
 
@@ -1031,7 +1061,7 @@ class _Index(int):
         return self
 
 
-_FAR = 1e5  # below it nothing is left of a softmax's weight in any floating-point type
+_FAR = 1e9  # what a mask puts in the place of minus infinity: right for attention with scores above it
 
 
 def _lead(full: Sequence[int]) -> int:
