@@ -47,6 +47,10 @@ def files(tmp_path_factory):
         "    model = torch.nn.Sequential(torch.nn.Linear(1, 2)).double()\n"
         "    for p, v in zip(model.parameters(), ([[0.0], [1.0]], [0.0, -0.75])): p.data.copy_(torch.tensor(v))\n"
         "    return model\n"
+        "def attend():\n"  # attention of two tokens, x and 2 x, to each other, normalised after it: bounded, not Lipschitz
+        "    def logits(x):\n        t = torch.cat([x, 2 * x], 1)[:, :, None]\n"
+        "        return torch.nn.functional.layer_norm(((t @ t.mT).softmax(-1) @ t).flatten(1), (2,))\n"
+        "    return logits\n"
         "def mish(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.Mish())\n"
     )
     np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
@@ -287,11 +291,11 @@ def test_certify_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
 
 def test_certify_without_an_upper_slope(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
-    code = main(["certify", "mine:kink", "--data", "kink.npz", "--no-box", "--slopes", "infinity", "--out", str(tmp_path)])
+    code = main(["certify", "mine:attend", "--data", "kink.npz", "--no-box", "--slopes", "margin", "--out", str(tmp_path)])
     text = capsys.readouterr().out
-    assert code == 0 and "and inf over Omega_1(1)" in text and "add margin to --slopes" in text
+    assert code == 0 and "and inf over Omega_1(1)" in text and "give a box, or add infinity to --slopes" in text
     results = json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
-    assert results["bounds"][0]["upper"] is None and list(results["slopes"]) == ["infinity"]
+    assert results["bounds"][0]["upper"] is None and list(results["slopes"]) == ["margin"]
     assert main(["certify", "digits-mlp", "-n", "2", "--slopes", "anchor", "--out", str(tmp_path)]) == 0
     json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
 

@@ -384,7 +384,7 @@ def _print_certificate(
     low, high, threat = _down(lower), _up(upper), Threat(certificate.norm, 1.0, eps, certificate.domain)
     above = f"no distribution within that Wasserstein distance of the data is worse than {high}"
     if math.isinf(upper):
-        above = "the slopes asked for bound nothing above (add margin to --slopes)"
+        above = "the slopes asked for bound nothing above (give a box, or add infinity to --slopes)"
     console.print(
         f"[bold]The worst expected loss is between {low} and {high} over {threat}[/bold] (on the data {start:.6g}):\n"
         f"{above}, and one that reaches {_down(reached)} was built and evaluated."
