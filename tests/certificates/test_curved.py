@@ -202,6 +202,17 @@ def test_branching_on_relus_proves_more_than_linear_bounds() -> None:
     assert not branch_margins(sweep, 0, int(y), rivals, math.inf, 200)[0], "a ball with a flip inside cannot be proved"
 
 
+@pytest.mark.parametrize("name", ["pre-LN", "ReLU attention", "gate"])
+def test_overflows_prove_nothing_and_stop_nothing(name: str) -> None:
+    graph = network(name)
+    x = torch.rand(2, *graph.nodes[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    y = graph.logits(x).argmax(1)
+    for norm in NORMS:
+        for radius in (1e20, 1e60):
+            lower = margin_bounds(graph, x, y, radius, norm, None)
+            assert not torch.isnan(lower).any() and (lower.scatter(1, y[:, None], INF).amin(1) < 0).all()
+
+
 def test_attention_without_a_row_to_attend_to_is_refused() -> None:
     mask = torch.zeros(3, 3)
     mask[0] = -INF

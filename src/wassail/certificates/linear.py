@@ -132,10 +132,12 @@ class Balls:
             return start, radius * columns.amax(2) * (1 + slack)
         weight = columns[:, :, None] if self.norm == math.inf else torch.ones_like(columns[:, :, None])
         gram = torch.where(weight > 0, b / torch.where(weight > 0, weight, 1.0), 0.0) @ b.mT
+        known = torch.isfinite(gram).flatten(2).all(2)  # not after an overflow
+        gram = torch.where(known[:, :, None, None], gram, 0.0)
         trace = gram.diagonal(dim1=2, dim2=3).sum(2)
         top = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., -1].clamp(min=0) + slack * trace
         total = columns.sum(2) if self.norm == math.inf else radius.square()
-        return start, (total * top).sqrt() * (1 + slack)
+        return start, torch.where(known, (total * top).sqrt() * (1 + slack), math.inf)
 
     def upper(self, a: Tensor, owner: Tensor) -> Tensor:
         """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up, exact up to that.
@@ -408,6 +410,7 @@ class Sweep:
             rows[torch.arange(len(owner)), place] = tokens[owner, place]
             constant, a, both = self._substitute(self.exact, j, _layed(rows.reshape(-1, *node.shape)), owner, True)
             top[:, owner, place] = (constant + self.inputs.upper(a, both)).reshape(2, -1)
+        top = torch.where(torch.isnan(top), math.inf, top)  # an overflow is no bound
         high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
         return low, high
 
@@ -480,7 +483,7 @@ class Sweep:
         apart = shift.abs() + grouped(spread.rest)[..., 0] + error
         found = (stretch + torch.linalg.vector_norm(apart, dim=2)) * (1 + (width + 8) * 2.0**-52)
         wide = torch.linalg.vector_norm(torch.maximum(high - middle, middle - low), dim=2) * (1 + (width + 8) * 2.0**-52)
-        return torch.minimum(found, wide).reshape(-1, *(1 if k in axes else shape[k] for k in range(len(shape))))
+        return torch.fmin(found, wide).reshape(-1, *(1 if k in axes else shape[k] for k in range(len(shape))))
 
     def _screen(self, j: int, owner: Tensor, place: Tensor) -> Span:
         """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its neuron is decided."""
@@ -796,6 +799,7 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     constant, reach = constant.reshape(n, outputs), reach.reshape(n, outputs)
     base = here - constant - 2.0**-50 * (z.abs().amax(1, keepdim=True) + constant)
     lower = base - reach - 2.0**-50 * (base.abs() + reach)
+    lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower[torch.arange(n), y] = 0.0
     return lower, base, -a.reshape(n, outputs, -1)
 
