@@ -14,9 +14,11 @@ import torch
 import wassail as ws
 from wassail.attacks import catalogue
 from wassail.certificates import certify, radii
-from wassail.cli import ATTACKS, CHUNK, LOSSES, METHODS, SLOPES, _down, _up, main
+from wassail.cli import ATTACKS, CHUNK, EXPORTS, FIGURES, LOSSES, METHODS, PRECISIONS, SLOPES, _down, _up, main
+from wassail.evaluation import export, protocol
 from wassail.losses import LIPSCHITZ
-from wassail.report.sandwich import floor_percent
+from wassail.report import figures
+from wassail.threat import floor_percent
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ BAD = {
     "array names": (["--data", "names.npz"], "data, target"),
     "shape": (["--data", "vectors.npz"], "does not accept samples of shape"),
     "junk": (["--data", "junk.npz"], "cannot read data"),
-    "pickle": (["--data", "pickle.npz"], "cannot read data"),
+    "pickle": (["--data", "pickle.npz"], "objects could run code and are never read"),
     "missing": (["--data", "none.npz"], "No such file"),
     "unknown data": (["--data", "digit"], "did you mean 'digits'"),
     "n": (["-n", "0"], "-n is 0"),
@@ -109,13 +111,13 @@ def test_attack_on_a_file_writes_results(files, capsys, monkeypatch, tmp_path) -
                  "--out", str(out)])  # fmt: skip
     text = capsys.readouterr().out
     assert code == 0 and "Accuracy is at most" in text and "eps 8/255" in text
-    results = json.loads((out / "results.json").read_text())["results"]
-    flips = ws.Flips.load(out / "flips.safetensors")
-    assert len(flips) == 20 and {r["order"] for r in results} == {"1.0", "inf"}
-    for entry in results:
-        if entry["attack"] == "best of all":
-            again = ws.allocate(flips, entry["eps"], entry["order"])
-            assert again.accuracy == entry["accuracy"] and again.cost == entry["cost"] <= entry["eps"]
+    run = ws.Evaluation.load(out)
+    flips = run.flips()
+    assert len(flips) == 20 and {row.threat.order for row in run.rows} == {1.0, math.inf}
+    for row in run.best:
+        again = ws.allocate(flips, row.threat.eps, row.threat.order)
+        assert again.accuracy == pytest.approx(row.accuracy, abs=1e-12) and again.cost == row.cost <= row.threat.eps
+    assert (out / "report.html").read_text().lower().startswith("<!doctype html>")
 
 
 def test_every_attack_has_a_name_on_the_command_line() -> None:
@@ -141,12 +143,16 @@ def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
 
 
 EVALUATE_BAD = {
-    "method": (["--method", "crow"], "did you mean 'crown'"),
+    "method": (["--certify", "crow"], "did you mean 'crown'"),
+    "precision": (["--gradients", "float8"], "unknown precision 'float8'"),
+    "resume": (["--resume"], "need --out"),
+    "device": (["--device", "abacus"], "cannot use device 'abacus'"),
+    "mean": (["--mean", "0.5", "half"], "mean 'half' is not a number"),
     "time": (["--time-limit", "0"], "the time limit is '0'"),
     "attack": (["--attacks", "nearset"], "did you mean 'nearest'"),
     "order": (["--order", "0.5"], "order '0.5'"),
     "n": (["-n", "0"], "-n is 0"),
-    "layer": (["-m", "mine:mish"], "'mish' at '2' (Mish)"),
+    "layer": (["-m", "mine:mish", "--certify"], "'mish' at '2' (Mish)"),
     "out": (["--out", "good.npz/x"], "cannot write"),
 }
 
@@ -162,8 +168,9 @@ def test_evaluate_bad_input_is_one_sentence(case, files, capsys, monkeypatch) ->
     assert not out and err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
 
 
-def test_evaluate_knows_the_methods() -> None:
-    assert METHODS == radii.METHODS
+def test_the_names_spelt_out_here_are_those_of_their_modules() -> None:
+    assert METHODS == radii.METHODS and tuple(protocol.PRECISIONS) == PRECISIONS and CHUNK == protocol.CHUNK
+    assert tuple(export.FORMATS) == EXPORTS and figures.FIGURES == FIGURES
 
 
 def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
@@ -171,9 +178,10 @@ def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
     for eps, expected in (("0.1", {"1": 0.6, "inf": 1.0}), ("0.3", {"1": 0.15, "inf": 0.5})):
         out = tmp_path / eps
-        code = main(["evaluate", "mine:line", "--data", "line.npz", "--eps", eps, "--order", "1", "inf", "--out", str(out)])
+        code = main(["evaluate", "mine:line", "--data", "line.npz", "--eps", eps, "--order", "1", "inf", "--certify",
+                     "--attacks", "nearest", "--out", str(out)])  # fmt: skip
         text = capsys.readouterr().out
-        assert code == 0 and "From both sides, on 2 samples (radii by exact, 2 of 2 exact" in text
+        assert code == 0 and "From both sides (radii by exact, 2 of 2 exact" in text
         for order, truth in expected.items():
             row = [
                 line.split() for line in text.split("From both")[1].splitlines() if line.strip().startswith(f"Omega_{order}")
@@ -188,26 +196,31 @@ def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
 
 def test_evaluate_writes_what_its_files_give_again(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
-    options = ["--data", "good.npz", "-n", "6", "--eps", "0.05", "--method", "crown", "--attacks", "nearest", "fgsm"]
+    options = ["--data", "good.npz", "-n", "6", "--eps", "0.05", "0.1", "--certify", "crown", "--attacks", "nearest", "fgsm"]
     assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "FGSM" in text and "radii by crown, 0 of 6 exact" in text and "certified: proved" in text
-    results = json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
-    flips = ws.Flips.load(tmp_path / "flips.safetensors")
-    found = radii.Radii.load(tmp_path / "radii.safetensors")
-    assert results["radii"] == {"method": "crown", "exact": 0, "samples": 6} and len(results["sandwich"]) == 3
-    for entry in results["sandwich"]:
-        curve = ws.risk_curve(flips, found, entry["order"])
-        assert curve(0.05) == (entry["certified"], entry["attacked"]) and entry["certified"] <= entry["attacked"]
-        assert (entry["largest_gap"], entry["largest_gap_eps"]) == curve.largest_gap()
-        assert f"{100 * entry['attacked']:.2f}" in text and floor_percent(entry["certified"]) in text
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text(), parse_constant=pytest.fail)
+    run = ws.Evaluation.load(tmp_path)
+    assert run.certificate["method"] == "crown" and len(summary["pooled"]) == 6 and len(run) == 6
+    for row in run.best:
+        certified, attacked = run.curve(row.threat.order)(row.threat.eps)
+        assert certified <= attacked == pytest.approx(row.accuracy)
+        assert f"{100 * attacked:.2f}" in text and floor_percent(certified) in text
+    assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path)]) == 2
+    assert "--resume" in capsys.readouterr().err
+    before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path), "--resume"]) == 0
+    assert before == {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path), "--add-attack", "wda++"]) == 0
+    assert "WDA++" in capsys.readouterr().out
 
 
 def test_evaluate_stops_at_its_time_limit(capsys) -> None:
-    assert CHUNK < 40
-    options = ["--eps", "0.05", "-n", "40", "--passes", "30", "--method", "crown", "--time-limit", "0.001", "--order", "1"]
+    options = ["--eps", "0.05", "-n", "9", "--passes", "30", "--certify", "crown", "--time-limit", "0.001", "--order", "1",
+               "--chunk", "3", "--attacks", "nearest"]  # fmt: skip
     assert main(["evaluate", "digits-mlp-adv", *options]) == 0
-    assert f"on the first {CHUNK} of 40 samples" in capsys.readouterr().out
+    assert "The time limit left samples without a certificate" in capsys.readouterr().out
 
 
 def test_evaluate_without_matplotlib(files, capsys, monkeypatch, tmp_path) -> None:
@@ -216,7 +229,26 @@ def test_evaluate_without_matplotlib(files, capsys, monkeypatch, tmp_path) -> No
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["evaluate", "mine:line", "--data", "line.npz", "--eps", "0.1", "--out", str(tmp_path)]) == 0
     assert "no sandwich.png: figures need matplotlib" in capsys.readouterr().out
-    assert (tmp_path / "results.json").exists() and not (tmp_path / "sandwich.png").exists()
+    assert (tmp_path / "report.html").exists() and not (tmp_path / "sandwich.png").exists()
+
+
+def test_report_compare_and_export_of_runs(files, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(files)
+    common = ["--data", "good.npz", "-n", "8", "--eps", "0.05", "--attacks", "wda++"]
+    for name in ("digits-mlp", "digits-mlp-adv"):
+        assert main(["attack", name, *common, "--out", str(tmp_path / name)]) == 0
+    runs = [str(tmp_path / name) for name in ("digits-mlp", "digits-mlp-adv")]
+    assert main(["report", runs[0], "-o", str(tmp_path / "page.html")]) == 0
+    assert main(["compare", *runs, "-o", str(tmp_path / "board.html")]) == 0
+    assert all("digits-mlp" in (tmp_path / name).read_text() for name in ("page.html", "board.html"))
+    assert main(["export", runs[0], "csv", "npz", "pt", "png", "--model", "digits-mlp", "-o", str(tmp_path / "files")]) == 0
+    capsys.readouterr()
+    assert len(list((tmp_path / "files").iterdir())) >= 4
+    assert main(["export", runs[0], "robustbench"]) == 2 and "RobustBench has no board" in capsys.readouterr().err
+    assert main(["export", runs[0], "xls"]) == 2 and "unknown format 'xls'" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("wassail: ") and err.count("\n") == 1
 
 
 CERTIFY_BAD = {
@@ -341,13 +373,13 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     done = subprocess.run([*command, "-n", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ("none (clean)", "WDA, kappa 2", "WDA, kappa 1", "WDA++", "nearest", "all, pooled")
-    for words in (*names, "From both sides, on 20 samples", "stay correct over Omega_1(0.05)", "torch"):
+    for words in (*names, "on 20 samples of digits", "From both sides", "stay correct over Omega_1(0.05)", "torch"):
         assert words in done.stdout
-    assert (tmp_path / "sandwich.png").exists() and (tmp_path / "radii.safetensors").exists()
+    assert (tmp_path / "sandwich.png").exists() and (tmp_path / "report.html").exists()
 
 
 def test_a_transformer_from_both_sides(capsys, tmp_path) -> None:
-    extra = ["-n", "2", "--attacks", "wda++", "--eps", "0.01", "--time-limit", "8", "--quiet", "--out", str(tmp_path)]
+    extra = ["-n", "2", "--attacks", "wda++", "--eps", "0.01", "--certify", "--time-limit", "8", "--out", str(tmp_path)]
     assert main(["evaluate", "digits-vit-adv", *extra]) == 0
     assert "stay correct over Omega_1(0.01)" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import wassail as ws
-from wassail.network import Network, check_data, frozen
+from wassail.network import Network, check_data, frozen, mixed
 from wassail.testing import LinearClassifier, samples
 
 
@@ -185,3 +185,44 @@ def test_progress_callback_rises_to_one() -> None:
     seen: list[float] = []
     attack(batch_size=2, progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_rounds_gradients_and_nothing_else(dtype: torch.dtype) -> None:
+    model = ws.zoo.load("digits-gelu-adv")  # smooth: at a kink of a ReLU the gradient of a rounded input is another one
+    x, y = ws.zoo.data("digits")
+    x, y, rough = x[:20], y[:20], mixed(model, dtype)
+    with torch.no_grad():
+        assert torch.equal(rough(x), model(x))
+    keep = torch.arange(20)
+    tapes = [Network(m, keep).tape(x, keep) for m in (model, rough)]
+    assert torch.equal(tapes[0].logits, tapes[1].logits) and tapes[1].z.dtype == torch.float32
+    exact, found = (tape.gradients(y, (y[:, None] + 1) % 10, keep).flatten(1) for tape in tapes)
+    assert not torch.equal(exact, found)
+    # both keep 8 significant bits or more, and three layers add up
+    assert ((found - exact).norm(dim=1) < 2**-5 * exact.norm(dim=1)).all()
+
+
+def test_mixed_precision_finds_flips_of_the_plain_model() -> None:
+    model = ws.zoo.load("digits-mlp")
+    x, y = ws.zoo.data("digits")
+    x, y = x[:40], y[:40]
+    flips = ws.nearest(mixed(model), x, y, "inf", passes=100)
+    assert ws.allocate(flips, 0.1, 1).verify(model)
+    plain = ws.nearest(model, x, y, "inf", passes=100)
+    assert flips.success.all() and flips.distances.mean() < 1.02 * plain.distances.mean()
+    assert flips.forwards.sum() < 1.2 * plain.forwards.sum()  # the second call is not counted
+
+
+def test_mixed_precision_of_any_callable_survives_an_overflow() -> None:
+    rough = mixed(lambda x: 1e5 * torch.mm(x, torch.eye(2)), torch.float16)  # 1e5 is infinite in float16
+    x = torch.tensor([[1.0, -2.0]], requires_grad=True)
+    assert torch.equal(rough(x), torch.tensor([[1e5, -2e5]]))
+    with frozen(rough):
+        rough(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_mixed_precision_needs_a_lower_one() -> None:
+    with pytest.raises(ws.InputError, match="choose bfloat16 or float16"):
+        mixed(GOOD, torch.float32)

@@ -8,7 +8,8 @@ import torch
 
 import wassail as ws
 from wassail.errors import InputError
-from wassail.report.sandwich import INK, draw_sandwich, floor_percent, plot_curve
+from wassail.report.sandwich import INK, draw_sandwich, plot_curve
+from wassail.threat import floor_percent
 from wassail.transport import RiskCurve
 
 INF = math.inf

@@ -50,7 +50,7 @@ def test_splits_share_no_image_and_make_up_the_whole_set() -> None:
 
 
 def test_models_are_the_eight_networks() -> None:
-    assert list(zoo.models()) == NAMES
+    assert list(zoo.builtin()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +68,7 @@ def test_model_is_as_described(name: str) -> None:
     stated = zoo._figures(name)
     assert accuracy == pytest.approx(stated["clean_accuracy"], abs=0.05)
     assert accuracy >= 96
-    line = zoo.models()[name]
+    line = zoo.builtin()[name]
     assert "\n" not in line
     assert f"{accuracy:.1f} %" in line
     assert stated["train_eps"] == (stated["pgd_eps"] if name.endswith("-adv") else 0)

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from wassail.certificates.slopes import paper_smooth_slope
     from wassail.certificates.transformer import Corollary, corollary
     from wassail.errors import InputError, ModelWarning
+    from wassail.evaluation.intervals import Comparison, compare
+    from wassail.evaluation.protocol import evaluate
+    from wassail.evaluation.result import Evaluation
     from wassail.threat import Threat
     from wassail.transport import (
         Distribution,
@@ -71,6 +74,9 @@ _HOME = {
     **dict.fromkeys(("LossCurve", "loss_curve"), "certificates.loss_curve"),
     **dict.fromkeys(("Radii", "radii", "verify"), "certificates.radii"),
     **dict.fromkeys(("Certificate", "certify", "worst_case"), "certificates.certify"),
+    **dict.fromkeys(("Comparison", "compare"), "evaluation.intervals"),
+    "Evaluation": "evaluation.result",
+    "evaluate": "evaluation.protocol",
     "InputError": "errors",
     "ModelWarning": "errors",
     "Threat": "threat",
@@ -79,15 +85,17 @@ _HOME = {
         "transport",
     ),
 }
-_MODULES = ("attacks", "certificates", "geometry", "losses", "network", "report", "testing", "transport", "zoo")
+_MODULES = ("attacks", "certificates", "evaluation", "geometry", "losses", "network", "report", "testing", "transport", "zoo")
 
 __all__ = [
     "AutoAttack",
     "Ball",
     "Bound",
     "Certificate",
+    "Comparison",
     "Corollary",
     "Distribution",
+    "Evaluation",
     "Flips",
     "InputError",
     "LossCurve",
@@ -101,9 +109,11 @@ __all__ = [
     "apgd",
     "autoattack",
     "certify",
+    "compare",
     "corollary",
     "cw",
     "deepfool",
+    "evaluate",
     "fab",
     "fgsm",
     "inf",

@@ -6,10 +6,8 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,12 @@ from wassail.errors import InputError, unknown
 from wassail.threat import Domain, Threat, number, parse_domain, parse_eps, parse_norm, parse_order, show
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from wassail.certificates.bound import Bound
     from wassail.certificates.certify import Certificate
-    from wassail.certificates.radii import Radii
     from wassail.certificates.transformer import Corollary
-    from wassail.network import Model
-    from wassail.transport import Distribution, Flips, RiskCurve
+    from wassail.evaluation.result import Evaluation
+    from wassail.zoo.datasets import Data
+    from wassail.zoo.models import Source
 
 SUMMARY = "How badly can a classifier fail under every distribution within a Wasserstein ball of your data?"
 # The names of attacks.catalogue, spelt out here because that module needs torch.
@@ -34,25 +30,16 @@ ATTACKS = (
     "a3", "a3-wda", "fab", "fab-t", "deepfool", "cw",
 )  # fmt: skip
 DEFAULT = ("wda", "wda++", "nearest")
-SANDWICH_FILES = "flips.safetensors, radii.safetensors, results.json and sandwich.png"
+RUN_FILES = "the run, report.html and sandwich.png"
 SLOPES = {"infinity": "l", "anchor": "S", "margin": "Lm", "paper": "L"}  # of certificates.certify, with their symbols
 LOSSES = ("cross_entropy", "margin")
 METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")  # of certificates.radii
-FIGURES = ("convergence", "witness")  # of report.figures
+FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")  # of report.figures
 DEMO_SECONDS = "40"  # for the certificates of the demo, which takes a minute altogether
-CHUNK = 32  # samples that are certified between two looks at the clock
-DEFINITIONS = """\
-Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
-accuracy: mass of the adversarial distribution that is classified correctly; a tie is an error. Lower = stronger attack.
-WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++, nearest and other attacks for the nearest
-flip spend the budget on the nearest flips first; nearest is our engine, WDA++ the paper's. W-PGD moves all samples at
-once. Attacks with a ball for every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
-spent: share of the budget eps. F + B: forward and backward passes, mean per sample that was correct
-to begin with. 95 %: bootstrap interval over the samples."""
-SANDWICH_DEFINITIONS = """\
-certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point within a sample's radius is
-misclassified; rounded down. attacked: all attacks pooled. The truth lies between the two. gap: what is not known, in
-percentage points; largest: over all eps. 50 % at eps: accuracy falls to one half somewhere between these two budgets."""
+CHUNK = 100  # samples that are computed, and stored, in one go
+PRECISIONS = ("float32", "bfloat16", "float16")  # of evaluation.protocol
+MODEL_OPTIONS = ("weights", "mean", "std", "logits", "models_dir", "dataset", "ids", "preprocessing")
+EXPORTS = ("csv", "robustbench", "pt", "npz", "png")  # of evaluation.export
 SLOPE_DEFINITIONS = """\
 slope: growth of the worst expected loss per unit of eps, over distributions within Wasserstein-1 distance eps of the data.
 l: at infinity, for large eps (0 in a box). S: steepest chord from a sample, for small eps. Lm: Lipschitz constant of the
@@ -81,21 +68,44 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="attack and certify the embedded model on the embedded data: a minute")
     demo.add_argument("model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)")
-    files = f"{SANDWICH_FILES} (default: wassail-demo)"
-    _threat_options(demo, eps="0.05", attacks=DEFAULT, threads=1, out=files)  # a tiny network gains nothing from more threads
-    _radius_options(demo, seconds=DEMO_SECONDS)
-    demo.set_defaults(run=_evaluate, data="digits", weights=None, out="wassail-demo")
+    _threat_options(demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)")  # a tiny network needs one thread
+    _run_options(demo, certify="auto", seconds=DEMO_SECONDS)
+    demo.set_defaults(run=_evaluate, data="digits", out="wassail-demo", resume=True, look=True, add_attack=[],
+                      **dict.fromkeys(MODEL_OPTIONS))  # fmt: skip
 
-    evaluate = commands.add_parser("evaluate", help="robust accuracy from both sides: attacked and certified")
+    evaluate = commands.add_parser(
+        "evaluate", help="robust accuracy of a model on data, attacked and if asked certified; resumable"
+    )
     _model_options(evaluate)
-    _threat_options(evaluate, eps=None, attacks=("nearest",), threads=None, out=SANDWICH_FILES)
-    _radius_options(evaluate, seconds=None)
+    _threat_options(evaluate, eps=None, threads=None, out=RUN_FILES)
+    _run_options(evaluate, certify=None, seconds=None)
+    evaluate.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    evaluate.add_argument("--add-attack", nargs="+", default=[], metavar="A", help="extend the run in --out by these attacks")
+    evaluate.add_argument("--no-look", dest="look", action="store_false", help="no checks and indicators of attack failure")
     evaluate.set_defaults(run=_evaluate)
 
-    attack = commands.add_parser("attack", help="attack a model on data")
+    attack = commands.add_parser("attack", help="attack a model on data: `evaluate` without checks and certificates")
     _model_options(attack)
-    _threat_options(attack, eps=None, attacks=DEFAULT, threads=None, out="flips.safetensors and results.json")
-    attack.set_defaults(run=_attack)
+    _threat_options(attack, eps=None, threads=None, out=RUN_FILES)
+    attack.set_defaults(run=_evaluate, certify=None, time_limit=None, resume=False, add_attack=[], look=False,
+                        chunk=CHUNK, gradients="float32", device=None)  # fmt: skip
+
+    report = commands.add_parser("report", help="one self-contained HTML page of a run")
+    report.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
+    report.add_argument("-o", "--output", metavar="FILE", help="default: report.html in RUN")
+    report.set_defaults(run=_report)
+
+    compare = commands.add_parser("compare", help="a leaderboard page of several runs, with paired differences")
+    compare.add_argument("folders", nargs="+", metavar="RUN", help="the --out of several evaluations")
+    compare.add_argument("-o", "--output", metavar="FILE", default="compare.html", help="default: %(default)s")
+    compare.set_defaults(run=_compare)
+
+    export = commands.add_parser("export", help="a run as CSV, RobustBench entry, .pt, NPZ or PNG files")
+    export.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
+    export.add_argument("formats", nargs="+", metavar="FORMAT", help=f"any of {', '.join(EXPORTS)}")
+    export.add_argument("-o", "--output", metavar="DIR", help="where to write (default: export in RUN)")
+    _model_options(export, required=False)
+    export.set_defaults(run=_export)
 
     certify = commands.add_parser("certify", help="bound the worst expected loss from both sides")
     _model_options(certify)
@@ -110,42 +120,94 @@ def _parser() -> argparse.ArgumentParser:
     _common_options(certify, norm="2", threads=None, out="certificate.safetensors and certificate.json")
     certify.set_defaults(run=_certify)
 
-    paper = commands.add_parser("paper", help="the paper's figures, made again").add_subparsers(required=True, metavar="WHAT")
-    figures = paper.add_parser("figures", help="PNG and CSV files of the figures, on networks of the plane")
+    paper = commands.add_parser("paper", help="the paper's table and figures, made again")
+    parts = paper.add_subparsers(required=True, metavar="WHAT")
+    figures = parts.add_parser("figures", help="PNG and CSV files of the figures")
     figures.add_argument("names", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)} (default: all)")
-    figures.add_argument("--norm", default="2", help="ground norm: 1, 2 or inf (default: %(default)s)")
+    figures.add_argument("--norm", default=None, help="ground norm: 1, 2 or inf (default: the one of each figure)")
+    figures.add_argument("--model", default=None, help="for the figures of attacks (default: an embedded one)")
+    figures.add_argument("--data", default=None, help="see `wassail evaluate` (default: digits)")
+    figures.add_argument("-n", type=int, default=None, help="samples (default: the figure's)")
+    figures.add_argument("--eps", default=None, help="budget (default: the figure's)")
     figures.add_argument("--seed", type=int, default=0, help="of the networks and samples (default: 0)")
     figures.add_argument("--out", default="figures", help="directory to write to (default: %(default)s)")
     figures.set_defaults(run=_figures)
+
+    table = parts.add_parser("table", help="every column of Table 1 for the models given, ours beside the published figure")
+    table.add_argument("models", nargs="+", metavar="MODEL",
+                       help="as for `evaluate`; NAME@inf=2/255@2=0.25@data=D@mean=M,M,M@std=S,S,S for its own")  # fmt: skip
+    table.add_argument("--data", default=None, help="see `wassail evaluate` (default: digits for the embedded models)")
+    table.add_argument("--norm", nargs="+", default=["inf", "2"], help="ground norms (default: inf 2)")
+    table.add_argument("--eps", nargs="+", default=[], help="budgets, inf=8/255 2=0.5 (default: RobustBench's)")
+    table.add_argument("--attacks", nargs="+", default=None, metavar="A", help="the columns to run (default: all)")
+    table.add_argument("-n", type=int, default=200, help="samples (default: %(default)s)")
+    table.add_argument("--passes", type=int, default=1000, help="passes a sample for `nearest` (default: %(default)s)")
+    table.add_argument("--dataset", default=None, help="RobustBench's data set (default: the paper's for the model)")
+    table.add_argument("--models-dir", default="models", metavar="DIR", help="RobustBench's checkpoints (default: %(default)s)")
+    table.add_argument("--batch-size", type=int, default=None, help="most samples in one model call (default: 250)")
+    table.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's own)")
+    table.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
+    table.add_argument("--out", default="paper-table", help="directory of the runs and pages (default: %(default)s)")
+    table.add_argument(
+        "--resume", action="store_true", help="go on with the runs in --out, perhaps with more models or attacks"
+    )
+    table.add_argument("--quiet", action="store_true", help="no progress bar")
+    table.set_defaults(run=_table)
 
     models = commands.add_parser("models", help="list the built-in models")
     models.set_defaults(run=_models)
     return parser
 
 
-def _model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a built-in name (see `wassail models`), or module:factory with --weights")
-    parser.add_argument("--weights", help="state dict for module:factory: .safetensors, or .pt (weights only)")
-    parser.add_argument("--data", default="digits", help="'digits', or an .npz file with arrays x and y")
+def _model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    kinds = "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, timm:NAME, hf:NAME, module:factory"
+    if required:
+        parser.add_argument("model", help=kinds)
+    else:
+        parser.add_argument("--model", help=f"to look at rounded images again: {kinds}")
+    parser.add_argument("--weights", help="state dict for module:factory or timm: .safetensors, or .pt (weights only)")
+    parser.add_argument(
+        "--mean", nargs="+", metavar="M", help="normalisation (x - mean) / std to put inside the model, by channel"
+    )
+    parser.add_argument("--std", nargs="+", metavar="S", help="see --mean")
+    parser.add_argument("--logits", metavar="KEY", help="key, attribute or place of the logits in what the model returns")
+    parser.add_argument(
+        "--models-dir", default="models", metavar="DIR", help="RobustBench's folder of checkpoints (default: %(default)s)"
+    )
+    parser.add_argument("--dataset", default="cifar10", help="RobustBench's data set of the model (default: %(default)s)")
+    if required:
+        parser.add_argument("--data", default="digits", help="'digits', .npz, .safetensors, an image folder, CIFAR or IDX, "
+                            "hf:NAME, module:factory (default: %(default)s)")  # fmt: skip
+        parser.add_argument("--ids", metavar="FILE", help="image folders: the images to use and their order, one path a line")
+        parser.add_argument(
+            "--preprocessing", metavar="P", help="image folders: Res256Crop224, Crop288, ... as RobustBench names them"
+        )
 
 
-def _radius_options(parser: argparse.ArgumentParser, seconds: str | None) -> None:
-    parser.add_argument("--method", default="auto", help=f"of the certified radii: {', '.join(METHODS)} (default: auto)")
+def _run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: str | None) -> None:
+    parser.add_argument("--certify", nargs="?", const="auto", default=certify, metavar="METHOD",
+                        help=f"radii too: {', '.join(METHODS)} (default: {certify or 'none'}; bare: auto)")  # fmt: skip
     parser.add_argument("--time-limit", default=seconds, metavar="SECONDS",
-                        help="for the radii; samples not reached by then are on neither side (default: %s)"
-                        % (seconds or "none"))  # fmt: skip
+                        help=f"for the radii; samples not reached have radius 0 (default: {seconds or 'none'})")  # fmt: skip
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="samples stored in one go (default: %(default)s)")
+    parser.add_argument("--gradients", default="float32", help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}")
+    parser.add_argument("--device", default=None, help="cpu, cuda, mps (default: cpu)")
 
 
-def _threat_options(
-    parser: argparse.ArgumentParser, eps: str | None, attacks: Sequence[str], threads: int | None, out: str
-) -> None:
-    parser.add_argument("--eps", default=eps, required=eps is None, help="budget, for example 8/255")
+def _threat_options(parser: argparse.ArgumentParser, eps: str | None, threads: int | None, out: str) -> None:
+    parser.add_argument(
+        "--eps", nargs="+", default=[eps], required=eps is None, help="budgets, for example 8/255; the first is the headline's"
+    )
     parser.add_argument("--order", nargs="+", default=["1", "2", "inf"], metavar="P",
                         help="Wasserstein orders: any of 1, 2, any p >= 1, inf (default: 1 2 inf)")  # fmt: skip
-    parser.add_argument("--attacks", nargs="+", default=list(attacks), metavar="A",
-                        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(attacks)})")  # fmt: skip
+    parser.add_argument("--attacks", nargs="+", default=list(DEFAULT), metavar="A",
+                        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT)})")  # fmt: skip
     parser.add_argument("--batch-size", type=int, default=None, help="most samples in one model call (default: 250)")
-    parser.add_argument("--step", default=None, help="step size alpha (default: the paper's for its eps, else a share)")
+    parser.add_argument(
+        "--step", default=None, help="step size alpha of WDA and WDA++ (default: the paper's for its eps, else a share)"
+    )
+    parser.add_argument("--topk", type=int, default=None, help="rivals that WDA and WDA++ try (default: the paper's)")
+    parser.add_argument("--kappa", default=None, help="of WDA: 1/kappa of every sample moves (default: 2, at order inf 1)")
     parser.add_argument("--passes", type=int, default=100, help="passes a sample for `nearest` (default: %(default)s)")
     _common_options(parser, norm="inf", threads=threads, out=out)
 
@@ -164,148 +226,105 @@ def _common_options(parser: argparse.ArgumentParser, norm: str, threads: int | N
 def _models(options: argparse.Namespace) -> int:
     from wassail import zoo
 
-    for name, description in zoo.models().items():
+    for name, description in zoo.builtin().items():
         print(f"{name:16} {description}")
     return 0
 
 
-def _attack(options: argparse.Namespace) -> int:
-    eps, orders, norm, domain = _checked_threat(options)
-    folder = _folder(options)
-    model, x, y = _load(options)
-    run = _Run(options, len(y), eps, orders, norm, domain)
-    rows, pooled = _attacked(options, run, model, x, y)
-    best = run.allocated(pooled)
-    _print_attacks(run, rows, best)
-    _print_attack_headline(run, rows, best)
-    if folder is not None:
-        _save(folder, pooled, run.about | {"results": _results(rows, best)})
-    return 0
-
-
 def _evaluate(options: argparse.Namespace) -> int:
-    eps, orders, norm, domain = _checked_threat(options)
-    _known("method", [options.method], METHODS)
-    seconds = math.inf if options.time_limit is None else _seconds(options.time_limit)
+    """Everything that can be wrong without a model is checked before torch is even imported."""
+    norm, domain = _checked(options)
+    orders, budgets = (
+        list(dict.fromkeys(map(parse, words))) for parse, words in ((parse_order, options.order), (parse_eps, options.eps))
+    )
+    _known("attack", [*options.attacks, *options.add_attack], ATTACKS)
+    _known("precision", [options.gradients], PRECISIONS)
+    if options.certify is not None:
+        _known("method", [options.certify], METHODS)
+    seconds = None if options.time_limit is None else _seconds(options.time_limit)
+    if (options.resume or options.add_attack) and options.out is None:
+        raise InputError("--resume and --add-attack need --out: the folder of the run to go on with.")
     folder = _folder(options)
-    import torch
-
     import wassail as ws
-    from wassail.certificates.structure import read
+    from wassail.report.terminal import print_evaluation
 
-    model, x, y = _load(options)
-    read(model, x.shape[1:], smooth=True)  # a model that cannot be certified is told before the attacks
-    run = _Run(options, len(y), eps, orders, norm, domain)
-    rows, pooled = _attacked(options, run, model, x, y)
-    best = run.allocated(pooled)
-    _print_attacks(run, rows, best)
-    start = time.perf_counter()
-    radii = _certified(options, model, pooled, seconds)
-    flips = pooled.take(torch.arange(len(radii.values)))
-    nearer = radii.flips(model, flips.x, flips.y)
-    flips = flips if nearer is None else flips.merge(nearer)
-    curves = [ws.risk_curve(flips, radii, order) for order in orders]
-    headline = _print_sandwich(run, flips, curves, radii, time.perf_counter() - start)
+    source, data = _load(options)
+    own: dict[str, dict[str, Any]] = {name: {} for name in dict.fromkeys([*options.attacks, *options.add_attack])}
+    for name, words in {"wda": ("step", "topk", "kappa"), "wda++": ("step", "topk")}.items():
+        if name in own:
+            own[name] = {word: getattr(options, word) for word in words if getattr(options, word) is not None}
+    if options.add_attack and folder is not None:
+        own = _attacks_of(folder) | {name: own[name] for name in options.add_attack}
+    run = ws.evaluate(
+        source, data, [Threat(norm, order, eps, domain) for eps in budgets for order in orders], own,
+        out=folder, resume=options.resume or bool(options.add_attack), add=bool(options.add_attack), certify=options.certify,
+        time_limit=seconds, passes=options.passes, seed=options.seed, chunk=options.chunk, batch_size=options.batch_size,
+        gradients=options.gradients, look=options.look, command=sys.argv[1:], progress=_progress(options),
+    )  # fmt: skip
+    print_evaluation(run)
     if folder is not None:
-        results = {"results": _results(rows, best), **_sandwich_results(curves, radii, eps)}
-        _save(folder, pooled, run.about | results, radii)
-        _draw(folder, curves, f"{replace(run, samples=len(flips)).where}\n{headline}", eps)
+        _write_pages(run, folder)
     return 0
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What every table and file of one command says about it."""
+def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The attacks that a run was made with, and their options."""
+    from wassail.evaluation.store import Store
 
-    options: argparse.Namespace
-    samples: int
-    eps: float
-    orders: list[float]
-    norm: float
-    domain: Domain
-
-    @property
-    def where(self) -> str:
-        """Model, data and threat."""
-        data = f"{self.options.model} on {self.samples} samples of {self.options.data}"
-        return f"{data}, l{self.norm:g}, eps {show(self.eps)}, {_box(self.domain)}"
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """The same, with the versions, for a file."""
-        return {"run": self.where, "made_with": _made(self.options)}
-
-    def allocated(self, pooled: Flips) -> list[Distribution]:
-        """The distribution that the pooled flips allow, for each order."""
-        from wassail.transport import allocate
-
-        return [allocate(pooled, self.eps, order) for order in self.orders]
+    return {entry["name"]: {k: v for k, v in entry.items() if k != "name"} for entry in Store.open(folder).config["attacks"]}
 
 
-def _checked_threat(options: argparse.Namespace) -> tuple[float, list[float], float, Domain]:
-    """Budget, orders, norm and domain: what can be wrong without a model is checked before torch is even imported."""
-    eps, (norm, domain) = parse_eps(options.eps), _checked(options)
-    orders = list(dict.fromkeys(parse_order(p) for p in options.order))
-    _known("attack", options.attacks, ATTACKS)
-    return eps, orders, norm, domain
+def _write_pages(run: Evaluation, folder: Path) -> None:
+    """The page and the picture beside the run; without matplotlib one sentence instead of the picture."""
+    from wassail.report.page import write_report
+    from wassail.report.sandwich import draw_sandwich
+    from wassail.report.terminal import where
 
-
-def _attacked(
-    options: argparse.Namespace, run: _Run, model: Model, x: Tensor, y: Tensor
-) -> tuple[list[tuple[str, Distribution, float]], Flips]:
-    """Every attack asked for, as rows (title, distribution, seconds), and the nearest flips of all of them."""
-    from wassail.attacks import catalogue
-
-    common: dict[str, Any] = {"batch_size": options.batch_size, "seed": options.seed, "progress": _progress(options)}
-    own: dict[str, dict[str, Any]] = {"nearest": {"passes": options.passes}}
-    if options.step is not None:
-        own |= {name: {"step": options.step} for name in ("wda", "wda++")}
-    rows: list[tuple[str, Distribution, float]] = []
-    pool: list[Flips] = []
-    for name in dict.fromkeys(options.attacks):
-        entry = catalogue.find(name)
-        start = time.perf_counter()
-        found = catalogue.results(entry, model, x, y, run.norm, run.eps, run.orders, run.domain, **common, **own.get(name, {}))
-        for result in found:
-            kappa = result.info.get("options", {}).get("kappa")
-            title = entry.title if kappa is None else f"{entry.title}, kappa {kappa:g}"
-            rows.append((title, result, time.perf_counter() - start))
-            if entry.orders != "one" or result.threat.order == run.orders[0]:  # one search, one count of its passes
-                pool.append(result.flips)
-            start = time.perf_counter()
-    if not rows:
-        raise InputError(f"none of {', '.join(options.attacks)} answers order {' or '.join(options.order)}: add --order inf.")
-    return rows, pool[0].merge(*pool[1:])
-
-
-def _certified(options: argparse.Namespace, model: Model, flips: Flips, seconds: float) -> Radii:
-    """Certified radii of the samples, or with a time limit of as many of the first ones as it allows.
-
-    Nothing is sought beyond a known flip.
-    """
-    import torch
-
-    from wassail.certificates.radii import radii
-
-    size = max(len(flips), 1) if seconds == math.inf else CHUNK
-    end, parts = time.monotonic() + seconds, []
-    for start in range(0, max(len(flips), 1), size):
-        some = flips.take(torch.arange(start, min(start + size, len(flips))))
-        share = max(end - time.monotonic(), 0.1) * len(some) / (len(flips) - start) if seconds < math.inf else None
-        parts.append(
-            radii(
-                model, some.x, some.y, flips.norm, flips.domain, options.method,
-                upper=some.distances, time_limit=share, progress=_progress(options),
+    with _writing(folder):
+        print(f"wrote {write_report(run, folder / 'report.html')}")
+        try:
+            figure = draw_sandwich(
+                [run.curve(order) for order in run.orders], f"{where(run)}\n{run.headline}", mark=run.threat.eps
             )
-        )  # fmt: skip
-        if time.monotonic() > end:
-            break
-    points = [part.points for part in parts if part.points is not None]
-    return replace(
-        parts[0], values=torch.cat([part.values for part in parts]), exact=torch.cat([part.exact for part in parts]),
-        points=torch.cat(points) if len(points) == len(parts) else None,
-        info={**parts[0].info, "seconds": sum(part.info["seconds"] for part in parts)},
-    )  # fmt: skip
+        except InputError as error:
+            print(f"no sandwich.png: {error}")
+            return
+        figure.savefig(folder / "sandwich.png", dpi=160)
+        print(f"wrote {folder / 'sandwich.png'}")
+
+
+def _report(options: argparse.Namespace) -> int:
+    import wassail as ws
+    from wassail.report.page import write_report
+
+    run, path = ws.Evaluation.load(options.folder), Path(options.output or Path(options.folder) / "report.html")
+    with _writing(path):
+        print(f"wrote {write_report(run, path)}")
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    import wassail as ws
+    from wassail.report.compare import write_comparison
+
+    runs, path = [ws.Evaluation.load(folder) for folder in options.folders], Path(options.output)
+    with _writing(path):
+        print(f"wrote {write_comparison(runs, path)}")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    _known("format", options.formats, EXPORTS)
+    import wassail as ws
+    from wassail.evaluation import export
+
+    run, folder = ws.Evaluation.load(options.folder), Path(options.output or Path(options.folder) / "export")
+    model = None if options.model is None else _model(options, run.threat.norm).model
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in dict.fromkeys(options.formats):
+            print(f"wrote {export.write(run, name, folder, model)}")
+    return 0
 
 
 def _certify(options: argparse.Namespace) -> int:
@@ -319,8 +338,8 @@ def _certify(options: argparse.Namespace) -> int:
     import wassail as ws
     from wassail.certificates.structure import read
 
-    model, x, y = _load(options)
-    graph = read(model, x.shape[1:], smooth=True)
+    source, data = _load(options)
+    (x, y), graph = data.read(0, len(data)), read(source.model, tuple(data.shape), smooth=True)
     certificate = ws.certify(
         graph, x, y, norm, options.loss, domain,
         slopes=options.slopes, time_limit=seconds, seed=options.seed, progress=_progress(options),
@@ -348,7 +367,9 @@ def _print_certificate(
     from rich import box
     from rich.table import Table
 
-    console = _console()
+    from wassail.report.terminal import console as screen
+
+    console = screen()
     slopes = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     slopes.add_column("slope", no_wrap=True)
     for name in ("at least", "at most", "gap"):
@@ -432,15 +453,47 @@ def _save_certificate(
 
 
 def _figures(options: argparse.Namespace) -> int:
-    norm, names = parse_norm(options.norm), list(dict.fromkeys(options.names)) or list(FIGURES)
+    names = list(dict.fromkeys(options.names)) or list(FIGURES)
     _known("figure", names, FIGURES)
+    chosen: dict[str, Any] = {"norm": None if options.norm is None else parse_norm(options.norm), "data": options.data}
+    chosen |= {name: getattr(options, name) for name in ("model", "n", "eps") if getattr(options, name) is not None}
     from wassail.report.figures import write
 
     with _writing(Path(options.out)):
-        paths = write(options.out, names, seed=options.seed, norm=norm)
+        paths = write(options.out, names, seed=options.seed, **chosen)
     for path in paths:
         print(f"wrote {path}")
     return 0
+
+
+def _table(options: argparse.Namespace) -> int:
+    norms, folder = [parse_norm(norm) for norm in options.norm], _folder(options)
+    assert folder is not None
+    import torch
+
+    from wassail.evaluation.result import Evaluation
+    from wassail.evaluation.table import ATTACKS, parse_budgets, table
+    from wassail.report.compare import write_comparison
+    from wassail.report.page import write_report
+
+    if options.threads is not None:
+        torch.set_num_threads(max(options.threads, 1))
+    found = table(
+        options.models, options.data, norms, folder=folder, eps=parse_budgets(options.eps, norms), n=options.n,
+        attacks=options.attacks or ATTACKS, passes=options.passes, resume=options.resume, dataset=options.dataset,
+        models_dir=options.models_dir, seed=options.seed, batch_size=options.batch_size, progress=_progress(options),
+        begin=lambda text: print(text, file=sys.stderr),
+    )  # fmt: skip
+    print(found)
+    with _writing(folder):
+        folders = [line.folder for line in found.done if line.folder is not None]
+        runs = [Evaluation.load(place) for place in folders]
+        for place, run in zip(folders, runs):
+            write_report(run, place / "report.html")
+        if runs:
+            write_comparison(runs, folder / "index.html")
+    print(f"wrote {folder / 'table.csv'}, {folder / 'table.md'}" + (f" and {folder / 'index.html'}" if runs else ""))
+    return 0 if found.done else 2
 
 
 def _seconds(text: str) -> float:
@@ -481,13 +534,32 @@ def _writing(folder: Path) -> Iterator[None]:
         raise InputError(f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out.") from None
 
 
-def _load(options: argparse.Namespace) -> tuple[Model, Tensor, Tensor]:
+def _load(options: argparse.Namespace) -> tuple[Source, Data]:
     """The model and the data, the number of threads set."""
     import torch
 
+    from wassail.zoo.datasets import open_data
+
     if options.threads is not None:
         torch.set_num_threads(max(options.threads, 1))
-    return load_model(options.model, options.weights), *load_data(options.data, options.n)
+    source = _model(options, parse_norm(options.norm))
+    device = getattr(options, "device", None)
+    if device is not None:
+        try:
+            source.model.to(device)  # type: ignore[attr-defined]
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            raise InputError(f"cannot use device {device!r}: {str(error).splitlines()[0].rstrip('.')}.") from None
+    return source, open_data(options.data, options.n, ids=options.ids, preprocessing=options.preprocessing)
+
+
+def _model(options: argparse.Namespace, norm: float) -> Source:
+    from wassail.zoo.models import open_model
+
+    mean, std = ([number(v, name) for v in values] if (values := getattr(options, name)) else None for name in ("mean", "std"))
+    return open_model(
+        options.model, weights=options.weights, mean=mean, std=std, logits=options.logits,
+        models=options.models_dir or "models", dataset=options.dataset or "cifar10", threat="L2" if norm == 2 else "Linf",
+    )  # fmt: skip
 
 
 def _progress(options: argparse.Namespace) -> bool:
@@ -512,200 +584,6 @@ def _down(value: float) -> str:
 def _up(value: float) -> str:
     """Six digits, rounded up; inf where nothing is known."""
     return f"{Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(value):g}".replace("Infinity", "inf")
-
-
-def _print_attacks(run: _Run, rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("attack", no_wrap=True)
-    table.add_column("over", no_wrap=True)
-    for name in ("accuracy %", "95 %", "spent", "F + B", "time s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    clean = rows[0][1].clean_accuracy
-    table.add_row("none (clean)", "data", f"{100 * clean:.2f}", "", "0", "1 + 0", "")
-    searched = None
-    for name, result, seconds in rows:
-        forwards, backwards = result.flips.passes()
-        effort = (f"{forwards:.0f} + {backwards:.0f}", f"{seconds:.1f}")
-        if result.allocation == "knapsack":  # one search serves all orders
-            effort, searched = ("same", "") if searched == name else effort, name
-        spent = f"{100 * result.cost / result.threat.eps:.1f} %"
-        table.add_row(name, f"Omega_{result.threat.order:g}", f"{100 * result.accuracy:.2f}", "", spent, *effort)
-    table.add_section()
-    for result in best:
-        low, high = result.interval()
-        spent = f"{100 * result.cost / result.threat.eps:.1f} %"
-        span = f"{100 * low:.1f}..{100 * high:.1f}"
-        name = f"Omega_{result.threat.order:g}"
-        table.add_row("[bold]all, pooled", name, f"[bold]{100 * result.accuracy:.2f}", span, spent, "", "")
-    _console().print(f"[bold]{run.where}[/bold]")
-    _console().print(table)
-    _console().print(DEFINITIONS)
-
-
-def _print_attack_headline(run: _Run, rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> None:
-    worst, clean = min(best, key=lambda d: d.accuracy), rows[0][1].clean_accuracy
-    _console().print(
-        f"[bold]Accuracy is at most {100 * worst.accuracy:.2f} % over {worst.threat}[/bold] (clean {100 * clean:.2f} %):\n"
-        "some distribution within that Wasserstein distance of the data is this bad, and it was built and re-verified."
-    )
-    _console().print(f"[dim]{run.about['made_with']}[/dim]")
-
-
-def _print_sandwich(run: _Run, flips: Flips, curves: list[RiskCurve], radii: Radii, seconds: float) -> str:
-    """The table with both sides, and its headline, which is returned."""
-    from rich import box
-    from rich.table import Table
-
-    from wassail.report.sandwich import floor_percent
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("over", no_wrap=True)
-    for name in ("certified %", "attacked %", "gap", "largest gap", "50 % at eps"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for curve in curves:
-        (certified, attacked), (gap, where) = curve(run.eps), curve.largest_gap()
-        table.add_row(
-            f"Omega_{curve.order:g}", f"[bold]{floor_percent(certified)}", f"[bold]{100 * attacked:.2f}",
-            f"{100 * (attacked - certified):.2f}", f"{100 * gap:.2f} at {where:.3g}",
-            f"{curve.inverse(0.5, 'certified'):.3g}..{curve.inverse(0.5):.3g}",
-        )  # fmt: skip
-    some = f"{len(flips)} samples" if len(flips) == run.samples else f"the first {len(flips)} of {run.samples} samples"
-    exact = f"{int(radii.exact.sum())} of {len(flips)} exact"
-    _console().print(f"[bold]From both sides, on {some}[/bold] (radii by {radii.method}, {exact}, {seconds:.1f} s)")
-    _console().print(table)
-    _console().print(SANDWICH_DEFINITIONS)
-    lowest = min(curves, key=lambda curve: curve(run.eps)[1])
-    (certified, attacked), clean = lowest(run.eps), flips.clean_accuracy()
-    threat = Threat(run.norm, lowest.order, run.eps, run.domain)
-    headline = f"Between {floor_percent(certified)} % and {100 * attacked:.2f} % stay correct over {threat}"
-    _console().print(
-        f"[bold]{headline}[/bold] (clean {100 * clean:.2f} %):\nproved for every distribution within that Wasserstein distance "
-        "of the data, and attacked by one that was built and re-verified."
-    )
-    _console().print(f"[dim]{run.about['made_with']}[/dim]")
-    return headline
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
-def _results(rows: list[tuple[str, Distribution, float]], best: list[Distribution]) -> list[dict[str, Any]]:
-    def entry(name: str, result: Distribution) -> dict[str, Any]:
-        threat = result.threat
-        return {
-            "attack": name, "norm": str(threat.norm), "order": str(threat.order), "eps": threat.eps,
-            "domain": threat.domain, "accuracy": result.accuracy, "clean_accuracy": result.clean_accuracy,
-            "cost": result.cost, "passes": result.flips.passes(), "info": result.info,
-        }  # fmt: skip
-
-    return [entry(name, result) for name, result, _ in rows] + [entry("best of all", result) for result in best]
-
-
-def _sandwich_results(curves: list[RiskCurve], radii: Radii, eps: float) -> dict[str, Any]:
-    def entry(curve: RiskCurve) -> dict[str, Any]:
-        (certified, attacked), (gap, where) = curve(eps), curve.largest_gap()
-        return {
-            "order": str(curve.order), "eps": eps, "certified": certified, "attacked": attacked,
-            "gap": attacked - certified, "largest_gap": gap, "largest_gap_eps": where,
-        }  # fmt: skip
-
-    about = {"method": radii.method, "exact": int(radii.exact.sum()), "samples": len(radii.values)}
-    return {"radii": about, "sandwich": [entry(curve) for curve in curves]}
-
-
-def _save(folder: Path, pooled: Flips, results: dict[str, Any], radii: Radii | None = None) -> None:
-    records = {"flips": pooled} | ({} if radii is None else {"radii": radii})
-    with _writing(folder):
-        for name, record in records.items():
-            record.save(folder / f"{name}.safetensors")
-        (folder / "results.json").write_text(json.dumps(results, indent=1))
-    names = [*(f"{name}.safetensors" for name in records), "results.json"]
-    print("wrote " + " and ".join(str(folder / name) for name in names))
-
-
-def _draw(folder: Path, curves: list[RiskCurve], title: str, eps: float) -> None:
-    """The picture of the sandwich; without matplotlib one sentence instead, since all figures are in results.json."""
-    from wassail.report.sandwich import draw_sandwich
-
-    try:
-        figure = draw_sandwich(curves, title, mark=eps)
-    except InputError as error:
-        print(f"no sandwich.png: {error}")
-        return
-    with _writing(folder):
-        figure.savefig(folder / "sandwich.png", dpi=160)
-    print(f"wrote {folder / 'sandwich.png'}")
-
-
-def load_model(name: str, weights: str | None) -> Model:
-    """A built-in model by name, or `module:factory` called and filled with a state dict."""
-    from wassail import zoo
-
-    if ":" not in name:
-        return zoo.load(name)
-    import importlib
-
-    module, _, factory = name.partition(":")
-    sys.path.insert(0, "")  # as `python -m` does, so that a file in the current folder can be named
-    try:
-        model = getattr(importlib.import_module(module), factory)()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"cannot load model {name!r}: {error}; give module:factory that can be imported.") from None
-    finally:
-        sys.path.remove("")
-    if weights is not None:
-        try:
-            model.load_state_dict(_state_dict(weights))
-        except (RuntimeError, AttributeError) as error:
-            reason = str(error).splitlines()[-1].strip().rstrip(".")
-            raise InputError(f"the weights {weights!r} do not fit {name!r}: {reason}.") from None
-    return model  # type: ignore[no-any-return]
-
-
-def _state_dict(path: str) -> dict[str, Tensor]:
-    import torch
-    from safetensors.torch import load_file
-
-    try:
-        if path.endswith(".safetensors"):
-            return load_file(path)
-        state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-        return state
-    except Exception as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"cannot read weights from {path!r}: {reason}.") from None
-
-
-def load_data(name: str, n: int | None = None) -> tuple[Tensor, Tensor]:
-    """Samples and labels: built-in data by name, or an .npz file with arrays x (or images) and y (or labels)."""
-    from wassail import zoo
-
-    if not name.endswith(".npz"):
-        x, y = zoo.data(name)
-        return x[:n], y[:n]
-    import zipfile
-
-    import numpy as np
-    import torch
-
-    try:
-        with np.load(name, allow_pickle=False) as file:
-            keys = [next((k for k in names if k in file.files), None) for names in (("x", "images"), ("y", "labels"))]
-            if None in keys:
-                raise InputError(f"{name!r} has arrays {', '.join(file.files)}: name the samples x and the labels y.")
-            x, y = (torch.from_numpy(np.ascontiguousarray(file[k][:n])) for k in keys if k)
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(getattr(error, "strerror", None) or error).splitlines()[0].rstrip(".")
-        raise InputError(f"cannot read data from {name!r}: {reason}.") from None
-    return x, y
 
 
 if __name__ == "__main__":

@@ -47,6 +47,47 @@ def frozen(model: Model) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
+def mixed(model: Model, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """The model with gradients in mixed precision: its logits are the model's own to the last bit, only gradients are rounded.
+
+    Where a gradient may be asked for, the model is called twice: as it is for the logits, and under autocast to `dtype`
+    (bfloat16 or float16) on the device of the batch for the graph. Every decision is therefore taken in the model's precision.
+    Passes are counted as if it were one call. Inputs in float64 are left alone by autocast.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise InputError(f"mixed precision in {_name(dtype)} is not possible: choose bfloat16 or float16.")
+    return _Mixed(model, dtype)
+
+
+class _Mixed(nn.Module):
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            z = self.model(x)
+        if not torch.is_grad_enabled():
+            return z
+        with torch.autocast(x.device.type, self.dtype):
+            rough = self.model(x)
+        grafted: Tensor = _Graft.apply(z, rough)  # type: ignore[no-untyped-call]
+        return grafted
+
+
+class _Graft(torch.autograd.Function):
+    """One tensor's value with another's gradient: a sum `z + (rough - rough)` would be NaN where `rough` overflows."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, rough: Tensor) -> Tensor:
+        ctx.dtype = rough.dtype
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient.to(ctx.dtype)
+
+
 def device_of(model: Model, default: torch.device) -> torch.device:
     """Where the model's parameters live; `default` if it shows none."""
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())

@@ -101,6 +101,15 @@ def show(value: float) -> str:
     return f"{value:.4g}"
 
 
+def floor_percent(share: float, digits: int = 2) -> str:
+    """A certified share as a percentage, rounded down.
+
+    The share is a float that was itself rounded down from, say, 55 of 100 samples; 2^-48 makes up for that and no more, so that
+    55 % is not printed as 54.99: no other multiple of 0.01 % lies that close to a count over fewer than 10^10 samples.
+    """
+    return f"{math.floor(10 ** (digits + 2) * (share + 2.0**-48)) / 10**digits:.{digits}f}"
+
+
 @dataclass(frozen=True)
 class Threat:
     """Everything that defines an adversary.

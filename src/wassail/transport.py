@@ -553,22 +553,25 @@ def risk_curve(
         values = torch.as_tensor(radii, dtype=torch.float64).cpu()
         if values.shape != flips.distances.shape or not (values >= 0).all():
             raise InputError(f"radii must hold {len(flips)} numbers >= 0, one for each sample.")
-        values = _below(values, flips)
+        values = below(values, flips.distances, flips.x[:1].numel())
     return RiskCurve(flips.distances, values, sample_weights(mu, len(flips)), parse_order(order))
 
 
-def _below(radii: Tensor, flips: Flips) -> Tensor:
-    """The radii, at most the distances: what rounding may take from a distance is clipped, more than that is an error."""
-    slack = (flips.x[:1].numel() + 4) * 2.0**-52
-    wrong = (radii > flips.distances * (1 + slack)).nonzero().flatten().tolist()
+def below(radii: Tensor, distances: Tensor, size: int) -> Tensor:
+    """The radii, at most the distances: what rounding may take from a distance is clipped, more than that is an error.
+
+    radii, distances: float64 `(N,)`; size: coordinates of a sample, which bound the rounding of a distance.
+    """
+    slack = (size + 4) * 2.0**-52
+    wrong = (radii > distances * (1 + slack)).nonzero().flatten().tolist()
     if wrong:
         i = wrong[0]
         raise InputError(
-            f"sample {i} has a certified radius {float(radii[i])!r} above the distance {float(flips.distances[i])!r} of its "
+            f"sample {i} has a certified radius {float(radii[i])!r} above the distance {float(distances[i])!r} of its "
             f"evaluated flip ({len(wrong)} such samples): one of the two is wrong, so trust neither; check that both are for "
             "the same model, samples and precision, and report it if they are."
         )
-    return torch.minimum(radii, flips.distances)
+    return torch.minimum(radii, distances)
 
 
 class _Side:

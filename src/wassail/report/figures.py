@@ -1,16 +1,17 @@
-"""The paper's figures on networks of the plane, with the exact values beside its bounds.
+"""The paper's figures: those of its bounds, with the exact values beside them, and the files of all of them.
 
 `convergence`: the bounds on the worst-case loss as more masks are visited, and against the budget. `witness`: the distribution
-that the lower bound is made of. Each is data, computed here to the last digit, and a drawing of them; `write` makes the files.
+that the lower bound is made of. Both are of networks of the plane, computed here to the last digit; the figures of the attacks
+are in `report.paper`. Each is data and a drawing of them; `write` makes the files of any.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,12 +34,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FIGURES = ("convergence", "witness")
+    from wassail.report.paper import Case
+
+Columns: TypeAlias = "tuple[str, Mapping[str, Sequence[Any]]]"  # what a CSV file is about, and its columns
+Made: TypeAlias = "tuple[dict[str, Figure], dict[str, Columns]]"  # drawings and tables by file name
+
+FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")
+MODEL, SAMPLES = "digits-cnn-adv", 200  # what the figures of a network are drawn of, unless told
 LOSSES = {"cross_entropy": (cross_entropy, ASCENTS["ce"]), "margin": (margin, ASCENTS["margin"])}
 BUDGETS = tuple(k / 24 for k in range(1, 13))  # of the curve against eps; 1/4 is among them
 # Okabe and Ito's colours, told apart by everyone; one quantity has one colour in all figures.
-INK = {"infinity": "#0072B2", "anchor": "#009E73", "margin": "#E69F00", "paper": "#D55E00", "pgd": "#CC79A7", "exact": "black"}
-DASHES = {"infinity": "--", "anchor": "-.", "margin": (0, (5, 1)), "paper": (0, (3, 1, 1, 1, 1, 1)), "pgd": ":", "exact": "-"}
+INK = {
+    "infinity": "#0072B2", "anchor": "#009E73", "margin": "#E69F00", "paper": "#D55E00", "pgd": "#CC79A7", "exact": "black",
+    "wda": "#D55E00", "wda++": "#E69F00", "nearest": "#0072B2", "w-pgd": "#009E73", "deepfool": "#56B4E9",
+    "apgd-ce": "#56B4E9", "a3": "#7F7F7F", "autoattack": "black",
+}  # fmt: skip
+DASHES: dict[str, Any] = {
+    "infinity": "--", "anchor": "-.", "margin": (0, (5, 1)), "paper": (0, (3, 1, 1, 1, 1, 1)), "pgd": ":", "exact": "-",
+    "wda": "-", "wda++": (0, (5, 1)), "nearest": "-", "w-pgd": "-.", "apgd-ce": "--", "a3": (0, (3, 1, 1, 1, 1, 1)),
+    "autoattack": "-",
+}  # fmt: skip
 
 WIDTH = {**dict.fromkeys(INK, 1.6), "exact": 3.2}  # the exact line lies under the others, which may coincide with it
 
@@ -254,33 +269,155 @@ def witness(case: Instance, norm: Number = 2, loss: str = "cross_entropy", *, ep
     )
 
 
-def write(folder: str | Path, names: Sequence[str] = FIGURES, *, seed: int = 0, norm: Number = 2) -> list[Path]:
-    """Compute and write figures by name, PNG and CSV: the paths written, drawings first."""
+def write(
+    folder: str | Path,
+    names: Sequence[str] = FIGURES,
+    *,
+    seed: int = 0,
+    norm: Number | None = None,
+    model: str = MODEL,
+    data: str | None = None,
+    n: int = SAMPLES,
+    eps: Number | None = None,
+) -> list[Path]:
+    """Compute and write figures by name, PNG and CSV: the paths written, for each figure its drawings first.
+
+    norm: by default l2 in the plane, linf for a network, and both where the paper draws both. model, data, n, eps: what the
+    figures of a network are drawn of: any model and data that the command line opens, the first n samples, and the budget,
+    by default RobustBench's, for embedded networks one of their own.
+    """
     for name in names:
         if name not in FIGURES:
             raise unknown("figure", name, FIGURES)
+    r = None if norm is None else parse_norm(norm)
+    if eps is not None and r is None:
+        raise InputError(f"eps {eps!r} is for one norm: give it too, for example norm 'inf'.")
     _figure(1, 1)  # a missing matplotlib and a bad folder are told before the work, not after
-    r, folder, case = parse_norm(norm), Path(folder), instance(seed)
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    cases = _Cases(model, data, n, eps, seed)
+    made = _command(names, seed, r, cases) + "; " + ", ".join(f"{name} {version}" for name, version in versions().items())
+    paths = []
+    for name in names:
+        drawings, tables = _MAKERS[name](seed, r, cases)
+        for file, drawing in drawings.items():
+            paths.append(folder / f"{file}.png")
+            drawing.savefig(paths[-1], dpi=160)
+        for file, (about, columns) in tables.items():
+            paths.append(folder / f"{file}.csv")
+            _write_csv(paths[-1], [about, f"made by: {made}"], columns)
+    return paths
+
+
+class _Cases:
+    """The network and data that figures are drawn of, opened when the first of them needs it."""
+
+    def __init__(self, model: str, data: str | None, n: int, eps: Number | None, seed: int) -> None:
+        self.model, self.data, self.n, self.eps, self.seed = model, data, n, eps, seed
+        self.opened: tuple[Any, Tensor, Tensor] | None = None
+        if n < 1:
+            raise InputError(f"n is {n}: give a positive number of samples.")
+
+    def __call__(self, norm: float) -> Case:
+        from wassail import zoo
+        from wassail.evaluation.table import usual_eps
+        from wassail.report.paper import Case
+
+        source = "digits" if self.data is None and self.model in zoo.MODELS else self.data
+        if source is None:
+            raise InputError(f"the model {self.model!r} has no data of its own: name some, for example an .npz file.")
+        eps = usual_eps(self.model, norm) if self.eps is None else parse_eps(self.eps)
+        if self.opened is None:
+            from wassail.zoo.datasets import open_data
+            from wassail.zoo.models import open_model
+
+            samples = open_data(source, self.n)
+            x, y = samples.read(0, len(samples))
+            self.opened = open_model(self.model).model, x, y
+        model, x, y = self.opened
+        return Case(model, x, y, f"{self.model} on {source}", norm, eps, self.seed)
+
+
+def _command(names: Sequence[str], seed: int, norm: float | None, cases: _Cases) -> str:
+    words = [f"--seed {seed}"] + ([] if norm is None else [f"--norm {norm:g}"])
+    if not set(names) <= {"convergence", "witness", "inclusion", "step"}:
+        words += [f"--model {cases.model}", f"-n {cases.n}"]
+        words += ([] if cases.data is None else [f"--data {cases.data}"]) + (
+            [] if cases.eps is None else [f"--eps {cases.eps}"]
+        )
+    return f"wassail paper figures {' '.join([*names, *words])}"
+
+
+def _make_witness(seed: int, norm: float | None, cases: _Cases) -> Made:
+    ray = witness(instance(seed), norm or 2)
+    return {"witness": draw_witness(ray)}, {"witness": _witness_table(ray)}
+
+
+def _make_convergence(seed: int, norm: float | None, cases: _Cases) -> Made:
     drawings: dict[str, Figure] = {}
-    tables: dict[str, tuple[str, dict[str, Sequence[Any]]]] = {}
-    if "witness" in names:
-        ray = witness(case, r)
-        drawings["witness"] = draw_witness(ray)
-        tables["witness"] = _witness_table(ray)
-    if "convergence" in names:
-        for name, network in (("convergence", case), ("convergence-tight", instance(seed, tight=True))):
-            found = convergence(network, r, seed=seed)
-            drawings[name] = draw_convergence(found)
-            tables |= {f"{name}-masks": _mask_table(found), f"{name}-eps": _eps_table(found)}
-    made = f"wassail paper figures {' '.join(names)} --seed {seed} --norm {r:g}; " + ", ".join(
-        f"{name} {version}" for name, version in versions().items()
+    tables: dict[str, Columns] = {}
+    for name, network in (("convergence", instance(seed)), ("convergence-tight", instance(seed, tight=True))):
+        found = convergence(network, norm or 2, seed=seed)
+        drawings[name] = draw_convergence(found)
+        tables |= {f"{name}-masks": _mask_table(found), f"{name}-eps": _eps_table(found)}
+    return drawings, tables
+
+
+def _make_inclusion(seed: int, norm: float | None, cases: _Cases) -> Made:
+    from wassail.report import paper
+
+    found = paper.inclusion()
+    return {"inclusion": paper.draw_inclusion(found)}, paper.inclusion_tables(found)
+
+
+def _make_step(seed: int, norm: float | None, cases: _Cases) -> Made:
+    from wassail.report import paper
+
+    found = paper.step(seed, norm or 2)
+    return {"step": paper.draw_step(found)}, paper.step_tables(found)
+
+
+def _make_runtime(seed: int, norm: float | None, cases: _Cases) -> Made:
+    from wassail.report import paper
+
+    found = paper.runtime(cases(norm or math.inf))
+    return {"runtime": paper.draw_runtime(found)}, paper.runtime_tables(found)
+
+
+def _make_curve(seed: int, norm: float | None, cases: _Cases) -> Made:
+    from wassail.report import paper
+
+    found = paper.curve(cases(norm or math.inf))
+    return {"curve": paper.draw_curve(found)}, paper.curve_tables(found)
+
+
+def _make_kappa(seed: int, norm: float | None, cases: _Cases) -> Made:
+    from wassail.report import paper
+
+    found = [paper.kappa(cases(r)) for r in _both(norm)]
+    return {"kappa": paper.draw_kappa(found)}, paper.sweep_tables("kappa", "kappa", found)
+
+
+def _make_steps(seed: int, norm: float | None, cases: _Cases) -> Made:
+    from wassail.report import paper
+
+    found = [paper.steps(cases(r)) for r in _both(norm)]
+    return {"steps": paper.draw_steps(found)}, paper.sweep_tables("steps", "alpha", found)
+
+
+def _both(norm: float | None) -> list[float]:
+    return [2.0, math.inf] if norm is None else [norm]
+
+
+_MAKERS: dict[str, Callable[[int, float | None, _Cases], Made]] = dict(
+    zip(
+        FIGURES,
+        (
+            _make_convergence, _make_witness, _make_inclusion, _make_step,
+            _make_runtime, _make_curve, _make_kappa, _make_steps,
+        ),
     )
-    for name, drawing in drawings.items():
-        drawing.savefig(folder / f"{name}.png", dpi=160)
-    for name, (about, columns) in tables.items():
-        _write_csv(folder / f"{name}.csv", [about, f"made by: {made}"], columns)
-    return [folder / f"{name}.png" for name in drawings] + [folder / f"{name}.csv" for name in tables]
+)  # fmt: skip
 
 
 def draw_convergence(data: Convergence) -> Figure:
@@ -406,7 +543,7 @@ def _figure(width: float, height: float) -> Figure:
     return figure
 
 
-def _mask_table(data: Convergence) -> tuple[str, dict[str, Sequence[Any]]]:
+def _mask_table(data: Convergence) -> Columns:
     masks = ["".join("1" if on else "0" for on in mask) for mask in data.masks.tolist()]
     return _about(data), {
         "visited": range(1, len(masks) + 1),
@@ -418,7 +555,7 @@ def _mask_table(data: Convergence) -> tuple[str, dict[str, Sequence[Any]]]:
     }
 
 
-def _eps_table(data: Convergence) -> tuple[str, dict[str, Sequence[Any]]]:
+def _eps_table(data: Convergence) -> Columns:
     lines = {f"E_plus_{name}_eps": (data.empirical + slope * data.eps).tolist() for name, slope in data.slopes.items()}
     exact = {"exact_lower": data.lower.tolist(), "exact_upper": data.upper.tolist(), "pgd": data.pgd.tolist()}
     return _about(data), {"eps": data.eps.tolist(), **exact, **lines}
@@ -430,7 +567,7 @@ def _about(data: Convergence) -> str:
     return f"{data.case.about}, ground norm l{data.norm:g}, {start}; slopes: {slopes}"
 
 
-def _witness_table(data: Witness) -> tuple[str, dict[str, Sequence[Any]]]:
+def _witness_table(data: Witness) -> Columns:
     about = (
         f"{data.case.about}, ground norm l{data.norm:g}, {_spoken(data.loss)} {data.empirical!r} on the samples; sample "
         f"{data.root} (counted from 0) moves, eps {data.eps!r}, slope {data.slope.lower!r}, E + l eps {data.limit!r}, "

@@ -14,7 +14,7 @@ import torch
 
 from wassail.errors import InputError
 from wassail.report.figures import _figure
-from wassail.threat import Number, parse_eps, show
+from wassail.threat import Number, floor_percent, parse_eps, show
 from wassail.transport import RiskCurve
 
 if TYPE_CHECKING:
@@ -72,15 +72,6 @@ def plot_curve(curve: RiskCurve, axes: Axes | None = None, eps: float | None = N
     if alone:
         axes.legend(fontsize=9, frameon=False)
     return axes
-
-
-def floor_percent(share: float, digits: int = 2) -> str:
-    """A certified share as a percentage, rounded down.
-
-    The share is a float that was itself rounded down from, say, 55 of 100 samples; 2^-48 makes up for that and no more, so that
-    55 % is not printed as 54.99: no other multiple of 0.01 % lies that close to a count over fewer than 10^10 samples.
-    """
-    return f"{math.floor(10 ** (digits + 2) * (share + 2.0**-48)) / 10**digits:.{digits}f}"
 
 
 def _point_out(axes: Axes, curve: RiskCurve, mark: float, end: float) -> None:

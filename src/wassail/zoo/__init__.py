@@ -1,15 +1,17 @@
-"""Built-in digits data and eight small networks, so that everything can be tried without downloads or training.
+"""Models and data from anywhere, and a few built in, so that everything can be tried without downloads or training.
 
 >>> from wassail import zoo
 >>> model = zoo.load("digits-cnn-adv")
 >>> x, y = zoo.data("digits")
 
-Torch is imported by `load` and `data` only: listing the models needs none of it. Where the data come from, how they
-were split and how the networks were trained is written in ``DIGITS.md`` next to this file.
+`open_model` and `open_data` take every name that the command line takes; see `docs/models.md`. Torch is imported by what needs
+it only: listing the models needs none of it. Where the built-in data come from, how they were split and how the networks were
+trained is written in ``DIGITS.md`` next to this file.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,20 @@ from wassail.errors import unknown
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["DATASETS", "MODELS", "SPLITS", "Entry", "data", "load", "load_onnx", "models"]
+    from wassail.zoo.datasets import Data, open_data
+    from wassail.zoo.models import Logits, Normalized, Source, open_model
+    from wassail.zoo.weights import fingerprint
+
+__all__ = [
+    "DATASETS", "MODELS", "SPLITS", "Data", "Entry", "Logits", "Normalized", "Source", "builtin", "data", "fingerprint", "load",
+    "load_onnx", "open_data", "open_model",
+]  # fmt: skip
+
+_HOME = {
+    **dict.fromkeys(("Logits", "Normalized", "Source", "open_model"), "models"),
+    **dict.fromkeys(("Data", "open_data"), "datasets"),
+    "fingerprint": "weights",
+}
 
 _HERE = Path(__file__).parent
 
@@ -50,7 +65,7 @@ DATASETS = ("digits",)
 SPLITS = ("train", "test")
 
 
-def models() -> dict[str, str]:
+def builtin() -> dict[str, str]:
     """Names of the built-in networks, each with one line that says what it is and how accurate it was measured."""
     return {name: _describe(name, entry) for name, entry in MODELS.items()}
 
@@ -64,7 +79,7 @@ def load(name: str) -> nn.Module:
     from wassail.zoo.digits import ARCHITECTURES
 
     model = ARCHITECTURES[MODELS[name].architecture]()
-    model.load_state_dict(load_file(_weights(name)))
+    model.load_state_dict(load_file(weight_file(name)))
     return model.eval()
 
 
@@ -77,7 +92,7 @@ def data(name: str = "digits", split: str = "test") -> tuple[Tensor, Tensor]:
     import numpy as np
     import torch
 
-    with np.load(_HERE / f"{name}.npz") as arrays:
+    with np.load(data_file(name)) as arrays:
         images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     # Pixels count the inked cells of a 4x4 grid, 0..16, so sixteenths are exact in float32.
     return torch.from_numpy(images).float().div(16).unsqueeze(1), torch.from_numpy(labels).long()
@@ -90,7 +105,13 @@ def load_onnx(path: str | Path, mean: Any = None, std: Any = None) -> nn.Module:
     return read(path, mean, std)
 
 
-def _weights(name: str) -> Path:
+def data_file(name: str) -> Path:
+    """Where built-in data are."""
+    return _HERE / f"{name}.npz"
+
+
+def weight_file(name: str) -> Path:
+    """Where the weights of a built-in network are."""
     return _HERE / "weights" / f"{name}.safetensors"
 
 
@@ -98,7 +119,7 @@ def _figures(name: str) -> dict[str, Any]:
     """What scripts/train_digits.py measured, from the header of the weight file (reads no tensor)."""
     from safetensors import safe_open
 
-    with safe_open(_weights(name), framework="numpy") as file:
+    with safe_open(weight_file(name), framework="numpy") as file:
         figures: dict[str, Any] = json.loads(file.metadata()["wassail"])
     return figures
 
@@ -108,3 +129,13 @@ def _describe(name: str, entry: Entry) -> str:
     training = f"adversarial training (linf {figures['train_eps']:g})" if entry.adversarial else "standard training"
     accuracies = f"{figures['clean_accuracy']:.1f} % clean, {figures['pgd_accuracy']:.1f} % PGD"
     return f"{entry.summary}, {training}; test accuracy {accuracies} at linf {figures['pgd_eps']:g}"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"wassail.zoo.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'wassail.zoo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The protocol, the run store, and what is computed from a finished run."""

@@ -1,0 +1,399 @@
+"""Signs that a figure cannot be trusted: checks before the attacks, and indicators of attack failure after them.
+
+An attack that fails makes a model look robust. Most failures leave traces (Pintor et al. 2022, "Indicators of Attack Failure";
+Carlini et al. 2019, "On Evaluating Adversarial Robustness"): gradients that vanish, distances that passes do not shorten, flips
+that a search without gradients finds and one with gradients does not. Each function here looks for one kind of trace and says
+in a sentence what it saw and what to do; none of them changes a figure, but the flips of `transfer` are flips like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from wassail.attacks.hunt import Hunt
+from wassail.attacks.nearest import nearest
+from wassail.errors import InputError
+from wassail.evaluation.result import Evaluation, Finding
+from wassail.losses import margin_ascent, predict
+from wassail.network import BATCH_SIZE, Model, Network, Tick, check_data, device_of, frozen, search
+from wassail.threat import Domain, Number, parse_domain, parse_norm, show
+from wassail.transport import Flips
+
+if TYPE_CHECKING:
+    from wassail.evaluation.plan import Unit
+
+LOOKED_AT = 100  # samples that a check spends passes on
+FEW = 0.01  # a trace on at most one sample, or on less than this share of them, is noted; more is a warning
+POOL = 1000  # samples among which `transfer` looks for one of another class
+BISECTIONS = 12
+SATURATED = 100.0  # a logit this far below another has probability 0 in float32, and cross entropy no gradient
+STILL_IMPROVING = 0.02
+
+
+def mode(model: Model) -> Finding:
+    """Whether the model was given in eval mode. Ask before anything puts it there."""
+    if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
+        text = "The model was given in train mode: it is evaluated in eval mode, so call model.eval() to compare by hand."
+        return Finding("mode", "note", text)
+    return Finding("mode", "ok", "The model is in eval mode.")
+
+
+def check(model: Model, x: Tensor, y: Tensor, domain: Domain, batch_size: int | None = None) -> list[Finding]:
+    """What the first samples tell before any attack: range, labels, determinism, precision, accuracy, saturation, gradients.
+
+    x `(N, *shape)`, y `(N,)`: samples of the data, of which the first 100 are looked at. About four forwards and one backward
+    each.
+    """
+    domain = parse_domain(domain)
+    x, y = check_data(x[:LOOKED_AT], y[:LOOKED_AT], domain)
+    if not len(x):
+        return []
+    device = device_of(model, x.device)
+    x, y = x.to(device), y.to(device)
+    with frozen(model):
+        network = Network(model, torch.arange(len(x)), batch_size or BATCH_SIZE, device)
+        z = network.logits(x, network.rows)
+        return [
+            _range(x, domain),
+            _labels(y, z.shape[1]),
+            _determinism(network, x, z),
+            _precision(model, x),
+            _accuracy(z, y),
+            _saturation(z),
+            _gradients(network, x, y, z),
+        ]
+
+
+def _range(x: Tensor, domain: Domain) -> Finding:
+    low, high = float(x.min()), float(x.max())
+    seen = f"The samples range over [{low:.4g}, {high:.4g}]"
+    flat = int((x.flatten(1).amax(1) == x.flatten(1).amin(1)).sum())
+    if flat:
+        text = (
+            f"{flat} of the first {len(x)} samples are constant, the same value in every coordinate: check how they are read."
+        )
+        return Finding("range", "warning", text)
+    if domain is None:
+        return Finding("range", "ok", f"{seen} and may move anywhere: there is no box.")
+    size = domain[1] - domain[0]
+    box = f"[{domain[0]:g}, {domain[1]:g}]"
+    if high - low < 0.5 * size:
+        why = "were they divided by 255 twice?" if high <= 2 * size / 255 else "check their preprocessing and the domain."
+        return Finding("range", "warning", f"{seen}, less than half of the domain {box}: {why}")
+    unit = 255 * (x - domain[0]) / size
+    eight = ", in steps of 1/255" if bool(((unit - unit.round()).abs() < 1e-3).all()) else ""
+    return Finding("range", "ok", f"{seen}{eight}; the domain is {box}.")
+
+
+def _labels(y: Tensor, classes: int) -> Finding:
+    present = torch.bincount(y, minlength=classes) > 0
+    if len(y) >= 20 and int(present.sum()) == 1:
+        text = (
+            f"The first {len(y)} samples all have class {int(y[0])}: the data are sorted, so a part of them from the front "
+            "says nothing about the other classes."
+        )
+        return Finding("labels", "note", text)
+    missing = (~present).nonzero()[:, 0].tolist()
+    if missing and len(y) >= 10 * classes:
+        names = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        text = f"{len(missing)} of {classes} classes never occur among the first {len(y)} labels ({names}): is that the data?"
+        return Finding("labels", "note", text)
+    return Finding("labels", "ok", f"The first {len(y)} samples have {int(present.sum())} of {classes} classes.")
+
+
+def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
+    """The same batch again, and the same samples in batches of another size."""
+    again = network.logits(x, network.rows)
+    half = (len(x) + 1) // 2
+    split = torch.cat([network.logits(part, torch.arange(len(part))) for part in (x[:half], x[half:]) if len(part)])
+    scale = z.abs().amax(1).clamp(min=1)
+    for other, what in ((again, "is asked twice"), (split, "is given other samples beside them")):
+        moved = int(((other - z).abs().amax(1) > 1e-4 * scale).sum())
+        if moved:
+            text = (
+                f"The logits of {moved} of {len(x)} samples change if the model {what}: a flip may be a lucky draw, so fix its "
+                "randomness or its batch statistics."
+            )
+            return Finding("determinism", "warning", text)
+    return Finding("determinism", "ok", "The logits do not change if the model is asked twice, or in other batches.")
+
+
+def _precision(model: Model, x: Tensor) -> Finding:
+    with torch.no_grad():
+        dtype = str(model(x[:1]).dtype).removeprefix("torch.")
+    if dtype not in ("float32", "float64"):
+        text = (
+            f"The logits are {dtype}: ties and rounding decide samples, so load the model in float32 and use mixed gradients."
+        )
+        return Finding("precision", "warning", text)
+    return Finding("precision", "ok", f"The logits are {dtype}.")
+
+
+def _accuracy(z: Tensor, y: Tensor) -> Finding:
+    n, classes = z.shape
+    predicted = predict(z, y)
+    right, chance = int((predicted == y).sum()), 1 / classes
+    text = f"{right} of the first {n} samples are classified correctly"
+    if right > n * (chance + 3 * math.sqrt(chance * (1 - chance) / n)):
+        return Finding("accuracy", "ok", f"{text}.")
+    shift = next((s for s in (1, -1) if n >= 10 and ((z.argmax(1) - y) == s).float().mean() > 0.5), 0)
+    cause = (
+        f"the predictions are the labels {shift:+d}, so the labels are numbered from another class on"
+        if shift
+        else "the usual cause is a normalisation that the model expects and does not get (--mean, --std), then labels in "
+        "another order or from other data"
+    )
+    return Finding("accuracy", "warning", f"{text}, no more than by chance ({100 * chance:.2g} %): {cause}.")
+
+
+def _saturation(z: Tensor) -> Finding:
+    top = z.topk(2, dim=1).values
+    gap = top[:, 0] - top[:, 1]
+    sure = int((gap > SATURATED).sum())
+    if sure:
+        text = (
+            f"The logits of {sure} of {len(z)} samples lie more than {SATURATED:g} apart (up to {float(gap.max()):.3g}): "
+            "softmax rounds to 0 and 1, and other tools' attacks on the cross entropy lose their gradient; the attacks here "
+            "do not."
+        )
+        return Finding("saturation", "note", text)
+    return Finding("saturation", "ok", f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart.")
+
+
+def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
+    """Gradients of the margin at the samples that are correct."""
+    rows = (predict(z, y) == y).nonzero()[:, 0]
+    dead, broken = 0, 0
+    try:
+        for some in torch.split(rows, network.batch_size):
+            tape = network.tape(x[some], some)
+            weight = margin_ascent(tape.logits, y[some])[1]
+            gradient = tape.pull(weight, torch.arange(len(some), device=x.device)).flatten(1)
+            finite = torch.isfinite(gradient).all(1)
+            broken += int((~finite).sum())
+            dead += int((finite & (gradient == 0).all(1)).sum())
+    except InputError as error:
+        return Finding("zero-gradients", "warning", f"There are no gradients to attack with: {error}")
+    if dead or broken:
+        kinds = [f"{dead} are zero"] * bool(dead) + [f"{broken} are not finite"] * bool(broken)
+        text = (
+            f"Of the margin's gradients at {len(rows)} correct samples {' and '.join(kinds)}: gradients are masked there "
+            "(rounding, clamping, saturation), so take the masking layer out or trust attacks without gradients only (square)."
+        )
+        return Finding("zero-gradients", "warning", text)
+    return Finding("zero-gradients", "ok", f"The margin has a gradient at each of {len(rows)} correct samples.")
+
+
+def transfer(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    norm: Number,
+    domain: Domain = (0.0, 1.0),
+    batch_size: int | None = None,
+    *,
+    points: Sequence[Tensor] = (),
+) -> Flips:
+    """Flips that need no gradient: from each sample toward the nearest one that the model puts into another class.
+
+    That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as near as the norm allows
+    (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`; other samples are looked for among the first 1000 of them. points: more places
+    to come from, each `(N, *shape)`, for example the points of an attack on another model: one forward each. The flips are as
+    good as anyone's and belong into the pool.
+    """
+    norm, domain = parse_norm(norm), parse_domain(domain)
+    x, y = check_data(x, y, domain)
+    for other in points:
+        if other.shape != x.shape:
+            raise InputError(f"points have shape {tuple(other.shape)} but the samples {tuple(x.shape)}: give one a sample.")
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        hunt = Hunt(network, x, y, norm, domain, None, graph=False)
+        rows = hunt.rows
+        for other in points:
+            inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
+            hunt.logits(inside[rows], rows)
+        for some in torch.split(rows, network.batch_size):
+            near, known = _other_class(x, hunt.clean, some, y[some], norm)
+            hunt.offer(x[near[known]], some[known], hunt.clean[near[known]])
+        hunt.shorten(rows, BISECTIONS)
+        return hunt.points, hunt.clean
+
+    found = search(chunk, model, x, y, batch_size, whole=True, description="transfer")
+    return Flips.from_search(x, y, found, norm, domain, "transfer", {"method": "transfer"})
+
+
+def _other_class(x: Tensor, z: Tensor, rows: Tensor, y: Tensor, norm: float) -> tuple[Tensor, Tensor]:
+    """For each of `rows` `(m,)` with labels y the nearest of the first samples that is predicted otherwise, and if one is."""
+    pool = z[:POOL].argmax(1)
+    length = torch.cdist(x[rows].flatten(1), x[:POOL].flatten(1), p=norm)
+    length = length.masked_fill(pool[None] == y[:, None], math.inf)
+    best = length.min(1)
+    return best.indices, torch.isfinite(best.values)
+
+
+def converged(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    norm: Number,
+    domain: Domain = (0.0, 1.0),
+    passes: int = 100,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Finding:
+    """Whether `nearest` has come to rest: its distances on the first 100 samples after all passes, and after a quarter of them.
+
+    Distances that still shrink by more than 2 % ask for more passes; samples without any flip that more passes do not help say
+    that gradients mislead.
+    """
+    x, y = x[:LOOKED_AT], y[:LOOKED_AT]
+    few = max(passes // 4, 1)
+    early, late = (nearest(model, x, y, norm, domain, passes=p, seed=seed, batch_size=batch_size) for p in (few, passes))
+    attacked = late.distances > 0
+    both = attacked & early.success
+    none_early, none = (int((attacked & ~flips.success).sum()) for flips in (early, late))
+    if none:
+        text = f"{none} of {int(attacked.sum())} samples have no flip at any distance after {passes} passes"
+        text += f", {none_early} after {few}"
+        if none == none_early:
+            advice = "gradients mislead there, so look for masked ones and add an attack without them (square)"
+            return Finding("convergence", "warning", f"{text}: {advice}.")
+        return Finding("convergence", "note", f"{text}: raise --passes.")
+    if not both.any():
+        return Finding("convergence", "ok", "No sample had to be attacked.")
+    gain = 1 - float(late.distances[both].mean() / early.distances[both].mean())
+    text = f"The mean distance shrinks by {100 * gain:.1f} % from {few} to {passes} passes"
+    if gain > STILL_IMPROVING:
+        return Finding("convergence", "note", f"{text}: more (--passes) may find nearer flips.")
+    return Finding("convergence", "ok", f"{text}.")
+
+
+def rounding(model: Model, flips: Flips, batch_size: int | None = None) -> Finding:
+    """How many flips survive saving as 8-bit images; those that do not are flips all the same. Two forwards a sample."""
+    known = int((flips.success & (flips.distances > 0)).sum())
+    if flips.domain is None or not known:
+        return Finding("rounding", "ok", "There are no flips in a box that could be saved as images.")
+    kept = flips.rounded(model, batch_size=batch_size)
+    lost = known - int((kept.success & (kept.distances > 0)).sum())
+    if lost:
+        text = f"{lost} of {known} flips do not survive rounding to 8 bits: keep them as floats (.pt, .npz), not as PNG."
+        return Finding("rounding", "note", text)
+    return Finding("rounding", "ok", f"All {known} flips survive rounding to 8 bits.")
+
+
+def indicators(
+    run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor | None = None
+) -> Iterator[Finding]:
+    """What the attacks of a finished evaluation say about each other.
+
+    units: the attacks; known: by the key of each the distances of its flips, `(N,)`, inf where it has none; found: distances
+    of flips that needed no gradient, from `transfer`, or None.
+    """
+    right = run.predicted == run.y
+    if not bool(right.any()) or not units:
+        return
+    kept = {unit.key: known[unit.key][right] for unit in units}
+    yield from _unbounded(units, kept)
+    yield from _beaten(run, units, kept)
+    yield from _black_box(units, kept)
+    if found is not None:
+        yield from _transfer(units, kept, found[right])
+
+
+def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """A search for the nearest flip may go anywhere: it must arrive somewhere."""
+    free = [unit for unit in units if unit.every]
+    if not free:
+        return
+    best = torch.stack([known[unit.key] for unit in free]).amin(0)
+    none, n = int(torch.isinf(best).sum()), len(best)
+    who = _names(free)
+    if none:
+        text = (
+            f"{who} found no flip of {none} of {n} correct samples at any distance, though there must be one: "
+            f"{_advice(units)}, and if that does not help look for masked gradients."
+        )
+        yield Finding("unbounded-failure", _level(none, n), text)
+    else:
+        yield Finding("unbounded-failure", "ok", f"{who} flipped every one of {n} correct samples at some distance.")
+
+
+def _beaten(run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Samples that an attack leaves standing at eps, and another one flips within it."""
+    eps_asked = sorted({threat.eps for threat in run.threats if threat.order == math.inf})
+    best = torch.stack(list(known.values())).amin(0)
+    missed: dict[str, tuple[int, float]] = {}
+    for unit in units:
+        if unit.attack == "square" or (not unit.every and unit.threat.order != math.inf):
+            continue  # nobody expects it of Square; and who shares a budget need not flip everything within eps
+        for eps in eps_asked if unit.every else [unit.threat.eps]:
+            count = int(((known[unit.key] > eps) & (best <= eps)).sum())
+            if count > missed.get(unit.entry.title, (0, eps))[0]:
+                missed[unit.entry.title] = count, eps
+    if missed:
+        parts = ", ".join(f"{title} {count} at {show(eps)}" for title, (count, eps) in missed.items())
+        text = (
+            f"Of {len(best)} correct samples some stand against one attack and fall to another within eps ({parts}): "
+            "report the pooled figure."
+        )
+        yield Finding("beaten", "note", text)
+
+
+def _black_box(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Square needs no gradient: what only it can flip has gradients that mislead."""
+    for unit in units:
+        others = [known[other.key] for other in units if other.attack != "square"]
+        if unit.attack != "square" or not others:
+            continue
+        eps = unit.threat.eps
+        count = int(((known[unit.key] <= eps) & (torch.stack(others).amin(0) > eps)).sum())
+        n = len(known[unit.key])
+        if count:
+            text = (
+                f"Square, which needs no gradient, flips {count} of {n} correct samples within {show(eps)} that no attack with "
+                "gradients does: gradients mislead there, so look for masked ones."
+            )
+            yield Finding("black-box", _level(count, n), text)
+        else:
+            yield Finding("black-box", "ok", f"Square flips no sample within {show(eps)} that attacks with gradients miss.")
+
+
+def _transfer(units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor) -> Iterator[Finding]:
+    """Steps straight toward another sample are the weakest search there is: they should beat nobody."""
+    beaten = torch.zeros_like(found, dtype=torch.bool)
+    free = [known[unit.key] for unit in units if unit.every]
+    if free:
+        beaten |= found < (1 - 1e-3) * torch.stack(free).amin(0)
+    for eps in {unit.threat.eps for unit in units if not unit.every and unit.threat.order == math.inf}:
+        best = torch.stack([known[unit.key] for unit in units if unit.every or unit.threat.eps <= eps]).amin(0)
+        beaten |= (found <= eps) & (best > eps)
+    count, n = int(beaten.sum()), len(found)
+    if count:
+        text = (
+            f"A bisection toward the nearest sample of another class, which needs no gradient, is nearer than every attack for "
+            f"{count} of {n} correct samples: {_advice(units)}, and if that does not help look for masked gradients; these "
+            "flips are in the pool."
+        )
+        yield Finding("transfer", _level(count, n), text)
+    else:
+        text = f"The attacks are nearer than a bisection toward another sample for each of {n} correct samples."
+        yield Finding("transfer", "ok", text)
+
+
+def _advice(units: Sequence[Unit]) -> str:
+    return "raise --passes" if any(unit.attack == "nearest" for unit in units) else "add the attack nearest"
+
+
+def _level(count: int, n: int) -> str:
+    return "warning" if count > 1 and count > FEW * n else "note"
+
+
+def _names(units: Sequence[Unit]) -> str:
+    titles = list(dict.fromkeys(unit.entry.title for unit in units))
+    return titles[0] if len(titles) == 1 else ", ".join(titles[:-1]) + " and " + titles[-1]

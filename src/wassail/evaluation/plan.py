@@ -1,0 +1,108 @@
+"""What an evaluation will do, decided before it does anything: units of work, cheapest first, and the configuration of the run.
+
+A unit is one attack over one threat, or over all of them where one search serves all. Its results are kept in chunks of the
+samples; a chunk is the smallest piece of work, never done twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from wassail.attacks import catalogue
+from wassail.errors import InputError
+from wassail.network import Model
+from wassail.threat import Threat, show
+
+WHOLE = ("w-pgd", "w-fgsm", "a3", "a3-wda")  # they reduce over all samples between their steps, so all samples are one piece
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One attack over one threat: `key` names its folder in the run; a search for the nearest flip serves every threat.
+
+    whole: it needs all samples at once. options: keyword arguments of the attack.
+    """
+
+    key: str
+    attack: str
+    threat: Threat
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def entry(self) -> catalogue.Entry:
+        """The attack itself."""
+        return catalogue.find(self.attack)
+
+    @property
+    def every(self) -> bool:
+        """Whether its flips answer every threat, by the allocation of the budget."""
+        return self.entry.orders == "one"
+
+    @property
+    def whole(self) -> bool:
+        """Whether all samples are one piece of work."""
+        return self.attack in WHOLE
+
+    def __str__(self) -> str:
+        return (
+            self.entry.title if self.every else f"{self.entry.title} over Omega_{self.threat.order:g}({show(self.threat.eps)})"
+        )
+
+
+def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) -> tuple[Unit, ...]:
+    """The units of the attacks over the threats, cheapest attack first. attacks: options by name."""
+    units: list[Unit] = []
+    for name in sorted(attacks, key=lambda name: catalogue.find(name).passes):
+        orders, options = catalogue.find(name).orders, attacks[name]
+        if orders == "one":
+            units.append(Unit(f"attack@{name}", name, threats[0], options))
+            continue
+        fits = [t for t in threats if orders == "each" or (t.order == math.inf if orders == "inf" else t.order > 1)]
+        units += [Unit(f"attack@{name}@{threat.order:g}@{threat.eps!r}", name, threat, options) for threat in fits]
+    if not units:
+        orders_ = " or ".join(f"{order:g}" for order in dict.fromkeys(threat.order for threat in threats))
+        raise InputError(f"none of {', '.join(attacks)} answers order {orders_}: add --order inf.")
+    return tuple(units)
+
+
+def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:
+    """Every attack on no sample at all: an option or norm that it does not have is told before hours of work."""
+    for unit in units:
+        try:
+            unit.entry.run(model, x[:0], y[:0], unit.threat, **unit.options)
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            word = str(error).rsplit("argument", 1)[1].strip()
+            raise InputError(f"attack {unit.attack!r} has no option {word}; see help(wassail) for those it has.") from None
+
+
+def data_hash(x: Tensor, y: Tensor) -> str:
+    """sha256 of samples and labels."""
+    digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)} ".encode())
+    for part in (x, y):
+        digest.update(part.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
+    """The threats as plain values that read well when two runs are compared."""
+    return {
+        "norm": f"{threats[0].norm:g}",
+        "domain": None if threats[0].domain is None else list(threats[0].domain),
+        "threats": [{"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps} for t in threats],
+    }
+
+
+def read_threats(config: Mapping[str, Any]) -> tuple[Threat, ...]:
+    """What `threat_config` wrote."""
+    box = config["domain"]
+    return tuple(
+        Threat(config["norm"], item["order"], item["eps"], None if box is None else tuple(box)) for item in config["threats"]
+    )

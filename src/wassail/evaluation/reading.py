@@ -1,0 +1,310 @@
+"""A run directory read as numbers: per-sample columns, rows of the table, the pool of flips, images when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.evaluation import indicators
+from wassail.evaluation.chunks import unpack
+from wassail.evaluation.intervals import accuracy, interval
+from wassail.evaluation.plan import Unit, plan, read_threats
+from wassail.evaluation.result import Evaluation, Finding, Row
+from wassail.evaluation.store import Store
+from wassail.threat import Threat
+from wassail.transport import knapsack, transport_cost
+
+FORMAT = 1  # of the run directory; a reader refuses what it does not know
+CLEAN, TRANSFER, CHECKS = "clean", "transfer", "checks"  # folders of a run beside those of its attacks, radii and pools
+GRID = 65  # budgets at which the curves are written to the summary
+
+
+def load(folder: str | PathLike[str]) -> Evaluation:
+    """The evaluation in a run directory: see `Evaluation.load`."""
+    return Reading(Store.open(folder)).evaluation()
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How N samples fall into chunks."""
+
+    n: int
+    size: int
+
+    def __len__(self) -> int:
+        return -(-self.n // self.size)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """`(chunk, start, stop)`."""
+        for k in range(len(self)):
+            yield k, k * self.size, min((k + 1) * self.size, self.n)
+
+
+class Reading:
+    """A run directory as numbers."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.config = store, store.config
+        try:
+            if self.config["format"] != FORMAT:
+                raise InputError(
+                    f"the run in {str(store.folder)!r} has format {self.config['format']}: this version reads {FORMAT}."
+                )
+            self.threats = read_threats(self.config)
+            self.chunks = Chunks(int(self.config["data"]["samples"]), int(self.config["chunk"]))
+            attacks = {str(entry["name"]): {k: v for k, v in entry.items() if k != "name"} for entry in self.config["attacks"]}
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{str(store.folder)!r} holds no run that can be read: {error!r} in its config.json.") from None
+        self.units = plan(self.threats, attacks)
+
+    def complete(self, key: str) -> bool:
+        """Whether a folder has every chunk, intact."""
+        return all(self.store.has(key, chunk) for chunk, _, _ in self.chunks)
+
+    @cached_property
+    def finished(self) -> tuple[Unit, ...]:
+        """The attacks whose results are all there."""
+        return tuple(unit for unit in self.units if self.complete(unit.key))
+
+    @cached_property
+    def certified(self) -> str | None:
+        """The folder of the radii, if they are all there."""
+        key = f"radii@{(self.config['certify'] or {}).get('method', 'none')}"
+        return key if self.complete(key) and len(self.chunks) else None
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """Every folder with flips for the pool, attacks first."""
+        keys = [unit.key for unit in self.finished]
+        keys += [TRANSFER] if self.config["look"] and self.complete(TRANSFER) else []
+        keys += [] if self.certified is None else [self.certified]
+        return tuple(keys)
+
+    @cached_property
+    def pooled(self) -> str:
+        """The folder of the pool over these sources: another set of attacks has another."""
+        return "pool@" + hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:12]
+
+    def column(self, key: str, name: str) -> Tensor:
+        """One number for each sample, `(N,)`."""
+        parts = [self.store.get(key, chunk, (name,))[0][name] for chunk, _, _ in self.chunks]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+    def distances(self, key: str) -> Tensor:
+        """The distances of one folder, float64 `(N,)`."""
+        return self.column(key, "distances")
+
+    def fields(self, key: str) -> list[dict[str, Any]]:
+        """The plain values of every chunk of a folder."""
+        return [self.store.get(key, chunk, ())[1] for chunk, _, _ in self.chunks]
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """The time each folder took, from the log; a chunk that was done again counts once."""
+        last = {(e["unit"], e["chunk"]): float(e["seconds"]) for e in self.store.events() if e.get("event") == "done"}
+        total: dict[str, float] = {}
+        for (unit, _), seconds in last.items():
+            total[unit] = total.get(unit, 0.0) + seconds
+        return total
+
+    def evaluation(self) -> Evaluation:
+        """Everything that can be said from what is there."""
+        if not self.complete(CLEAN):
+            raise InputError(f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with it (--resume).")
+        y, predicted = self.column(CLEAN, "y").long(), self.column(CLEAN, "predicted").long()
+        mu, wrong = self.column(CLEAN, "mu"), predicted != y
+        distances, labels, found_by, methods = self._pool(predicted, wrong)
+        certified = self.certified
+        rows = [row for unit in self.finished for row in self._rows(unit, mu, wrong)]
+        first = self.threats[0]
+        base = (mu, wrong, torch.where(wrong, 0.0, math.inf).double(), first)
+        result = Evaluation(
+            name=str(self.config["model"]["name"]), data=str(self.config["data"]["name"]), threats=self.threats,
+            ids=tuple(str(name) for fields in self.fields(CLEAN) for name in fields["ids"]),
+            classes=None if self.config["classes"] is None else tuple(map(str, self.config["classes"])),
+            y=y, predicted=predicted, mu=mu, distances=distances, labels=labels, found_by=found_by, methods=methods,
+            radii=None if certified is None else self.column(certified, "values"),
+            exact=None if certified is None else self.column(certified, "exact"),
+            certificate={} if certified is None else self._certificate(certified),
+            rows=tuple(rows), best=tuple(self._best(mu, wrong, distances, threat) for threat in self.threats),
+            clean=accuracy(*base, share=0.0), clean_interval=interval(*base, share=0.0), findings=(),
+            info=self.config, images=self._images,
+        )  # fmt: skip
+        return replace(result, findings=tuple(self._findings(result)))
+
+    def _pool(self, predicted: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+        """Distances, labels, finders and their names, from the pool, or from the attacks while there is none yet."""
+        if not self.sources:
+            return torch.where(wrong, 0.0, math.inf).double(), predicted, torch.zeros_like(predicted), ("none",)
+        if self.complete(self.pooled):
+            distances, labels, found_by = (self.column(self.pooled, name) for name in ("distances", "labels", "found_by"))
+        else:
+            known, classes = (torch.stack([self.column(key, name) for key in self.sources]) for name in ("distances", "labels"))
+            distances, found_by = known.min(0)
+            labels = classes.gather(0, found_by[None])[0]
+        names = [self._method(key) for key in self.sources]
+        methods = tuple(dict.fromkeys(names))
+        finders = torch.tensor([methods.index(name) for name in names])[found_by.long()]
+        return distances, labels.long(), finders, methods
+
+    def _method(self, key: str) -> str:
+        return {unit.key: unit.attack for unit in self.units}.get(key) or key.partition("@")[0]
+
+    def _rows(self, unit: Unit, mu: Tensor, wrong: Tensor) -> Iterator[Row]:
+        distances = self.distances(unit.key)
+        fields = self.fields(unit.key)
+        said = next((item for item in fields if "share" in item), None)
+        if fields and said is None:  # nothing could be computed: no row is better than one that says the clean accuracy
+            return
+        share, title = (said["share"], str(said["title"])) if said else (None, unit.entry.title)
+        attacked = ~wrong
+        forwards, backwards = (_mean(self.column(unit.key, name)[attacked]) for name in ("forwards", "backwards"))
+        flipped = _mean(torch.isfinite(distances)[attacked])
+        for k, threat in enumerate(self.threats if share is None else (unit.threat,)):
+            yield Row(
+                unit.attack, title, threat, accuracy(mu, wrong, distances, threat, share),
+                interval(mu, wrong, distances, threat, share), _cost(mu, distances, threat, share), forwards, backwards,
+                flipped,
+                self.seconds.get(unit.key) if k == 0 else None,
+            )  # fmt: skip
+
+    def _best(self, mu: Tensor, wrong: Tensor, distances: Tensor, threat: Threat) -> Row:
+        forwards, backwards = (
+            sum(_mean(self.column(unit.key, name)[~wrong]) for unit in self.finished) for name in ("forwards", "backwards")
+        )
+        return Row(
+            "all", "all, pooled", threat, accuracy(mu, wrong, distances, threat), interval(mu, wrong, distances, threat),
+            _cost(mu, distances, threat, None), forwards, backwards, _mean(torch.isfinite(distances)[~wrong]),
+        )  # fmt: skip
+
+    def _certificate(self, key: str) -> dict[str, Any]:
+        methods = sorted({str(fields["method"]) for fields in self.fields(key)})
+        return {**dict(self.config["certify"]), "method": " and ".join(methods), "seconds": self.seconds.get(key)}
+
+    def _findings(self, result: Evaluation) -> Iterator[Finding]:
+        if self.store.has(CHECKS, 0):
+            yield from (Finding(**item) for item in self.store.get(CHECKS, 0, ())[1]["findings"])
+        known = {unit.key: self.distances(unit.key) for unit in self.finished}
+        said = {
+            (unit.attack, text) for unit in self.finished for fields in self.fields(unit.key) for text in fields["warnings"]
+        }
+        yield from (Finding(f"attack-{attack}", "warning", f"{attack}: {text}") for attack, text in sorted(said))
+        yield from self._unknown()
+        transfer = self.distances(TRANSFER) if TRANSFER in self.sources else None
+        yield from indicators.indicators(result, self.finished, known, transfer)
+        if self.sources and self.complete(self.pooled):
+            lost = sum(int(fields["lost"]) for fields in self.fields(self.pooled))
+            if lost:
+                yield Finding(
+                    "unstable", "warning",
+                    f"{lost} stored flips were classified correctly when they were looked at again and do not count: the "
+                    "model's answers depend on the batch or on chance.",
+                )  # fmt: skip
+            else:
+                yield Finding(
+                    "verified",
+                    "ok",
+                    "Every flip was read back from disk and is misclassified, in the box and as near as stated.",
+                )
+        if self.certified is not None and any("out of time" in str(fields["method"]) for fields in self.fields(self.certified)):
+            left = int((self.column(self.certified, "values") == 0).sum())
+            text = f"The time limit left samples without a certificate ({left} radii are 0): raise --time-limit."
+            yield Finding("time-limit", "note", text)
+
+    def _unknown(self) -> Iterator[Finding]:
+        """Samples that a cluster gave up on: their numbers are what is true of any sample."""
+        folders = [CLEAN, *self.sources, *([self.pooled] if self.sources and self.complete(self.pooled) else [])]
+        for key in folders:
+            fields = [item for item in self.fields(key) if item.get("unknown")]
+            if fields:
+                ids = [str(name) for item in fields for name in item["unknown"]]
+                shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+                text = f"{key}: nothing is known about {shown} ({fields[0]['reason']}): counted as unbroken and uncertified."
+                yield Finding("unknown", "warning", text)
+
+    def _images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are asked for."""
+        rows: dict[int, list[int]] = {}
+        for i in chosen:
+            rows.setdefault(int(i) // self.chunks.size, []).append(int(i) % self.chunks.size)
+        none = torch.zeros(0, *self.config["data"]["shape"])
+        x: dict[tuple[int, int], Tensor] = {}
+        points: dict[tuple[int, int], Tensor] = {}
+        for chunk, mine in rows.items():
+            samples = unpack(self.store.rows(CLEAN, chunk, "x", mine))
+            moved = samples.clone()
+            found_by = self._finders(chunk)
+            for source in set(found_by[mine].tolist()) if self.sources else ():
+                key, index = self.sources[source], self.store.get(self.sources[source], chunk, ("index",))[0]["index"].tolist()
+                place = {row: k for k, row in enumerate(index)}
+                pairs = [(k, place[row]) for k, row in enumerate(mine) if found_by[row] == source and row in place]
+                if pairs:
+                    to, where = zip(*pairs)
+                    moved[list(to)] = self.store.rows(key, chunk, "points", where).to(moved.dtype)
+            x |= {(chunk, row): samples[k] for k, row in enumerate(mine)}
+            points |= {(chunk, row): moved[k] for k, row in enumerate(mine)}
+        order = [divmod(int(i), self.chunks.size) for i in chosen]
+        return (torch.stack([x[k] for k in order]), torch.stack([points[k] for k in order])) if order else (none, none.clone())
+
+    def _finders(self, chunk: int) -> Tensor:
+        """Which of the sources has the nearest flip of each sample of a chunk."""
+        if self.complete(self.pooled):
+            return self.store.get(self.pooled, chunk, ("found_by",))[0]["found_by"]
+        known = [self.store.get(key, chunk, ("distances",))[0]["distances"] for key in self.sources]
+        return torch.stack(known).argmin(0) if known else torch.zeros(self.chunks.size, dtype=torch.int64)
+
+
+def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) -> float:
+    """The transport cost of an allocation; more than the budget is a bug that stops everything."""
+    moved_ = torch.isfinite(distances) & (distances > 0)
+    weights = knapsack(distances, threat.eps, threat.order, mu) if share is None else torch.where(moved_, share, 0.0).double()
+    cost = transport_cost(mu, weights, distances, threat.order)
+    if cost > threat.eps:
+        raise InputError(f"the flips cost {cost!r} of {threat}: the run's files contradict each other, so trust none of them.")
+    return cost
+
+
+def summary(result: Evaluation) -> dict[str, Any]:
+    """The figures as plain values; times are in the log."""
+
+    def row(item: Row) -> dict[str, Any]:
+        threat = item.threat
+        about = {"norm": f"{threat.norm:g}", "order": f"{threat.order:g}", "eps": threat.eps, "domain": threat.domain}
+        names = ("attack", "title", "accuracy", "interval", "cost", "forwards", "backwards", "flipped")
+        return about | {name: getattr(item, name) for name in names}
+
+    top = 2 * max(threat.eps for threat in result.threats)
+    curves = []
+    for order in result.orders:
+        curve = result.curve(order)
+        grid = sorted({top * k / (GRID - 1) for k in range(GRID)} | {t.eps for t in result.threats})
+        sides = [curve(eps) for eps in grid] if len(result) else []
+        curves.append({
+            "order": f"{order:g}", "eps": grid, "attacked": [attacked for _, attacked in sides],
+            "certified": None if result.radii is None else [certified for certified, _ in sides],
+        })  # fmt: skip
+    return {
+        "headline": result.headline, "definition": result.definition, "samples": len(result), "clean": _finite(result.clean),
+        "clean_interval": [_finite(v) for v in result.clean_interval], "attacks": [row(item) for item in result.rows],
+        "pooled": [row(item) for item in result.best], "curves": curves,
+        "findings": [asdict(finding) for finding in result.findings],
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no NaN
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean()) if len(values) else 0.0

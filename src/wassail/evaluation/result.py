@@ -1,0 +1,187 @@
+"""What an evaluation found, sample by sample and attack by attack, with the one number to report.
+
+Everything here is arithmetic on per-sample distances and radii that a run directory keeps: `Evaluation.load` reads them, and
+nothing of the model is needed for it. Images stay on disk until they are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.threat import Number, Threat, floor_percent, parse_order
+from wassail.transport import Flips, RiskCurve, below
+
+Images: TypeAlias = Callable[[Sequence[int]], "tuple[Tensor, Tensor]"]
+LEVELS = ("ok", "note", "warning")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack over one threat.
+
+    attack: its name in the catalogue, "all" where all of them are pooled; interval: 95 % bootstrap over the samples; cost: the
+    transport cost, at most the threat's eps; forwards, backwards: mean passes per attacked sample, one that is correct to begin
+    with; flipped: the share of those with a flip; seconds: from the log, None where another row's search served this one too.
+    """
+
+    attack: str
+    title: str
+    threat: Threat
+    accuracy: float
+    interval: tuple[float, float]
+    cost: float
+    forwards: float
+    backwards: float
+    flipped: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check before the attacks, or an indicator of attack failure after them, has to say: one sentence.
+
+    level: "ok", "note" (worth knowing) or "warning" (do not trust the figures before this is explained).
+    """
+
+    name: str
+    level: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise ValueError(f"level {self.level!r} is none of {', '.join(LEVELS)}")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """A model on N samples against several threats of one norm and domain: attacked from above, perhaps certified from below.
+
+    name, data: model and data as they were named; threats: the first is the headline's; ids, classes: names of samples and
+    classes; y, predicted `(N,)`: label, and class predicted at the sample; mu: sample weights, float64 `(N,)`.
+    distances, float64 `(N,)`: to the nearest flip of all attacks, 0 where the sample is wrong already, inf where none is known;
+    labels `(N,)`: class predicted there; found_by `(N,)`: index into `methods`. radii, float64 `(N,)`, exact, bool `(N,)`:
+    certified radii, or None; certificate: how they were found. rows: every attack; best: all attacks pooled, for each threat.
+    images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each. info: the configuration of the run.
+    """
+
+    name: str
+    data: str
+    threats: tuple[Threat, ...]
+    ids: tuple[str, ...]
+    classes: tuple[str, ...] | None
+    y: Tensor
+    predicted: Tensor
+    mu: Tensor
+    distances: Tensor
+    labels: Tensor
+    found_by: Tensor
+    methods: tuple[str, ...]
+    radii: Tensor | None
+    exact: Tensor | None
+    certificate: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    best: tuple[Row, ...]
+    clean: float
+    clean_interval: tuple[float, float]
+    findings: tuple[Finding, ...]
+    info: Mapping[str, Any]
+    images: Images
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str]) -> Evaluation:
+        """The evaluation in a run directory, finished or not: what is there counts. Runs no code from it."""
+        from wassail.evaluation.reading import load
+
+        return load(folder)
+
+    @property
+    def threat(self) -> Threat:
+        """The threat of the headline."""
+        return self.threats[0]
+
+    @property
+    def orders(self) -> tuple[float, ...]:
+        """The Wasserstein orders of the threats, each once, as they were asked for."""
+        return tuple(dict.fromkeys(threat.order for threat in self.threats))
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings that should be explained before the figures are trusted."""
+        return tuple(finding for finding in self.findings if finding.level == "warning")
+
+    def curve(self, order: Number) -> RiskCurve:
+        """Both sides of the accuracy over `Omega_order(eps)`, for every eps."""
+        return self._curves(parse_order(order))
+
+    @cached_property
+    def _certified(self) -> Tensor | None:
+        # A radius above the distance of an evaluated flip is an error that stops everything: see `transport.below`.
+        return None if self.radii is None else below(self.radii, self.distances, self._size)
+
+    @property
+    def _size(self) -> int:
+        return math.prod(self.info.get("data", {}).get("shape", [])) or 1
+
+    def _curves(self, order: float) -> RiskCurve:
+        return RiskCurve(self.distances, self._certified, self.mu, order)
+
+    @property
+    def headline(self) -> str:
+        """The figure to report, with the threat it is for."""
+        certified, attacked = self.curve(self.threat.order)(self.threat.eps)
+        if not len(self):
+            return "No samples were evaluated"
+        if self.radii is None:
+            return f"Accuracy is at most {100 * attacked:.2f} % over {self.threat}"
+        return f"Between {floor_percent(certified)} % and {100 * attacked:.2f} % stay correct over {self.threat}"
+
+    @property
+    def definition(self) -> str:
+        """What the headline's figure means, in one or two sentences."""
+        order, eps = self.threat.order, self.threat.eps
+        where = f"every sample may move by {eps:.4g}" if order == math.inf else f"Wasserstein-{order:g} distance {eps:.4g}"
+        ball = where if order == math.inf else f"within {where} of the data"
+        below_ = "" if self.radii is None else " The lower figure is proved: no distribution of that set does worse."
+        return (
+            f"The share of the data's mass that is still classified correctly under the worst distribution found ({ball}, "
+            f"ground norm l{self.threat.norm:g}); it was built and re-verified, and a tie counts as an error.{below_}"
+        )
+
+    def flips(self) -> Flips:
+        """All samples with their nearest flips, in memory: for `merge`, `allocate` and everything else that takes flips."""
+        x, points = self.images(range(len(self)))
+        none = torch.zeros(len(self), dtype=torch.int64)
+        return Flips(
+            x, self.y, points, self.distances, self.labels, none, none, none, self.found_by,
+            self.threat.norm, self.threat.domain, self.methods, {"run": f"{self.name} on {self.data}"},
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        attacks = ", ".join(dict.fromkeys(row.attack for row in self.rows)) or "no attack"
+        warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
+        return f"Evaluation({self.name} on {len(self)} samples of {self.data}, {attacks}: {self.headline}{warned})"
+
+
+def same_norm(threats: Sequence[Threat]) -> tuple[Threat, ...]:
+    """The threats of one evaluation, each once, or one sentence that says why they cannot be evaluated together."""
+    if not threats:
+        raise InputError("there is no threat to evaluate: give at least one, for example Threat('inf', 1, '8/255').")
+    for threat in threats:
+        if (threat.norm, threat.domain) != (threats[0].norm, threats[0].domain):
+            raise InputError(
+                f"the threats {threats[0]} and {threat} differ in norm or domain: one evaluation has one of each, since its "
+                "distances are measured in it; make two."
+            )
+    return tuple(dict.fromkeys(threats))

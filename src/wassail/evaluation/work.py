@@ -1,0 +1,246 @@
+"""The work of an evaluation in pieces: a task says what to compute for which samples, a worker computes it.
+
+A worker knows the model, the data and the settings, and nothing of the run directory: what it returns is a function of the task
+alone. So tasks may be done in any order, by any number of workers, again after a crash, and the results are the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.radii import radii
+from wassail.certificates.structure import Graph, read
+from wassail.errors import InputError, ModelWarning
+from wassail.evaluation import indicators
+from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of
+from wassail.evaluation.plan import Unit, data_hash, plan
+from wassail.geometry import distances as distances_between
+from wassail.losses import predict
+from wassail.network import Model, Network, Progress, check_data, check_model, device_of, frozen, mixed
+from wassail.threat import Domain, Threat
+from wassail.transport import Flips
+from wassail.zoo.datasets import Data
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+Result: TypeAlias = "tuple[Tensors, dict[str, Any]]"  # what a chunk of the run holds: tensors, and plain values
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for, beside model and data: see `evaluate`."""
+
+    threats: tuple[Threat, ...]
+    attacks: Mapping[str, Mapping[str, Any]]
+    certify: str | None
+    time_limit: float | None
+    seed: int
+    chunk: int
+    batch_size: int | None
+    gradients: str
+    look: bool
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The attacks to run, cheapest first."""
+        return plan(self.threats, self.attacks)
+
+    @property
+    def norm(self) -> float:
+        """The ground norm of every threat."""
+        return self.threats[0].norm
+
+    @property
+    def domain(self) -> Domain:
+        """The box of every threat."""
+        return self.threats[0].domain
+
+
+@dataclass(frozen=True)
+class Task:
+    """One piece of work for the samples start..stop - 1: `kind` names a method of `Worker`, key and chunk where its results go.
+
+    hashes: of samples and labels, chunk by chunk, as the run was begun with; given: what the method needs besides.
+    """
+
+    kind: str
+    key: str
+    chunk: int
+    start: int
+    stop: int
+    hashes: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """Who does the tasks: this process (`Local`), or a cluster. Results come in any order, with the seconds each took."""
+
+    @property
+    def workers(self) -> int:
+        """How many tasks are done at once."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What the results depend on besides the tasks, for the record: device and threads, where they are not the driver's."""
+
+    def run(
+        self, worker: Worker, tasks: Iterable[Task], tick: Callable[[Task, float], None]
+    ) -> Iterator[tuple[Task, Result, float]]:
+        """Do the tasks, which are made when they are asked for; `tick` takes the share of a task that is done."""
+
+
+class Local:
+    """One task after the other, here."""
+
+    workers = 1
+    about: Mapping[str, Any] = {}
+
+    def run(
+        self, worker: Worker, tasks: Iterable[Task], tick: Callable[[Task, float], None]
+    ) -> Iterator[tuple[Task, Result, float]]:
+        """See `Runner`."""
+        for task in tasks:
+            begun = time.perf_counter()
+
+            def share(value: float, task: Task = task) -> None:
+                tick(task, value)
+
+            yield task, worker.run(task, share), time.perf_counter() - begun
+
+
+class Worker:
+    """Model, data and settings, ready for tasks."""
+
+    def __init__(self, model: Model, data: Data, settings: Settings, mu: Tensor) -> None:
+        self.model, self.data, self.settings, self.mu = model, data, settings, mu
+        precision = PRECISIONS[settings.gradients]
+        self.attacked = model if precision is None else mixed(model, precision)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The model's structure, for certificates; a model that has none we can read is refused here."""
+        return read(self.model, tuple(self.data.shape), smooth=True)
+
+    def run(self, task: Task, tick: Progress = False) -> Result:
+        """Do one task; `tick` is given the share done."""
+        method: Callable[[Task, Progress], Result] = getattr(self, f"_{task.kind}")
+        with frozen(self.model):
+            return method(task, tick)
+
+    def samples(self, task: Task) -> tuple[Tensor, Tensor]:
+        """Samples and labels of a task: those that the run was begun with."""
+        size, parts = self.settings.chunk, []
+        for k, start in enumerate(range(task.start, task.stop, size)):
+            stop = min(start + size, task.stop)
+            x, y = self.data.read(start, stop)
+            if task.hashes and task.hashes[k] != data_hash(x, y):
+                raise InputError(
+                    f"samples {start} to {stop - 1} of {self.data.name!r} are not those that the run was begun with: give the "
+                    "same data, or choose another --out."
+                )
+            parts.append((x, y))
+        return (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])) if parts else self.data.read(0, 0)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits `(n, K)` of samples, on the CPU."""
+        device = device_of(self.model, x.device)
+        network = Network(self.model, torch.arange(len(x)), self.settings.batch_size or max(len(x), 1), device)
+        return network.logits(x, network.rows).cpu()
+
+    def _clean(self, task: Task, tick: Progress) -> Result:
+        """Predictions on the samples, which are kept with them, so that the run can be read without the data."""
+        try:
+            x, y = check_data(*self.data.read(task.start, task.stop), self.settings.domain)
+            check_model(self.model, x, y)
+        except InputError as error:
+            raise InputError(f"samples {task.start} to {task.stop - 1} of {self.data.name!r}: {error}") from None
+        z = self.logits(x)
+        if not torch.isfinite(z).all():
+            bad = task.start + int((~torch.isfinite(z)).any(1).nonzero()[0])
+            raise InputError(f"the model returns NaN or infinity at sample {bad}: check its weights and preprocessing.")
+        x, y = x.cpu(), y.cpu()
+        mass = self.mu[task.start : task.stop]
+        tensors = {"x": pack(x), "y": y, "predicted": predict(z, y), "logits": z, "mu": mass}
+        return tensors, {"ids": self.data.ids(task.start, task.stop), "sha256": data_hash(x, y)}
+
+    def _checks(self, task: Task, tick: Progress) -> Result:
+        """What can be said before any attack."""
+        found = indicators.check(self.model, *self.samples(task), self.settings.domain, self.settings.batch_size)
+        return {}, {"findings": [task.given["mode"], *(asdict(finding) for finding in found)]}
+
+    def _attack(self, task: Task, tick: Progress) -> Result:
+        """One attack, as its flips and the share of each sample that it moves."""
+        unit: Unit = task.given["unit"]
+        options: dict[str, Any] = {"seed": self.settings.seed, "batch_size": self.settings.batch_size, **unit.options}
+        if unit.whole:
+            options["mu"] = self.mu[task.start : task.stop]
+        x, y = self.samples(task)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ModelWarning)
+            found = unit.entry.run(self.attacked, x, y, unit.threat, progress=tick, **options)
+        said = sorted({str(w.message) for w in caught if issubclass(w.category, ModelWarning)})
+        kappa = found.info.get("options", {}).get("kappa")
+        title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
+        share = share_of(found.weights, found.allocation)
+        return flips_chunk(found.flips), {"title": title, "share": share, "warnings": said, "info": plain(dict(found.info))}
+
+    def _transfer(self, task: Task, tick: Progress) -> Result:
+        """Flips that no gradient was needed for: they belong to the pool, and tell when gradients mislead."""
+        settings = self.settings
+        found = indicators.transfer(self.model, *self.samples(task), settings.norm, settings.domain, settings.batch_size)
+        return flips_chunk(found), {}
+
+    def _radii(self, task: Task, tick: Progress) -> Result:
+        """Certified radii, nothing sought beyond a known flip; the flips that exact searches meet join the pool."""
+        settings, (x, y) = self.settings, self.samples(task)
+        limit = task.given["limit"]
+        if limit is not None and limit <= 0:
+            flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain)
+            none = torch.zeros(len(x), dtype=torch.float64)
+            return {"values": none, "exact": none.bool(), **flips_chunk(flips)}, {"method": "none: out of time"}
+        found = radii(
+            self.graph, x, y, settings.norm, settings.domain, settings.certify or "auto",
+            upper=task.given["upper"], time_limit=limit, progress=tick,
+        )  # fmt: skip
+        met = found.flips(self.model, x, y)
+        flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain) if met is None else met
+        return {"values": found.values, "exact": found.exact, **flips_chunk(flips)}, {"method": found.method}
+
+    def _pool(self, task: Task, tick: Progress) -> Result:
+        """The nearest flip of each sample over all attacks, as they were stored, looked at once more.
+
+        A flip that is not wrong any more, not in the box or not as near as it says gives way to the next nearest.
+        """
+        parts: list[Tensors] = task.given["parts"]
+        x, y = self.samples(task)
+        known, labels = (torch.stack([part[name] for part in parts]) for name in ("distances", "labels"))
+        found_by, rows, lost = known.argmin(0), torch.arange(len(x)), 0
+        while len(rows):
+            points = x[rows]
+            for k, part in enumerate(parts):
+                mine = found_by[rows] == k
+                points[mine] = moved(x, part)[rows[mine]]
+            bad = rows[~self._holds(x[rows], y[rows], points, known[found_by[rows], rows])]
+            known[found_by[bad], bad] = math.inf
+            found_by[bad] = known[:, bad].argmin(0)
+            rows, lost = bad, lost + len(bad)
+        every = torch.arange(len(x))
+        tensors = {"distances": known[found_by, every], "labels": labels[found_by, every], "found_by": found_by}
+        return tensors, {"lost": lost}
+
+    def _holds(self, x: Tensor, y: Tensor, points: Tensor, stated: Tensor) -> Tensor:
+        """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at distance 0 and inf."""
+        holds = predict(self.logits(points), y) != y
+        holds &= distances_between(points, x, self.settings.norm) == stated
+        if self.settings.domain is not None:
+            low, high = self.settings.domain
+            holds &= ((points >= low) & (points <= high)).flatten(1).all(1)
+        return holds | ~torch.isfinite(stated) | (stated == 0)

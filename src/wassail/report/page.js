@@ -1,0 +1,317 @@
+// Adds to the page what paper cannot do: another order, another eps, another sorting, another theme.
+// Everything it shows is recomputed from the sorted distances and radii, by the same arithmetic as wassail's RiskCurve.
+"use strict";
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const STEPS = 1000; // of the slider
+  const GRID = 240; // places at which a curve is drawn, besides its bends
+  const BENDS = 2000; // more bends than this are closer than a line is wide
+
+  // ---- curves ----
+
+  /** Base64 of little-endian float64 -> Float64Array. */
+  function floats(text) {
+    const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const view = new DataView(bytes.buffer);
+    return Float64Array.from({ length: bytes.length / 8 }, (_, i) => view.getFloat64(8 * i, true));
+  }
+
+  /** How many of the sorted values lie below x, or at it. */
+  function count(values, x, including) {
+    let low = 0, high = values.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (values[middle] < x || (including && values[middle] === x)) low = middle + 1; else high = middle;
+    }
+    return low;
+  }
+
+  /** log(e^a + e^b). */
+  function logAdd(a, b) {
+    const top = Math.max(a, b);
+    return top === -Infinity ? top : top + Math.log1p(Math.exp(Math.min(a, b) - top));
+  }
+
+  /** One side of a risk curve: sorted finite distances, their masses (null: all 1/n), the mass of all samples. */
+  class Side {
+    constructor(packed, n, total) {
+      this.d = floats(packed.d);
+      this.w = packed.w === null ? null : floats(packed.w);
+      this.n = n;
+      this.total = total;
+      this.sums = [0];
+      if (this.w) for (const w of this.w) this.sums.push(this.sums[this.sums.length - 1] + w);
+      this.bends = new Map();
+    }
+    mass(k) { return this.w ? this.sums[k] : k / this.n; }
+    weight(k) { return this.w ? this.w[k] : 1 / this.n; }
+    /** The eps at which the first k + 1 samples are paid in full: (sum_i mu_i d_i^p)^(1/p), in logarithms. */
+    paid(order) {
+      if (order === Infinity) return this.d;
+      if (!this.bends.has(order)) {
+        let bill = -Infinity;
+        const next = (d, k) => (bill = logAdd(bill, Math.log(this.weight(k)) + order * Math.log(d)));
+        this.bends.set(order, this.d.map((d, k) => Math.exp(next(d, k) / order)));
+      }
+      return this.bends.get(order);
+    }
+    /** Accuracy at eps, and how far it may be too large by rounding. */
+    accuracy(order, eps, certified) {
+      const d = this.d, paid = this.paid(order);
+      // Sets are closed: a flip at exactly eps counts, a radius of exactly eps protects.
+      const k = count(paid, eps, !(certified && order === Infinity && eps > 0));
+      let bought = this.mass(k);
+      const whole = order === Infinity || k === d.length || eps === 0;
+      if (!whole) {
+        const part = (eps / d[k]) ** order - (k ? (paid[k - 1] / d[k]) ** order : 0);
+        bought += Math.min(part, this.weight(k));
+      }
+      const slack = whole && !this.w ? 0 : 64 * (this.n + 16) * 2 ** -52 * Math.max(1, order === Infinity ? 1 : order);
+      const left = this.w || !whole ? (this.total - bought) / this.total : (this.n - k) / this.n;
+      return [Math.max(left, 0), slack];
+    }
+  }
+
+  class Run {
+    constructor(packed) {
+      this.attacked = new Side(packed.attacked, packed.n, packed.total);
+      this.certified = packed.certified && new Side(packed.certified, packed.n, packed.total);
+    }
+    /** [certified, attacked]; certified is rounded down, and null if nothing is certified. */
+    at(order, eps) {
+      const attacked = this.attacked.accuracy(order, eps, false)[0];
+      if (!this.certified) return [null, attacked];
+      const [value, slack] = this.certified.accuracy(order, eps, true);
+      return [Math.min(Math.max(value - slack, 0), attacked), attacked];
+    }
+  }
+
+  // ---- numbers as people read and write them ----
+
+  const percent = (share) => `${(100 * share).toFixed(2)}\u00a0%`;
+  // 2^-48 makes up for a count over N that was itself rounded down, and no more: 55 of 100 is not 54.99 %.
+  const floorPercent = (share) => `${(Math.floor(1e4 * (share + 2 ** -48)) / 100).toFixed(2)}\u00a0%`;
+
+  function show(eps) {
+    const steps = Math.round(255 * eps), digits = Number(eps.toPrecision(4));
+    if (steps > 0 && steps < 255 && digits !== eps && Math.abs(steps / 255 - eps) <= 1e-12 * eps) return `${steps}/255`;
+    return String(digits);
+  }
+
+  function parse(text) {
+    const found = /^\s*(\d*\.?\d+(?:e[+-]?\d+)?|\d+\.)\s*(?:\/\s*(\d*\.?\d+(?:e[+-]?\d+)?))?\s*$/i.exec(text);
+    const value = found ? Number(found[1]) / (found[2] === undefined ? 1 : Number(found[2])) : NaN;
+    return Number.isFinite(value) ? value : NaN;
+  }
+
+  function ticks(end, unit) {
+    const scale = unit || 1, span = end * scale;
+    let step;
+    if (unit) step = [1, 2, 4, 8, 16, 32, 64].find((s) => span / s <= 6) || 128;
+    else {
+      const power = 10 ** Math.floor(Math.log10(span / 5));
+      step = [1, 2, 5, 10].map((s) => s * power).find((s) => span / s <= 6);
+    }
+    const places = Array.from({ length: Math.floor(span / step + 1e-9) + 1 }, (_, i) => i * step);
+    return places.map((v) => [v / scale, v === 0 ? "0" : unit ? `${v}/${unit}` : String(Number(v.toPrecision(6)))]);
+  }
+
+  // ---- the sandwich ----
+
+  function make(parent, name, attributes, text) {
+    const element = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    if (text !== undefined) element.textContent = text;
+    parent.append(element);
+    return element;
+  }
+
+  const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(2)} ${y.toFixed(2)}`).join("");
+
+  /** The places of one side's line in the picture, from eps 0 to the end. */
+  function trace(side, order, end, certified, px, py) {
+    const bends = side.paid(order);
+    const value = (eps) => side.accuracy(order, eps, certified)[0];
+    if (order === Infinity) {
+      const points = [[px(0), py(value(0))]];
+      const inside = count(bends, end, true);
+      for (let k = 0; k < inside; k++) {
+        const x = px(bends[k]);
+        const later = k + 1 < inside && px(bends[k + 1]) - points[points.length - 1][0] < 0.4;
+        if (later) continue; // the next drop is at the same place
+        points.push([x, points[points.length - 1][1]], [x, py((side.total - side.mass(k + 1)) / side.total)]);
+      }
+      points.push([px(end), points[points.length - 1][1]]);
+      return points;
+    }
+    const inside = count(bends, end, true);
+    const places = Array.from({ length: GRID + 1 }, (_, i) => (end * i) / GRID);
+    if (inside <= BENDS) places.push(...bends.subarray(0, inside));
+    places.sort((a, b) => a - b);
+    return places.map((eps) => [px(eps), py(value(eps))]);
+  }
+
+  function plot(figure) {
+    const data = JSON.parse(document.getElementById(figure.dataset.plot).textContent);
+    const runs = data.runs.map((packed) => new Run(packed));
+    const find = (selector) => figure.querySelector(selector);
+    const canvas = find(".canvas"), slider = find('input[type="range"]'), field = find('input[type="text"]');
+    const orders = [...figure.querySelectorAll('input[type="radio"]')];
+    const ends = new Map(data.orders.map(([order, end]) => [Number(order), end])); // where the axis ends, for each order
+    const state = { order: Number(data.order), eps: data.eps, get end() { return ends.get(this.order); } };
+    const alone = !data.overlay;
+    let scale = null;
+
+    function draw() {
+      const width = Math.max(canvas.clientWidth, 240);
+      const height = Math.round(Math.min(Math.max(0.5 * width, 250), 430));
+      const box = { left: 46, right: width - 14, top: 12, bottom: height - 44 };
+      const px = (eps) => box.left + ((box.right - box.left) * eps) / state.end;
+      const py = (share) => box.bottom - (box.bottom - box.top) * share;
+      scale = { box, width, px, py };
+      const svg = document.createElementNS(SVG, "svg");
+      svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+      svg.setAttribute("role", "img");
+      svg.setAttribute("aria-label", canvas.dataset.label);
+      for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+        make(svg, "line", { class: "rule", x1: box.left, x2: box.right, y1: py(share), y2: py(share) });
+        make(svg, "text", { x: box.left - 8, y: py(share) + 4, "text-anchor": "end" }, `${100 * share}${share === 1 ? " %" : ""}`);
+      }
+      const marks = ticks(state.end, data.unit), every = Math.ceil(marks.length / (width / 75));
+      marks.forEach(([eps, label], i) => {
+        make(svg, "line", { class: "axis", x1: px(eps), x2: px(eps), y1: box.bottom, y2: box.bottom + 5 });
+        if (i % every === 0) make(svg, "text", { x: px(eps), y: box.bottom + 19, "text-anchor": "middle" }, label);
+      });
+      make(svg, "line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
+      make(svg, "text", { x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, `budget eps (ground norm l${data.norm})`);
+      runs.forEach((run, i) => {
+        const above = trace(run.attacked, state.order, state.end, false, px, py);
+        const below = run.certified && trace(run.certified, state.order, state.end, true, px, py);
+        if (below && alone) {
+          const floor = [[box.right, box.bottom], [box.left, box.bottom]];
+          make(svg, "path", { class: "area certified", d: `${path([...below, ...floor])}Z` });
+          make(svg, "path", { class: "area band", d: `${path([...above, ...below.slice().reverse()])}Z` });
+        }
+        const tone = alone ? "" : `run run-${i % 6} dash-${Math.floor(i / 6) % 4}`;
+        if (below) make(svg, "path", { class: `line ${alone ? "certified" : `proved ${tone}`}`, d: path(below), "data-side": "certified" });
+        make(svg, "path", { class: `line ${alone ? "attacked" : tone}`, d: path(above), "data-side": "attacked" });
+      });
+      make(svg, "g", { class: "here" });
+      canvas.replaceChildren(svg);
+      point();
+    }
+
+    /** The cursor at eps: a line, dots, and the figures below the plot. */
+    function point() {
+      const { box, width, px, py } = scale;
+      const here = canvas.querySelector(".here"), inside = state.eps <= state.end;
+      here.replaceChildren();
+      const x = px(Math.min(state.eps, state.end));
+      if (inside) make(here, "line", { class: "cursor", x1: x, x2: x, y1: box.top, y2: box.bottom });
+      const spoken = [];
+      runs.forEach((run, i) => {
+        const [certified, attacked] = run.at(state.order, state.eps);
+        const texts = { attacked: percent(attacked), certified: certified === null ? "–" : floorPercent(certified), gap: certified === null ? "–" : percent(attacked - certified) };
+        const values = { attacked, certified, gap: certified === null ? null : attacked - certified };
+        for (const element of figure.querySelectorAll(`[data-read^="${i}:"]`)) {
+          const what = element.dataset.read.split(":")[1];
+          element.textContent = texts[what];
+          element.value = values[what] === null ? "" : String(values[what]);
+        }
+        spoken.push(`attacked ${texts.attacked}${certified === null ? "" : `, certified ${texts.certified}`}`);
+        if (!inside) return;
+        const right = x < width - 90;
+        make(here, "circle", { class: `dot ${alone ? "attacked" : `run run-${i % 6}`}`, cx: x, cy: py(attacked), r: 5 });
+        if (alone) make(here, "text", { class: "strong", x: x + (right ? 9 : -9), y: Math.max(py(attacked) - 8, 12), "text-anchor": right ? "start" : "end" }, texts.attacked);
+        if (certified === null || !alone) return;
+        const left = x > 110;
+        make(here, "circle", { class: "dot certified", cx: x, cy: py(certified), r: 5 });
+        if (py(certified) - py(attacked) > 12 || left)
+          make(here, "text", { class: "strong", x: x + (left ? -9 : 9), y: Math.min(py(certified) + 17, box.bottom - 6), "text-anchor": left ? "end" : "start" }, texts.certified);
+      });
+      slider.setAttribute("aria-valuetext", `eps ${show(state.eps)}${alone ? `: ${spoken[0]}` : ""}`);
+      for (const element of figure.querySelectorAll("[data-eps]")) element.textContent = show(state.eps);
+      for (const element of figure.querySelectorAll("[data-meaning]")) element.hidden = Number(element.dataset.meaning) !== state.order;
+    }
+
+    function move(eps, source) {
+      state.eps = eps;
+      if (source !== slider) slider.value = String(Math.round((STEPS * Math.min(eps, state.end)) / state.end));
+      if (source !== field) field.value = show(eps);
+      field.removeAttribute("aria-invalid");
+      point();
+    }
+
+    slider.addEventListener("input", () => move((state.end * Number(slider.value)) / STEPS, slider));
+    field.addEventListener("input", () => {
+      const eps = parse(field.value);
+      if (Number.isNaN(eps)) field.setAttribute("aria-invalid", "true"); else move(eps, field);
+    });
+    field.addEventListener("change", () => move(state.eps, null));
+    for (const radio of orders) radio.addEventListener("change", () => {
+      state.order = Number(radio.value);
+      draw();
+      move(state.eps, null);
+    });
+    const drag = (event) => {
+      if (event.type === "pointermove" && event.buttons === 0) return;
+      const { box, width } = scale, bounds = canvas.getBoundingClientRect();
+      const x = ((event.clientX - bounds.left) * width) / bounds.width;
+      move((state.end * Math.min(Math.max(x - box.left, 0), box.right - box.left)) / (box.right - box.left), null);
+    };
+    canvas.addEventListener("pointerdown", drag);
+    canvas.addEventListener("pointermove", drag);
+
+    find(".live").hidden = false;
+    find(".static").hidden = true;
+    draw();
+    move(state.eps, null);
+    let last = canvas.clientWidth;
+    new ResizeObserver(() => {
+      if (canvas.clientWidth && canvas.clientWidth !== last) { last = canvas.clientWidth; draw(); }
+    }).observe(canvas);
+  }
+
+  // ---- tables and theme ----
+
+  /** Numbers by value, text by the alphabet, and what is missing always last. */
+  function sortable(table) {
+    const heads = [...table.querySelectorAll("thead th:not([data-fixed])")], body = table.tBodies[0];
+    for (const head of heads) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const up = head.getAttribute("aria-sort") !== "ascending", sign = up ? 1 : -1;
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        const key = (row) => row.cells[head.cellIndex].dataset.sort;
+        const text = (row) => row.cells[head.cellIndex].textContent;
+        body.append(...[...body.rows].sort((a, b) => {
+          const [x, y] = [key(a), key(b)];
+          if (x === undefined) return sign * text(a).localeCompare(text(b), "en", { numeric: true });
+          return x === "" || y === "" ? (x === "") - (y === "") : sign * (Number(x) - Number(y));
+        }));
+      });
+    }
+  }
+
+  /** The button names the theme it leads to; until it is pressed the page follows the system. */
+  function theme(button) {
+    const system = matchMedia("(prefers-color-scheme: dark)"), root = document.documentElement;
+    const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+    const label = () => { button.textContent = dark() ? "Light theme" : "Dark theme"; };
+    button.hidden = false;
+    label();
+    system.addEventListener("change", label);
+    button.addEventListener("click", () => {
+      root.dataset.theme = dark() ? "light" : "dark";
+      label();
+    });
+  }
+
+  document.querySelectorAll("figure[data-plot]").forEach(plot);
+  document.querySelectorAll("table.sortable").forEach(sortable);
+  document.querySelectorAll("button.theme").forEach(theme);
+})();

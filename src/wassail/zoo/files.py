@@ -1,0 +1,404 @@
+"""Samples and labels in files: `.npz`, `.safetensors`, IDX (MNIST) and CIFAR's own two formats, read in pieces.
+
+Nothing in a file is trusted. Sizes are compared with the file before anything is unpacked, arrays of objects are refused,
+and CIFAR's pickles are read by an unpickler that can make lists, dicts, strings, numbers and arrays of bytes and nothing else.
+Every reader returns rows that are memory-mapped: what is not asked for is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import math
+import os
+import pickle
+import shutil
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from wassail.errors import InputError
+from wassail.zoo.weights import sha256
+
+LIMIT = 64 << 30  # bytes that one array may have
+RATIO = 200  # images compress ten times or so; DEFLATE cannot exceed 1032
+_SAMPLES, _LABELS = ("x", "images"), ("y", "labels")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Samples `(N, ...)` and labels `(N,)` as they are in a file.
+
+    x, y: anything with `shape` and `dtype` whose slices are arrays or tensors; info: what a run records about them.
+    """
+
+    x: Any
+    y: Any
+    info: dict[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+
+
+@contextlib.contextmanager
+def reading(name: str | Path) -> Iterator[None]:
+    """Turn whatever a damaged file makes its reader stumble over into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
+        text = str(getattr(error, "strerror", None) or error) or type(error).__name__
+        raise InputError(f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}.") from None
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, pickle.UnpicklingError) as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"cannot read data from {str(name)!r}: {text}.") from None
+
+
+# ---- .npz ----------------------------------------------------------------------------------------------------------------
+
+
+def read_npz(path: Path, n: int | None = None) -> Table:
+    """Arrays x (or images) and y (or labels) of an `.npz` file, the first n rows.
+
+    Members that are stored as they are get mapped where they lie; compressed ones are unpacked once, only as many rows as are
+    asked for, into a temporary file that is mapped and disappears with the table.
+    """
+    with reading(path), zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        keys = [next((key for key in names if key in members), None) for names in (_SAMPLES, _LABELS)]
+        if keys[0] is None or keys[1] is None:
+            found = ", ".join(members) or "nothing"
+            raise InputError(f"{str(path)!r} has arrays {found}: name the samples x and the labels y.")
+        x, y = (_member(path, archive, members[key], n) for key in keys if key)
+    return Table(x, y, {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys})
+
+
+def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int | None) -> Any:
+    name = f"{info.filename} in {path}"
+    with archive.open(info) as file:
+        shape, fortran, dtype = _header(file, name)
+        start = file.tell()
+        size = math.prod(shape) * dtype.itemsize
+        if info.file_size - start != size:
+            raise InputError(f"{name} should have {size} bytes and has {info.file_size - start}: the file is damaged.")
+        if fortran and len(shape) > 1:
+            raise InputError(f"{name} is stored column by column: save it with numpy.ascontiguousarray.")
+        if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
+            with open(path, "rb") as raw:  # the local header may be longer than the one in the directory
+                raw.seek(info.header_offset)
+                fixed = raw.read(30)
+                if fixed[:4] != b"PK\x03\x04":
+                    raise InputError(f"{name} is not where the archive says: the file is damaged.")
+                skip = info.header_offset + 30 + sum(struct.unpack("<HH", fixed[26:30])) + start
+            if skip + size > path.stat().st_size:
+                raise InputError(f"{name} ends after the end of the file: the file is damaged.")
+            return _map(path, dtype, shape, skip)[:n]
+        rows = shape[0] if n is None else min(n, shape[0])
+        wanted = rows * math.prod(shape[1:]) * dtype.itemsize
+        refuse_bomb(name, wanted, max(info.compress_size, 1))
+        return spool(file, dtype, (rows, *shape[1:]), wanted, name)
+
+
+def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise InputError(f"{name} has version {version} of the npy format: save it with a plain number type.")
+    if dtype.hasobject or dtype.kind not in "buif":
+        raise InputError(f"{name} holds {dtype}, not numbers: save plain arrays (objects could run code and are never read).")
+    if not shape:
+        raise InputError(f"{name} is a single number: save arrays of shape (N, ...).")
+    return shape, fortran, dtype
+
+
+def refuse_bomb(name: str, size: int, packed: int) -> None:
+    """Raise before anything is unpacked that cannot be meant: too large at all, or absurdly compressed and beyond memory."""
+    if size > LIMIT or (size > RATIO * packed and size > free_memory()):
+        raise InputError(
+            f"{name} would unpack {packed} bytes to {size}: that is no data set (or save it uncompressed, with numpy.savez)."
+        )
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free now; where the system does not say, a modest guess."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4 << 30
+
+
+def spool(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], size: int, name: str) -> Any:
+    """Copy the next `size` bytes of a stream into a temporary file without a name, and map it."""
+    if size > shutil.disk_usage(tempfile.gettempdir()).free:
+        raise InputError(f"{name} needs {size} bytes of temporary space: set TMPDIR to a larger disk, or save it uncompressed.")
+    with tempfile.TemporaryFile(prefix="wassail-") as target:  # the mapping keeps it alive
+        left = size
+        while left:
+            piece = file.read(min(left, 1 << 16))
+            if not piece:
+                raise InputError(f"{name} ends {left} bytes early: the file is damaged.")
+            target.write(piece)
+            left -= len(piece)
+        target.flush()
+        return _map(target, dtype, shape, 0)
+
+
+def _map(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Any:
+    if not math.prod(shape):
+        return np.zeros(shape, dtype)  # nothing cannot be mapped
+    return np.memmap(file, dtype, "r", offset, shape)
+
+
+# ---- .safetensors --------------------------------------------------------------------------------------------------------
+
+
+class _Slices:
+    """A tensor in a `.safetensors` file: slices of it are read when asked for."""
+
+    def __init__(self, path: Path, key: str, n: int | None) -> None:
+        from safetensors import safe_open
+
+        opened: Any = safe_open(path, framework="pt")
+        self._slice = opened.get_slice(key)
+        rows, *rest = self._slice.get_shape()
+        self.shape = (rows if n is None else min(n, rows), *rest)
+        self.dtype = self[0:0].dtype if len(self.shape) else None
+
+    def __getitem__(self, index: slice) -> Any:
+        start, stop, _ = index.indices(self.shape[0])
+        return self._slice[start:stop]
+
+
+def read_safetensors(path: Path, n: int | None = None) -> Table:
+    """Tensors x (or images) and y (or labels) of a `.safetensors` file, the first n rows."""
+    from safetensors import SafetensorError, safe_open
+
+    with reading(path):
+        if not path.is_file():
+            raise InputError(f"cannot read data from {str(path)!r}: no such file.")
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+        except SafetensorError as error:
+            raise InputError(f"cannot read data from {str(path)!r}: {str(error).splitlines()[0].rstrip('.')}.") from None
+        keys = [next((key for key in wanted if key in names), None) for wanted in (_SAMPLES, _LABELS)]
+        if keys[0] is None or keys[1] is None:
+            raise InputError(f"{str(path)!r} has arrays {', '.join(names) or 'nothing'}: name the samples x and the labels y.")
+        for key in keys:
+            if key and not shapes[key]:
+                raise InputError(f"{key} in {path} is a single number: save arrays of shape (N, ...).")
+        x, y = (_Slices(path, key, n) for key in keys if key)
+    return Table(x, y, {"source": "safetensors", "files": {path.name: sha256(path)}, "arrays": keys})
+
+
+# ---- IDX -----------------------------------------------------------------------------------------------------------------
+
+
+def idx_labels(path: Path) -> Path | None:
+    """The label file beside an IDX image file, by the names that MNIST and its relatives use; None if the name is another."""
+    name = path.name
+    if "images" not in name or "idx3" not in name:
+        return None
+    return path.with_name(name.replace("images", "labels").replace("idx3", "idx1"))
+
+
+def read_idx(path: Path, n: int | None = None) -> Table:
+    """Images `(N, H, W)` of an IDX file, perhaps gzipped, and the labels of the file beside it."""
+    labels = idx_labels(path)
+    if labels is None:
+        raise InputError(f"{str(path)!r} is not named like an IDX image file: the name must contain images and idx3.")
+    if not labels.is_file():
+        other = labels.with_name(labels.name.removesuffix(".gz") if labels.suffix == ".gz" else f"{labels.name}.gz")
+        if not other.is_file():
+            raise InputError(f"the labels of {str(path)!r} are missing: put {labels.name} beside it.")
+        labels = other
+    x, y = _idx(path, n, 3), _idx(labels, n, 1)
+    return Table(x, y, {"source": "idx", "files": {file.name: sha256(file) for file in (path, labels)}})
+
+
+def _idx(path: Path, n: int | None, rank: int) -> Any:
+    with reading(path), open(path, "rb") as raw:
+        packed = path.suffix == ".gz"
+        unpacked: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        with unpacked as file:
+            magic = file.read(4)
+            if magic != bytes((0, 0, 8, rank)):
+                raise InputError(
+                    f"{str(path)!r} is no IDX file of {rank}-dimensional arrays of bytes: it starts with {magic!r}."
+                )
+            shape = struct.unpack(f">{rank}I", file.read(4 * rank))
+            rows = shape[0] if n is None else min(n, shape[0])
+            size = rows * math.prod(shape[1:])
+            if packed:
+                refuse_bomb(str(path), size, path.stat().st_size)
+                return spool(file, np.dtype(np.uint8), (rows, *shape[1:]), size, str(path))
+            if file.tell() + math.prod(shape) != path.stat().st_size:
+                raise InputError(f"{str(path)!r} should hold {math.prod(shape)} bytes of data and does not: it is damaged.")
+            return _map(path, np.dtype(np.uint8), (rows, *shape[1:]), 4 + 4 * rank)
+
+
+# ---- CIFAR ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cifar:
+    """One of CIFAR's official folders: its test file, where class names are, and the labels' place."""
+
+    test: str
+    names: str
+    labels: str  # key of the labels, for the pickled version
+    class_names: str  # key of the class names, likewise
+    prefix: int = 0  # bytes of labels in front of each image, for the binary version
+
+
+CIFAR = {
+    "cifar-10-batches-py": _Cifar("test_batch", "batches.meta", "labels", "label_names"),
+    "cifar-100-python": _Cifar("test", "meta", "fine_labels", "fine_label_names"),
+    "cifar-10-batches-bin": _Cifar("test_batch.bin", "batches.meta.txt", "", "", prefix=1),
+    "cifar-100-binary": _Cifar("test.bin", "fine_label_names.txt", "", "", prefix=2),
+}
+
+
+def find_cifar(path: Path) -> tuple[Path, _Cifar] | None:
+    """The CIFAR folder that is meant: the folder itself, one inside it, or the one that holds the named test file."""
+    if path.is_file():
+        found = next((cifar for cifar in CIFAR.values() if path.name == cifar.test), None)
+        return None if found is None else (path.parent, found)
+    for name, cifar in CIFAR.items():
+        if (path / name / cifar.test).is_file():
+            return path / name, cifar
+    for cifar in CIFAR.values():
+        if (path / cifar.test).is_file() and (path / cifar.names).is_file():
+            return path, cifar
+    return None
+
+
+def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
+    """CIFAR's test images `(N, 3, 32, 32)` in their canonical order, with labels (fine ones for CIFAR-100) and class names."""
+    test, names = folder / cifar.test, folder / cifar.names
+    info = {"source": "cifar", "files": {file.name: sha256(file) for file in (test, names) if file.is_file()}}
+    if cifar.prefix:
+        with reading(test):
+            row, size = cifar.prefix + 3072, test.stat().st_size
+            if not size or size % row:
+                raise InputError(f"{str(test)!r} has {size} bytes, not rows of {row}: it is damaged, or another data set's.")
+            rows = _map(test, np.dtype(np.uint8), (size // row, row), 0)[:n]
+            classes = tuple(names.read_text().split()) if names.is_file() else None
+            return Table(_Columns(rows, cifar.prefix), np.array(rows[:, cifar.prefix - 1]), info, classes)
+    with reading(test):
+        batch = restricted_unpickle(test)
+        pixels, labels = _entry(batch, "data", test), _entry(batch, cifar.labels, test)
+        if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072 or pixels.dtype != np.uint8:
+            raise InputError(f"'data' in {str(test)!r} is no array of 3072 bytes an image: it is damaged.")
+        if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
+            raise InputError(f"{cifar.labels!r} in {str(test)!r} is no list of integers: it is damaged.")
+        kept = np.asarray(labels, dtype=np.int64)[:n]
+    classes = None
+    if names.is_file():
+        with reading(names):
+            entries = _entry(restricted_unpickle(names), cifar.class_names, names)
+            classes = tuple(e.decode("utf-8", "replace") if isinstance(e, bytes) else str(e) for e in entries)
+    return Table(pixels[:n].reshape(-1, 3, 32, 32), kept, info, classes)
+
+
+class _Columns:
+    """Images `(N, 3, 32, 32)` in rows that start with labels."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, rows: Any, prefix: int) -> None:
+        self._rows, self._prefix, self.shape = rows, prefix, (len(rows), 3, 32, 32)
+
+    def __getitem__(self, index: slice) -> Any:
+        return np.asarray(self._rows[index])[:, self._prefix :].reshape(-1, 3, 32, 32)
+
+
+def _entry(batch: Any, key: str, path: Path) -> Any:
+    """Pickles of Python 2 have bytes for keys."""
+    if isinstance(batch, Mapping):
+        for found in (key, key.encode()):
+            if found in batch:
+                return batch[found]
+    raise InputError(f"{str(path)!r} has no {key!r}: it is no batch of CIFAR.")
+
+
+class _Array:
+    """Stands in for numpy's array while a pickle is read: takes the state, and lets numpy make nothing of it unchecked."""
+
+    value: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, fortran, data = state
+        plain = isinstance(dtype, _Dtype) and dtype.code in ("u1", "uint8", b"u1", b"uint8") and isinstance(data, bytes)
+        if not plain or fortran or not all(isinstance(s, int) and s >= 0 for s in shape) or math.prod(shape) != len(data):
+            raise pickle.UnpicklingError("it holds an array that is not one of bytes")
+        self.value = np.frombuffer(data, np.uint8).reshape(shape)
+
+
+class _Dtype:
+    """Stands in for numpy's number type: keeps its code."""
+
+    def __init__(self, code: Any = None, *_: Any) -> None:
+        self.code = code
+
+    def __setstate__(self, state: Any) -> None:
+        pass  # byte order and the like, which bytes do not have
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into old pickles."""
+    if encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError("it holds text in an unusual encoding")
+    return text.encode("latin1")
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and code in a file is never run")
+        return _ALLOWED[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to objects outside itself")
+
+
+def restricted_unpickle(path: Path) -> Any:
+    """A pickle of lists, dicts, strings, numbers and arrays of bytes; everything else is refused, and nothing is run."""
+    data = path.read_bytes()
+    try:
+        return _plain(_Unpickler(io.BytesIO(data), encoding="bytes").load())
+    except InputError:
+        raise
+    except Exception as error:  # damaged pickles fail in every way there is
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"cannot read data from {str(path)!r}: {reason}.") from None
+
+
+def _plain(value: Any) -> Any:
+    """Arrays in place of what stood in for them, in the entries of a batch."""
+    if isinstance(value, dict):
+        return {key: entry.value if isinstance(entry, _Array) else entry for key, entry in value.items()}
+    return value.value if isinstance(value, _Array) else value

@@ -1,0 +1,172 @@
+"""Images in a folder, one sub-folder for each class, in torchvision's order and with RobustBench's preprocessings."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from wassail.errors import InputError
+from wassail.zoo.datasets import ItemData
+from wassail.zoo.weights import sha256
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+_NAME = re.compile(r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?")
+_WORDNET = re.compile(r"n\d{8}")
+_IMAGENET = 1000
+
+
+class Preprocessing:
+    """What is done to an image before it becomes a sample, by RobustBench's names.
+
+    "Res256Crop224": the shorter side to 256, then the middle 224 x 224; "Res224": to 224 x 224 whatever the shape, as a crop
+    does not follow; "Crop288": the middle, black where the image ends; "Bicubic" in front: bicubic in place of bilinear;
+    "Gray" at the end: one channel. No name: the image as it is.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        match = _NAME.fullmatch(name or "")
+        if match is None:
+            raise InputError(
+                f"unknown preprocessing {name!r}: known are ResN, CropN, ResNCropM and BicubicResNCropM, as in Res256Crop224, "
+                "each perhaps with Gray behind it."
+            )
+        self.name, self.gray, self.bicubic = name, match["gray"] is not None, match["bicubic"] is not None
+        self.resize, self.crop = (None if match[key] is None else int(match[key]) for key in ("resize", "crop"))
+
+    @property
+    def steps(self) -> list[str]:
+        """In words, for the record."""
+        return [] if not self.name else [self.name]
+
+    def __call__(self, image: Any) -> Any:
+        """A Pillow image -> bytes `(3, H, W)`, or `(1, H, W)` with "Gray"."""
+        return self._apply(image.convert("L" if self.gray else "RGB"))
+
+    def keep_mode(self, image: Any) -> Any:
+        """The same, but images that are gray stay so."""
+        return self._apply(image.convert("L" if self.gray or image.mode in ("1", "L") else "RGB"))
+
+    def _apply(self, image: Any) -> Any:
+        from PIL import Image
+
+        if self.resize is not None:
+            wide, high = image.size
+            size = (self.resize, self.resize)
+            if self.crop is not None:  # the shorter side; the longer one rounded down, as torchvision does
+                short = min(wide, high)
+                size = (int(self.resize * wide / short), int(self.resize * high / short))
+            image = image.resize(size, Image.Resampling.BICUBIC if self.bicubic else Image.Resampling.BILINEAR)
+        if self.crop is not None:
+            left, top = (_middle(side, self.crop) for side in image.size)
+            image = image.crop((left, top, left + self.crop, top + self.crop))  # black outside
+        pixels = np.array(image)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _middle(side: int, crop: int) -> int:
+    """Where the middle part of a side begins; below zero where the part is longer. torchvision rounds the two cases so."""
+    return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
+
+
+class ImageFolder(ItemData):
+    """Images below one folder for each class: classes and files sorted, as torchvision has them, or in a given order."""
+
+    def __init__(
+        self, name: str, n: int | None = None, ids: str | Path | None = None, preprocessing: str | None = None
+    ) -> None:
+        change, root = Preprocessing(preprocessing), Path(name)
+        classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        if not classes:
+            raise InputError(f"{name!r} has no sub-folders: put the images of each class into a folder of its own.")
+        files, labels = _listed(Path(ids), root, classes) if ids is not None else _walked(root, classes)
+        if not files:
+            raise InputError(f"{name!r} has no images ({', '.join(EXTENSIONS)}) in its sub-folders.")
+        if ids is None or None in labels:
+            _refuse_part_of_imagenet(name, classes)
+        files, labels = files[:n], labels[:n]
+        info = {
+            "source": "folder", "preprocessing": change.steps, "order": "sorted" if ids is None else Path(ids).name,
+            "files": {} if ids is None else {Path(ids).name: sha256(ids)}, "sha256": _digest(root, files),
+        }  # fmt: skip
+        number = {folder: place for place, folder in enumerate(classes)}
+        chosen = [number[file.split("/")[0]] if label is None else label for file, label in zip(files, labels)]
+
+        def item(place: int) -> tuple[Any, int]:
+            return change(_open(root / files[place])), chosen[place]
+
+        named = None if any(label is not None for label in labels) else tuple(classes)
+        super().__init__(name, item, len(files), info, named, files)
+
+
+def _walked(root: Path, classes: list[str]) -> tuple[list[str], list[int | None]]:
+    files = []
+    for folder in classes:
+        for place, _, names in sorted(os.walk(root / folder, followlinks=True)):
+            inside = Path(place).relative_to(root)
+            files += [(inside / name).as_posix() for name in sorted(names) if name.lower().endswith(EXTENSIONS)]
+    return files, [None] * len(files)
+
+
+def _listed(ids: Path, root: Path, classes: list[str]) -> tuple[list[str], list[int | None]]:
+    """The images that a file names, one a line: `folder/image`, perhaps with a label behind it."""
+    try:
+        lines = [line.strip() for line in ids.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise InputError(f"cannot read the ids from {str(ids)!r}: {reason}.") from None
+    files: list[str] = []
+    labels: list[int | None] = []
+    for line in filter(None, lines):
+        words = line.rsplit(maxsplit=1)
+        labelled = len(words) == 2 and words[1].isascii() and words[1].isdigit()
+        file = PurePosixPath(words[0] if labelled else line)
+        if file.is_absolute() or ".." in file.parts or len(file.parts) < 2 or "\\" in line:
+            raise InputError(f"{line!r} in {str(ids)!r} does not name an image below the folder: write class/image.")
+        if not labelled and file.parts[0] not in classes:
+            raise InputError(f"{line!r} in {str(ids)!r} is in no class folder of {str(root)!r}: check the two belong together.")
+        if not (root / file).is_file():
+            raise InputError(f"{str(root / file)!r} is missing, but {str(ids)!r} names it: complete the folder.")
+        files.append(file.as_posix())
+        labels.append(int(words[1]) if labelled else None)
+    if len({label is None for label in labels}) > 1:
+        raise InputError(f"some lines of {str(ids)!r} have a label and some have none: give all of them one, or none.")
+    return files, labels
+
+
+def _refuse_part_of_imagenet(name: str, classes: list[str]) -> None:
+    """ImageNet's class index is the place among all thousand folders: with fewer of them, labels would be silently wrong."""
+    if len(classes) < _IMAGENET and all(_WORDNET.fullmatch(folder) for folder in classes):
+        raise InputError(
+            f"{name!r} has {len(classes)} of ImageNet's 1000 class folders, so a class's index cannot be told: make the other "
+            "folders too (empty ones will do), or give ids with the label behind each image."
+        )
+
+
+def _digest(root: Path, files: list[str]) -> str:
+    """SHA-256 of the names and contents of the images, in order."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{file} {sha256(root / file)}\n".encode())
+    return found.hexdigest()
+
+
+def _open(path: Path) -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError(f"reading {str(path)!r} needs the package pillow: install it with pip install pillow.") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)  # far too large an image is refused, not unpacked
+            with Image.open(path) as image:
+                image.load()
+                return image.copy()
+    except Exception as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"cannot read the image {str(path)!r}: {reason}.") from None

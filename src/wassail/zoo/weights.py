@@ -1,0 +1,131 @@
+"""Weights from a file, and what a model is known by. Nothing here runs code out of a file.
+
+`.safetensors` holds tensors only. A `.pt` file is a pickle, which can name any function to be called on loading: it is read by
+torch's restricted unpickler, which knows tensors and containers and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassail.errors import InputError
+
+_HOLDERS = ("state_dict", "model_state_dict", "model", "net", "last")  # where training scripts put their state dict
+_PREFIXES = ("module.", "model.")  # left behind by DataParallel and by wrappers that normalise
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file, in hexadecimal, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+
+
+def _digest(file: Any) -> str:
+    found = hashlib.sha256()  # Python 3.10 has no file_digest
+    while piece := file.read(1 << 20):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def fingerprint(model: object) -> str | None:
+    """The SHA-256 of a module's parameters and buffers, names, shapes and bytes; None for a callable that shows none."""
+    if not isinstance(model, nn.Module):
+        return None
+    found = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            # As bytes: numpy knows no bfloat16.
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def read_state(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in a `.safetensors` or `.pt` file, looked for under the keys that training scripts use."""
+    path = Path(path)
+    refuse_html(path)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
+        text = str(error) if isinstance(error, OSError) or "weights_only" not in str(error) else ""
+        reason = (text.splitlines() or ["it holds more than tensors, and code in a file is never run"])[0].rstrip(".")
+        raise InputError(f"cannot read weights from {str(path)!r}: {reason}; save model.state_dict() to it.") from None
+    while isinstance(state, Mapping) and (key := next((k for k in _HOLDERS if isinstance(state.get(k), Mapping)), None)):
+        state = state[key]
+    if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+        raise InputError(f"{str(path)!r} holds no state dict: save model.state_dict() to it.")
+    return dict(state)
+
+
+def fill(model: Any, path: str | Path, name: str) -> None:
+    """Load the weights into the model; prefixes that the model's own names lack are taken off."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the weights {str(path)!r} do not fit {name!r}: it is no torch module, so it takes none.")
+    state, wanted = read_state(path), set(model.state_dict())
+    state = {_strip(key, wanted): value for key, value in state.items()}
+    # A counter that only training reads; older files lack it.
+    lacking = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    foreign = [key for key in state if key not in wanted]
+    if lacking or foreign:
+        parts = [f"{what} {_some(keys)}" for what, keys in (("they lack", lacking), ("they have", foreign)) if keys]
+        raise InputError(f"the weights {str(path)!r} do not fit {name!r}: {' and '.join(parts)}; check the architecture.")
+    try:
+        model.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip().rstrip(".")
+        raise InputError(f"the weights {str(path)!r} do not fit {name!r}: {reason}.") from None
+
+
+def _strip(key: str, wanted: set[str]) -> str:
+    name = key
+    while name not in wanted:
+        prefix = next((p for p in _PREFIXES if name.startswith(p)), None)
+        if prefix is None:
+            return key  # as it stands in the file, for the sentence that names it
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _some(keys: list[str]) -> str:
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{min(keys)!r}{more}"
+
+
+def refuse_html(path: str | Path) -> None:
+    """Raise where a web page was saved under the name of a checkpoint, as blocked downloads leave behind."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(512).lstrip().lower()
+    except OSError as error:
+        raise InputError(f"cannot read weights from {str(path)!r}: {error.strerror or error}.") from None
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
+        raise InputError(
+            f"{str(path)!r} is a web page, not a checkpoint: the download was refused, so fetch the file in a browser "
+            "and put it there."
+        )
+
+
+@contextlib.contextmanager
+def weights_only() -> Iterator[None]:
+    """While other libraries load: their `torch.load` gets the restricted unpickler whatever they ask for."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before, contrary = os.environ.get(name), os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.__setitem__(name, before)
+        if contrary is not None:
+            os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = contrary

@@ -1,0 +1,223 @@
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from wassail import Threat
+from wassail.errors import InputError
+from wassail.evaluation.intervals import _draws, _Rule, accuracy, compare, interval
+from wassail.transport import Distribution, knapsack
+
+INF = math.inf
+
+
+def some(n: int, seed: int, ties: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances with wrong samples, missing flips and, if wanted, many equal ones."""
+    generator = torch.Generator().manual_seed(seed)
+    d = torch.rand(n, dtype=torch.float64, generator=generator)
+    d = (8 * d).round() / 8 if ties else d
+    chance = torch.rand(n, generator=generator)
+    d = torch.where(chance < 0.1, 0.0, torch.where(chance > 0.9, INF, d))
+    return d == 0, d
+
+
+def run(d: torch.Tensor, y: torch.Tensor | None = None, **other: Any) -> Any:
+    """What `compare` reads of an evaluation."""
+    n = len(d)
+    y = torch.zeros(n, dtype=torch.int64) if y is None else y
+    given = {
+        "name": "m", "ids": tuple(map(str, range(n))), "y": y, "predicted": y + (d == 0), "distances": d,
+        "mu": torch.full((n,), 1 / max(n, 1), dtype=torch.float64), "threats": (Threat(2, 1, 0.1),),
+    }  # fmt: skip
+    return SimpleNamespace(**(given | other))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("order", [1, 2, 7.5, 500, INF])
+def test_every_resample_is_the_knapsacks_answer(order: float, ties: bool) -> None:
+    for seed, eps in enumerate([1e-3, 0.1, 0.4, 2.0]):
+        wrong, d = some(40, seed, ties)
+        threat = Threat(2, order, eps)
+        rule = _Rule.of(wrong, d, threat, None)
+        (counts,) = _draws(torch.full((40,), 1 / 40, dtype=torch.float64), 40, 30, seed)
+        found = rule.accuracies(counts[:, rule.order])
+        for row, value in zip(counts, found.tolist()):
+            mu = row / 40
+            weights = knapsack(d, eps, order, mu)
+            assert abs(1 - float((mu * weights).sum()) - value) < 1e-12
+
+
+def test_the_mean_of_the_contributions_is_the_accuracy() -> None:
+    for seed in range(20):
+        wrong, d = some(30, seed, ties=seed % 2 == 0)
+        mu = torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for order, eps in [(1.0, 0.1), (2.0, 0.3), (3.0, 5.0), (INF, 0.2)]:
+            threat = Threat(2, order, eps)
+            rule = _Rule.of(wrong, d, threat, None)
+            share = mu / mu.sum()
+            assert abs(float((share * rule.contributions(share)).sum()) - accuracy(mu, wrong, d, threat)) < 1e-12
+
+
+def test_a_fixed_share_is_linear() -> None:
+    wrong = torch.tensor([True, False, False, False])
+    d = torch.tensor([0.0, 5.0, INF, 5.0])
+    assert accuracy(None, wrong, d, Threat(2, 1, 0.1), share=0.5) == 0.5
+    assert accuracy(torch.tensor([0.0, 1.0, 1.0, 0.0]), wrong, d, Threat(2, 1, 0.1), share=0.25) == 0.875
+    assert accuracy(None, wrong[:0], d[:0], Threat(2, 1, 0.1)) != accuracy(None, wrong[:0], d[:0], Threat(2, 1, 0.1))  # NaN
+
+
+@pytest.mark.parametrize(("order", "share"), [(1.0, None), (2.0, None), (INF, None), (1.0, 0.5)])
+def test_agrees_with_the_distributions_own_bootstrap(order: float, share: float | None) -> None:
+    wrong, d = some(150, 3)
+    threat = Threat(2, order, 0.2)
+    weights = knapsack(d, 0.2, order) if share is None else torch.isfinite(d) * share
+    y, none = torch.zeros(150, dtype=torch.int64), torch.zeros(150, dtype=torch.int64)
+    x = torch.zeros(150, 1)
+    old = Distribution(
+        x, y, x, weights, d, wrong.long(), torch.isfinite(d).long(), torch.full((150,), 1 / 150, dtype=torch.float64),
+        none, none, none, threat, "test", "knapsack" if share is None else "fixed",
+    )  # fmt: skip
+    assert accuracy(None, wrong, d, threat, share) == pytest.approx(old.accuracy, abs=1e-12)
+    (low, high), (old_low, old_high) = interval(None, wrong, d, threat, share), old.interval()
+    assert low < old.accuracy < high
+    # 1000 resamples: the 2.5 % quantile has a standard error of about 0.085 of the interval's half width
+    half = (high - low) / 2
+    assert abs(low - old_low) < 0.3 * half and abs(high - old_high) < 0.3 * half
+
+
+def test_plain_accuracy_has_binomial_percentiles() -> None:
+    d = torch.where(torch.arange(200) < 60, 0.05, INF).double()
+    low, high = interval(None, d == 0, d, Threat(2, INF, 0.1), resamples=20_000)
+    want = [1 - stats.binom.ppf(q, 200, 0.3) / 200 for q in (0.975, 0.025)]
+    assert abs(low - want[0]) <= 0.005 and abs(high - want[1]) <= 0.005  # one sample
+
+
+def test_sample_weights_matter() -> None:
+    d = torch.tensor([0.0, INF] * 50, dtype=torch.float64)
+    mu = torch.tensor([3.0, 1.0] * 50)
+    low, high = interval(mu, d == 0, d, Threat(2, 1, 0.1))
+    assert low < 0.25 < high < 0.4
+    assert accuracy(mu, d == 0, d, Threat(2, 1, 0.1)) == pytest.approx(0.25, abs=1e-14)
+
+
+@pytest.mark.parametrize("order", [1.0, INF])
+def test_a_wrong_sample_is_lost_whatever_its_distance(order: float) -> None:
+    wrong, d = torch.tensor([True, True, False]), torch.tensor([INF, 0.5, INF])
+    assert accuracy(None, wrong, d, Threat(2, order, 0.1)) == 1 / 3
+
+
+@pytest.mark.parametrize("order", [1.0, INF])
+def test_counts_are_exact(order: float) -> None:
+    for wrong in range(101):
+        d = torch.where(torch.arange(100) < wrong, 0.0, INF).double()
+        assert accuracy(None, d == 0, d, Threat(2, order, 0.1)) == (100 - wrong) / 100
+
+
+def test_no_flip_among_n_samples_is_no_proof() -> None:
+    none = torch.full((100,), INF, dtype=torch.float64)
+    every = torch.full((100,), 1e-4, dtype=torch.float64)
+    right = torch.zeros(100, dtype=torch.bool)
+    for order in (1.0, INF):
+        low, high = interval(None, right, none, Threat(2, order, 0.1))
+        assert high == 1 and low == pytest.approx(stats.beta.ppf(0.025, 100, 1), abs=1e-12)  # Clopper and Pearson
+        low, high = interval(None, right, every, Threat(2, order, 0.1))
+        assert low == 0 and high == pytest.approx(1 - stats.beta.ppf(0.025, 100, 1), abs=1e-12)
+
+
+def test_same_seed_same_interval_and_narrower_for_a_lower_level() -> None:
+    wrong, d = some(100, 1)
+    threat = Threat(2, 1, 0.1)
+    assert interval(None, wrong, d, threat, seed=3) == interval(None, wrong, d, threat, seed=3)
+    assert interval(None, wrong, d, threat, seed=3) != interval(None, wrong, d, threat, seed=4)
+    wide, narrow = interval(None, wrong, d, threat), interval(None, wrong, d, threat, level=0.5)
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_coverage_of_the_interval() -> None:
+    """95 of 100 intervals hold the accuracy of the population, here the one of 200,000 samples in closed form to 0.2 %."""
+    threat = Threat(2, 1, 0.1)
+    truth = 1 - math.sqrt(0.2)  # uniform distances: the budget buys those below u with u^2 / 2 = 0.1
+    hits = 0
+    for seed in range(200):
+        d = torch.rand(80, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        low, high = interval(None, d < 0, d, threat, resamples=200, seed=seed)
+        hits += low <= truth <= high
+    assert 0.89 <= hits / 200 <= 0.99  # 95 % within four standard errors, and the percentile bootstrap is a little short
+
+
+def test_two_models_on_the_same_samples() -> None:
+    rng = np.random.default_rng(0)
+    hard = torch.from_numpy(rng.random(300))  # how hard a sample is, for both
+    a, b = run(hard * 1.02), run(hard)
+    threat = Threat(2, 1, 0.1)
+    found = compare(a, b, threat)
+    assert found.difference == pytest.approx(
+        accuracy(None, hard < 0, hard * 1.02, threat) - accuracy(None, hard < 0, hard, threat)
+    )
+    assert found.interval[0] <= found.difference <= found.interval[1] and found.n == 300 and found.threat == threat
+    alone = interval(None, hard < 0, hard, threat)
+    assert found.interval[1] - found.interval[0] < 0.2 * (alone[1] - alone[0])  # that is what pairing is for
+    assert found.p_value < 0.01 and compare(b, a, threat).difference == -found.difference
+    same = compare(a, a, threat)
+    assert (same.difference, same.interval, same.p_value) == (0.0, (0.0, 0.0), 1.0)
+    assert "300 samples" in str(found)
+
+
+def test_at_order_inf_the_test_is_mcnemars() -> None:
+    """12 samples only the first gets right, 3 only the second, 85 alike."""
+    a = torch.cat([torch.full((12,), 1.0), torch.full((3,), 0.01), torch.full((85,), 0.5)]).double()
+    b = torch.cat([torch.full((12,), 0.01), torch.full((3,), 1.0), torch.full((85,), 0.5)]).double()
+    found = compare(run(a), run(b), Threat(2, INF, 0.1), resamples=20_000)
+    assert found.difference == pytest.approx(0.09)
+    assert found.p_value == pytest.approx(stats.binomtest(3, 15).pvalue, abs=4 * math.sqrt(0.035 / 20_000))
+
+
+@pytest.mark.parametrize("shape", ["alike", "other"])
+def test_size_and_power_of_the_test(shape: str) -> None:
+    """Two models of equal accuracy: 5 % false alarms at 5 %, also if their distances are distributed quite differently.
+
+    Uniform distances on [0, 1] lose u = sqrt(0.2) of their mass at eps = 0.1, order 1: u^2 / 2 = 0.1. The other model has 30 %
+    wrong already and the rest uniform on [c, c + 1]: it loses as much where 0.7 (u - c) = sqrt(0.2) - 0.3 and
+    0.7 (u^2 - c^2) / 2 = 0.1, at quite another price u.
+    """
+    threat = Threat(2, 1, 0.1)
+    rng = np.random.default_rng(1)
+    width = (math.sqrt(0.2) - 0.3) / 0.7
+    c = (0.2 / (0.7 * width) - width) / 2
+
+    def draw(scale: float) -> tuple[Any, Any]:
+        common, own = rng.random(100), rng.random(100)
+        a = torch.from_numpy(np.where(rng.random(100) < 0.5, common, own))
+        b = torch.from_numpy(np.where(rng.random(100) < 0.5, common, rng.random(100)))
+        if shape == "other":
+            b = torch.where(b < 0.3, 0.0, c + (b - 0.3) / 0.7)
+        return run(a * scale), run(b)
+
+    rejected = np.mean([compare(*draw(1.0), threat, resamples=99).p_value <= 0.05 for _ in range(300)])
+    assert 0.01 <= rejected <= 0.10  # 5 % within four standard errors
+    power = np.mean([compare(*draw(2.0), threat, resamples=99).p_value <= 0.05 for _ in range(80)])
+    assert power > 0.6
+
+
+def test_refuses_what_cannot_be_compared() -> None:
+    d = torch.rand(4, dtype=torch.float64)
+    threat = Threat(2, 1, 0.1)
+    with pytest.raises(InputError, match="different samples"):
+        compare(run(d), run(d, ids=("0", "1", "3", "2")), threat)
+    with pytest.raises(InputError, match="different samples"):
+        compare(run(d), run(d, torch.tensor([0, 1, 0, 0])), threat)
+    with pytest.raises(InputError, match="weigh"):
+        compare(run(d), run(d, mu=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)), threat)
+    with pytest.raises(InputError, match="norm and domain"):
+        compare(run(d), run(d, threats=(Threat("inf", 1, 0.1),)), threat)
+    with pytest.raises(InputError, match="norm and domain"):
+        compare(run(d), run(d), Threat(2, 1, 0.1, None))
+    with pytest.raises(InputError, match="resamples"):
+        compare(run(d), run(d), threat, resamples=0)
+    with pytest.raises(InputError, match="one number >= 0 a sample"):
+        interval(None, d == 0, -d, threat)
+    assert math.isnan(compare(run(d[:0]), run(d[:0]), threat).difference)

@@ -1,0 +1,220 @@
+"""The protocol against direct calls of what it is made of, and on the corner cases that people meet."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import wassail as ws
+from wassail.errors import InputError
+from wassail.evaluation import work
+from wassail.geometry import distances as distances_between
+from wassail.testing import LinearClassifier, samples
+
+THREATS = [ws.Threat("inf", p, "0.05") for p in (1, 2, "inf")]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    x, y = ws.zoo.data()
+    return ws.zoo.load("digits-mlp-adv"), x[:30], y[:30]
+
+
+@pytest.fixture(scope="module")
+def run(digits, tmp_path_factory) -> ws.Evaluation:
+    model, x, y = digits
+    out = tmp_path_factory.mktemp("run") / "one"
+    return ws.evaluate(
+        model, (x, y), THREATS, ("wda", "wda++", "nearest", "w-pgd", "apgd-ce"), out=out, chunk=11, certify="crown"
+    )
+
+
+def test_rows_are_what_the_attacks_say_alone(run, digits) -> None:
+    model, x, y = digits
+    direct = {
+        "wda": ws.wda(model, x, y, THREATS[0]),
+        "wda++": ws.wda_pp(model, x, y, THREATS[0]),
+        "w-pgd": ws.w_pgd(model, x, y, THREATS[1]),
+        "apgd-ce": ws.apgd(model, x, y, THREATS[2], loss="ce"),
+    }
+    for row in run.rows:
+        if row.attack in direct and row.threat == direct[row.attack].threat:
+            assert row.accuracy == pytest.approx(direct.pop(row.attack).accuracy, abs=1e-6)
+    assert not direct
+    over = {(row.attack, row.threat.order) for row in run.rows}
+    assert ("nearest", 2.0) in over and ("apgd-ce", 1.0) not in over and ("w-pgd", 1.0) not in over
+
+
+def test_the_pool_is_the_nearest_of_all_and_its_images_are_the_flips(run, digits) -> None:
+    model, x, y = digits
+    flips = run.flips()
+    assert torch.equal(flips.x, x) and torch.equal(run.y, y)
+    again = ws.Flips.from_points(model, x, y, flips.points, "inf", tolerance=0.0)
+    assert torch.equal(again.distances, run.distances)
+    nearest = ws.nearest(model, x, y, "inf", passes=100)
+    assert (run.distances <= nearest.distances * (1 + 1e-6)).all() and (
+        run.distances < nearest.distances * (1 - 1e-6)
+    ).sum() < 30
+    for row in run.best:
+        found = ws.allocate(flips, row.threat.eps, row.threat.order)
+        assert row.accuracy == pytest.approx(found.accuracy, abs=1e-12) and row.cost <= row.threat.eps
+        assert row.interval[0] <= row.accuracy <= row.interval[1] and found.verify(model)
+
+
+def test_both_sides_and_one_headline(run, digits) -> None:
+    model, x, y = digits
+    radii = ws.radii(model, x, y, "inf", method="crown", upper=run.distances)
+    assert run.radii is not None and (run.radii <= run.distances).all()
+    assert torch.allclose(run.radii, radii.values, rtol=0.02)
+    certified, attacked = run.curve(1)("0.05")
+    assert 0 < certified <= attacked == pytest.approx(run.best[0].accuracy)
+    assert run.headline.startswith("Between ") and f"{100 * attacked:.2f} %" in run.headline and "proved" in run.definition
+    summary = json.loads((run_folder(run) / "results" / "summary.json").read_text())
+    assert summary["headline"] == run.headline and len(summary["attacks"]) == len(run.rows)
+    column = summary["curves"][0]
+    k = column["eps"].index(0.05)
+    assert (column["certified"][k], column["attacked"][k]) == (certified, attacked)
+
+
+def run_folder(run):
+    return run.images.__self__.store.folder
+
+
+def test_the_size_of_a_chunk_changes_nothing_but_rounding(run, digits) -> None:
+    model, x, y = digits
+    other = ws.evaluate(model, (x, y), THREATS, ("wda", "wda++", "nearest", "w-pgd", "apgd-ce"), chunk=30, look=False)
+    assert torch.allclose(other.distances, run.distances, rtol=1e-3)
+    for a, b in zip(run.rows, other.rows):
+        assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(b.accuracy, abs=1e-3)
+
+
+def test_it_is_read_back_as_it_was(run) -> None:
+    again = ws.Evaluation.load(run_folder(run))
+    assert torch.equal(again.distances, run.distances) and again.rows == run.rows and again.findings == run.findings
+    assert again.headline == run.headline and again.info == run.info
+    some = [17, 3, 17]
+    for one, all_ in zip(again.images(some), run.images(range(len(run)))):
+        assert torch.equal(one, all_[some])
+
+
+def test_linear_classifiers_are_evaluated_exactly() -> None:
+    model = LinearClassifier.random(3, 5, seed=1)
+    x, y = samples(40, (5,), 3, seed=2)
+    y = model(x).argmax(1)
+    y[:4] = (y[:4] + 1) % 3  # wrong to begin with
+    threats = [ws.Threat(2, 1, 0.05, None), ws.Threat(2, 1, 0.2, None), ws.Threat(2, "inf", 0.2, None)]
+    run = ws.evaluate(model, (x, y), threats, {"nearest": {}, "wda": {"kappa": 4}}, chunk=7)
+    assert torch.allclose(run.distances, model.distances(x, y, 2, None), rtol=1e-3)
+    assert run.clean == pytest.approx(0.9) and [row.threat.eps for row in run.best] == [0.05, 0.2, 0.2]
+    assert {row.title for row in run.rows} == {"nearest", "WDA, kappa 4"}
+    assert (run.distances[:4] == 0).all() and torch.equal(run.labels[:4], run.predicted[:4])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_no_sample_and_one_sample(n, digits) -> None:
+    model, x, y = digits
+    run = ws.evaluate(model, (x[:n], y[:n]), THREATS, ("wda++", "nearest", "w-pgd"), certify="crown")
+    assert len(run) == n and repr(run)
+    if n == 0:
+        assert math.isnan(run.clean) and "No samples" in run.headline
+    else:
+        assert run.clean in (0.0, 1.0)
+
+
+def test_all_wrong_is_zero_everywhere(digits) -> None:
+    model, x, _y = digits
+    run = ws.evaluate(model, (x[:6], (model(x[:6]).argmax(1) + 1) % 10), THREATS[:1], ("wda", "nearest"), certify="crown")
+    assert run.clean == 0 and all(row.accuracy == 0 for row in (*run.rows, *run.best)) and (run.distances == 0).all()
+
+
+def test_weights_of_the_samples_count(digits) -> None:
+    model, x, y = digits
+    mu = torch.arange(1.0, 31)
+    run = ws.evaluate(model, (x, y), THREATS[:1], ("wda++",), mu=mu, look=False)
+    flips = ws.wda_pp(model, x, y, THREATS[0]).flips
+    assert run.best[0].accuracy == pytest.approx(ws.allocate(flips, 0.05, 1, mu).accuracy, abs=1e-6)
+    plain = ws.evaluate(model, (x, y), THREATS[:1], ("wda++",), look=False)
+    assert abs(run.best[0].accuracy - plain.best[0].accuracy) > 1e-3
+
+
+def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
+    """A model that answers differently at the final look: its flips go, and a warning says so."""
+    model, x, y = digits
+    correct = model(x).argmax(1) == y
+    x, y = x[correct], y[correct]
+    monkeypatch.setattr(work.Worker, "_holds", lambda self, x, y, points, stated: ~torch.isfinite(stated))
+    run = ws.evaluate(model, (x, y), THREATS[:1], ("nearest", "wda++"), look=False)
+    assert torch.isinf(run.distances).all() and any(f.name == "unstable" for f in run.warnings)
+
+
+def test_the_final_look_finds_what_is_wrong(digits) -> None:
+    model, x, y = digits
+    settings = work.Settings((THREATS[0],), {}, None, None, 0, 10, None, "float32", True)
+    worker = work.Worker(model, None, settings, torch.ones(1))
+    flips = ws.nearest(model, x, y, "inf", passes=20)
+    use = flips.success & (flips.distances > 0)
+    x, y, points, stated = x[use], y[use], flips.points[use], flips.distances[use]
+    assert worker._holds(x, y, points, stated).all()
+    assert not worker._holds(x, y, x, torch.full_like(stated, 1e-9)).any()  # not wrong
+    assert not worker._holds(x, y, points, stated * 0.999).any()  # not as near as it says
+    outside = points.clone()
+    outside[0, 0, 0, 0] = -1e-3
+    assert not worker._holds(x, y, outside, distances_between(outside, x, math.inf))[0]
+
+
+BAD = {
+    "two norms": ({"threats": [ws.Threat("inf", 1, 0.1), ws.Threat(2, 1, 0.1)]}, "differ in norm"),
+    "no threat": ({"threats": []}, "no threat"),
+    "attack": ({"attacks": ("wda+",)}, "did you mean 'wda\\+\\+'"),
+    "order": ({"attacks": ("apgd-ce",), "threats": THREATS[0]}, "none of apgd-ce answers order 1"),
+    "option": ({"attacks": {"wda": {"kapa": 2}}}, "has no option 'kapa'"),
+    "l1": ({"attacks": ("w-pgd",), "threats": ws.Threat(1, 2, 1.0)}, "no l1 form"),
+    "chunk": ({"chunk": 0}, "chunk is 0"),
+    "method": ({"certify": "magic"}, "unknown method"),
+    "precision": ({"gradients": "int8"}, "unknown precision"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_told_before_any_work(case, digits, tmp_path) -> None:
+    model, x, y = digits
+    settings, words = BAD[case]
+    out = tmp_path / "run"
+    threats = settings.get("threats", THREATS)
+    rest = {k: v for k, v in settings.items() if k != "threats"}
+    with pytest.raises(InputError, match=words):
+        ws.evaluate(model, (x, y), threats, out=out, **rest)
+    assert not out.exists()
+
+
+def test_bad_samples_are_named_by_their_place(digits) -> None:
+    model, x, y = digits
+    x = x.clone()
+    x[25] = math.nan
+    with pytest.raises(InputError, match="samples 20 to 29"):
+        ws.evaluate(model, (x, y), THREATS[:1], ("wda++",), chunk=10)
+
+
+def test_progress_only_grows_and_ends_at_one(digits) -> None:
+    model, x, y = digits
+    seen: list[float] = []
+    ws.evaluate(model, (x[:10], y[:10]), THREATS, ("wda", "wda++", "w-pgd"), chunk=4, certify="crown", progress=seen.append)
+    assert seen == sorted(seen) and seen[-1] == pytest.approx(1.0) and max(seen) <= 1 + 1e-9
+
+
+def test_mixed_precision_decides_in_float32(digits) -> None:
+    model, x, y = digits
+    run = ws.evaluate(model, (x, y), THREATS, ("nearest",), gradients="bfloat16", look=False)
+    flips = run.flips()
+    again = ws.Flips.from_points(model, x, y, flips.points, "inf")
+    assert torch.equal(again.distances, run.distances) and torch.isfinite(run.distances).all()
+
+
+def test_the_model_is_left_as_it_was(digits) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).train()
+    torch.manual_seed(0)
+    x, y = digits[1][:5], digits[2][:5]
+    ws.evaluate(model, (x, y), THREATS[:1], ("wda++",))
+    assert model.training and all(p.requires_grad for p in model.parameters())
