@@ -313,6 +313,13 @@ class Token(nn.Module):
         return t, self.layer(t[:, 0])
 
 
+class Relative(nn.Module):
+    """Divides by the sum of all it is given: right for one sample, and for several without an error but wrong."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.sum()
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folder = tmp_path_factory.mktemp("exports")
@@ -326,6 +333,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         ("tokens", token, batch(3, 8), False),
         ("inplace", nn.Sequential(nn.ReLU(inplace=True), nn.Flatten()).eval(), batch(2, 4), True),
         ("training", small().train(), batch(2), False),
+        ("relative", Relative(), batch(1, 4), False),
     ):
         shapes = ({0: torch.export.Dim("n")},) if dynamic else None
         made[name] = folder / f"{name}.pt2"
@@ -365,6 +373,12 @@ def test_a_fixed_batch_takes_any(exports: Mapping[str, Path], name: str, how: st
     if size:
         gradients = [torch.autograd.grad(z[:, 1].sum(), x)[0] for z in (model(x), token_logits(exports, x))]
         torch.testing.assert_close(*gradients)
+
+
+def test_rows_that_would_see_each_other_run_alone(exports: Mapping[str, Path]) -> None:
+    model = load_exported(exports["relative"])
+    assert model.rows == "vmap"
+    torch.testing.assert_close(model(batch(5, 4)), batch(5, 4) / batch(5, 4).sum(1, keepdim=True))
 
 
 def test_exported_source(exports: Mapping[str, Path]) -> None:

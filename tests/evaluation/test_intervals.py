@@ -138,7 +138,7 @@ def test_same_seed_same_interval_and_narrower_for_a_lower_level() -> None:
 
 
 def test_coverage_of_the_interval() -> None:
-    """95 of 100 intervals hold the accuracy of the population, here the one of 200,000 samples in closed form to 0.2 %."""
+    """About 95 of 100 intervals hold the accuracy of the population, which is known in closed form."""
     threat = Threat(2, 1, 0.1)
     truth = 1 - math.sqrt(0.2)  # uniform distances: the budget buys those below u with u^2 / 2 = 0.1
     hits = 0

@@ -308,7 +308,7 @@ def test_hostile_chunks_are_damaged_chunks(run: Store, content: bytes) -> None:
         reader.get("wda", 0)
 
 
-@pytest.mark.parametrize("shape", [[-1], [True], "", [1, 1 << 48, 0], [1] * 17, [0, 1 << 40, 1 << 40]], ids=str)
+@pytest.mark.parametrize("shape", [[-1], [-1, -1], [True], "", [1, 1 << 48, 0], [1] * 17, [0, 1 << 40, 1 << 40]], ids=str)
 def test_shapes_that_no_tensor_has(run: Store, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with the right checksum: whoever sends a run can compute one."""
     header = store._header

@@ -246,18 +246,25 @@ def converged(
     passes: int = 100,
     seed: int = 0,
     batch_size: int | None = None,
+    late: Tensor | None = None,
 ) -> Finding:
     """Whether `nearest` has come to rest: its distances on the first 100 samples after all passes, and after a quarter of them.
+
+    late: the distances after all passes `(N,)`, where they are known already.
 
     Distances that still shrink by more than 2 % ask for more passes; samples without any flip that more passes do not help say
     that gradients mislead.
     """
     x, y = x[:LOOKED_AT], y[:LOOKED_AT]
     few = max(passes // 4, 1)
-    early, late = (nearest(model, x, y, norm, domain, passes=p, seed=seed, batch_size=batch_size) for p in (few, passes))
-    attacked = late.distances > 0
-    both = attacked & early.success
-    none_early, none = (int((attacked & ~flips.success).sum()) for flips in (early, late))
+
+    def search(budget: int) -> Tensor:
+        return nearest(model, x, y, norm, domain, passes=budget, seed=seed, batch_size=batch_size).distances
+
+    early, late = search(few), search(passes) if late is None else late[:LOOKED_AT]
+    attacked = late > 0
+    both = attacked & torch.isfinite(early)
+    none_early, none = (int((attacked & torch.isinf(distances)).sum()) for distances in (early, late))
     if none:
         text = f"{none} of {int(attacked.sum())} samples have no flip at any distance after {passes} passes"
         text += f", {none_early} after {few}"
@@ -267,7 +274,7 @@ def converged(
         return Finding("convergence", "note", f"{text}: raise --passes.")
     if not both.any():
         return Finding("convergence", "ok", "No sample had to be attacked.")
-    gain = 1 - float(late.distances[both].mean() / early.distances[both].mean())
+    gain = 1 - float(late[both].mean() / early[both].mean())
     text = f"The mean distance shrinks by {100 * gain:.1f} % from {few} to {passes} passes"
     if gain > STILL_IMPROVING:
         return Finding("convergence", "note", f"{text}: more (--passes) may find nearer flips.")

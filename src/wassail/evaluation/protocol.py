@@ -29,7 +29,7 @@ from wassail.errors import InputError, unknown
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import plain, take, unpack
 from wassail.evaluation.plan import data_hash, rehearse, threat_config
-from wassail.evaluation.reading import CHECKS, CLEAN, FORMAT, TRANSFER, Chunks, Reading, summary
+from wassail.evaluation.reading import CHECKS, CLEAN, CONVERGENCE, FORMAT, TRANSFER, Chunks, Reading, summary
 from wassail.evaluation.result import Evaluation, Finding, same_norm
 from wassail.evaluation.store import Store
 from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
@@ -168,6 +168,7 @@ class _Driver:
             self._stage(unit.entry.passes, missing, whole=unit.whole)
             _log.info("%s: done", unit)
         if look:
+            self._stage(0, self._convergence())
             self._stage(0, self._missing("transfer", TRANSFER))
         if self.settings.certify is not None:
             self._stage(CERTIFY_PASSES, self._radii(f"radii@{self.settings.certify}"))
@@ -201,6 +202,13 @@ class _Driver:
         for chunk, start, stop in self.chunks:
             if not self.store.has(key, chunk):
                 yield self._task(kind, key, chunk, start, stop, given)
+
+    def _convergence(self) -> Iterator[Task]:
+        """One look, on the first chunk, at the engine that has a budget of passes."""
+        unit = next((unit for unit in self.settings.units if unit.attack == "nearest"), None)
+        if unit is not None and self.chunks.n and not self.store.has(CONVERGENCE, 0):
+            late = self.store.get(unit.key, 0, ("distances",))[0]["distances"]
+            yield self._task("convergence", CONVERGENCE, 0, 0, len(late), {"late": late})
 
     def _radii(self, key: str) -> Iterator[Task]:
         """Radii up to the nearest flip known; a time limit, of every worker, is shared among the samples that are left."""

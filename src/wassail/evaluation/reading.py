@@ -24,7 +24,8 @@ from wassail.threat import Threat
 from wassail.transport import knapsack, transport_cost
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
-CLEAN, TRANSFER, CHECKS = "clean", "transfer", "checks"  # folders of a run beside those of its attacks, radii and pools
+# Folders of a run beside those of its attacks, radii and pools.
+CLEAN, TRANSFER, CHECKS, CONVERGENCE = "clean", "transfer", "checks", "convergence"
 GRID = 65  # budgets at which the curves are written to the summary
 
 
@@ -193,8 +194,9 @@ class Reading:
         return {**dict(self.config["certify"]), "method": " and ".join(methods), "seconds": self.seconds.get(key)}
 
     def _findings(self, result: Evaluation) -> Iterator[Finding]:
-        if self.store.has(CHECKS, 0):
-            yield from (Finding(**item) for item in self.store.get(CHECKS, 0, ())[1]["findings"])
+        for key in (CHECKS, CONVERGENCE):
+            if self.store.has(key, 0):
+                yield from (Finding(**item) for item in self.store.get(key, 0, ())[1]["findings"])
         known = {unit.key: self.distances(unit.key) for unit in self.finished}
         said = {
             (unit.attack, text) for unit in self.finished for fields in self.fields(unit.key) for text in fields["warnings"]

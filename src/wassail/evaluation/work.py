@@ -192,6 +192,15 @@ class Worker:
         share = share_of(found.weights, found.allocation)
         return flips_chunk(found.flips), {"title": title, "share": share, "warnings": said, "info": plain(dict(found.info))}
 
+    def _convergence(self, task: Task, tick: Progress) -> Result:
+        """Whether `nearest` has come to rest: a quarter of its passes on the first samples, beside what all of them found."""
+        settings = self.settings
+        found = indicators.converged(
+            self.attacked, *self.samples(task), settings.norm, settings.domain, settings.attacks["nearest"]["passes"],
+            settings.seed, settings.batch_size, task.given["late"],
+        )  # fmt: skip
+        return {}, {"findings": [asdict(found)]}
+
     def _transfer(self, task: Task, tick: Progress) -> Result:
         """Flips that no gradient was needed for: they belong to the pool, and tell when gradients mislead."""
         settings = self.settings

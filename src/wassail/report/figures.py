@@ -8,6 +8,7 @@ are in `report.paper`. Each is data and a drawing of them; `write` makes the fil
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -339,13 +340,11 @@ class _Cases:
 
 
 def _command(names: Sequence[str], seed: int, norm: float | None, cases: _Cases) -> str:
-    words = [f"--seed {seed}"] + ([] if norm is None else [f"--norm {norm:g}"])
+    words = ["--seed", str(seed), *([] if norm is None else ["--norm", f"{norm:g}"])]
     if not set(names) <= {"convergence", "witness", "inclusion", "step"}:
-        words += [f"--model {cases.model}", f"-n {cases.n}"]
-        words += ([] if cases.data is None else [f"--data {cases.data}"]) + (
-            [] if cases.eps is None else [f"--eps {cases.eps}"]
-        )
-    return f"wassail paper figures {' '.join([*names, *words])}"
+        words += ["--model", cases.model, "-n", str(cases.n)]
+        words += [word for key, value in (("--data", cases.data), ("--eps", cases.eps)) if value for word in (key, str(value))]
+    return shlex.join(["wassail", "paper", "figures", *names, *words])
 
 
 def _make_witness(seed: int, norm: float | None, cases: _Cases) -> Made:

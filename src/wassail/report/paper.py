@@ -623,7 +623,7 @@ def draw_curve(data: Curve) -> Figure:
         axes.set_title(f"Omega_{order:g}", fontsize=10)
     panels[0].set_ylabel("accuracy %")
     panels[0].annotate(
-        f"eps = {show(data.case.eps)}", (data.case.eps, 2), (4, 0), textcoords="offset points", fontsize=9, color="0.35"
+        f"eps = {show(data.case.eps)}", (data.case.eps, 96), (4, 0), textcoords="offset points", fontsize=9, color="0.35"
     )
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
@@ -697,7 +697,7 @@ def steps(case: Case, shares: Sequence[float] = SHARES) -> Sweep:
 
 def draw_kappa(sweeps: Sequence[Sweep]) -> Figure:
     """A panel for each norm: WDA's lines, and what WDA++ and ours reach as levels."""
-    figure = _figure(5.6 * len(sweeps), 5.2)
+    figure = _figure(5.6 * len(sweeps) + 0.8, 5.2 if len(sweeps) > 1 else 6)
     panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     for axes, data in zip(panels, sweeps):
         for order in ORDERS[:2]:
@@ -720,7 +720,7 @@ def draw_kappa(sweeps: Sequence[Sweep]) -> Figure:
         axes.set_title(f"l{data.case.norm:g}, eps {show(data.case.eps)}", fontsize=10)
     panels[0].set_ylabel("accuracy %")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4 if len(sweeps) > 1 else 2, fontsize=9, frameon=False)
     figure.suptitle(
         "One kappa for all samples (WDA) against one for each (WDA++, nearest).\n"
         f"{sweeps[0].case.name}, {len(sweeps[0].case.y)} samples",
@@ -731,7 +731,7 @@ def draw_kappa(sweeps: Sequence[Sweep]) -> Figure:
 
 def draw_steps(sweeps: Sequence[Sweep]) -> Figure:
     """A panel for each norm: accuracy against the step size in units of eps; the paper's choice marked."""
-    figure = _figure(5.6 * len(sweeps), 5.4)
+    figure = _figure(5.6 * len(sweeps) + 0.8, 5.4 if len(sweeps) > 1 else 6.4)
     panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     for axes, data in zip(panels, sweeps):
         share = data.values / data.case.eps
@@ -753,7 +753,7 @@ def draw_steps(sweeps: Sequence[Sweep]) -> Figure:
         axes.set_title(f"l{data.case.norm:g}, eps {show(data.case.eps)}", fontsize=10)
     panels[0].set_ylabel("accuracy %")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3 if len(sweeps) > 1 else 2, fontsize=9, frameon=False)
     figure.suptitle(f"Sensitivity to the step size. {sweeps[0].case.name}, {len(sweeps[0].case.y)} samples", fontsize=10)
     return figure
 

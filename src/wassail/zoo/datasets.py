@@ -100,7 +100,7 @@ def open_data(
     elif ids is not None or preprocessing is not None:
         raise InputError("ids and preprocessing are for images in files: choose and transform the samples before.")
     else:
-        found = _given(source, type(source).__name__, n)
+        found = _given(source, "data in memory" if _is_pair(source) else type(source).__name__, n)
     return found if n is None or n >= len(found) else _First(found, n)
 
 
