@@ -252,6 +252,19 @@ def test_the_still_picture_is_the_curve() -> None:
                 assert y == pytest.approx(212 - 202 * curve(eps)[place], abs=0.06)
 
 
+def test_the_histogram_counts_every_sample() -> None:
+    page = Reader(report(small()))
+    told = page.text("section", id="distances")
+    assert "2 samples with a flip; 1 wrong to begin with (distance 0); 1 with no flip known." in told and "beyond" not in told
+    end = 1.05 * float(np.quantile([1.0, 2.0, 0.5, 1.0, 3.0], 0.98))
+    for kind, values in (("attacked", [1.0, 2.0]), ("certified", [0.5, 1.0, 3.0])):
+        bars = [
+            (float(attrs["x"] or "nan"), float(attrs["height"] or "nan")) for attrs, _ in page.all("rect", class_=f"bar {kind}")
+        ]
+        assert [x for x, _ in bars] == pytest.approx([40.5 + 17.8 * math.floor(40 * value / end) for value in values], abs=0.01)
+        assert all(height == 112 for _, height in bars)  # one sample each
+
+
 def test_fragile_samples_are_the_nearest_with_their_pictures() -> None:
     run = made_up(40, (3, 5, 7))
     page = Reader(report(run, fragile=6))

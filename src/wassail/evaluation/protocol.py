@@ -66,6 +66,7 @@ def evaluate(
     mu: Tensor | None = None,
     gradients: str = "float32",
     look: bool = True,
+    name: str | None = None,
     command: Sequence[str] = (),
     runner: Runner | None = None,
     progress: Progress = False,
@@ -80,13 +81,14 @@ def evaluate(
     out: the run directory (default: a temporary one that lives as long as the result); resume: go on with the run there; add:
     the run may be one with fewer attacks. chunk: samples that are computed, and stored, in one go. mu: sample weights `(N,)`.
     gradients: "bfloat16" or "float16" computes the attacks' gradients in mixed precision; every decision stays in float32.
-    look: run the checks and indicators that need passes of their own. command: recorded with the run. runner: who does the
-    work, this process by default. progress: a bar with the time left, or a callable that is given the share done.
+    look: run the checks and indicators that need passes of their own. name: what to call the model (default: its class).
+    command: recorded with the run. runner: who does the work, this process by default. progress: a bar with the time left, or a
+    callable that is given the share done.
 
     The result depends on model, data and settings, not on how often the run was interrupted: its files are the same to the
     byte, but for those in `log/`, with radii limited by the clock the one exception.
     """
-    source = model if isinstance(model, Source) else Source(model, type(model).__name__, "module", {})
+    source = model if isinstance(model, Source) else Source(model, name or type(model).__name__, "module", {})
     samples = open_data(data)
     wanted = (
         {name: dict(options) for name, options in attacks.items()} if isinstance(attacks, Mapping) else {n: {} for n in attacks}

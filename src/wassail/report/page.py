@@ -632,7 +632,7 @@ def _distances(run: Evaluation) -> Html | None:
     parts += [_label(left - 6, zero - up + 8, str(most), "end"), _label(left - 6, zero + 4, "0", "end")]
     parts.append(_label((left + width) / 2, height - 6, f"distance from the sample (l{run.threat.norm:g})", "middle"))
     wrong, none = int((run.distances == 0).sum()), int((run.distances == math.inf).sum())
-    beyond = int((flips > end).sum())
+    beyond = int((known > end).sum())
     told = [
         f"{len(flips):,} samples with a flip",
         f"{wrong:,} wrong to begin with (distance 0)",
