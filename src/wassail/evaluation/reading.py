@@ -194,9 +194,9 @@ class Reading:
         return {**dict(self.config["certify"]), "method": " and ".join(methods), "seconds": self.seconds.get(key)}
 
     def _findings(self, result: Evaluation) -> Iterator[Finding]:
-        left = [str(unit) for unit in self.units if unit not in self.finished]
-        if left:
-            yield Finding("unfinished", "note", f"The run is not finished, and these are missing: {', '.join(left)}.")
+        missing = ", ".join(str(unit) for unit in self.units if unit not in self.finished)
+        if missing:
+            yield Finding("unfinished", "note", f"The run is not finished, and these are missing: {missing}.")
         for key in (CHECKS, CONVERGENCE):
             if self.store.has(key, 0):
                 yield from (Finding(**item) for item in self.store.get(key, 0, ())[1]["findings"])

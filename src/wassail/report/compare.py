@@ -7,7 +7,7 @@ every column is for one order and one eps; what else differs between the runs of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 
 def write_comparison(runs: Sequence[Evaluation], path: str | PathLike[str]) -> Path:
-    """Write the leaderboard of several runs to `path`, which is returned: one table and one plot for each norm and box.
+    """Write the leaderboard of several runs to `path`, which is returned.
 
-    The first run of each table is the baseline: the others on the same samples are compared with it, sample by sample.
+    There is one table and one plot for each norm, box and shape of samples, since budgets mean something else in each. The
+    first run of each is the baseline: the others on the same samples are compared with it, sample by sample.
     """
     return save(comparison(runs), path)
 
@@ -51,16 +52,16 @@ def comparison(runs: Sequence[Evaluation]) -> str:
         raise InputError("there is no run to compare: give at least one.")
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for run in runs:
-        groups.setdefault((run.threat.norm, run.threat.domain), []).append(run)
+        groups.setdefault((run.threat.norm, run.threat.domain, *_shape(run)), []).append(run)
     parts = [_group(f"group-{place}", group) for place, group in enumerate(groups.values(), 1)]
-    contents = [(f"group-{place}", setting(group[0].threat)) for place, group in enumerate(groups.values(), 1)]
+    contents = [(f"group-{place}", _title(group)) for place, group in enumerate(groups.values(), 1)]
     lead = (
         "Accuracy under the worst distribution within a Wasserstein ball of the data: at most the attacked figure, at least "
         "the certified one."
     )
     apart = (
-        "The runs are for different norms or boxes. Budgets in different norms are different quantities, so each has its own "
-        "table; do not rank across them."
+        "The runs are for different norms, boxes or kinds of samples. A budget is another quantity in each, so each has its "
+        "own table; do not rank across them."
         if len(groups) > 1
         else None
     )
@@ -73,7 +74,7 @@ def comparison(runs: Sequence[Evaluation]) -> str:
 
 
 def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
-    """The table and the curves of the runs with one norm and box."""
+    """The table and the curves of the runs with one norm, one box and one shape of samples."""
     baseline = runs[0]
     # One column for one order and eps: a run that was not evaluated there has the figure on its curve.
     threats = list(dict.fromkeys(threat for run in runs for threat in run.threats))
@@ -97,13 +98,24 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
     note = "Thick lines: attacked. Thin lines of the same colour: certified, where the run has radii."
     return section(
         identifier,
-        f"Leaderboard: {setting(baseline.threat)}",
+        f"Leaderboard: {_title(runs)}",
         [tag("p", remark, class_="note") for remark in remarks],
         table(caption, heads, rows, f"Leaderboard, {setting(baseline.threat)}"),
         tag("h3", "All curves"),
         tag("p", note, class_="lead"),
         curves,
     )
+
+
+def _shape(run: Evaluation) -> tuple[object, ...]:
+    about = run.info.get("data")
+    return tuple(about.get("shape") or ()) if isinstance(about, Mapping) else ()
+
+
+def _title(runs: Sequence[Evaluation]) -> str:
+    """Norm and box, and the data if they are one."""
+    names = {run.data for run in runs}
+    return setting(runs[0].threat) + (f", {names.pop()[:40]}" if len(names) == 1 else "")
 
 
 def _head(title: str, above: str = "", *, text: bool = False) -> Html:
