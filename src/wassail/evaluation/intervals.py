@@ -52,9 +52,9 @@ def interval(
 ) -> tuple[float, float]:
     """Bootstrap confidence interval (percentiles over resampled samples) of `accuracy` with the same arguments.
 
-    The allocation is run again in every resample. Where all resamples say 0, or all say 1, they know nothing about the samples
-    that were not drawn: there the other end is the exact binomial one (Clopper and Pearson) for N samples, so that no flip
-    among 100 samples reads as 96.4 .. 100 % and not as 100 .. 100 %.
+    The allocation is run again in every resample. Where the percentiles are both 0, or both 1, the resamples know nothing about
+    samples that were not drawn: there the other end is the exact binomial one (Clopper and Pearson) for N samples, so that no
+    flip among 100 samples reads as 96.4 .. 100 % and not as 100 .. 100 %.
     """
     level = parse_level(level, "level")
     rule = _Rule.of(wrong, distances, threat, share)
@@ -67,10 +67,10 @@ def interval(
     tail = (1 - level) / 2
     low, high = found.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     beyond = tail ** float((weights**2).sum())  # the exponent is 1/N for equal weights
-    if bool((found == 1).all()):
-        low = min(low, beyond)
-    elif bool((found == 0).all()):
-        high = max(high, 1 - beyond)
+    if low == 1:
+        low = beyond
+    elif high == 0:
+        high = 1 - beyond
     return low, high
 
 

@@ -341,7 +341,8 @@ def draw_step(data: Step) -> Figure:
     for k, (j, phi, gap) in enumerate(zip(data.rivals.tolist(), data.candidates, data.gaps.tolist())):
         taken = k == data.chosen
         _arrow(left, data.x, phi, INK["wda"], 4.5 if taken else 1.3, solid=taken)
-        right_of, above = (float(v) > 0 for v in phi - data.x)
+        across, up = (float(v) for v in phi - data.x)
+        right_of, above = across > 0, (up > 0) != (abs(up) < abs(across) / 2)  # beside a flat arrow, not on top of it
         left.annotate(
             f"$\\varphi_{{{j}}}$, gap {gap:+.2f}", _xy(phi), (4 if right_of else -4, 11 if above else -11),
             textcoords="offset points", fontsize=9, ha="left" if right_of else "right", va="center",
