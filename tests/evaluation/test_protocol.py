@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 import wassail as ws
 from wassail.errors import InputError
 from wassail.evaluation import work
+from wassail.evaluation.store import Store
 from wassail.geometry import distances as distances_between
 from wassail.testing import LinearClassifier, samples
 
@@ -99,6 +101,16 @@ def test_it_is_read_back_as_it_was(run) -> None:
         assert torch.equal(one, all_[some])
 
 
+def test_a_run_is_verified_against_a_model(run, digits) -> None:
+    model = digits[0]
+    assert run.verify(model) == () and run.verify(model, batch_size=7) == ()
+    assert any("not predicted as stated" in text for text in run.verify(ws.zoo.load("digits-vit")))
+    nearer = replace(run, distances=run.distances * 0.99)
+    assert nearer.verify(model) == (f"{int((run.distances > 0).sum())} distances are not as stated",)
+    still = replace(run, images=lambda chosen: (run.images(chosen)[0],) * 2)
+    assert any("flips are not misclassified" in text for text in still.verify(model))
+
+
 def test_linear_classifiers_are_evaluated_exactly() -> None:
     model = LinearClassifier.random(3, 5, seed=1)
     x, y = samples(40, (5,), 3, seed=2)
@@ -162,6 +174,20 @@ def test_the_final_look_finds_what_is_wrong(digits) -> None:
     outside = points.clone()
     outside[0, 0, 0, 0] = -1e-3
     assert not worker._holds(x, y, outside, distances_between(outside, x, math.inf))[0]
+
+
+@pytest.mark.parametrize("name", ["distances", "labels", "found_by"])
+def test_numbers_that_cannot_be_are_refused(name, digits, tmp_path) -> None:
+    """A run that somebody wrote by hand, checksums and all."""
+    model, x, y = digits
+    ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), out=tmp_path / "run", look=False)
+    with Store.resume(tmp_path / "run", Store.open(tmp_path / "run").config) as store:
+        (key,) = (path.name for path in (tmp_path / "run" / "results").glob("pool@*"))
+        tensors, fields = store.get(key, 0)
+        (tmp_path / "run" / "results" / key / "000000.safetensors").unlink()
+        store.put(key, 0, {**tensors, name: tensors[name] * 0 + (-1 if name != "found_by" else 99)}, fields)
+    with pytest.raises(InputError, match="changed"):
+        ws.Evaluation.load(tmp_path / "run")
 
 
 BAD = {

@@ -13,7 +13,6 @@ import math
 import platform
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -109,7 +108,7 @@ def evaluate(
     try:
         opened = Store.resume(folder, config, grow=("attacks",) if add else ()) if resume else Store.create(folder, config)
         with opened as store, _bar(progress, "evaluation") as report:
-            store.log({"event": "start", "time": time.time(), **_machine()})
+            store.log({"event": "start", **_machine()})
             _Driver(store, worker, runner, report).run(mode)
     except BaseException:
         if out is None:
@@ -178,7 +177,7 @@ class _Driver:
         result = Reading(self.store).evaluation()
         self.store.write("summary.json", json.dumps(summary(result), indent=1, sort_keys=True))
         self.store.seal()
-        self.store.log({"event": "end", "time": time.time()})
+        self.store.log({"event": "end"})
 
     def _stage(self, passes: int, tasks: Sequence[Task] | Iterator[Task], whole: bool = False) -> None:
         """Do tasks of one kind, each of about so many passes a sample, and put what comes back on the disk as it comes."""

@@ -26,12 +26,22 @@ from wassail.transport import knapsack, transport_cost
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
 CLEAN, TRANSFER, CHECKS, CONVERGENCE = "clean", "transfer", "checks", "convergence"
+KINDS = {"distances": torch.float64, "values": torch.float64, "mu": torch.float64, "exact": torch.bool}  # others: int64
 GRID = 65  # budgets at which the curves are written to the summary
 
 
 def load(folder: str | PathLike[str]) -> Evaluation:
     """The evaluation in a run directory: see `Evaluation.load`."""
-    return Reading(Store.open(folder)).evaluation()
+    store = Store.open(folder)
+    try:
+        return Reading(store).evaluation()
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(
+            f"the run in {str(folder)!r} was not written by this program, or was changed since: {reason}."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class Reading:
                 )
             self.threats = read_threats(self.config)
             self.chunks = Chunks(int(self.config["data"]["samples"]), int(self.config["chunk"]))
+            if not self.threats or self.chunks.size < 1 or self.chunks.n < 0:
+                raise ValueError("no threats, or chunks of no samples")
             attacks = {str(entry["name"]): {k: v for k, v in entry.items() if k != "name"} for entry in self.config["attacks"]}
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
@@ -98,9 +110,18 @@ class Reading:
         return "pool@" + hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:12]
 
     def column(self, key: str, name: str) -> Tensor:
-        """One number for each sample, `(N,)`."""
-        parts = [self.store.get(key, chunk, (name,))[0][name] for chunk, _, _ in self.chunks]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        """One number for each sample, `(N,)`; none that cannot be."""
+        kind = KINDS.get(name, torch.int64)
+        parts = []
+        for chunk, start, stop in self.chunks:
+            part = self.store.get(key, chunk, (name,))[0][name]
+            if part.shape != (stop - start,) or part.dtype != kind or not (part >= 0).all():  # NaN fails too
+                raise InputError(
+                    f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not what this program writes: the "
+                    "run was changed, so trust none of it."
+                )
+            parts.append(part)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=kind)
 
     def distances(self, key: str) -> Tensor:
         """The distances of one folder, float64 `(N,)`."""
@@ -113,7 +134,11 @@ class Reading:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """The time each folder took, from the log; a chunk that was done again counts once."""
-        last = {(e["unit"], e["chunk"]): float(e["seconds"]) for e in self.store.events() if e.get("event") == "done"}
+        last: dict[tuple[str, int], float] = {}
+        for event in self.store.events():
+            unit, chunk, seconds = (event.get(name) for name in ("unit", "chunk", "seconds"))
+            if isinstance(unit, str) and isinstance(chunk, int) and isinstance(seconds, (int, float)):
+                last[unit, chunk] = float(seconds)
         total: dict[str, float] = {}
         for (unit, _), seconds in last.items():
             total[unit] = total.get(unit, 0.0) + seconds
@@ -123,7 +148,7 @@ class Reading:
         """Everything that can be said from what is there."""
         if not self.complete(CLEAN):
             raise InputError(f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with it (--resume).")
-        y, predicted = self.column(CLEAN, "y").long(), self.column(CLEAN, "predicted").long()
+        y, predicted = self.column(CLEAN, "y"), self.column(CLEAN, "predicted")
         mu, wrong = self.column(CLEAN, "mu"), predicted != y
         distances, labels, found_by, methods = self._pool(predicted, wrong)
         certified = self.certified
@@ -132,7 +157,7 @@ class Reading:
         base = (mu, wrong, torch.where(wrong, 0.0, math.inf).double(), first)
         result = Evaluation(
             name=str(self.config["model"]["name"]), data=str(self.config["data"]["name"]), threats=self.threats,
-            ids=tuple(str(name) for fields in self.fields(CLEAN) for name in fields["ids"]),
+            ids=self._ids(),
             classes=None if self.config["classes"] is None else tuple(map(str, self.config["classes"])),
             y=y, predicted=predicted, mu=mu, distances=distances, labels=labels, found_by=found_by, methods=methods,
             radii=None if certified is None else self.column(certified, "values"),
@@ -143,6 +168,12 @@ class Reading:
             info=self.config, images=self._images,
         )  # fmt: skip
         return replace(result, findings=tuple(self._findings(result)))
+
+    def _ids(self) -> tuple[str, ...]:
+        ids = tuple(str(name) for fields in self.fields(CLEAN) for name in fields["ids"])
+        if len(ids) != self.chunks.n:
+            raise ValueError(f"{len(ids)} ids for {self.chunks.n} samples")
+        return ids
 
     def _pool(self, predicted: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
         """Distances, labels, finders and their names, from the pool, or from the attacks while there is none yet."""
@@ -156,8 +187,8 @@ class Reading:
             labels = classes.gather(0, found_by[None])[0]
         names = [self._method(key) for key in self.sources]
         methods = tuple(dict.fromkeys(names))
-        finders = torch.tensor([methods.index(name) for name in names])[found_by.long()]
-        return distances, labels.long(), finders, methods
+        finders = torch.tensor([methods.index(name) for name in names])[found_by]
+        return distances, labels, finders, methods
 
     def _method(self, key: str) -> str:
         return {unit.key: unit.attack for unit in self.units}.get(key) or key.partition("@")[0]

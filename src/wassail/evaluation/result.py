@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.network import BATCH_SIZE, Model
 from wassail.threat import Number, Threat, floor_percent, parse_order
 from wassail.transport import Flips, RiskCurve, below
 
@@ -164,6 +165,23 @@ class Evaluation:
             x, self.y, points, self.distances, self.labels, none, none, none, self.found_by,
             self.threat.norm, self.threat.domain, self.methods, {"run": f"{self.name} on {self.data}"},
         )  # fmt: skip
+
+    def verify(self, model: Model, batch_size: int = BATCH_SIZE) -> tuple[str, ...]:
+        """What of the samples' predictions and flips does not hold for a model, read block by block; empty if all does.
+
+        For runs from elsewhere: a run directory is checked for damage when it is read, but anyone can write one.
+        """
+        counts = {"samples are not predicted as stated": 0, "flips are not misclassified": 0, "distances are not as stated": 0}
+        for start in range(0, len(self), batch_size):
+            some = slice(start, start + batch_size)
+            x, points = self.images(range(len(self))[some])
+            found = Flips.from_points(model, x, self.y[some], points, self.threat.norm, self.threat.domain)
+            stated, wrong = self.distances[some], (self.predicted != self.y)[some]
+            flip = torch.isfinite(stated) & ~wrong
+            counts["samples are not predicted as stated"] += int(((found.distances == 0) != wrong).sum())
+            counts["flips are not misclassified"] += int((flip & ~found.success).sum())
+            counts["distances are not as stated"] += int((flip & found.success & (found.distances != stated)).sum())
+        return tuple(f"{count} {what}" for what, count in counts.items() if count)
 
     def __len__(self) -> int:
         return len(self.y)
