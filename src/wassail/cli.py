@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wassail.certificates.certify import Certificate
     from wassail.certificates.transformer import Corollary
     from wassail.evaluation.result import Evaluation
+    from wassail.evaluation.work import Runner
     from wassail.zoo.datasets import Data
     from wassail.zoo.models import Source
 
@@ -35,7 +36,7 @@ SLOPES = {"infinity": "l", "anchor": "S", "margin": "Lm", "paper": "L"}  # of ce
 LOSSES = ("cross_entropy", "margin")
 METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")  # of certificates.radii
 FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")  # of report.figures
-DEMO_SECONDS = "40"  # for the certificates of the demo, which takes a minute altogether
+DEMO_SECONDS = "120"  # for the certificates of the demo, which need a third of it on a laptop
 CHUNK = 100  # samples that are computed, and stored, in one go
 PRECISIONS = ("float32", "bfloat16", "float16")  # of evaluation.protocol
 MODEL_OPTIONS = ("weights", "mean", "std", "logits", "models_dir", "dataset", "ids", "preprocessing")
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         return code
     except InputError as error:
-        print(f"wassail: {error}", file=sys.stderr)
+        # What a file says may be quoted in it, and a terminal obeys control characters.
+        print("wassail: " + "".join(c if c.isprintable() else "?" for c in str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("wassail: interrupted.", file=sys.stderr)
@@ -88,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     _model_options(attack)
     _threat_options(attack, eps=None, threads=None, out=RUN_FILES)
     attack.set_defaults(run=_evaluate, certify=None, time_limit=None, resume=False, add_attack=[], look=False,
-                        chunk=CHUNK, gradients="float32", device=None)  # fmt: skip
+                        chunk=CHUNK, gradients="float32", device=None, ray=None, workers=None)  # fmt: skip
 
     report = commands.add_parser("report", help="one self-contained HTML page of a run")
     report.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
@@ -192,6 +194,11 @@ def _run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: 
     parser.add_argument("--chunk", type=int, default=CHUNK, help="samples stored in one go (default: %(default)s)")
     parser.add_argument("--gradients", default="float32", help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}")
     parser.add_argument("--device", default=None, help="cpu, cuda, mps (default: cpu)")
+    parser.add_argument("--ray", nargs="?", const="", default=None, metavar="ADDRESS",
+                        help="do the work on a Ray cluster; bare: one on this machine that nobody else reaches")  # fmt: skip
+    parser.add_argument("--workers", type=int, default=None, help="--ray: processes (default: as many as there is room for)")
+    parser.add_argument("--gpus-per-worker", default="0", metavar="G", help="--ray: GPUs of each, perhaps 0.5 (default: 0)")
+    parser.add_argument("--chunk-timeout", default=None, metavar="SECONDS", help="--ray: a chunk that takes longer hangs")
 
 
 def _threat_options(parser: argparse.ArgumentParser, eps: str | None, threads: int | None, out: str) -> None:
@@ -242,6 +249,9 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.certify is not None:
         _known("method", [options.certify], METHODS)
     seconds = None if options.time_limit is None else _seconds(options.time_limit)
+    given: dict[str, Any] = {"topk": options.topk}
+    for word in ("step", "kappa"):
+        given[word] = None if getattr(options, word) is None else number(getattr(options, word), word)
     if (options.resume or options.add_attack) and options.out is None:
         raise InputError("--resume and --add-attack need --out: the folder of the run to go on with.")
     folder = _folder(options)
@@ -252,19 +262,35 @@ def _evaluate(options: argparse.Namespace) -> int:
     own: dict[str, dict[str, Any]] = {name: {} for name in dict.fromkeys([*options.attacks, *options.add_attack])}
     for name, words in {"wda": ("step", "topk", "kappa"), "wda++": ("step", "topk")}.items():
         if name in own:
-            own[name] = {word: getattr(options, word) for word in words if getattr(options, word) is not None}
+            own[name] = {word: given[word] for word in words if given[word] is not None}
     if options.add_attack and folder is not None:
-        own = _attacks_of(folder) | {name: own[name] for name in options.add_attack}
-    run = ws.evaluate(
-        source, data, [Threat(norm, order, eps, domain) for eps in budgets for order in orders], own,
-        out=folder, resume=options.resume or bool(options.add_attack), add=bool(options.add_attack), certify=options.certify,
-        time_limit=seconds, passes=options.passes, seed=options.seed, chunk=options.chunk, batch_size=options.batch_size,
-        gradients=options.gradients, look=options.look, command=sys.argv[1:], progress=_progress(options),
-    )  # fmt: skip
+        before = _attacks_of(folder)
+        own = before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
+    with _runner(options) as runner:
+        run = ws.evaluate(
+            source, data, [Threat(norm, order, eps, domain) for eps in budgets for order in orders], own,
+            out=folder, resume=options.resume or bool(options.add_attack), add=bool(options.add_attack),
+            certify=options.certify, time_limit=seconds, passes=options.passes, seed=options.seed, chunk=options.chunk,
+            batch_size=options.batch_size, gradients=options.gradients, look=options.look, command=sys.argv[1:],
+            runner=runner, progress=_progress(options),
+        )  # fmt: skip
     print_evaluation(run)
     if folder is not None:
         _write_pages(run, folder)
     return 0
+
+
+def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
+    """Who does the work: a Ray cluster if one was asked for, else this process."""
+    if options.ray is None:
+        if options.workers is not None:
+            raise InputError("--workers is for --ray: add it, bare for a cluster on this machine.")
+        return nullcontext()
+    from wassail.evaluation.cluster import Ray
+
+    timeout = None if options.chunk_timeout is None else _seconds(options.chunk_timeout)
+    gpus = number(options.gpus_per_worker, "--gpus-per-worker")
+    return Ray(options.ray or None, options.workers, gpus, threads=options.threads or 1, timeout=timeout)
 
 
 def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
@@ -467,14 +493,13 @@ def _figures(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
+    _checked_threads(options)
     norms, folder = [parse_norm(norm) for norm in options.norm], _folder(options)
     assert folder is not None
     import torch
 
-    from wassail.evaluation.result import Evaluation
     from wassail.evaluation.table import ATTACKS, parse_budgets, table
-    from wassail.report.compare import write_comparison
-    from wassail.report.page import write_report
+    from wassail.report.paper import write_pages
 
     if options.threads is not None:
         torch.set_num_threads(max(options.threads, 1))
@@ -486,13 +511,8 @@ def _table(options: argparse.Namespace) -> int:
     )  # fmt: skip
     print(found)
     with _writing(folder):
-        folders = [line.folder for line in found.done if line.folder is not None]
-        runs = [Evaluation.load(place) for place in folders]
-        for place, run in zip(folders, runs):
-            write_report(run, place / "report.html")
-        if runs:
-            write_comparison(runs, folder / "index.html")
-    print(f"wrote {folder / 'table.csv'}, {folder / 'table.md'}" + (f" and {folder / 'index.html'}" if runs else ""))
+        pages = write_pages(found, folder)
+    print(f"wrote {folder / 'table.csv'}, {folder / 'table.md'} and {pages[0]}")
     return 0 if found.done else 2
 
 
@@ -513,7 +533,13 @@ def _checked(options: argparse.Namespace) -> tuple[float, Domain]:
     """The norm and the domain, and everything else that commands on data share and that can be wrong without torch."""
     if options.n is not None and options.n < 1:
         raise InputError(f"-n is {options.n}: give a positive number of samples.")
+    _checked_threads(options)
     return parse_norm(options.norm), None if options.no_box else parse_domain(tuple(options.domain))
+
+
+def _checked_threads(options: argparse.Namespace) -> None:
+    if options.threads is not None and not 1 <= options.threads <= 1024:
+        raise InputError(f"--threads is {options.threads}: give a number of CPU threads, 1 to 1024.")
 
 
 def _folder(options: argparse.Namespace) -> Path | None:

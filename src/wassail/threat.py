@@ -94,7 +94,7 @@ def dual(norm: float) -> float:
 
 def show(value: float) -> str:
     """A number as people read it: 8/255 for a multiple of 1/255, else four digits."""
-    steps = round(255 * value) if math.isfinite(value) else 0
+    steps = round(255 * value) if math.isfinite(255 * value) else 0
     short = float(f"{value:.4g}") == value  # 0.2 is 51/255 too, but nobody calls it that
     if 0 < steps < 255 and not short and math.isclose(steps / 255, value, rel_tol=1e-12):
         return f"{steps}/255"

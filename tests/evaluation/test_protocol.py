@@ -11,6 +11,7 @@ from torch import nn
 import wassail as ws
 from wassail.errors import InputError
 from wassail.evaluation import work
+from wassail.evaluation.plan import plan
 from wassail.evaluation.store import Store
 from wassail.geometry import distances as distances_between
 from wassail.testing import LinearClassifier, samples
@@ -159,6 +160,7 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
     monkeypatch.setattr(work.Worker, "_holds", lambda self, x, y, points, stated: ~torch.isfinite(stated))
     run = ws.evaluate(model, (x, y), THREATS[:1], ("nearest", "wda++"), look=False)
     assert torch.isinf(run.distances).all() and any(f.name == "unstable" for f in run.warnings)
+    assert all(row.accuracy == 1 for row in run.rows)  # nor in the rows of the attacks
 
 
 def test_the_final_look_finds_what_is_wrong(digits) -> None:
@@ -181,13 +183,75 @@ def test_numbers_that_cannot_be_are_refused(name, digits, tmp_path) -> None:
     """A run that somebody wrote by hand, checksums and all."""
     model, x, y = digits
     ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), out=tmp_path / "run", look=False)
-    with Store.resume(tmp_path / "run", Store.open(tmp_path / "run").config) as store:
-        (key,) = (path.name for path in (tmp_path / "run" / "results").glob("pool@*"))
-        tensors, fields = store.get(key, 0)
-        (tmp_path / "run" / "results" / key / "000000.safetensors").unlink()
-        store.put(key, 0, {**tensors, name: tensors[name] * 0 + (-1 if name != "found_by" else 99)}, fields)
+    (key,) = (path.name for path in (tmp_path / "run" / "results").glob("pool@*"))
+    changed(tmp_path / "run", key, **{name: lambda value: value * 0 + (-1 if name != "found_by" else 99)})
     with pytest.raises(InputError, match="changed"):
         ws.Evaluation.load(tmp_path / "run")
+
+
+def changed(folder, key, **tensors) -> None:
+    """A chunk with other tensors, checksums and all."""
+    with Store.resume(folder, Store.open(folder).config) as store:
+        kept, fields = store.get(key, 0)
+        (folder / "results" / key / "000000.safetensors").unlink()
+        store.put(key, 0, {**kept, **{name: change(kept[name]) for name, change in tensors.items()}}, fields)
+
+
+LIES = {
+    "nearer": ("attack@wda++", {"distances": lambda d: d / 10}, "not those of the attacks"),
+    "no point": ("attack@wda++", {"index": lambda i: i + 1000}, "flips without points"),
+    "shape": ("attack@wda++", {"points": lambda p: p.flatten(1)}, "no samples"),
+    "NaN": ("clean", {"x": lambda x: x.float() * math.nan}, "no samples"),
+}
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_files_that_contradict_each_other_are_refused(case, digits, tmp_path) -> None:
+    model, x, y = digits
+    key, tensors, words = LIES[case]
+    ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), out=tmp_path, look=False)
+    changed(tmp_path, key, **tensors)
+    with pytest.raises(InputError, match=words):
+        ws.Evaluation.load(tmp_path).images(range(4))
+
+
+def test_a_finished_run_that_is_damaged_says_so_and_is_mended(digits, tmp_path) -> None:
+    model, x, y = digits
+    settings = {"out": tmp_path, "certify": "crown", "chunk": 2, "look": False}
+    first = ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), **settings)
+    path = tmp_path / "results" / "radii@crown" / "000001.safetensors"
+    good = path.read_bytes()
+    for _ in range(2):  # the second time its damage is in the log
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        hurt = ws.Evaluation.load(tmp_path)
+        assert hurt.radii is None and any(f.name == "unfinished" and "certificates" in f.text for f in hurt.warnings)
+        again = ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), resume=True, **settings)
+        assert path.read_bytes() == good and torch.equal(again.radii, first.radii)
+
+
+def test_a_dataset_with_other_labels_is_refused(digits, tmp_path) -> None:
+    model, x, y = digits
+
+    class Items(torch.utils.data.Dataset):
+        def __init__(self, y):
+            self.y = y
+
+        def __len__(self):
+            return 90
+
+        def __getitem__(self, k):
+            return x[k % 30], int(self.y[k])
+
+    labels = torch.cat([y] * 3)
+    ws.evaluate(model, Items(labels), THREATS[:1], ("fgsm", "wda++"), out=tmp_path, look=False)
+    labels[1] = (labels[1] + 1) % 10  # of 90 samples about every third is hashed beforehand
+    with pytest.raises(InputError, match="not those that the run was begun with"):
+        ws.evaluate(model, Items(labels), THREATS[:1], ("fgsm", "wda++"), out=tmp_path, look=False, resume=True)
+
+
+def test_orders_that_look_alike_are_two() -> None:
+    threats = [ws.Threat("inf", order, 0.1) for order in (1.4142135, 1.4142136)]
+    assert len({unit.key for unit in plan(threats, {"wda": {}})}) == 2
 
 
 BAD = {
@@ -197,6 +261,7 @@ BAD = {
     "order": ({"attacks": ("apgd-ce",), "threats": THREATS[0]}, "none of apgd-ce answers order 1"),
     "option": ({"attacks": {"wda": {"kapa": 2}}}, "has no option 'kapa'"),
     "l1": ({"attacks": ("w-pgd",), "threats": ws.Threat(1, 2, 1.0)}, "no l1 form"),
+    "batch": ({"batch_size": -3}, "batch_size is -3"),
     "chunk": ({"chunk": 0}, "chunk is 0"),
     "method": ({"certify": "magic"}, "unknown method"),
     "precision": ({"gradients": "int8"}, "unknown precision"),

@@ -64,11 +64,16 @@ def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) ->
             units.append(Unit(f"attack@{name}", name, threats[0], options))
             continue
         fits = [t for t in threats if orders == "each" or (t.order == math.inf if orders == "inf" else t.order > 1)]
-        units += [Unit(f"attack@{name}@{threat.order:g}@{threat.eps!r}", name, threat, options) for threat in fits]
+        units += [Unit(f"attack@{name}@{exactly(t.order)}@{t.eps!r}", name, t, options) for t in fits]
     if not units:
         orders_ = " or ".join(f"{order:g}" for order in dict.fromkeys(threat.order for threat in threats))
         raise InputError(f"none of {', '.join(attacks)} answers order {orders_}: add --order inf.")
     return tuple(units)
+
+
+def exactly(value: float) -> str:
+    """A number as people write it, 1 and not 1.0, with all of its digits."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:

@@ -123,6 +123,8 @@ def evaluate(
 def _checked(settings: Settings) -> Settings:
     if settings.chunk < 1:
         raise InputError(f"chunk is {settings.chunk}: give a positive number of samples.")
+    if settings.batch_size is not None and settings.batch_size < 1:
+        raise InputError(f"batch_size is {settings.batch_size}: give a positive number of samples per model call.")
     if settings.certify is not None and settings.certify not in METHODS:
         raise unknown("method", settings.certify, METHODS)
     if settings.gradients not in PRECISIONS:
@@ -159,6 +161,7 @@ class _Driver:
         """The protocol."""
         look, n = self.settings.look, len(self.worker.data)
         self._same_model()
+        self._same_data()
         self._stage(1, self._missing("clean", CLEAN))
         if look and n and not self.store.has(CHECKS, 0):
             self._stage(0, [self._task("checks", CHECKS, 0, 0, min(self.settings.chunk, n), {"mode": asdict(mode)})])
@@ -214,10 +217,10 @@ class _Driver:
     def _radii(self, key: str) -> Iterator[Task]:
         """Radii up to the nearest flip known; a time limit, of every worker, is shared among the samples that are left."""
         limit = self.settings.time_limit
-        spent = sum(event["seconds"] for event in self.store.events() if event.get("unit") == key)
+        reading = Reading(self.store)
+        spent = reading.seconds.get(key, 0.0)
         budget = math.inf if limit is None else number(limit, "time limit") * self.runner.workers - spent
         given: dict[int, float] = {}
-        reading = Reading(self.store)
         for task in self._missing("radii", key):
             upper = torch.stack([reading.distances(source)[task.start : task.stop] for source in reading.sources]).amin(0)
             share = (task.stop - task.start) / (self.chunks.n - task.start)
@@ -230,6 +233,13 @@ class _Driver:
         reading = Reading(self.store)
         for task in self._missing("pool", reading.pooled):
             yield replace(task, given={"parts": [self.store.get(key, task.chunk)[0] for key in reading.sources]})
+
+    def _same_data(self) -> None:
+        """Data of which the configuration knows a part only (a Dataset in Python) are looked at as a whole."""
+        if "sha256 of some" in self.worker.data.info:
+            for chunk, start, stop in self.chunks:
+                if self.store.has(CLEAN, chunk):
+                    self.worker.samples(self._task("attack", CLEAN, chunk, start, stop))
 
     def _same_model(self) -> None:
         """A model whose weights have no fingerprint, or whose code has changed, shows itself by its logits."""

@@ -17,7 +17,7 @@ from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
 from wassail.evaluation.intervals import accuracy, interval
-from wassail.evaluation.plan import Unit, plan, read_threats
+from wassail.evaluation.plan import Unit, exactly, plan, read_threats
 from wassail.evaluation.result import Evaluation, Finding, Row
 from wassail.evaluation.store import Store
 from wassail.threat import Threat
@@ -74,6 +74,9 @@ class Reading:
             self.chunks = Chunks(int(self.config["data"]["samples"]), int(self.config["chunk"]))
             if not self.threats or self.chunks.size < 1 or self.chunks.n < 0:
                 raise ValueError("no threats, or chunks of no samples")
+            self.shape = tuple(self.config["data"]["shape"])
+            if len(self.shape) > 8 or not all(isinstance(d, int) and 0 <= d < 2**31 for d in self.shape):
+                raise ValueError(f"samples of shape {self.shape}")
             attacks = {str(entry["name"]): {k: v for k, v in entry.items() if k != "name"} for entry in self.config["attacks"]}
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
@@ -181,6 +184,11 @@ class Reading:
             return torch.where(wrong, 0.0, math.inf).double(), predicted, torch.zeros_like(predicted), ("none",)
         if self.complete(self.pooled):
             distances, labels, found_by = (self.column(self.pooled, name) for name in ("distances", "labels", "found_by"))
+            if not torch.equal(torch.stack([self._standing(key) for key in self.sources]).amin(0), distances):
+                raise InputError(
+                    f"the pooled distances in {str(self.store.folder)!r} are not those of the attacks: the run was changed, so "
+                    "trust none of it."
+                )
         else:
             known, classes = (torch.stack([self.column(key, name) for key in self.sources]) for name in ("distances", "labels"))
             distances, found_by = known.min(0)
@@ -193,8 +201,17 @@ class Reading:
     def _method(self, key: str) -> str:
         return {unit.key: unit.attack for unit in self.units}.get(key) or key.partition("@")[0]
 
+    def _standing(self, key: str) -> Tensor:
+        """The distances of one folder, inf where the final look found that a flip is none."""
+        distances = self.distances(key)
+        if not self.complete(self.pooled):
+            return distances
+        place = self.sources.index(key)
+        parts = [self.store.get(self.pooled, chunk, ("refuted",))[0]["refuted"][:, place] for chunk, _, _ in self.chunks]
+        return distances.masked_fill(torch.cat(parts), math.inf) if parts else distances
+
     def _rows(self, unit: Unit, mu: Tensor, wrong: Tensor) -> Iterator[Row]:
-        distances = self.distances(unit.key)
+        distances = self._standing(unit.key)
         fields = self.fields(unit.key)
         said = next((item for item in fields if "share" in item), None)
         if fields and said is None:  # nothing could be computed: no row is better than one that says the clean accuracy
@@ -225,9 +242,7 @@ class Reading:
         return {**dict(self.config["certify"]), "method": " and ".join(methods), "seconds": self.seconds.get(key)}
 
     def _findings(self, result: Evaluation) -> Iterator[Finding]:
-        missing = ", ".join(str(unit) for unit in self.units if unit not in self.finished)
-        if missing:
-            yield Finding("unfinished", "note", f"The run is not finished, and these are missing: {missing}.")
+        yield from self._unfinished()
         for key in (CHECKS, CONVERGENCE):
             if self.store.has(key, 0):
                 yield from (Finding(**item) for item in self.store.get(key, 0, ())[1]["findings"])
@@ -244,8 +259,8 @@ class Reading:
             if lost:
                 yield Finding(
                     "unstable", "warning",
-                    f"{lost} stored flips were classified correctly when they were looked at again and do not count: the "
-                    "model's answers depend on the batch or on chance.",
+                    f"{lost} stored flips were not misclassified, in the box or as near as stated when they were looked at "
+                    "again, and do not count: the model's answers depend on the batch or on chance.",
                 )  # fmt: skip
             else:
                 yield Finding(
@@ -257,6 +272,18 @@ class Reading:
             left = int((self.column(self.certified, "values") == 0).sum())
             text = f"The time limit left samples without a certificate ({left} radii are 0): raise --time-limit."
             yield Finding("time-limit", "note", text)
+
+    def _unfinished(self) -> Iterator[Finding]:
+        """What is not there: not computed yet, or damaged since."""
+        missing = [str(unit) for unit in self.units if unit not in self.finished]
+        missing += ["the certificates"] if self.config["certify"] and self.certified is None and self.chunks.n else []
+        missing += ["the transfer"] if self.config["look"] and not self.complete(TRANSFER) else []
+        missing += ["the last look at the flips"] if self.sources and not self.complete(self.pooled) else []
+        if missing:
+            damaged = self.store.read("manifest.json") is not None
+            state = "was finished and is damaged" if damaged else "is not finished"
+            text = f"The run {state}; missing are {', '.join(missing)}: go on with it (--resume)."
+            yield Finding("unfinished", "warning" if damaged else "note", text)
 
     def _unknown(self) -> Iterator[Finding]:
         """Samples that a cluster gave up on: their numbers are what is true of any sample."""
@@ -274,24 +301,33 @@ class Reading:
         rows: dict[int, list[int]] = {}
         for i in chosen:
             rows.setdefault(int(i) // self.chunks.size, []).append(int(i) % self.chunks.size)
-        none = torch.zeros(0, *self.config["data"]["shape"])
+        none = torch.zeros(0, *self.shape)
         x: dict[tuple[int, int], Tensor] = {}
         points: dict[tuple[int, int], Tensor] = {}
         for chunk, mine in rows.items():
-            samples = unpack(self.store.rows(CLEAN, chunk, "x", mine))
+            samples = self._pictures(CLEAN, chunk, "x", mine)
             moved = samples.clone()
             found_by = self._finders(chunk)
             for source in set(found_by[mine].tolist()) if self.sources else ():
-                key, index = self.sources[source], self.store.get(self.sources[source], chunk, ("index",))[0]["index"].tolist()
-                place = {row: k for k, row in enumerate(index)}
-                pairs = [(k, place[row]) for k, row in enumerate(mine) if found_by[row] == source and row in place]
-                if pairs:
-                    to, where = zip(*pairs)
-                    moved[list(to)] = self.store.rows(key, chunk, "points", where).to(moved.dtype)
+                key = self.sources[source]
+                stored = self.store.get(key, chunk, ("index", "distances"))[0]
+                place = {row: k for k, row in enumerate(stored["index"].tolist())}
+                flips = [k for k, row in enumerate(mine) if found_by[row] == source and 0 < stored["distances"][row] < math.inf]
+                if any(mine[k] not in place for k in flips):
+                    raise InputError(f"{key!r} in {str(self.store.folder)!r} has flips without points: the run was changed.")
+                if flips:
+                    moved[flips] = self._pictures(key, chunk, "points", [place[mine[k]] for k in flips]).to(moved.dtype)
             x |= {(chunk, row): samples[k] for k, row in enumerate(mine)}
             points |= {(chunk, row): moved[k] for k, row in enumerate(mine)}
         order = [divmod(int(i), self.chunks.size) for i in chosen]
         return (torch.stack([x[k] for k in order]), torch.stack([points[k] for k in order])) if order else (none, none.clone())
+
+    def _pictures(self, key: str, chunk: int, name: str, rows: Sequence[int]) -> Tensor:
+        """Some samples or points of a chunk, `(n, *shape)`."""
+        found = unpack(self.store.rows(key, chunk, name, rows))
+        if tuple(found.shape[1:]) != self.shape or not torch.isfinite(found).all():
+            raise InputError(f"{name!r} of {key!r} in {str(self.store.folder)!r} are no samples: the run was changed.")
+        return found
 
     def _finders(self, chunk: int) -> Tensor:
         """Which of the sources has the nearest flip of each sample of a chunk."""
@@ -316,7 +352,7 @@ def summary(result: Evaluation) -> dict[str, Any]:
 
     def row(item: Row) -> dict[str, Any]:
         threat = item.threat
-        about = {"norm": f"{threat.norm:g}", "order": f"{threat.order:g}", "eps": threat.eps, "domain": threat.domain}
+        about = {"norm": f"{threat.norm:g}", "order": exactly(threat.order), "eps": threat.eps, "domain": threat.domain}
         names = ("attack", "title", "accuracy", "interval", "cost", "forwards", "backwards", "flipped")
         return about | {name: getattr(item, name) for name in names}
 
@@ -327,7 +363,7 @@ def summary(result: Evaluation) -> dict[str, Any]:
         grid = sorted({top * k / (GRID - 1) for k in range(GRID)} | {t.eps for t in result.threats})
         sides = [curve(eps) for eps in grid] if len(result) else []
         curves.append({
-            "order": f"{order:g}", "eps": grid, "attacked": [attacked for _, attacked in sides],
+            "order": exactly(order), "eps": grid, "attacked": [attacked for _, attacked in sides],
             "certified": None if result.radii is None else [certified for certified, _ in sides],
         })  # fmt: skip
     return {

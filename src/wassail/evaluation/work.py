@@ -231,19 +231,19 @@ class Worker:
         parts: list[Tensors] = task.given["parts"]
         x, y = self.samples(task)
         known, labels = (torch.stack([part[name] for part in parts]) for name in ("distances", "labels"))
-        found_by, rows, lost = known.argmin(0), torch.arange(len(x)), 0
+        found_by, rows, refuted = known.argmin(0), torch.arange(len(x)), torch.zeros_like(known, dtype=torch.bool)
         while len(rows):
             points = x[rows]
             for k, part in enumerate(parts):
                 mine = found_by[rows] == k
                 points[mine] = moved(x, part)[rows[mine]]
             bad = rows[~self._holds(x[rows], y[rows], points, known[found_by[rows], rows])]
-            known[found_by[bad], bad] = math.inf
+            known[found_by[bad], bad], refuted[found_by[bad], bad] = math.inf, True
             found_by[bad] = known[:, bad].argmin(0)
-            rows, lost = bad, lost + len(bad)
+            rows = bad
         every = torch.arange(len(x))
         tensors = {"distances": known[found_by, every], "labels": labels[found_by, every], "found_by": found_by}
-        return tensors, {"lost": lost}
+        return {**tensors, "refuted": refuted.T.contiguous()}, {"lost": int(refuted.sum())}
 
     def _holds(self, x: Tensor, y: Tensor, points: Tensor, stated: Tensor) -> Tensor:
         """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at distance 0 and inf."""

@@ -42,6 +42,8 @@ def fingerprint(model: object) -> str | None:
     found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
+            if value.is_meta:
+                raise InputError("the model's weights are on the meta device, where they have no values: load them first.")
             found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             # As bytes: numpy knows no bfloat16.
             found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,678 @@
+"""Runs on several workers are the runs of one process, to the byte, whoever dies meanwhile.
+
+Most of it needs no cluster: `Office` is a runner whose workers are objects in this process that die and hang on command. The
+rest starts Ray on this machine and is skipped where ray is not installed.
+"""
+
+import copy
+import hashlib
+import importlib.util
+import logging
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import wassail as ws
+from wassail.errors import InputError
+from wassail.evaluation import cluster, pieces
+from wassail.evaluation.cluster import Link, Ray
+from wassail.evaluation.store import Store
+from wassail.evaluation.work import Local, Task
+
+THREATS = [ws.Threat("inf", p, "0.05") for p in (1, "inf")]
+ATTACKS = {"wda++": {}, "nearest": {"passes": 20}, "w-pgd": {"steps": 5}, "apgd-ce": {"steps": 5}}
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+
+
+def tree(folder) -> dict[str, str]:
+    files = sorted(path for path in (Path(folder) / "results").rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def evaluate(model, data, out, runner=None, **options):
+    return ws.evaluate(model, data, THREATS, ATTACKS, out=out, runner=runner, chunk=7, **options)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = ws.zoo.data()
+    return ws.zoo.load("digits-mlp-adv"), (x[:24], y[:24])
+
+
+@pytest.fixture(scope="module")
+def alone(digits, tmp_path_factory):
+    """The run in one process, and its files."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("alone") / "run"
+    return evaluate(*digits, out, certify="crown"), tree(out)
+
+
+@pytest.fixture(scope="module")
+def plain(digits, tmp_path_factory):
+    """The same without radii."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("plain") / "run"
+    return evaluate(*digits, out), tree(out)
+
+
+# ---- Workers that die on command -----------------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    pass
+
+
+class Hung(Exception):
+    pass
+
+
+class Ref:
+    def __init__(self, actor, call) -> None:
+        self.actor, self.call, self.value, self.state = actor, call, None, "waiting"
+
+
+class FakeActor:
+    """Does what it is sent in order, when it is waited for; `fate(task)` may raise Died or Hung."""
+
+    def __init__(self, fate) -> None:
+        self.fate, self.dead, self.worker, self.refs = fate, False, None, deque()
+        self.load, self.work = self._method(self._load), self._method(self._work)
+        self.share = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: Ref(self, None)))
+
+    def _method(self, function):
+        def remote(*arguments):
+            self.refs.append(Ref(self, lambda: function(*arguments)))
+            return self.refs[-1]
+
+        return SimpleNamespace(remote=remote)
+
+    def _load(self, worker):
+        self.worker = worker
+        return 1, False
+
+    def _work(self, number, task, samples):
+        self.fate(task)
+        worker = copy.copy(self.worker)  # with what was sent and nothing else
+        worker.data = cluster._Handed(worker.data.name, worker.data.shape, task.start, *samples)
+        return worker.run(task), 1.0
+
+    def step(self) -> None:
+        ref = self.refs[0]
+        try:
+            ref.value, ref.state = ref.call(), "done"
+        except Died:
+            self.dead = True
+        except Hung:
+            return
+        except InputError as error:
+            ref.value, ref.state = cluster._Failure(error, "", False), "done"
+        self.refs.popleft() if not self.dead else None
+
+
+class Fake:
+    """What the runner needs of ray."""
+
+    class exceptions:
+        class RayError(Exception):
+            pass
+
+        RayActorError = WorkerCrashedError = OutOfMemoryError = ObjectLostError = type("Dead", (RayError,), {})
+
+    def __init__(self, seed) -> None:
+        self.random, self.now = random.Random(seed), 0.0
+
+    def put(self, value):
+        return value
+
+    def wait(self, refs, num_returns=1, timeout=None):
+        refs = [ref for ref in refs if ref.call is not None]
+        self.random.shuffle(refs)  # results come in any order
+        for ref in refs:
+            while ref.state == "waiting" and not ref.actor.dead and ref.actor.refs[0] is ref:
+                ref.actor.step()
+                if ref.state == "waiting":
+                    break
+            if ref.state == "done" or ref.actor.dead:
+                return [ref], []
+        self.now += timeout  # nobody has anything to say: the time passes
+        return [], refs
+
+    def get(self, ref):
+        if ref.actor.dead:
+            raise self.exceptions.RayActorError("the actor died")
+        return ref.value
+
+    def kill(self, actor, no_restart):
+        actor.dead = True
+
+
+@pytest.fixture
+def office(monkeypatch):
+    """A maker of runners whose workers meet the given fate."""
+    monkeypatch.setattr(cluster, "_packed", lambda worker: worker)
+
+    def make(fate, workers=3, seed=0, **options):
+        runner = Ray(workers=workers, **options)
+        runner.hired = 0
+
+        def hire(threads, gpu):
+            runner.hired += 1
+            return FakeActor(fate)
+
+        fake = Fake(seed)
+        monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: fake.now))
+        runner._link = SimpleNamespace(ray=fake, close=lambda: None)
+        runner._kind = SimpleNamespace(remote=hire)
+        return runner
+
+    return make
+
+
+def lives(task) -> None:
+    """Nobody dies."""
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_in_any_order_are_the_same_files(workers, alone, digits, office, tmp_path) -> None:
+    again = evaluate(*digits, tmp_path / "run", office(lives, workers, seed=workers), certify="crown")
+    assert tree(tmp_path / "run") == alone[1]
+    assert again.headline == alone[0].headline and again.curve(1)("0.03") == alone[0].curve(1)("0.03")
+
+
+def test_who_dies_once_changes_nothing(plain, digits, office, tmp_path) -> None:
+    """Every chunk of every kind kills its first worker."""
+    seen = set()
+
+    def once(task) -> None:
+        if (task.key, task.chunk) not in seen:
+            seen.add((task.key, task.chunk))
+            raise Died
+
+    runner = office(once)
+    evaluate(*digits, tmp_path / "run", runner)
+    assert tree(tmp_path / "run") == plain[1] and runner.hired == 3 + len(seen) > 20
+
+
+def deadly(*samples, kinds=(), error=Died):
+    def fate(task) -> None:
+        if any(task.start <= i < task.stop for i in samples) and (not kinds or task.kind in kinds):
+            raise error
+
+    return fate
+
+
+def test_a_sample_that_kills_every_worker_is_named_and_the_rest_is_whole(alone, digits, office, tmp_path, caplog) -> None:
+    once, files = alone
+    runner = office(deadly(9))
+    attacks = {name: ATTACKS[name] for name in ("wda++", "nearest")}
+    with caplog.at_level(logging.WARNING, "wassail"):
+        run = ws.evaluate(*digits, THREATS, attacks, out=tmp_path / "run", chunk=7, certify="crown", runner=runner)
+    others = torch.arange(24) != 9
+    assert run.distances[9] == math.inf and run.radii is not None and run.radii[9] == 0 and not run.exact[9]
+    assert torch.allclose(run.distances[others], once.distances[others], rtol=0.1)
+    assert run.predicted[9] == run.y[9] and torch.equal(run.predicted[others], once.predicted[others])
+    assert torch.allclose(run.radii[others], once.radii[others], rtol=0.1) and (run.radii[others] > 0).sum() > 10
+    assert "sample 9" in caplog.text
+    # all other chunks are the same to the byte: they carry the run's name, which has no attacks in it
+    store, mine = Store.open(tmp_path / "run"), tree(tmp_path / "run")
+    for unit in ("clean", "attack@wda++", "attack@nearest", "transfer"):
+        names = [f"results/{unit}/00000{k}.safetensors" for k in (0, 2, 3)]
+        assert [mine[name] for name in names] == [files[name] for name in names]
+    for unit in ("clean", "attack@wda++", "attack@nearest", "transfer", "radii@crown"):
+        fields = store.get(unit, 1, ())[1]
+        assert fields[pieces.UNKNOWN] == ["9"] and sum(fields[pieces.PIECES]) == 7 and "twice" in fields[pieces.REASON]
+        assert pieces.UNKNOWN not in store.get(unit, 0, ())[1]
+    said = [finding for finding in ws.Evaluation.load(tmp_path / "run").warnings if finding.name == "unknown"]
+    assert len(said) == 6 and all("about 9 (" in finding.text for finding in said)
+    # it died twice as a whole, once as a piece of four and of two, twice alone, and was never tried again
+    assert runner.hired == 3 + 6
+
+
+def test_a_sample_that_hangs_costs_its_worker(digits, office, tmp_path) -> None:
+    runner = office(deadly(9, kinds=("attack",), error=Hung), timeout=20)
+    run = ws.evaluate(*digits, THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner)
+    assert [k for k, value in enumerate(run.distances.tolist()) if value == math.inf] == [9] and runner.hired == 3 + 6
+    assert Store.open(tmp_path / "run").get("attack@wda++", 1, ())[1][pieces.REASON] == "it took more than 20 s twice"
+    assert 6 * 20 < runner._link.ray.now < 6 * 25  # that long, and no longer
+
+
+def test_a_flip_that_nobody_lived_to_look_at_again_does_not_count(digits, office, tmp_path) -> None:
+    model, (x, y) = digits
+    y = y.clone()
+    y[5] = (model(x[5:6]).argmax() + 1) % 10  # wrong as it is
+    runner = office(deadly(5, 9, kinds=("pool",)))
+    run = ws.evaluate(model, (x, y), THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner)
+    assert run.distances[5] == 0 and run.labels[5] == run.predicted[5] != y[5]
+    assert run.distances[9] == math.inf and torch.isfinite(run.distances).sum() == 23
+    assert torch.isfinite(Store.open(tmp_path / "run").get("attack@wda++", 1)[0]["distances"]).all()
+
+
+def test_many_deaths_are_no_reason_to_stop_while_something_gets_done(digits, office) -> None:
+    seen = set()
+
+    def once(task) -> None:
+        if task.start not in seen:
+            seen.add(task.start)
+            raise Died
+
+    runner = office(once, workers=1)
+    tasks = [Task("clean", "clean", k, k, k + 1) for k in range(24)]
+    found = list(runner.run(cluster.Worker(*_parts(digits)), tasks, lambda task, share: None))
+    assert sorted(task.start for task, _, _ in found) == list(range(24)) and runner.hired == 25
+
+
+def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None:
+    """Too much memory for seven samples at once, enough for four: nothing is lost."""
+
+    def fate(task) -> None:
+        if task.kind == "attack" and task.stop - task.start > 4 and task.given["unit"].attack == "nearest":
+            raise Died
+
+    run = evaluate(*digits, tmp_path / "run", office(fate))
+    store = Store.open(tmp_path / "run")
+    assert [store.get("attack@nearest", k, ())[1].get(pieces.PIECES) for k in range(4)] == [[3, 4]] * 3 + [None]
+    assert not any(f.name == "unknown" for f in run.findings) and torch.isfinite(run.distances).all()
+    flips = run.flips()
+    assert torch.equal(ws.Flips.from_points(digits[0], *digits[1], flips.points, "inf").distances, run.distances)
+
+
+def test_what_cannot_be_cut_is_given_up_and_has_no_row(plain, digits, office, tmp_path) -> None:
+    def fate(task) -> None:
+        if task.kind in ("checks", "convergence") or (task.kind == "attack" and task.given["unit"].whole):
+            raise Died
+
+    run = evaluate(*digits, tmp_path / "run", office(fate))
+    assert {row.attack for row in plain[0].rows} - {row.attack for row in run.rows} == {"w-pgd"}
+    assert {"checks", "convergence"} <= {f.name for f in run.warnings} and "mode" in {f.name for f in run.findings}
+    assert run.best[0].accuracy == pytest.approx(plain[0].best[0].accuracy, abs=0.02)
+
+
+def test_memory_that_runs_out_without_a_death_is_treated_alike(digits, office, tmp_path, monkeypatch) -> None:
+    runner = office(lives)
+    real = FakeActor._work
+
+    def work(self, number, task, samples):
+        if task.kind == "attack" and task.stop - task.start > 4:
+            return cluster._failure(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
+        return real(self, number, task, samples)
+
+    monkeypatch.setattr(FakeActor, "_work", work)
+    ws.evaluate(*digits, THREATS[:1], ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner)
+    assert Store.open(tmp_path / "run").get("attack@wda++", 0, ())[1][pieces.PIECES] == [3, 4] and runner.hired == 3
+
+
+def test_when_everybody_dies_the_run_stops_with_a_sentence(digits, office, tmp_path) -> None:
+    runner = office(deadly(*range(24)), workers=1)
+    with pytest.raises(InputError, match="workers in a row died with nothing done"):
+        evaluate(*digits, tmp_path / "run", runner)
+    assert runner.hired == 15 and not runner._hands
+
+
+def test_an_error_in_a_worker_is_the_error_here(digits, office, tmp_path) -> None:
+    model, (x, y) = digits
+    with pytest.raises(InputError, match=r"samples 0 to 6 of .*: the samples range over .* divide them by 255"):
+        evaluate(model, (x * 255, y), tmp_path / "run", office(lives, workers=1))
+
+
+def test_tasks_are_made_when_a_worker_is_free_for_them(digits, office) -> None:
+    made, done, most = [], 0, 0
+    worker = cluster.Worker(*_parts(digits))
+
+    def tasks():
+        for k in range(24):
+            made.append(k)
+            yield Task("clean", "clean", k, k, k + 1)
+
+    for _ in office(lives, workers=3).run(worker, tasks(), lambda task, share: None):
+        done += 1
+        most = max(most, len(made) - done)
+    assert done == 24 and 3 <= most <= 7  # two a worker, and the one that is asked for next
+
+
+def test_a_time_limit_counts_for_every_worker_and_for_no_more(digits, office, tmp_path) -> None:
+    limits = {}
+
+    def note(task) -> None:
+        if task.kind == "radii":
+            limits[task.chunk] = task.given["limit"]
+
+    options = {"chunk": 7, "certify": "crown", "time_limit": 1000, "look": False}
+    ws.evaluate(*digits, THREATS, ("wda++",), out=tmp_path / "run", runner=office(note, workers=3), **options)
+    share = 3 * 1000 * 7 / 24  # three workers begin at once: what each was given is gone for the next
+    assert [limits[k] for k in range(3)] == [pytest.approx(share)] * 3
+    assert sum(limits.values()) == pytest.approx(3 * 1000)  # the last is made while none of the others is done
+
+
+def _parts(digits):
+    from wassail.evaluation.work import Settings
+    from wassail.zoo.datasets import open_data
+
+    model, data = digits
+    settings = Settings(tuple(THREATS), {"wda++": {}}, None, None, 0, 7, None, "float32", False)
+    return model, open_data(data), settings, torch.full((24,), 1 / 24, dtype=torch.float64)
+
+
+def test_pieces_joined_are_the_whole(digits) -> None:
+    """A task cut anywhere and joined again: the same tensors where the batch does not matter, the same fields."""
+    worker = cluster.Worker(*_parts(digits))
+    task = Task("clean", "clean", 0, 0, 7)
+    whole = worker.run(task)
+    parts = [(part, worker.run(part)) for part in (pieces.cut(task, 0, 3), pieces.cut(task, 3, 4), pieces.cut(task, 4, 7))]
+    tensors, fields = pieces.join(parts)
+    assert fields == {**whole[1], pieces.PIECES: [3, 1, 3]}
+    for name, value in whole[0].items():
+        assert value.dtype == tensors[name].dtype
+        assert torch.allclose(value, tensors[name], atol=1e-5) if name == "logits" else torch.equal(value, tensors[name])
+    # with a flip in places: the index counts from the beginning of the chunk
+    unit = worker.settings.units[0]
+    task = Task("attack", unit.key, 0, 0, 7, (), {"unit": unit})
+    whole = worker.run(task)
+    parts = [(part, worker.run(part)) for part in (pieces.cut(task, 0, 3), pieces.cut(task, 3, 7))]
+    tensors, _ = pieces.join(parts)
+    assert torch.equal(tensors["index"], whole[0]["index"]) and len(tensors["index"]) > 4
+    assert torch.allclose(tensors["points"], whole[0]["points"], atol=0.05)
+    limited = Task("radii", "r", 0, 10, 14, (), {"upper": torch.arange(4.0), "limit": 8.0})
+    part = pieces.cut(limited, 11, 12)
+    assert part.given["upper"].tolist() == [1.0] and part.given["limit"] == 2.0 and (part.start, part.stop) == (11, 12)
+
+
+def test_what_is_wrong_with_the_options_is_said() -> None:
+    for options in ({"workers": 0}, {"gpus": -1}, {"threads": 0}, {"timeout": 0}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            Ray(**options)
+
+
+def test_without_ray_one_sentence_says_what_to_install(digits, tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"needs the package ray .*pip install \"wassail\[ray\]\""):
+        evaluate(*digits, tmp_path / "run", Ray(workers=1))
+
+
+# ---- A real cluster on this machine --------------------------------------------------------------------------------------
+
+
+class Trap(nn.Module):
+    """A model that ends or stops its process at one sample, but not the process it was made in."""
+
+    def __init__(self, model, sample, hang) -> None:
+        super().__init__()
+        self.model, self.hang, self.home = model, hang, os.getpid()
+        self.register_buffer("sample", sample)
+
+    def forward(self, x):
+        if os.getpid() != self.home and len(x) and ((x.detach() - self.sample).flatten(1).abs().amax(1) < 1e-6).any():
+            time.sleep(1000) if self.hang else os._exit(1)
+        return self.model(x)
+
+
+def listening() -> list[str]:
+    """The addresses at which this process and its descendants listen, `address:port` in hexadecimal, from /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    mine, sockets = [os.getpid()], set()
+    for pid in mine:
+        mine += children.get(pid, [])
+        try:
+            sockets |= {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+        except OSError:
+            continue
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if f"socket:[{words[9]}]" in sockets and (words[3] == "0A" or table.startswith("udp")):
+                found.append(words[1])
+    return found
+
+
+LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
+
+
+@needs_ray
+def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
+    """One cluster for all of it: the same files, resumed both ways, a worker killed, no port but on loopback."""
+    with Ray(workers=2) as runner:
+        evaluate(*digits, tmp_path / "two", runner, certify="crown")
+        assert tree(tmp_path / "two") == alone[1]
+        first = runner.pids()
+        assert len(set(first)) == 2 and os.getpid() not in first
+        if Path("/proc/net/tcp").exists():
+            ports = listening()
+            assert len(ports) > 4 and {port.partition(":")[0] for port in ports} <= set(LOOPBACK)
+        # begun here and ended there, and the reverse; a worker killed on the way
+        for name, begin, end in (("a", Local(), runner), ("b", runner, Local())):
+            with pytest.raises(KeyboardInterrupt):
+                evaluate(*digits, tmp_path / name, Interrupted(begin, 9))
+            if end is runner:
+                os.kill(first[0], signal.SIGKILL)
+            evaluate(*digits, tmp_path / name, end, resume=True)
+            assert tree(tmp_path / name) == plain[1]
+    assert not importlib.import_module("ray").is_initialized() and "RAY_AUTH_TOKEN" not in os.environ
+
+
+class Interrupted:
+    """A runner, until so many results have come."""
+
+    workers, about = 1, {}
+
+    def __init__(self, runner, results) -> None:
+        self.runner, self.left = runner, results
+
+    def run(self, worker, tasks, tick):
+        for result in self.runner.run(worker, tasks, tick):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            yield result
+
+
+@pytest.fixture(scope="module")
+def link():
+    link = Link(None, 4)
+    yield link
+    link.close()
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 3])
+def test_real_workers_write_the_same_files(workers, link, alone, digits, tmp_path) -> None:
+    with Ray(workers=workers) as runner:
+        evaluate(*digits, tmp_path / "run", runner, certify="crown")
+    assert tree(tmp_path / "run") == alone[1]
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_real_error_is_the_error_here(link, digits, tmp_path) -> None:
+    model, (x, y) = digits
+    with Ray(workers=1) as runner:
+        with pytest.raises(InputError, match=r"samples 0 to 6 of .*: the samples range over"):
+            evaluate(model, (x * 255, y), tmp_path / "a", runner)
+        with pytest.raises(ZeroDivisionError) as error:
+            evaluate(Broken(model), (x, y), tmp_path / "b", runner)
+        assert isinstance(error.value.__cause__, cluster.WorkerError) and "in forward" in str(error.value.__cause__)
+
+
+class Broken(Trap):
+    """A model that fails in any process but the one it was made in."""
+
+    def __init__(self, model) -> None:
+        super().__init__(model, torch.zeros(1), False)
+
+    def forward(self, x):
+        return self.model(x) if os.getpid() == self.home or not len(x) else 1 / 0
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None:
+    model, (x, y) = digits
+    with Ray(workers=2, timeout=15 if hang else None) as runner:
+        run = ws.evaluate(Trap(model, x[9], hang), (x, y), THREATS, ("wda++",), out=tmp_path / "run", chunk=3, runner=runner)
+    assert [k for k, value in enumerate(run.distances.tolist()) if value == math.inf] == [9]
+    assert Store.open(tmp_path / "run").get("clean", 3, ())[1][pieces.UNKNOWN] == ["9"]
+
+
+@needs_ray
+@pytest.mark.slow
+def test_real_workers_killed_every_few_seconds(link, digits, tmp_path) -> None:
+    model, (x, y) = digits
+    data, kills, over = (x.repeat(16, 1, 1, 1), y.repeat(16)), 0, threading.Event()
+    evaluate(model, data, tmp_path / "alone")
+    with Ray(workers=3) as runner:
+
+        def killer() -> None:
+            nonlocal kills
+            draw = random.Random(0)
+            while not over.wait(draw.uniform(1, 2)):
+                alive = [pid for pid in runner.pids() if running(pid)]
+                if len(alive) > 1:
+                    os.kill(draw.choice(alive), signal.SIGKILL)
+                    kills += 1
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            evaluate(model, data, tmp_path / "run", runner)
+        finally:
+            over.set()
+            thread.join()
+    assert kills > 2 and tree(tmp_path / "run") == tree(tmp_path / "alone")
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(sent, plain, digits, tmp_path) -> None:
+    script = textwrap.dedent("""
+        import signal, sys, torch
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
+        torch.set_num_threads(1)
+        import wassail as ws
+        from wassail.evaluation.cluster import Ray
+        from test_cluster import evaluate
+        x, y = ws.zoo.data()
+        with Ray(workers=2) as runner:
+            evaluate(ws.zoo.load("digits-mlp-adv"), (x[:24], y[:24]), sys.argv[1], runner)
+    """)
+    out = tmp_path / "run"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    child = subprocess.Popen([sys.executable, "-c", script, str(out)], env=env, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while not list(out.glob("results/attack@nearest/*.safetensors")):
+        assert time.monotonic() < end and child.poll() is None
+        time.sleep(0.05)
+    tied = descendants(child.pid)
+    assert len(tied) > 4
+    end = time.monotonic() + 180  # two of ray's processes take a minute to notice
+    child.send_signal(sent)
+    assert child.wait(60) != 0
+    while any(running(pid) for pid in tied):
+        assert time.monotonic() < end, "processes of the cluster are still there"
+        time.sleep(0.2)
+    evaluate(*digits, out, resume=True)
+    assert tree(out) == plain[1]
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    for one in found:
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found[1:]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_ray
+@pytest.mark.slow
+def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
+    """A plain function, an exported program, an ONNX file; arrays, a mapped file, a folder of images."""
+    import numpy as np
+    from PIL import Image
+
+    model, (x, y) = digits
+    np.savez(tmp_path / "digits.npz", x=x.numpy(), y=y.numpy())
+    for k in range(6):
+        folder = tmp_path / "images" / str(int(y[k]))
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((x[k, 0] * 255).byte().numpy()).save(folder / f"{k}.png")
+    torch.export.save(
+        torch.export.export(model, (x[:2],), dynamic_shapes=({0: torch.export.Dim("n")},)), tmp_path / "model.pt2"
+    )
+    large = x.repeat(600, 1, 1, 1), y.repeat(600)  # too large to be sent as a whole
+    cases = [
+        (lambda batch: model(batch), (x, y)),
+        (ws.zoo.open_model(str(tmp_path / "model.pt2")), str(tmp_path / "digits.npz")),
+        (model, ws.zoo.open_data(large, n=24)),
+        (model, ws.zoo.open_data(tmp_path / "images", preprocessing="Gray")),
+    ]
+    with Ray(workers=2) as runner:
+        for k, (one, data) in enumerate(cases):
+            for name, who in (("here", None), ("there", runner)):
+                ws.evaluate(one, data, THREATS, ("wda++",), out=tmp_path / f"{name}{k}", chunk=7, runner=who)
+            assert tree(tmp_path / f"here{k}") == tree(tmp_path / f"there{k}"), k
+            assert all(hand.sees == (k != 2) for hand in runner._hands)
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
+    """Two nodes on this machine, one of them killed with all its processes while it works."""
+    script = textwrap.dedent("""
+        import sys, threading, time, torch
+        torch.set_num_threads(1)
+        from pathlib import Path
+        from ray.cluster_utils import Cluster
+        import wassail as ws
+        from wassail.evaluation.cluster import Ray
+        from test_cluster import evaluate, tree
+        x, y = ws.zoo.data()
+        out, model, data = Path(sys.argv[1]), ws.zoo.load("digits-mlp-adv"), (x[:24].repeat(8, 1, 1, 1), y[:24].repeat(8))
+        evaluate(model, data, out / "alone")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        node = cluster.add_node(num_cpus=1)
+        with Ray(cluster.address, workers=2) as runner:
+            def kill():
+                while len(runner.pids()) < 2:
+                    time.sleep(0.05)
+                time.sleep(0.5)
+                cluster.remove_node(node, allow_graceful=False)
+            thread = threading.Thread(target=kill)
+            thread.start()
+            evaluate(model, data, out / "run", runner)
+            alive = thread.is_alive()
+            thread.join()
+        cluster.shutdown()
+        sys.exit(1 if alive or tree(out / "run") != tree(out / "alone") else 0)
+    """)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    env |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # loopback here too
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
