@@ -9,7 +9,7 @@ import torch
 import wassail as ws
 from wassail.errors import InputError
 from wassail.report.sandwich import INK, draw_sandwich, plot_curve
-from wassail.threat import floor_percent
+from wassail.threat import ceil_percent, floor_percent
 from wassail.transport import RiskCurve
 
 INF = math.inf
@@ -102,6 +102,8 @@ def test_without_matplotlib_one_sentence(monkeypatch) -> None:
 
 
 def test_certified_shares_are_printed_rounded_down() -> None:
+    assert ceil_percent(1 / 3) == "33.34" and ceil_percent(0.0) == "0.00" and ceil_percent(1.0) == "100.00"
+    assert ceil_percent(math.nextafter(0.55, 1)) == "55.00" and ceil_percent(0.1 + 0.2) == "30.00"
     assert floor_percent(0.99999) == "99.99" and floor_percent(0.0) == "0.00" and floor_percent(1.0) == "100.00"
     assert floor_percent(math.nextafter(0.55, 0)) == "55.00" and floor_percent(math.nextafter(0.57, 0), 1) == "57.0"
     for n in (3, 7, 100, 365, 1000):  # as the curve gives them: rounded down by an ulp or two

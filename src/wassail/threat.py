@@ -110,6 +110,11 @@ def floor_percent(share: float, digits: int = 2) -> str:
     return f"{math.floor(10 ** (digits + 2) * (share + 2.0**-48)) / 10**digits:.{digits}f}"
 
 
+def ceil_percent(share: float, digits: int = 2) -> str:
+    """An attacked share as a percentage, rounded up: what stands behind "at most" is at most that; see `floor_percent`."""
+    return f"{max(math.ceil(10 ** (digits + 2) * (share - 2.0**-48)), 0) / 10**digits:.{digits}f}"
+
+
 @dataclass(frozen=True)
 class Threat:
     """Everything that defines an adversary.

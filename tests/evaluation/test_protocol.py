@@ -15,6 +15,7 @@ from wassail.evaluation.plan import plan
 from wassail.evaluation.store import Store
 from wassail.geometry import distances as distances_between
 from wassail.testing import LinearClassifier, samples
+from wassail.threat import ceil_percent
 
 THREATS = [ws.Threat("inf", p, "0.05") for p in (1, 2, "inf")]
 
@@ -73,7 +74,7 @@ def test_both_sides_and_one_headline(run, digits) -> None:
     assert torch.allclose(run.radii, radii.values, rtol=0.02)
     certified, attacked = run.curve(1)("0.05")
     assert 0 < certified <= attacked == pytest.approx(run.best[0].accuracy)
-    assert run.headline.startswith("Between ") and f"{100 * attacked:.2f} %" in run.headline and "proved" in run.definition
+    assert run.headline.startswith("Between ") and f"{ceil_percent(attacked)} %" in run.headline and "proved" in run.definition
     summary = json.loads((run_folder(run) / "results" / "summary.json").read_text())
     assert summary["headline"] == run.headline and len(summary["attacks"]) == len(run.rows)
     column = summary["curves"][0]

@@ -62,7 +62,8 @@ def nothing(task: Task, x: Tensor, y: Tensor, ids: Sequence[str], mu: Tensor, re
         distances = torch.where(wrong == 0, 0.0, inf)
         labels = torch.stack([part["labels"] for part in task.given["parts"]])[found_by, torch.arange(n)]
         labels = torch.where(wrong == 0, labels, y)
-        return {"distances": distances, "labels": labels, "found_by": found_by}, {"lost": 0, **fields}
+        refuted = ((known > 0) & torch.isfinite(known)).T.contiguous()
+        return {"distances": distances, "labels": labels, "found_by": found_by, "refuted": refuted}, {"lost": 0, **fields}
     flips = {"distances": inf, "labels": y.clone(), "forwards": zeros, "backwards": zeros.clone(), "checks": zeros.clone()}
     flips |= {"index": torch.zeros(0, dtype=torch.int64), "points": x[:0].clone()}
     if task.kind == "radii":

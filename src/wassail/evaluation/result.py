@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.network import BATCH_SIZE, Model
-from wassail.threat import Number, Threat, floor_percent, parse_order
+from wassail.threat import Number, Threat, ceil_percent, floor_percent, parse_order
 from wassail.transport import Flips, RiskCurve, below
 
 Images: TypeAlias = Callable[[Sequence[int]], "tuple[Tensor, Tensor]"]
@@ -142,8 +142,8 @@ class Evaluation:
         if not len(self):
             return "No samples were evaluated"
         if self.radii is None:
-            return f"Accuracy is at most {100 * attacked:.2f} % over {self.threat}"
-        return f"Between {floor_percent(certified)} % and {100 * attacked:.2f} % stay correct over {self.threat}"
+            return f"Accuracy is at most {ceil_percent(attacked)} % over {self.threat}"
+        return f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay correct over {self.threat}"
 
     @property
     def definition(self) -> str:

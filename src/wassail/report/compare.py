@@ -18,6 +18,7 @@ from wassail.errors import InputError
 from wassail.evaluation.intervals import compare
 from wassail.report.page import (
     Html,
+    attacked_percent,
     document,
     name,
     number_cell,
@@ -170,7 +171,7 @@ def _row(rank: int, key: Html, run: Evaluation, baseline: Evaluation, threats: S
         mark = "" if threat in run.threats else " †"
         low, high = next((row.interval for row in run.best if row.threat == threat), (math.nan, math.nan))
         cells += [
-            number_cell((percent(attacked) + mark, _small(low, high)), attacked),
+            number_cell((attacked_percent(attacked) + mark, _small(low, high)), attacked),
             number_cell("–", None) if run.radii is None else number_cell(proved(certified) + mark, certified),
         ]
         cells += [_difference(run, baseline, threat)] if threat is threats[0] else []

@@ -90,6 +90,7 @@
 
   const percent = (share) => `${(100 * share).toFixed(2)}\u00a0%`;
   // 2^-48 makes up for a count over N that was itself rounded down, and no more: 55 of 100 is not 54.99 %.
+  const ceilPercent = (share) => `${(Math.max(Math.ceil(1e4 * (share - 2 ** -48)), 0) / 100).toFixed(2)}\u00a0%`;
   const floorPercent = (share) => `${(Math.floor(1e4 * (share + 2 ** -48)) / 100).toFixed(2)}\u00a0%`;
 
   function show(eps) {
@@ -211,7 +212,7 @@
       const spoken = [];
       runs.forEach((run, i) => {
         const [certified, attacked] = run.at(state.order, state.eps);
-        const texts = { attacked: percent(attacked), certified: certified === null ? "–" : floorPercent(certified), gap: certified === null ? "–" : percent(attacked - certified) };
+        const texts = { attacked: ceilPercent(attacked), certified: certified === null ? "–" : floorPercent(certified), gap: certified === null ? "–" : percent(attacked - certified) };
         const values = { attacked, certified, gap: certified === null ? null : attacked - certified };
         for (const element of figure.querySelectorAll(`[data-read^="${i}:"]`)) {
           const what = element.dataset.read.split(":")[1];

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.report.png import encode
-from wassail.threat import Threat, floor_percent, show
+from wassail.threat import Threat, ceil_percent, floor_percent, show
 from wassail.transport import RiskCurve, knapsack
 
 if TYPE_CHECKING:
@@ -161,6 +161,11 @@ def section(identifier: str, title: str, *children: object, lead: object = None)
 
 
 # ---- figures as text
+
+
+def attacked_percent(share: float) -> str:
+    """An accuracy that an attack leaves, rounded up."""
+    return "–" if math.isnan(share) else f"{ceil_percent(share)}\u00a0%"
 
 
 def percent(share: float) -> str:
@@ -413,7 +418,7 @@ def report(run: Evaluation, *, fragile: int = 24) -> str:
     ]
     shown = [part for part in parts if part[2] is not None]
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
-    title = f"{percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"
+    title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"
     return document(title, _head(run), [part[:2] for part in shown], *(part[2] for part in shown))
 
 
@@ -421,7 +426,7 @@ def _head(run: Evaluation) -> Html:
     """The headline: one number, what it means, and the bracket it belongs to."""
     threat = run.threat
     certified, attacked = run.curve(threat.order)(threat.eps)
-    value = "–" if math.isnan(attacked) else f"{100 * attacked:.2f}"
+    value = "–" if math.isnan(attacked) else ceil_percent(attacked)
     big = tag(
         "p",
         tag("span", "robust accuracy is at most", class_="most"),
@@ -431,7 +436,7 @@ def _head(run: Evaluation) -> Html:
     facts: list[tuple[str, object, str]] = [("Clean accuracy", percent(run.clean), _interval(run.clean_interval))]
     pooled = next((row for row in run.best if row.threat == threat), None)
     if pooled is not None:
-        facts.append(("Attacked", percent(attacked), _interval(pooled.interval)))
+        facts.append(("Attacked", attacked_percent(attacked), _interval(pooled.interval)))
     if run.radii is not None:
         facts.append(("Certified", proved(certified), "at least, rounded down"))
     facts.append(("Samples", f"{len(run):,}", ""))
@@ -577,7 +582,7 @@ def _attack(row: Row, *, pooled: bool) -> Html:
         tag("th", name("all attacks" if pooled else row.title, 40), scope="row"),
         number_cell(spell(row.threat.order), 1e300 if row.threat.order == math.inf else row.threat.order),
         number_cell(show(row.threat.eps), row.threat.eps),
-        number_cell(percent(row.accuracy), row.accuracy),
+        number_cell(attacked_percent(row.accuracy), row.accuracy),
         number_cell("–" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f}", low),
         tag("td", _whisker(row.accuracy, low, high), class_="picture"),
         number_cell(f"{100 * spent:.1f} %", spent),
@@ -677,7 +682,7 @@ def _certificate(run: Evaluation) -> Html | None:
         cells = [
             tag("th", f"p = {spell(threat.order)}, eps = {show(threat.eps)}", scope="row"),
             number_cell(proved(certified), certified),
-            number_cell(percent(attacked), attacked),
+            number_cell(attacked_percent(attacked), attacked),
             number_cell(percent(attacked - certified), attacked - certified),
         ]
         rows.append(tag("tr", cells))
@@ -805,7 +810,7 @@ def _classes(run: Evaluation) -> Html | None:
             tag("th", _class(run, label), scope="row"),
             number_cell(f"{int(mine.sum()):,}", float(mine.sum())),
             number_cell(percent(clean), clean),
-            number_cell(percent(robust), robust),
+            number_cell(attacked_percent(robust), robust),
             tag("td", _bars(clean, robust), class_="picture"),
             number_cell(length(middle), 1e300 if middle == math.inf else middle),
         ]

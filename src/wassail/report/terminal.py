@@ -6,11 +6,11 @@ from typing import Any
 
 from wassail.evaluation.result import Evaluation, Row
 from wassail.network import versions
-from wassail.threat import floor_percent, show
+from wassail.threat import ceil_percent, floor_percent, show
 
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
-accuracy: mass of the adversarial distribution that is classified correctly; a tie is an error. Lower = stronger attack.
+accuracy: mass of the adversarial distribution that is classified correctly, rounded up; a tie is an error. Lower = stronger.
 WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++, nearest and other attacks for the nearest
 flip spend the budget on the nearest flips first; nearest is our engine, WDA++ the paper's. W-PGD moves all samples at
 once. Attacks with a ball for every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
@@ -63,12 +63,12 @@ def _print_attacks(run: Evaluation) -> None:
         same = before is not None and (before.attack, before.title) == (row.attack, row.title) and row.seconds is None
         effort = ("same", "") if same else (_passes(row), "" if row.seconds is None else f"{row.seconds:.1f}")
         table.add_row(
-            _plain(row.title), _over(row, several), f"{100 * row.accuracy:.2f}", _span(row.interval), _spent(row), *effort
+            _plain(row.title), _over(row, several), ceil_percent(row.accuracy), _span(row.interval), _spent(row), *effort
         )
         before = row
     table.add_section()
     for row in run.best:
-        bold = f"[bold]{100 * row.accuracy:.2f}"
+        bold = f"[bold]{ceil_percent(row.accuracy)}"
         table.add_row(f"[bold]{row.title}", _over(row, several), bold, _span(row.interval), _spent(row), "", "")
     out = console()
     out.print(f"[bold]{_plain(where(run))}[/bold]")
@@ -84,7 +84,7 @@ def _print_sandwich(run: Evaluation) -> None:
         curve = run.curve(row.threat.order)
         (certified, attacked), (gap, at) = curve(row.threat.eps), curve.largest_gap()
         table.add_row(
-            _over(row, several), f"[bold]{floor_percent(certified)}", f"[bold]{100 * attacked:.2f}",
+            _over(row, several), f"[bold]{floor_percent(certified)}", f"[bold]{ceil_percent(attacked)}",
             f"{100 * (attacked - certified):.2f}", f"{100 * gap:.2f} at {at:.3g}",
             f"{curve.inverse(0.5, 'certified'):.3g}..{curve.inverse(0.5):.3g}",
         )  # fmt: skip
