@@ -176,7 +176,7 @@ def _model_options(parser: argparse.ArgumentParser, required: bool = True) -> No
     parser.add_argument(
         "--models-dir", default="models", metavar="DIR", help="RobustBench's folder of checkpoints (default: %(default)s)"
     )
-    parser.add_argument("--dataset", default="cifar10", help="RobustBench's data set of the model (default: %(default)s)")
+    parser.add_argument("--dataset", default=None, help="RobustBench's name of the data set (default: cifar10, or by --data)")
     if required:
         parser.add_argument("--data", default="digits", help="'digits', .npz, .safetensors, an image folder, CIFAR or IDX, "
                             "hf:NAME, module:factory (default: %(default)s)")  # fmt: skip
@@ -349,7 +349,7 @@ def _export(options: argparse.Namespace) -> int:
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in dict.fromkeys(options.formats):
-            print(f"wrote {export.write(run, name, folder, model)}")
+            print(f"wrote {export.write(run, name, folder, model, options.dataset)}")
     return 0
 
 

@@ -94,6 +94,17 @@ def test_the_size_of_a_chunk_changes_nothing_but_rounding(run, digits) -> None:
         assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(b.accuracy, abs=1e-3)
 
 
+def test_the_transfer_does_not_depend_on_the_chunks(digits) -> None:
+    """Without gradients it is all there is: every sample looks for another class among the same ones."""
+    plain, x, y = digits
+    broken = lambda x: plain(x) + 0 * (x - x).abs().sum((1, 2, 3)).sqrt()[:, None]  # noqa: E731 - its gradient is NaN
+    runs = [ws.evaluate(broken, (x, y), THREATS[:1], ("nearest",), chunk=chunk) for chunk in (1, 7, 30)]
+    for run in runs:
+        assert torch.allclose(run.distances, runs[0].distances, rtol=1e-4)
+        assert [(f.name, f.level) for f in run.findings] == [(f.name, f.level) for f in runs[0].findings]
+    assert any(f.name == "transfer" for f in runs[0].warnings) and 0 < runs[0].best[0].accuracy < 1
+
+
 def test_it_is_read_back_as_it_was(run) -> None:
     again = ws.Evaluation.load(run_folder(run))
     assert torch.equal(again.distances, run.distances) and again.rows == run.rows and again.findings == run.findings

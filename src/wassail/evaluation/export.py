@@ -63,13 +63,16 @@ class Export:
         return f"{self.path} ({self.samples} samples, {self.flips} flips{note})"
 
 
-def write(run: Evaluation, name: str, folder: FilePath, model: Model | None = None) -> Export:
-    """One of the formats csv, robustbench, pt, npz, png, under its usual name in a folder. model: looks at the flips again."""
+def write(run: Evaluation, name: str, folder: FilePath, model: Model | None = None, dataset: str | None = None) -> Export:
+    """One of the formats csv, robustbench, pt, npz, png, under its usual name in a folder.
+
+    model: looks at the flips again; dataset: RobustBench's name of the data.
+    """
     place = Path(folder)
     if name == "csv":
         return to_csv(run, place / "samples.csv")
     if name == "robustbench":
-        return to_robustbench(run, place / "robustbench.json")
+        return to_robustbench(run, place / "robustbench.json", dataset=dataset)
     if name == "pt":
         return to_pt(run, place / "adversarial.pt", model=model)
     if name == "npz":

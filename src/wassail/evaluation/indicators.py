@@ -197,14 +197,15 @@ def transfer(
     domain: Domain = (0.0, 1.0),
     batch_size: int | None = None,
     *,
+    among: tuple[Tensor, Tensor] | None = None,
     points: Sequence[Tensor] = (),
 ) -> Flips:
     """Flips that need no gradient: from each sample toward the nearest one that the model puts into another class.
 
     That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as near as the norm allows
-    (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`; other samples are looked for among the first 1000 of them. points: more places
-    to come from, each `(N, *shape)`, for example the points of an attack on another model: one forward each. The flips are as
-    good as anyone's and belong into the pool.
+    (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go to, `(M, *shape)`, with their logits `(M, K)`, by
+    default the first 1000 of x. points: more places to come from, each `(N, *shape)`, for example the points of an attack on
+    another model: one forward each. The flips are as good as anyone's and belong into the pool.
     """
     norm, domain = parse_norm(norm), parse_domain(domain)
     x, y = check_data(x, y, domain)
@@ -218,9 +219,10 @@ def transfer(
         for other in points:
             inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
             hunt.logits(inside[rows], rows)
-        for some in torch.split(rows, network.batch_size):
-            near, known = _other_class(x, hunt.clean, some, y[some], norm)
-            hunt.offer(x[near[known]], some[known], hunt.clean[near[known]])
+        there, z = (x[:POOL], hunt.clean[:POOL]) if among is None else (part.to(x.device) for part in among)
+        for some in torch.split(rows, network.batch_size) if len(there) else ():
+            near, known = _other_class(x[some], y[some], there.to(x.dtype), z, norm)
+            hunt.offer(there[near[known]].to(x.dtype), some[known], z[near[known]])
         hunt.shorten(rows, BISECTIONS)
         return hunt.points, hunt.clean
 
@@ -228,11 +230,10 @@ def transfer(
     return Flips.from_search(x, y, found, norm, domain, "transfer", {"method": "transfer"})
 
 
-def _other_class(x: Tensor, z: Tensor, rows: Tensor, y: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """For each of `rows` `(m,)` with labels y the nearest of the first samples that is predicted otherwise, and if one is."""
-    pool = z[:POOL].argmax(1)
-    length = torch.cdist(x[rows].flatten(1), x[:POOL].flatten(1), p=norm)
-    length = length.masked_fill(pool[None] == y[:, None], math.inf)
+def _other_class(x: Tensor, y: Tensor, there: Tensor, z: Tensor, norm: float) -> tuple[Tensor, Tensor]:
+    """For each of the samples x with labels y `(m,)` the nearest of `there` that is predicted otherwise, and whether one is."""
+    length = torch.cdist(x.flatten(1), there.flatten(1), p=norm)
+    length = length.masked_fill((z.argmax(1)[None] == y[:, None]) | ~torch.isfinite(z).all(1)[None], math.inf)
     best = length.min(1)
     return best.indices, torch.isfinite(best.values)
 

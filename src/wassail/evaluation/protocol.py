@@ -42,6 +42,7 @@ from wassail.zoo.weights import fingerprint
 DEFAULT = ("wda", "wda++", "nearest")
 CHUNK = 100
 PASSES = 100  # a sample, for `nearest`
+ANCHORS, ANCHOR_BYTES = 500, 1 << 24  # the first samples that others are moved toward, and what they may weigh
 CERTIFY_PASSES = 2000  # what a radius counts for in the progress bar, in passes of an attack
 
 _log = logging.getLogger("wassail")
@@ -164,7 +165,7 @@ class _Driver:
         self._same_data()
         self._stage(1, self._missing("clean", CLEAN))
         if look and n and not self.store.has(CHECKS, 0):
-            self._stage(0, [self._task("checks", CHECKS, 0, 0, min(self.settings.chunk, n), {"mode": asdict(mode)})])
+            self._stage(0, [self._task("checks", CHECKS, 0, 0, self._first, {"mode": asdict(mode)})])
         for unit in self.settings.units:
             missing = list(self._missing("attack", unit.key, {"unit": unit}))
             if unit.whole and missing:
@@ -173,7 +174,7 @@ class _Driver:
             _log.info("%s: done", unit)
         if look:
             self._stage(0, self._convergence())
-            self._stage(0, self._missing("transfer", TRANSFER))
+            self._stage(0, self._missing("transfer", TRANSFER, {"among": self._anchors()}))
         if self.settings.certify is not None:
             self._stage(CERTIFY_PASSES, self._radii(f"radii@{self.settings.certify}"))
         self._stage(0, self._pools())
@@ -207,12 +208,34 @@ class _Driver:
             if not self.store.has(key, chunk):
                 yield self._task(kind, key, chunk, start, stop, given)
 
+    @property
+    def _first(self) -> int:
+        """How many samples are looked at for what is said of all of them: whole chunks, of at least so many together."""
+        return min(-(-indicators.LOOKED_AT // self.chunks.size) * self.chunks.size, self.chunks.n)
+
+    def _anchors(self) -> tuple[Tensor, Tensor]:
+        """The first samples, with their logits: where the transfer goes to, whatever the chunks. They travel with the tasks."""
+        x, z = list[Tensor](), list[Tensor]()
+        left, room = ANCHORS, ANCHOR_BYTES
+        for chunk, _, _ in self.chunks:
+            kept = self.store.get(CLEAN, chunk, ("x", "logits"))[0]
+            samples = unpack(kept["x"])
+            count = min(len(samples), left, room // max(samples[0].nbytes, 1))
+            if count < 1:
+                break
+            if kept["logits"].shape[1]:  # a cluster may have given up on a chunk
+                x.append(samples[:count])
+                z.append(kept["logits"][:count])
+            left, room = left - count, room - count * samples[0].nbytes
+        none = torch.zeros(0, *self.worker.data.shape), torch.zeros(0, 2)
+        return (torch.cat(x), torch.cat(z)) if x else none
+
     def _convergence(self) -> Iterator[Task]:
         """One look, on the first chunk, at the engine that has a budget of passes."""
         unit = next((unit for unit in self.settings.units if unit.attack == "nearest"), None)
         if unit is not None and self.chunks.n and not self.store.has(CONVERGENCE, 0):
-            late = self.store.get(unit.key, 0, ("distances",))[0]["distances"]
-            yield self._task("convergence", CONVERGENCE, 0, 0, len(late), {"late": late})
+            late = Reading(self.store).distances(unit.key)[: self._first]
+            yield self._task("convergence", CONVERGENCE, 0, 0, self._first, {"late": late})
 
     def _radii(self, key: str) -> Iterator[Task]:
         """Radii up to the nearest flip known; a time limit, of every worker, is shared among the samples that are left."""

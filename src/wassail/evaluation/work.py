@@ -204,7 +204,9 @@ class Worker:
     def _transfer(self, task: Task, tick: Progress) -> Result:
         """Flips that no gradient was needed for: they belong to the pool, and tell when gradients mislead."""
         settings = self.settings
-        found = indicators.transfer(self.model, *self.samples(task), settings.norm, settings.domain, settings.batch_size)
+        found = indicators.transfer(
+            self.model, *self.samples(task), settings.norm, settings.domain, settings.batch_size, among=task.given["among"]
+        )
         return flips_chunk(found), {}
 
     def _radii(self, task: Task, tick: Progress) -> Result:
