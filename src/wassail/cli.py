@@ -546,6 +546,8 @@ def _folder(options: argparse.Namespace) -> Path | None:
     """The --out directory, made before the work: one that cannot be written to should not cost a run."""
     if options.out is None:
         return None
+    if not options.out:
+        raise InputError("--out is empty: name a directory.")
     folder = Path(options.out)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)

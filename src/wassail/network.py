@@ -12,6 +12,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any, TypeAlias
 
@@ -96,7 +97,12 @@ def device_of(model: Model, default: torch.device) -> torch.device:
 
 def versions() -> dict[str, str]:
     """The versions a result depends on, recorded in every result."""
-    return {"wassail": metadata.version("wassail"), "torch": torch.__version__, "python": platform.python_version()}
+    return {"wassail": _own_version(), "torch": torch.__version__, "python": platform.python_version()}
+
+
+@cache
+def _own_version() -> str:
+    return metadata.version("wassail")  # reads a file, which may be replaced while we run
 
 
 def sample_keys(x: Tensor) -> list[int]:

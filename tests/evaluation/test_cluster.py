@@ -101,7 +101,7 @@ class FakeActor:
 
     def _load(self, worker):
         self.worker = worker
-        return 1, False
+        return 0, "there", False
 
     def _work(self, number, task, samples):
         self.fate(task)
@@ -136,6 +136,9 @@ class Fake:
 
     def put(self, value):
         return value
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "here")
 
     def wait(self, refs, num_returns=1, timeout=None):
         refs = [ref for ref in refs if ref.call is not None]
@@ -521,6 +524,27 @@ class Broken(Trap):
 
     def forward(self, x):
         return self.model(x) if os.getpid() == self.home or not len(x) else 1 / 0
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_real_worker_that_is_stopped(link, digits, tmp_path) -> None:
+    """A stopped process answers nobody, not even ray."""
+    model, (x, y) = digits
+    data = (x.repeat(4, 1, 1, 1), y.repeat(4))
+    evaluate(model, data, tmp_path / "alone")
+    with Ray(workers=1, timeout=20) as runner:
+
+        def stop() -> None:
+            while not runner.pids():
+                time.sleep(0.02)
+            os.kill(runner.pids()[0], signal.SIGSTOP)
+
+        thread = threading.Thread(target=stop)
+        thread.start()
+        evaluate(model, data, tmp_path / "run", runner)
+        thread.join()
+    assert tree(tmp_path / "run") == tree(tmp_path / "alone")
 
 
 @needs_ray

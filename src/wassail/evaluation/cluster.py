@@ -23,6 +23,7 @@ import io
 import logging
 import os
 import secrets
+import signal
 import sys
 import time
 import traceback
@@ -116,8 +117,8 @@ class _Actor:
         self.worker: Worker | None = None
         self.own: Data | None = None
 
-    def load(self, recipe: _Recipe) -> tuple[int, bool] | _Failure:
-        """Model and data; returns the process id, and whether the worker reads the samples itself."""
+    def load(self, recipe: _Recipe) -> tuple[int, str, bool] | _Failure:
+        """Model and data; returns the process id and its machine's, and whether the worker reads the samples itself."""
         try:
             for name, version in versions().items():
                 if version != recipe.versions[name]:
@@ -131,7 +132,7 @@ class _Actor:
             self.worker = Worker(model, self.own or none, recipe.settings, recipe.mu)
         except Exception as error:
             return _failure(error)
-        return os.getpid(), self.own is not None
+        return os.getpid(), _node(importlib.import_module("ray")), self.own is not None
 
     def work(self, number: int, task: Task, samples: Samples | None) -> tuple[Result, float] | _Failure:
         """Do one task; samples: those of the task, None to read them here."""
@@ -157,6 +158,10 @@ class _Actor:
     def share(self) -> tuple[int, float]:
         """The number of the running task and the share of it that is done."""
         return self.now
+
+
+def _node(ray: Any) -> str:
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def _seen(recipe: _Recipe) -> Data | None:
@@ -221,6 +226,7 @@ class _Hand:
     loading: Any
     recipe: Any
     pid: int = 0
+    node: str = ""
     sees: bool = False
     queue: deque[tuple[int, _Job, Any]] = field(default_factory=deque)
     since: float = 0.0
@@ -453,7 +459,7 @@ class _Shift:
                 "code and wassail on every machine of the cluster, in the same versions."
             ) from WorkerError(found.trace)
         if found is not None:
-            (hand.pid, hand.sees), hand.loading = found, None
+            (hand.pid, hand.node, hand.sees), hand.loading = found, None
 
     def _worked(self, hand: _Hand, ref: Any) -> None:
         found = self._got(hand, ref)
@@ -507,8 +513,11 @@ class _Shift:
                 hand.asked, hand.heard = None, now
             late = limit is not None and hand.queue and now - hand.since > limit
             if late and not self.ray.wait([hand.queue[0][2]], timeout=0)[0]:  # else it is we who are late
+                if hand.node == _node(self.ray):  # a process that is stopped does not hear ray
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(hand.pid, signal.SIGKILL)
                 self._died(hand, f"it took more than {limit:g} s", "killed")
-        if any(hand.pid for hand in self.hands):
+        if any(hand.loading is None for hand in self.hands):
             self.begun = now
         elif now - self.begun > LATE and not self.told:
             self.told = True
@@ -562,7 +571,7 @@ class _Shift:
         """A task without the samples that no model pass survives."""
         job = _Job(task)
         if not divisible(task):
-            self._give_up(job, f"of sample {deadly[0]}: {self.office._deadly[deadly[0]]}")
+            self._give_up(job, f"sample {deadly[0]}: {self.office._deadly[deadly[0]]}")
             return
         edges = sorted({task.start, task.stop, *deadly, *(i + 1 for i in deadly)})
         self._cut(job, list(pairwise(edges)))

@@ -110,15 +110,14 @@ def evaluate(
         opened = Store.resume(folder, config, grow=("attacks",) if add else ()) if resume else Store.create(folder, config)
         with opened as store, _bar(progress, "evaluation") as report:
             store.log({"event": "start", **_machine()})
-            _Driver(store, worker, runner, report).run(mode)
+            reading = _Driver(store, worker, runner, report).run(mode)
     except BaseException:
         if out is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    reading = Reading(Store.open(folder))
     if out is None:  # the folder lives as long as somebody may ask for images
         weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
-    return reading.evaluation()
+    return reading.result
 
 
 def _checked(settings: Settings) -> Settings:
@@ -158,8 +157,8 @@ class _Driver:
         each = sum(unit.entry.passes for unit in self.settings.units) + 1
         self.meter = _Meter(report, (each + (CERTIFY_PASSES if self.settings.certify else 0)) * len(worker.data))
 
-    def run(self, mode: Finding) -> None:
-        """The protocol."""
+    def run(self, mode: Finding) -> Reading:
+        """The protocol; returns the run as it can be read from now on."""
         look, n = self.settings.look, len(self.worker.data)
         self._same_model()
         self._same_data()
@@ -178,10 +177,11 @@ class _Driver:
         if self.settings.certify is not None:
             self._stage(CERTIFY_PASSES, self._radii(f"radii@{self.settings.certify}"))
         self._stage(0, self._pools())
-        result = Reading(self.store).evaluation()
-        self.store.write("summary.json", json.dumps(summary(result), indent=1, sort_keys=True))
+        reading = Reading(Store.open(self.store.folder))
+        self.store.write("summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True))
         self.store.seal()
         self.store.log({"event": "end"})
+        return reading
 
     def _stage(self, passes: int, tasks: Sequence[Task] | Iterator[Task], whole: bool = False) -> None:
         """Do tasks of one kind, each of about so many passes a sample, and put what comes back on the disk as it comes."""
@@ -271,7 +271,7 @@ class _Driver:
         kept = self.store.get(CLEAN, 0, ("x", "logits"))[0]
         with frozen(self.worker.model):
             now, then = self.worker.logits(unpack(kept["x"][:8])), kept["logits"][:8]
-        if now.shape != then.shape or (now - then).abs().max() > 1e-3 * then.abs().max().clamp(min=1):
+        if now.shape != then.shape or (now - then).abs().max() > 1e-4 * then.abs().max().clamp(min=1):
             raise InputError(
                 f"the model gives other logits than the one that the run in {str(self.store.folder)!r} was begun with: give "
                 "the same model, or choose another --out."

@@ -34,7 +34,7 @@ def load(folder: str | PathLike[str]) -> Evaluation:
     """The evaluation in a run directory: see `Evaluation.load`."""
     store = Store.open(folder)
     try:
-        return Reading(store).evaluation()
+        return Reading(store).result
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
@@ -147,13 +147,19 @@ class Reading:
             total[unit] = total.get(unit, 0.0) + seconds
         return total
 
-    def evaluation(self) -> Evaluation:
+    @cached_property
+    def result(self) -> Evaluation:
         """Everything that can be said from what is there."""
         if not self.complete(CLEAN):
             raise InputError(f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with it (--resume).")
         y, predicted = self.column(CLEAN, "y"), self.column(CLEAN, "predicted")
         mu, wrong = self.column(CLEAN, "mu"), predicted != y
+        widths = {self.store.get(CLEAN, chunk, ("logits",))[0]["logits"].shape[-1] for chunk, _, _ in self.chunks} - {0}
+        if len(widths) > 1 or (widths and max(int(labels.max()) for labels in (y, predicted)) >= min(widths)):
+            raise ValueError("classes beyond those of the model")
         distances, labels, found_by, methods = self._pool(predicted, wrong)
+        if widths and int(labels.max()) >= min(widths):
+            raise ValueError("classes beyond those of the model")
         certified = self.certified
         rows = [row for unit in self.finished for row in self._rows(unit, mu, wrong)]
         first = self.threats[0]

@@ -39,7 +39,7 @@ def print_evaluation(run: Evaluation) -> None:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
     out.print(f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} %):\n{_plain(run.definition)}")
-    out.print(f"[dim]{made(run)}[/dim]")
+    out.print(f"[dim]{_plain(made(run))}[/dim]")
 
 
 def where(run: Evaluation) -> str:
