@@ -16,6 +16,8 @@ PAGES = {
     "certificates.py": "lipschitz.md",
     "attention.py": "attention.md",
     "growth.py": "growth.md",
+    "scale.py": "scale.md",
+    "parallel.py": "parallel.md",
 }
 
 for script, page in PAGES.items():

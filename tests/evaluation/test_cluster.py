@@ -562,7 +562,7 @@ def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None
 @pytest.mark.slow
 def test_real_workers_killed_every_few_seconds(link, digits, tmp_path) -> None:
     model, (x, y) = digits
-    data, kills, over = (x.repeat(16, 1, 1, 1), y.repeat(16)), 0, threading.Event()
+    data, kills, over = (x.repeat(40, 1, 1, 1), y.repeat(40)), 0, threading.Event()
     evaluate(model, data, tmp_path / "alone")
     with Ray(workers=3) as runner:
 

@@ -25,6 +25,7 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail.certificates import parallel
 from wassail.certificates.multipliers import Form, Reduced, balance, gather, reduce, split, start, stretched, tighten
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
@@ -67,6 +68,7 @@ def branch(
     nodes: int | None = None,
     seed: int = 0,
     tick: Callable[[float, float, int], None] | None = None,
+    workers: parallel.Workers = None,
 ) -> Bracket:
     """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or nodes run out, or Ctrl-C.
 
@@ -75,6 +77,7 @@ def branch(
 
     time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under way is finished). tick: called
     with (lower, upper, nodes) after every batch. The answer depends on the seed only (and on the clock if it stops the search).
+    workers: who shares the open nodes (see `parallel`); then lower and upper are as close, but witness and nodes may differ.
     """
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
         raise InputError(f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf.")
@@ -85,12 +88,21 @@ def branch(
     unit = 2.0 ** round(math.log2(size)) if size > 0 else 1.0
     scaled = replace(network, C=network.C / unit, D=network.D / unit, e=network.e / unit)
     search = _Search(scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed), deadline)
+
+    def told() -> None:
+        if tick is not None:
+            tick(unit * search.lower, unit * search.upper, search.nodes)
+
     try:
-        search.open()
-        while search.heap and not search.late and (nodes is None or search.nodes < nodes):
-            search.step()
-            if tick is not None:
-                tick(unit * search.lower, unit * search.upper, search.nodes)
+        with parallel.crew(workers) as pool:
+            search.open()
+            while search.heap and not search.late and (nodes is None or search.nodes < nodes):
+                if pool is not None and len(search.heap) >= parallel.ENOUGH * pool.workers:
+                    shared = _Shared(search, nodes, pool.workers, told)
+                    parallel.share(shared, shared.problem, pool)
+                else:
+                    search.step()
+                    told()
         search.centre()
     except (KeyboardInterrupt, _OutOfTime):
         pass  # what is known so far is valid
@@ -135,6 +147,7 @@ class _Search:
     settled: float = 0.0  # the largest bound of all closed nodes: full masks, and what is within CLOSE of lower
     heap: list[tuple[float, int, _Node]] = field(default_factory=list)
     pushed: int = 0
+    away: float = 0.0  # the largest bound of the nodes that others work on
 
     def __post_init__(self) -> None:
         net = self.network
@@ -246,7 +259,7 @@ class _Search:
 
     def conclude(self) -> None:
         """The upper bound after a step: the largest of what is open and what is closed."""
-        top = -self.heap[0][0] if self.heap else 0.0
+        top = max(-self.heap[0][0] if self.heap else 0.0, self.away)
         if top <= self.cut:
             self.settled, self.heap = max(self.settled, top), []
         self.upper = max(self.lower, min(self.upper, max(self.settled, top)))
@@ -265,10 +278,14 @@ class _Search:
         if self.lower > before:
             assert self.witness is not None
             self.walk(self.witness[None])
-            self.settled = max([self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)])
-            self.heap = [entry for entry in self.heap if -entry[0] > self.cut]
-            heapq.heapify(self.heap)
+            self.prune()
         self.conclude()
+
+    def prune(self) -> None:
+        """Close what a better lower bound closes."""
+        self.settled = max([self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)])
+        self.heap = [entry for entry in self.heap if -entry[0] > self.cut]
+        heapq.heapify(self.heap)
 
     def expand(self, parents: list[_Node]) -> None:
         """Both children of each node: settled, bounded, and kept where they may be reachable."""
@@ -432,6 +449,144 @@ class _Search:
             v = self.network.preactivations(point)
             if ((v > 0) == mask).all() and self.region.contains(point).all() and _strict(self.network, point, v).all():
                 self.witness = point[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Nodes for somebody else to go on with, largest bounds first; left: seconds, most: nodes that it may generate."""
+
+    nodes: list[_Node]
+    lower: float
+    witness: Tensor | None
+    count: int
+    left: float
+    most: int | None
+
+    @property
+    def bound(self) -> float:
+        """The largest of all."""
+        return self.nodes[0].bound
+
+    @property
+    def middle(self) -> float:
+        """As many are larger as are smaller."""
+        return self.nodes[len(self.nodes) // 2].bound
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """What became of a part: the nodes that are open now, and what was found; count: of the nodes generated."""
+
+    nodes: list[_Node]
+    lower: float
+    witness: Tensor | None
+    settled: float
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What workers need of a search; root: the network of its first nodes."""
+
+    network: Piecewise
+    region: Region
+    norm_in: float
+    norm_out: float
+    root: Reduced
+
+    def work(self, part: _Part, seconds: float) -> _Report:
+        """Go on with a part for so many seconds. If the time of the whole search runs out, its nodes stay as they were."""
+        begin, nodes = time.monotonic(), part.nodes
+        search = _Search(
+            self.network, self.region, self.norm_in, self.norm_out, torch.Generator(), begin + part.left, part.lower,
+            part.witness, part.count,
+        )  # fmt: skip
+        search.root = self.root
+        most = math.inf if part.most is None else part.count + part.most
+        try:
+            for node in part.nodes:
+                search.keep(node)
+            while search.heap and search.nodes < most:
+                search.step()
+                spent = time.monotonic() - begin
+                # Below the middle of the part others have nodes with larger bounds, and lower may be poor yet.
+                if spent > seconds or (search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle):
+                    break
+            nodes = [entry[2] for entry in search.heap]
+        except _OutOfTime:
+            pass
+        return _Report(nodes, search.lower, search.witness, search.settled, search.nodes - part.count)
+
+
+@dataclass(eq=False)
+class _Shared:
+    """A search whose open nodes others work on (`parallel.Shared`); out: the parts that they have."""
+
+    search: _Search
+    most: int | None
+    workers: int
+    told: Callable[[], None]
+    out: list[_Part] = field(default_factory=list)
+
+    @property
+    def problem(self) -> _Problem:
+        """For the workers."""
+        search = self.search
+        return _Problem(search.network, search.region, search.norm_in, search.norm_out, search.root)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed, or time or nodes have run out."""
+        search = self.search
+        done = not search.heap and search.away <= search.cut
+        return done or search.late or (self.most is not None and search.nodes >= self.most)
+
+    def __len__(self) -> int:
+        return len(self.search.heap)
+
+    def take(self, shares: int) -> _Part | None:
+        """Every so many-th of the nodes with the largest bounds."""
+        search, taken, rest = self.search, list[_Node](), list[tuple[float, int, _Node]]()
+        while search.heap and len(taken) < parallel.MOST:
+            taken.append(heapq.heappop(search.heap)[2])
+            rest += [heapq.heappop(search.heap) for _ in range(min(shares - 1, len(search.heap)))]
+        for entry in rest:
+            heapq.heappush(search.heap, entry)
+        if not taken:
+            return None
+        most = None if self.most is None else 1 + (self.most - search.nodes) // self.workers
+        count = search.nodes // (4 * self.workers)  # says how many it splits at once: few, so that the largest come first
+        part = _Part(taken, search.lower, search.witness, count, search.deadline - time.monotonic(), most)
+        self.out.append(part)
+        search.away = max(part.bound for part in self.out)
+        return part
+
+    def merge(self, part: _Part, report: _Report) -> None:
+        """Its open nodes are open here, its solution counts if it is better than ours."""
+        search = self.search
+        search.nodes += report.count
+        search.settled = max(search.settled, report.settled)
+        if report.lower > search.lower:
+            search.lower, search.witness = report.lower, report.witness
+            search.prune()
+        for node in report.nodes:
+            search.keep(node)
+        self._in(part)
+
+    def back(self, part: _Part, lost: bool) -> None:
+        """As it was handed out; if lost, closed with its bounds."""
+        if lost:
+            self.search.settled = max(self.search.settled, part.bound)
+        else:
+            for node in part.nodes:
+                self.search.keep(node)
+        self._in(part)
+
+    def _in(self, part: _Part) -> None:
+        self.out.remove(part)
+        self.search.away = max((part.bound for part in self.out), default=0.0)
+        self.search.conclude()
+        self.told()
 
 
 def _steepest(network: Piecewise) -> Tensor:

@@ -16,15 +16,17 @@ always what the line says, evaluated in float64 with its rounding errors taken o
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail.certificates import parallel
 from wassail.certificates.condense import STEPS, absolute, layered
 from wassail.certificates.propagate import crown, gamma
 from wassail.certificates.region import Ball, Region
@@ -76,13 +78,15 @@ def nearest_flip(
     within: float | None = None,
     time_limit: float | None = None,
     tolerance: float = 1e-9,
+    workers: parallel.Workers = None,
 ) -> Distances:
     """The distance of samples `(N, *shape)` with labels `(N,)` to the nearest point of the domain that is not strictly y.
 
     upper, lower `(N,)`: where to start from: distances at which flips are said to be (a hint: every flip reported is found
     and evaluated here) and radii that are proved. within: look no farther than this, and stop at the first flip that is not
     farther: enough to decide a fixed budget. time_limit: seconds for all samples, shared evenly; what is not closed by
-    then is reported as a bracket. tolerance: relative, between lower and upper.
+    then is reported as a bracket. tolerance: relative, between lower and upper. workers: who shares the open nodes of a sample
+    (see `parallel`), one sample after the other.
     """
     norm, domain = parse_norm(norm), parse_domain(domain)
     x = x.detach().cpu().double()
@@ -98,12 +102,13 @@ def nearest_flip(
     known = torch.zeros(len(x), dtype=torch.float64) if lower is None else lower.detach().cpu().double()
     end = math.inf if time_limit is None else time.monotonic() + time_limit
     found = []
-    for i in range(len(x)):
-        now = time.monotonic()
-        deadline = now + max(end - now, 0.0) / (len(x) - i)
-        search = _Search(graph, x[i], int(y[i]), norm, domain, within, tolerance, deadline)
-        search.run(float(hints[i]), float(known[i]))
-        found.append(search)
+    with parallel.crew(workers) as pool:
+        for i in range(len(x)):
+            now = time.monotonic()
+            deadline = now + max(end - now, 0.0) / (len(x) - i)
+            search = _Search(graph, x[i].clone(), int(y[i]), norm, domain, within, tolerance, deadline, pool)
+            search.run(float(hints[i]), float(known[i]))
+            found.append(search)
     low, high = (torch.tensor([getattr(s, side) for s in found], dtype=torch.float64) for side in ("lower", "upper"))
     points = torch.stack([s.point.reshape(x.shape[1:]) for s in found]) if found else x.clone()
     return Distances(low, high, points, _close(low, high, tolerance), torch.tensor([s.nodes for s in found], dtype=torch.int64))
@@ -316,9 +321,10 @@ class _Search:
         within: float | None,
         tolerance: float,
         deadline: float,
+        pool: parallel.Pool | None = None,
     ) -> None:
         self.graph, self.x, self.y, self.norm, self.domain = graph, x.flatten(), y, norm, domain
-        self.within, self.tolerance, self.deadline = within, tolerance, deadline
+        self.within, self.tolerance, self.deadline, self.pool = within, tolerance, deadline, pool
         self.shape = x.shape
         self.lower, self.upper, self.point, self.nodes = 0.0, math.inf, self.x, 0
         self.rivals = torch.tensor([j for j in range(graph.outputs) if j != y], dtype=torch.int64)
@@ -434,20 +440,34 @@ class _Search:
         roots = net.roots()
         open_ = self.bounded(net, replace(roots, bound=torch.full_like(roots.bound, min(self.lower, radius))), radius)
         while True:
-            cut = min(radius, self.upper) * (1 - self.tolerance / 2)
-            done = (open_.bound >= cut) | (open_.side >= 0).all(1)  # a full pattern cannot be split: its bound is final
-            if done.any():
-                settled = min(settled, float(open_.bound[done].min()))
-                open_ = open_.take(~done)
+            open_, settled = self.sift(open_, settled, radius)
             least = min(settled, float(open_.bound.min()) if len(open_) else math.inf, self.upper)
             self.lower = max(self.lower, least * (1 - 2.0**-50))
             if not len(open_) or self.late or self.decided:
                 return False
             if self.upper < RESTART * radius:
                 return True
-            order = open_.bound.argsort()
-            chosen, rest = open_.take(order[: net.batch]), open_.take(order[net.batch :])
-            open_ = rest.join(self.bounded(net, self.children(net, chosen), radius))
+            if self.pool is not None and len(open_) >= parallel.ENOUGH * self.pool.workers:
+                shared = _Shared(self, open_, settled, radius)
+                parallel.share(shared, _Problem.of(self, net, radius), self.pool)
+                open_, settled = shared.open, shared.settled
+            else:
+                open_ = self.grown(net, open_, radius)
+
+    def sift(self, nodes: _Nodes, settled: float, radius: float) -> tuple[_Nodes, float]:
+        """The nodes that may hold a nearer flip, and the least of `settled` and the bounds of the others."""
+        cut = min(radius, self.upper) * (1 - self.tolerance / 2)
+        done = (nodes.bound >= cut) | (nodes.side >= 0).all(1)  # a full pattern cannot be split: its bound is final
+        if done.any():
+            settled = min(settled, float(nodes.bound[done].min()))
+            nodes = nodes.take(~done)
+        return nodes, settled
+
+    def grown(self, net: _Relaxed, nodes: _Nodes, radius: float) -> _Nodes:
+        """The nodes with the least bounds replaced by their children."""
+        order = nodes.bound.argsort()
+        chosen, rest = nodes.take(order[: net.batch]), nodes.take(order[net.batch :])
+        return rest.join(self.bounded(net, self.children(net, chosen), radius))
 
     def children(self, net: _Relaxed, nodes: _Nodes) -> _Nodes:
         """All sides of the neurons that each node is split on: one, or more while there are few nodes."""
@@ -539,6 +559,106 @@ class _Search:
         if (one.side[0] < 0).any():
             pick[i] = torch.where(one.side[0] < 0, answer.gap, -1.0).topk(pick.shape[1]).indices
         return replace(nodes, bound=bound, pick=pick)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Nodes for somebody else to go on with, the nearest flip so far, and the seconds that are left for the sample."""
+
+    nodes: _Nodes
+    upper: float
+    point: Tensor
+    left: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """What became of a part: the nodes that are open now, the least bound of the others, what was found, how many it took."""
+
+    nodes: _Nodes
+    settled: float
+    upper: float
+    point: Tensor
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What workers need of a search in one ball."""
+
+    search: _Search
+    net: _Relaxed
+    radius: float
+
+    @classmethod
+    def of(cls, search: _Search, net: _Relaxed, radius: float) -> _Problem:
+        """Without the pool, which stays here."""
+        other = copy.copy(search)
+        other.pool = None
+        return cls(other, net, radius)
+
+    def work(self, part: _Part, seconds: float) -> _Report:
+        """Go on with a part for so many seconds, or until a flip is found that changes the ball."""
+        search, begin = copy.copy(self.search), time.monotonic()
+        search.deadline, search.nodes, search.upper, search.point = begin + part.left, 0, part.upper, part.point
+        nodes, settled = search.sift(part.nodes, math.inf, self.radius)
+        while len(nodes) and not (search.late or search.decided or search.upper < RESTART * self.radius):
+            nodes, settled = search.sift(search.grown(self.net, nodes, self.radius), settled, self.radius)
+            if time.monotonic() > begin + seconds:
+                break
+        return _Report(nodes, settled, search.upper, search.point.clone(), search.nodes)
+
+
+@dataclass(eq=False)
+class _Shared:
+    """A search in one ball whose open nodes others work on (`parallel.Shared`); out: the parts that they have."""
+
+    search: _Search
+    open: _Nodes
+    settled: float
+    radius: float
+    out: list[_Part] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether the ball is closed as far as it can be, or another one is wanted, or the time is up."""
+        search = self.search
+        return search.late or search.decided or search.upper < RESTART * self.radius or not (len(self.open) or self.out)
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def take(self, shares: int) -> _Part | None:
+        """Every so many-th of the nodes with the least bounds."""
+        if not len(self.open):
+            return None
+        search, order = self.search, self.open.bound.argsort()
+        chosen = torch.zeros(len(order), dtype=torch.bool)
+        chosen[order[::shares][: parallel.MOST]] = True
+        left = search.deadline - time.monotonic()
+        part = _Part(self.open.take(chosen), search.upper, search.point, left)
+        self.open = self.open.take(~chosen)
+        self.out.append(part)
+        return part
+
+    def merge(self, part: _Part, report: _Report) -> None:
+        """Its open nodes are open here, its flip counts if it is nearer than ours."""
+        search = self.search
+        search.nodes += report.count
+        if report.upper < search.upper:
+            search.upper, search.point = report.upper, report.point
+        self.settled = min(self.settled, report.settled)
+        self._in(part, report.nodes)
+
+    def back(self, part: _Part, lost: bool) -> None:
+        """As it was handed out; if lost, closed with its bounds."""
+        if lost:
+            self.settled = min(self.settled, float(part.nodes.bound.min()))
+        self._in(part, part.nodes.take(torch.zeros(len(part.nodes), dtype=torch.bool)) if lost else part.nodes)
+
+    def _in(self, part: _Part, nodes: _Nodes) -> None:
+        self.open, self.settled = self.search.sift(self.open.join(nodes), self.settled, self.radius)
+        self.out.remove(part)
 
 
 @dataclass(frozen=True, eq=False)

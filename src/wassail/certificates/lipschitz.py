@@ -22,6 +22,7 @@ from wassail.certificates.branch import branch
 from wassail.certificates.condense import condensed
 from wassail.certificates.jacobian import entries, entry_norms, one_region, ranges, secants, smooth_bounds
 from wassail.certificates.norms import FEW_SIGNS, change, matrix_norm, positive_norm, product
+from wassail.certificates.parallel import Workers
 from wassail.certificates.pieces import Search
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import Bounds, Span, crown, gradients
@@ -59,6 +60,7 @@ def lipschitz(
     nodes: int | None = None,
     shape: Sequence[int] | None = None,
     seed: int = 0,
+    workers: Workers = None,
     progress: Progress = False,
 ) -> Bound:
     """How fast a network's outputs can change over a domain, from both sides.
@@ -72,6 +74,7 @@ def lipschitz(
     1e-6. time_limit: in seconds; nodes: of branch and bound, which without either runs until it is exact. An interrupt (Ctrl-C)
     returns the bracket so far.
     shape: of one sample, where neither the domain nor the first layer tells it.
+    workers: who shares the branch and bound of a ReLU network: a number of processes, or a pool of `certificates.parallel`.
     The lower side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by 1e-12.
     """
     r = parse_norm(norm)
@@ -90,7 +93,7 @@ def lipschitz(
     else:
         q = r if norm_out is None else parse_norm(norm_out)
     with _bar(progress, "Lipschitz constant") as report:
-        ladder = Ladder(graph, region, r, q, limit, most, seed, report)
+        ladder = Ladder(graph, region, r, q, limit, most, seed, report, workers)
         bound = ladder.climb(method)
     neurons = sum(node.size for node in graph.nodes if node.slope is not None or node.activation is not None)
     info = {
@@ -112,6 +115,7 @@ class Ladder:
     nodes: int | None = None
     seed: int = 0
     report: Callable[[float], None] = lambda share: None
+    workers: Workers = None
     lower: float = 0.0
     upper: float = math.inf
     method: str = "product"
@@ -227,8 +231,9 @@ class Ladder:
             self.report(0.3 + 0.7 * lower / max(upper, 1e-300) if math.isfinite(upper) else 0.3)
 
         found = branch(
-            network, self.region, self.norm_in, self.norm_out, time_limit=limit, nodes=self.nodes, seed=self.seed, tick=tick
-        )
+            network, self.region, self.norm_in, self.norm_out, time_limit=limit, nodes=self.nodes, seed=self.seed, tick=tick,
+            workers=self.workers,
+        )  # fmt: skip
         self.info["nodes"] = found.nodes
         if found.lower > self.lower and found.witness is not None:
             self.lower, self.witness = found.lower, found.witness

@@ -14,6 +14,7 @@ from torch import Tensor
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
+from wassail.certificates.parallel import Pool, Workers, crew
 from wassail.certificates.split import branch_margins
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
@@ -102,6 +103,7 @@ def radii(
     steps: int = STEPS,
     time_limit: float | None = None,
     batch_size: int = BATCH,
+    workers: Workers = None,
     progress: Progress = False,
 ) -> Radii:
     """For each sample the largest radius proved: no point of the domain that near to it is classified other than y.
@@ -113,6 +115,8 @@ def radii(
     upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
     which the search goes on. eps and order steer: samples whose radius cannot change the certified accuracy over
     `Omega_order(eps)` any more are left as they are (mu: sample weights).
+    workers: who shares the search for ONE sample under "exact" and "branch", a number of processes or a pool of
+    `certificates.parallel`: for a few hard samples; many are faster side by side (`evaluate` with a runner).
     tolerance: relative precision of the search. A radius is only ever rounded down; misclassified samples and ties have 0.
     """
     r, box, began = parse_norm(norm), parse_domain(domain), time.monotonic()
@@ -127,7 +131,7 @@ def radii(
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
     limit = None if time_limit is None else number(time_limit, "time_limit")
     aim = None if eps is None or order is None else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
-    with _bar(progress, "certified radii") as report:
+    with _bar(progress, "certified radii") as report, crew(workers) as pool:
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
         if start is not None:
@@ -140,9 +144,9 @@ def radii(
         if chosen == "alpha-crown":
             search.run(steps)
         if chosen == "branch":
-            search.branch(limit)
+            search.branch(limit, pool)
         if chosen == "exact":
-            search.close(limit)
+            search.close(limit, pool)
     info = {
         "seconds": time.monotonic() - began, "sweeps": search.sweeps, "rows": search.rows, "tolerance": search.tolerance,
         "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}),
@@ -198,10 +202,10 @@ def verify(
     return proved
 
 
-def _branched(sweep: Sweep, lower: Tensor, k: int, y: int, seconds: float) -> bool:
+def _branched(sweep: Sweep, lower: Tensor, k: int, y: int, seconds: float, pool: Pool | None = None) -> bool:
     """Whether branching proves sample k of a sweep, whose margins are bounded by `lower` `(N, K)`."""
     rivals = [j for j in range(lower.shape[1]) if j != y and not lower[k, j] > 0]
-    return branch_margins(sweep, k, y, torch.tensor(rivals), time.monotonic() + seconds)[0]
+    return branch_margins(sweep, k, y, torch.tensor(rivals), time.monotonic() + seconds, pool=pool)[0]
 
 
 def _prepared(model: Model | Graph, x: Tensor, y: Tensor, domain: Domain) -> tuple[Graph, Tensor, Tensor, Tensor]:
@@ -397,7 +401,7 @@ class _Search:
             for kept, side in zip(self.known[j], sides):
                 kept[part[bad]] = side[bad]
 
-    def branch(self, limit: float | None) -> None:
+    def branch(self, limit: float | None, pool: Pool | None) -> None:
         """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
@@ -421,18 +425,19 @@ class _Search:
                 self.sweeps += 1
                 lower = margins(sweep, y)[0]
                 share = (stop - time.monotonic()) / 3
-                if _least(lower, y) > 0 or _branched(sweep, lower, 0, int(y), share):
+                if _least(lower, y) > 0 or _branched(sweep, lower, 0, int(y), share, pool):
                     self.lower[i], step = radius, 1.5 * step
                 else:
                     high, step = radius, step / 2
 
-    def close(self, limit: float | None) -> None:
+    def close(self, limit: float | None, pool: Pool | None) -> None:
         """By branch and bound, from what is proved and the flips that are known."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & ~self._idle()).nonzero()[:, 0]
         found = nearest_flip(
             self.graph, self.x[left], self.y[left], self.norm, self.domain,
             upper=self.flip[left], lower=self.lower[left], time_limit=limit,
+            workers=pool,
         )  # fmt: skip
         self.lower[left] = torch.maximum(self.lower[left], found.lower)
         self.exact[left] = found.exact

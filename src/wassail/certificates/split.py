@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from wassail.certificates import parallel
 from wassail.certificates.linear import Arithmetic, Sweep, _accumulate, _dot, _flat, _unflat
 
 ROOT = 30  # steps of the ascent at the root of a rival
@@ -53,10 +54,19 @@ class _Domains:
         return len(self.rival)
 
 
-def branch_margins(sweep: Sweep, sample: int, y: int, rivals: Tensor, deadline: float, most: int = 10**6) -> tuple[bool, int]:
+def branch_margins(
+    sweep: Sweep,
+    sample: int,
+    y: int,
+    rivals: Tensor,
+    deadline: float,
+    most: int = 10**6,
+    pool: parallel.Pool | None = None,
+) -> tuple[bool, int]:
     """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and how many domains it took.
 
-    False when the deadline (of `time.monotonic`) or the number of domains runs out first. sweep: with `bends` kept.
+    False when the deadline (of `time.monotonic`) or the number of domains runs out first. sweep: with `bends` kept. pool: who
+    shares the open domains.
     """
     if not any(bool(bend.crossing[sample].any()) for bend in sweep.bends.values()):
         return False, 0  # nothing to split: the bound is what it is
@@ -66,20 +76,82 @@ def branch_margins(sweep: Sweep, sample: int, y: int, rivals: Tensor, deadline: 
     while len(open_):
         if time.monotonic() > deadline or count > most:
             return False, count
-        order = open_.bound.argsort()
-        worst, rest = open_.take(order[:WIDTH]), open_.take(order[WIDTH:])
-        ended = ~(torch.where(worst.sign == 0, worst.score, 0.0) > 0).any(1)  # no relaxation is left to remove
-        if ended.any():  # only the multipliers can be wrong: once more, with patience
-            last = tree.bounded(worst.take(ended.nonzero()[:, 0]), LAST).unproved()
-            if len(last):
-                return False, count
-            worst = worst.take((~ended).nonzero()[:, 0])
-        if len(worst):
-            children = tree.bounded(tree.split(worst), STEPS)
-            count += len(children)
-            rest = _Domains.join([rest, children.unproved()])
-        open_ = rest
+        if pool is not None and len(open_) >= parallel.ENOUGH * pool.workers:
+            shared = _Shared(open_, count, deadline, most)
+            parallel.share(shared, tree, pool)
+            if shared.failed:
+                return False, shared.count
+            open_, count = shared.open, shared.count
+            continue
+        left, made = tree.grown(open_)
+        count += made
+        if left is None:
+            return False, count
+        open_ = left
     return True, count
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Domains for somebody else to go on with; left: seconds."""
+
+    domains: _Domains
+    left: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """What became of a part: the domains that are open now (None: one of them cannot be proved), and how many it took."""
+
+    domains: _Domains | None
+    count: int
+
+
+@dataclass(eq=False)
+class _Shared:
+    """Domains that others work on (`parallel.Shared`); out: the parts that they have; failed: one of them cannot be proved."""
+
+    open: _Domains
+    count: int
+    deadline: float
+    most: int
+    failed: bool = False
+    out: list[_Part] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether all is proved, or nothing ever will be, or time or domains have run out."""
+        done = not (len(self.open) or self.out)
+        return done or self.failed or time.monotonic() > self.deadline or self.count > self.most
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def take(self, shares: int) -> _Part | None:
+        """Every so many-th of the domains with the least bounds."""
+        if not len(self.open):
+            return None
+        chosen = torch.zeros(len(self.open), dtype=torch.bool)
+        chosen[self.open.bound.argsort()[::shares][: parallel.MOST]] = True
+        part = _Part(self.open.take(chosen), self.deadline - time.monotonic())
+        self.open = self.open.take(~chosen)
+        self.out.append(part)
+        return part
+
+    def merge(self, part: _Part, report: _Report) -> None:
+        """Its open domains are open here."""
+        self.count += report.count
+        if report.domains is None:
+            self.failed = True
+        else:
+            self.open = _Domains.join([self.open, report.domains])
+        self.out.remove(part)
+
+    def back(self, part: _Part, lost: bool) -> None:
+        """As it was handed out; if lost, it is not proved."""
+        self.failed = self.failed or lost
+        self.open = _Domains.join([self.open, part.domains])
+        self.out.remove(part)
 
 
 class _Tree:
@@ -117,6 +189,33 @@ class _Tree:
         size = (len(rivals), len(self.up))
         zero = torch.zeros(size)
         return _Domains(rivals, zero, self.down.float().expand(size).clone(), zero.clone(), zero[:, 0].double(), zero.clone())
+
+    def work(self, part: _Part, seconds: float) -> _Report:
+        """Go on with a part for so many seconds (`parallel.Problem`)."""
+        begin, count, domains = time.monotonic(), 0, part.domains
+        while len(domains) and time.monotonic() < begin + part.left:
+            left, made = self.grown(domains)
+            count += made
+            if left is None:
+                return _Report(None, count)
+            domains = left
+            if time.monotonic() > begin + seconds:
+                break
+        return _Report(domains, count)
+
+    def grown(self, open_: _Domains) -> tuple[_Domains | None, int]:
+        """The worst domains replaced by their unproved children (None: one cannot be proved), and how many were bounded."""
+        order = open_.bound.argsort()
+        worst, rest = open_.take(order[:WIDTH]), open_.take(order[WIDTH:])
+        ended = ~(torch.where(worst.sign == 0, worst.score, 0.0) > 0).any(1)  # no relaxation is left to remove
+        if ended.any():  # only the multipliers can be wrong: once more, with patience
+            if len(self.bounded(worst.take(ended.nonzero()[:, 0]), LAST).unproved()):
+                return None, 0
+            worst = worst.take((~ended).nonzero()[:, 0])
+        if not len(worst):
+            return rest, 0
+        children = self.bounded(self.split(worst), STEPS)
+        return _Domains.join([rest, children.unproved()]), len(children)
 
     def split(self, parents: _Domains) -> _Domains:
         """Two children for each: the free neuron whose relaxation adds most is on, or off."""
