@@ -59,17 +59,14 @@ def main() -> None:
     def crew(count: int) -> Processes | OnRay:
         return Processes(count) if args.ray is None else OnRay(args.ray or None, count)
 
-    print("# One hard problem on several workers\n")
-    print(
-        f"Command: `python benchmarks/parallel.py --workers {args.workers}`, {os.cpu_count()} processors, one thread each. Exact"
-    )
-    print(
-        "Lipschitz constants, 2 -> 2, by branch and bound whose open nodes the workers share, with the best lower bound sent along."
-    )
-    print(
-        "Without workers the search splits more nodes at once, so the gain from none to one is not parallelism. Where the best"
-    )
-    print("solution is found late (wine, bike) more workers open more nodes than one needs.\n")
+    about = f"`python benchmarks/parallel.py --workers {args.workers}`, {os.cpu_count()} processors, one thread each"
+    print(f"""# One hard problem on several workers
+
+Command: {about}. Exact
+Lipschitz constants, 2 -> 2, by branch and bound whose open nodes the workers share, with the best lower bound sent
+along. Without workers the search splits more nodes at once, so the gain from none to one is not parallelism. Where
+the best solution is found late (wine, bike) more workers open more nodes than one needs.
+""")
     print("| network, domain | workers | bracket | nodes | seconds | of one worker |\n|---|---|---|---|---|---|")
     for name, high in PROBLEMS:
         title = f"{name}, " + ("R^n" if high is None else f"[0, {high:g}]")
