@@ -42,8 +42,8 @@ def tree(folder) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def evaluate(model, data, out, runner=None, **options):
-    return ws.evaluate(model, data, THREATS, ATTACKS, out=out, runner=runner, chunk=7, **options)
+def evaluate(model, data, out, runner=None, chunk=7, **options):
+    return ws.evaluate(model, data, THREATS, ATTACKS, out=out, runner=runner, chunk=chunk, **options)
 
 
 @pytest.fixture(scope="module")
@@ -583,6 +583,16 @@ def test_real_workers_killed_every_few_seconds(link, digits, tmp_path) -> None:
             over.set()
             thread.join()
     assert kills > 2 and tree(tmp_path / "run") == tree(tmp_path / "alone")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_another_chunk_size_changes_nothing_but_rounding(link, plain, digits, tmp_path) -> None:
+    with Ray(workers=2) as runner:
+        other = evaluate(*digits, tmp_path / "run", runner, chunk=5)
+    assert torch.allclose(other.distances, plain[0].distances, rtol=1e-3)
+    for a, b in zip(plain[0].rows, other.rows):
+        assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(b.accuracy, abs=1e-3)
 
 
 @needs_ray

@@ -278,6 +278,7 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, capfd: pytest.Ca
     def command(out: str, *options: str, stop: int = 0) -> int:
         def work() -> int:
             cli._write_pages = lambda *_: None  # type: ignore[assignment] # not what is tested, and slow
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
             points(signal_at(stop, signal.SIGINT))
             return cli.main([*COMMAND, "--quiet", "--threads", "1", "--out", str(tmp_path / out), *options])
 
