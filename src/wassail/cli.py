@@ -122,6 +122,13 @@ def _parser() -> argparse.ArgumentParser:
     _common_options(certify, norm="2", threads=None, out="certificate.safetensors and certificate.json")
     certify.set_defaults(run=_certify)
 
+    _paper_commands(commands)
+    models = commands.add_parser("models", help="list the built-in models")
+    models.set_defaults(run=_models)
+    return parser
+
+
+def _paper_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     paper = commands.add_parser("paper", help="the paper's table and figures, made again")
     parts = paper.add_subparsers(required=True, metavar="WHAT")
     figures = parts.add_parser("figures", help="PNG and CSV files of the figures")
@@ -155,10 +162,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     table.add_argument("--quiet", action="store_true", help="no progress bar")
     table.set_defaults(run=_table)
-
-    models = commands.add_parser("models", help="list the built-in models")
-    models.set_defaults(run=_models)
-    return parser
 
 
 def _model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
