@@ -261,6 +261,13 @@ def test_a_dataset_with_other_labels_is_refused(digits, tmp_path) -> None:
         ws.evaluate(model, Items(labels), THREATS[:1], ("fgsm", "wda++"), out=tmp_path, look=False, resume=True)
 
 
+def test_an_attack_that_answers_no_threat_is_told(digits) -> None:
+    model, x, y = digits
+    run = ws.evaluate(model, (x[:3], y[:3]), THREATS[0], ("fgsm", "wda++", "pgd"), look=False)
+    assert {row.attack for row in run.rows} == {"wda++"}
+    assert next(f.text for f in run.findings if f.name == "idle").startswith("No threat has an order that fgsm and pgd answers")
+
+
 def test_orders_that_look_alike_are_two() -> None:
     threats = [ws.Threat("inf", order, 0.1) for order in (1.4142135, 1.4142136)]
     assert len({unit.key for unit in plan(threats, {"wda": {}})}) == 2
@@ -268,6 +275,7 @@ def test_orders_that_look_alike_are_two() -> None:
 
 BAD = {
     "two norms": ({"threats": [ws.Threat("inf", 1, 0.1), ws.Threat(2, 1, 0.1)]}, "differ in norm"),
+    "no attack": ({"attacks": ()}, "no attack to evaluate with"),
     "no threat": ({"threats": []}, "no threat"),
     "attack": ({"attacks": ("wda+",)}, "did you mean 'wda\\+\\+'"),
     "order": ({"attacks": ("apgd-ce",), "threats": THREATS[0]}, "none of apgd-ce answers order 1"),

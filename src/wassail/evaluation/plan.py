@@ -57,6 +57,8 @@ class Unit:
 
 def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) -> tuple[Unit, ...]:
     """The units of the attacks over the threats, cheapest attack first. attacks: options by name."""
+    if not attacks:
+        raise InputError("there is no attack to evaluate with: name at least one, for example nearest.")
     units: list[Unit] = []
     for name in sorted(attacks, key=lambda name: catalogue.find(name).passes):
         orders, options = catalogue.find(name).orders, attacks[name]

@@ -248,6 +248,11 @@ class Reading:
         return {**dict(self.config["certify"]), "method": " and ".join(methods), "seconds": self.seconds.get(key)}
 
     def _findings(self, result: Evaluation) -> Iterator[Finding]:
+        idle = [entry["name"] for entry in self.config["attacks"] if entry["name"] not in {unit.attack for unit in self.units}]
+        if idle:
+            yield Finding(
+                "idle", "note", f"No threat has an order that {' and '.join(idle)} answers, so there is no row: add one."
+            )
         yield from self._unfinished()
         for key in (CHECKS, CONVERGENCE):
             if self.store.has(key, 0):
