@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from wassail.errors import InputError, unknown
 from wassail.threat import Domain, Threat, number, parse_domain, parse_eps, parse_norm, parse_order, show
+from wassail.writing import make, save, saving
 
 if TYPE_CHECKING:
     from wassail.certificates.bound import Bound
@@ -318,7 +319,8 @@ def _write_pages(run: Evaluation, folder: Path) -> None:
         except InputError as error:
             print(f"no sandwich.png: {error}")
             return
-        figure.savefig(folder / "sandwich.png", dpi=160)
+        with saving(folder / "sandwich.png") as picture:
+            figure.savefig(picture, format="png", dpi=160)
         print(f"wrote {folder / 'sandwich.png'}")
 
 
@@ -350,7 +352,7 @@ def _export(options: argparse.Namespace) -> int:
     run, folder = ws.Evaluation.load(options.folder), Path(options.output or Path(options.folder) / "export")
     model = None if options.model is None else _model(options, run.threat.norm).model
     with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
         for name in dict.fromkeys(options.formats):
             print(f"wrote {export.write(run, name, folder, model, options.dataset)}")
     return 0
@@ -477,7 +479,7 @@ def _save_certificate(
     }  # fmt: skip
     with _writing(folder):
         certificate.save(folder / "certificate.safetensors")
-        (folder / "certificate.json").write_text(json.dumps(results, indent=1))
+        save(folder / "certificate.json", json.dumps(results, indent=1))
     print(f"wrote {folder / 'certificate.safetensors'} and {folder / 'certificate.json'}")
 
 
@@ -553,7 +555,7 @@ def _folder(options: argparse.Namespace) -> Path | None:
         raise InputError("--out is empty: name a directory.")
     folder = Path(options.out)
     with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make(folder)
     return folder
 
 

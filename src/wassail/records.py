@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from typing_extensions import Self
 
+from wassail import writing
 from wassail.errors import InputError
 from wassail.threat import Threat
 
@@ -32,7 +33,7 @@ class Record:
         plain = {k: _plain(v) for k, v in values.items() if not isinstance(v, Tensor)}
         # clone(): two fields may share memory (a sample that did not move), which the format refuses.
         tensors = {k: v.clone() for k, v in tensors.items()}
-        save_file(tensors, path, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)})
+        writing.save(path, save(tensors, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)}))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:

@@ -19,7 +19,6 @@ import torch
 import wassail as ws
 from wassail import cli
 from wassail.errors import InputError
-from wassail.evaluation import store as store_module
 from wassail.evaluation.store import Store
 
 KILLS = 20
@@ -92,26 +91,25 @@ def points(at: Callable[[int], None], patch: Callable[[Any, str, Any], None] = s
     count = itertools.count(1)
 
     def around(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any) -> Any:
+        def wrapped(*arguments: Any, **how: Any) -> Any:
             at(next(count))
-            result = call(*arguments)
+            result = call(*arguments, **how)
             at(next(count))
             return result
 
         return wrapped
 
-    write = store_module._write_all
+    write = os.write
 
-    def torn(file: Any, parts: Any) -> None:
-        data = b"".join(bytes(part) for part in parts)
+    def torn(number: int, data: Any) -> int:
         at(next(count))
-        write(file, [data[: len(data) // 2]])
+        done = write(number, data[: len(data) // 2])
         at(next(count))
-        write(file, [data[len(data) // 2 :]])
+        return done + write(number, data[done:])
 
     patch(os, "fsync", around(os.fsync))
     patch(os, "replace", around(os.replace))
-    patch(store_module, "_write_all", torn)
+    patch(os, "write", torn)
 
 
 def signal_at(k: int, number: signal.Signals) -> Callable[[int], None]:

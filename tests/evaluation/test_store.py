@@ -373,7 +373,7 @@ def test_names_that_lead_elsewhere_are_refused(run: Store, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "log", "log/events.jsonl", "results", "results/wda", FILE])
-def test_links_out_of_the_run_are_refused(run: Store, tmp_path: Path, name: str) -> None:
+def test_links_below_a_run_are_refused(run: Store, tmp_path: Path, name: str) -> None:
     run.close()
     outside = tmp_path / "outside"
     (run.folder / name).rename(outside)
@@ -387,18 +387,49 @@ def test_links_out_of_the_run_are_refused(run: Store, tmp_path: Path, name: str)
         store.get("wda", 0)
 
     for start in (Store.open, lambda folder: Store.resume(folder, CONFIG)):
-        with pytest.raises(InputError, match=r"leads out of '.*' by a symbolic link"):
+        with pytest.raises(InputError, match=r"^'.*' in '.*' is a symbolic link, which a run has none of"):
             use(start(run.folder))
     assert unfinished.exists() == outside.is_dir()
     (run.folder / name).unlink()
     (run.folder / name).symlink_to(run.folder / name)  # in a circle
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="is a symbolic link"):
+        use(Store.open(run.folder))
+    (run.folder / name).unlink()
+    outside.rename(run.folder / "inside")
+    (run.folder / name).symlink_to(run.folder / "inside")  # one that stays in the run is one too many as well
+    with pytest.raises(InputError, match="is a symbolic link"):
         use(Store.open(run.folder))
 
 
-def test_a_link_to_the_run_is_no_link_out_of_it(run: Store, tmp_path: Path) -> None:
+def test_a_link_to_the_run_is_no_link_below_it(run: Store, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(run.folder)
     assert Store.open(tmp_path / "link").has("wda", 0)
+    run.close()
+    with Store.resume(tmp_path / "link", CONFIG) as store:  # the user's own choice of a place
+        store.put("wda", 1, TENSORS, FIELDS)
+    assert Store.open(run.folder).has("wda", 1)
+
+
+@pytest.mark.parametrize("name", ["log/lock", "log/events.jsonl"])
+def test_a_second_name_of_a_file_elsewhere_is_not_written_to(run: Store, tmp_path: Path, name: str) -> None:
+    run.close()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (run.folder / name).unlink()
+    os.link(victim, run.folder / name)
+    with pytest.raises(InputError, match=r"has a second name \(a hard link\): put a copy in its place"):
+        Store.resume(run.folder, CONFIG)
+    (run.folder / name).unlink()
+    os.mkfifo(run.folder / name)
+    with pytest.raises(InputError, match="is no regular file"):
+        Store.resume(run.folder, CONFIG)
+    assert victim.read_text() == "precious"
+
+
+def test_a_link_in_the_results_is_a_problem(run: Store) -> None:
+    run.seal()
+    (run.folder / "results/more").symlink_to(run.folder / "results/wda")
+    assert run.verify() == ["results/ has a file 'more' that the manifest has not."]
 
 
 @pytest.mark.parametrize(
@@ -543,7 +574,7 @@ def test_resume_begins_what_was_killed_before_it_began(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_leaves_nothing_unfinished(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any) -> None:
+    def interrupt(*_: Any, **how: Any) -> None:
         raise KeyboardInterrupt
 
     for name in ("fsync", "replace"):
@@ -558,7 +589,7 @@ def test_a_file_is_on_the_disk_before_it_is_in_its_place(run: Store, monkeypatch
     calls: list[Any] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda number: (calls.append(os.fstat(number).st_ino), fsync(number)))
-    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append("rename"), replace(old, new)))
+    monkeypatch.setattr(os, "replace", lambda old, new, **how: (calls.append("rename"), replace(old, new, **how)))
     run.put("wda", 1, TENSORS, FIELDS)
     folder = run.folder / "results/wda"
     assert calls == [(folder / "000001.safetensors").stat().st_ino, "rename", folder.stat().st_ino]

@@ -7,19 +7,17 @@ verified; what is rounded to 8 bits is a flip only if the model says so again.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import math
-import os
 import re
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
-from os import PathLike
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -34,8 +32,8 @@ from wassail.network import Model
 from wassail.report.png import encode, to_uint8
 from wassail.threat import Number, Threat, floor_percent, parse_eps, show
 from wassail.transport import Flips, knapsack
+from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
-FilePath: TypeAlias = "str | PathLike[str]"
 FORMATS = ("csv", "robustbench", "pt", "npz", "png")
 BLOCK = 100  # samples read at once
 # RobustBench's boards and the eps of each; how many samples its figures are for.
@@ -95,14 +93,13 @@ def to_csv(run: Evaluation, path: FilePath) -> Export:
     exact = [None] * len(run) if run.exact is None else run.exact.tolist()
     columns = zip(run.ids, run.mu.tolist(), run.y.tolist(), run.predicted.tolist(), run.distances.tolist(),
                   run.labels.tolist(), run.found_by.tolist(), radii, exact, *bought)  # fmt: skip
-    with _atomic(path) as file, TextIOWrapper(file, "utf-8", "backslashreplace", newline="") as text:
-        table = csv.writer(text, lineterminator="\n")
+    with saving(path) as file, _table(file) as table:
         table.writerow(header)
         for name, weight, label, predicted, distance, flip, finder, radius, sure, *shares in columns:
             found = 0 < distance < math.inf
             table.writerow([
-                _text(name), repr(weight), label, predicted, repr(distance), flip if found else "",
-                _text(run.methods[finder]) if found else "", "" if radius is None else repr(radius),
+                cell(name), repr(weight), label, predicted, repr(distance), flip if found else "",
+                cell(run.methods[finder]) if found else "", "" if radius is None else repr(radius),
                 "" if sure is None else str(bool(sure)).lower(), *map(repr, shares),
             ])  # fmt: skip
     return Export(Path(path), len(run), _count(run))
@@ -160,8 +157,7 @@ def to_robustbench(
     entry |= {"wda_acc": finite} if finite else {}
     if run.radii is not None:
         entry["certified_acc"] = {f"p{order:g}": floor_percent(certified) for order, (certified, _) in here.items()}
-    with _atomic(path) as file:
-        file.write((json.dumps(entry, indent=2) + "\n").encode())
+    save(path, json.dumps(entry, indent=2) + "\n")
     return Export(Path(path), len(run), _count(run), note="; ".join(remarks))
 
 
@@ -183,7 +179,7 @@ def to_pt(run: Evaluation, path: FilePath, *, eps: Number | None = None, model: 
             use &= again.success
         lost += int((near[index] & ~use).sum())
         points[index] = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
-    with _atomic(path) as file:
+    with saving(path) as file:
         torch.save(points, file)
     kept = torch.load(path, weights_only=True)
     if not torch.equal(kept, points):
@@ -201,9 +197,9 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
     small = {
         "distances": run.distances.numpy(), "labels": run.labels.numpy(),
         "y": run.y.numpy(), "predicted": run.predicted.numpy(),
-        "ids": np.array([_visible(name) for name in run.ids], dtype=np.str_),
+        "ids": np.array([visible(name) for name in run.ids], dtype=np.str_),
     }  # fmt: skip
-    with _atomic(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with saving(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open("x_adv.npy", "w", force_zip64=True) as member:
             shape = (len(run), *_shape(run))
             np.lib.format.write_array_header_2_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
@@ -228,25 +224,27 @@ def to_png(run: Evaluation, folder: FilePath, model: Model | None = None) -> Exp
     if run.threat.domain is None:
         raise InputError("images have a range of values, and this run has no box: export it as NPZ.")
     written, lost = 0, 0
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        if any(place.iterdir()):
-            raise InputError(f"the folder {str(folder)!r} is not empty: remove it, or choose another.")
-        with _atomic(place / "index.csv") as file, TextIOWrapper(file, "utf-8", "backslashreplace", newline="") as text:
-            table = csv.writer(text, lineterminator="\n")
-            table.writerow(["file", "id", "label", "flip_label", "distance", "state"])
-            for index, image, label, distance, state in _images(run, model):
-                name = _file_name(index, run.ids[index]) if state != "lost" else ""
-                if name:
-                    with _atomic(place / name) as picture:
-                        picture.write(encode(image))
-                written, lost = written + bool(name), lost + (not name)
-                table.writerow([name, _text(run.ids[index]), int(run.y[index]), label, repr(distance), state])
-    except OSError as error:
-        raise InputError(f"cannot write to {str(folder)!r}: {error.strerror or error}; choose another place.") from None
+    with saving_folder(place) as half, saving(half / "index.csv") as file, _table(file) as table:
+        table.writerow(["file", "id", "label", "flip_label", "distance", "state"])
+        for index, image, label, distance, state in _images(run, model):
+            name = _file_name(index, run.ids[index]) if state != "lost" else ""
+            if name:
+                save(half / name, encode(image))
+            written, lost = written + bool(name), lost + (not name)
+            table.writerow([name, cell(run.ids[index]), int(run.y[index]), label, repr(distance), state])
     unsure = "" if model is not None else "not looked at again after rounding, for which a model is needed"
     note = f"{lost} flips do not survive 8 bits and are not among them" if lost else unsure
     return Export(place, len(run), written, lost, note)
+
+
+@contextmanager
+def _table(file: IO[bytes]) -> Iterator[Any]:
+    """A CSV writer on a file of bytes, which stays open."""
+    text = TextIOWrapper(file, "utf-8", "backslashreplace", newline="")
+    try:
+        yield csv.writer(text, lineterminator="\n")
+    finally:
+        text.detach()  # what it holds is written, and the file is not closed
 
 
 def _images(run: Evaluation, model: Model | None) -> Iterator[tuple[int, NDArray[np.uint8], int, float, str]]:
@@ -314,35 +312,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def _visible(text: str) -> str:
-    """The text with control characters and lone surrogates written out: they hide things, and some files cannot hold them."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def _text(value: str) -> str:
-    """A cell that a spreadsheet takes for text."""
-    shown = _visible(value)
-    return f"'{shown}" if shown.lstrip()[:1] in ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20") else shown
-
-
 def _file_name(index: int, name: str) -> str:
     """A file name that is unique by its number and harmless whatever the id is."""
     harmless = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60].strip("_")
     return f"{index:06d}-{harmless}.png" if harmless and harmless != str(index) else f"{index:06d}.png"
-
-
-@contextlib.contextmanager
-def _atomic(path: FilePath) -> Iterator[IO[bytes]]:
-    """A file to write to that takes its place when everything is written, and leaves nothing behind if it is not."""
-    place = Path(path)
-    half = place.with_name(place.name + ".part")
-    try:
-        with half.open("wb") as file:
-            yield file
-        os.replace(half, place)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            half.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InputError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place.") from None
-        raise

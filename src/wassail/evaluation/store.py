@@ -40,13 +40,12 @@ from typing_extensions import Self
 
 from wassail.errors import InputError
 from wassail.threat import show
+from wassail.writing import MAX_TEXT, TEMPORARY, append, check_links, make, opened, replacing
 
 GROWS = "attacks"  # the one key of a configuration that may get more entries: a list of names, or options by name
 _SINGULAR = "attack"
 FREE = "command"  # recorded, never compared: the command that resumes a run is not the one that started it
 FORMAT = "wassail run 1"
-TEMPORARY = ".tmp"
-MAX_TEXT = 64 << 20  # bytes of a JSON or text file, and of a chunk's header: larger ones are not ours
 MAX_CHUNK = 10**6
 SHOWN = 3  # differences that a refusal names
 
@@ -75,7 +74,6 @@ class Store:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.config = {}
-        self._root = self.folder.resolve()
         self._run = ""
         self._lock: int | None = None
         self._writer = False
@@ -188,7 +186,7 @@ class Store:
         if path.name.endswith(TEMPORARY):
             raise InputError(f"a result cannot be called {name!r}: files that end in {TEMPORARY} are removed at --resume.")
         data = text.encode(errors="surrogateescape")  # file names among the ids may be no UTF-8
-        if not (path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data):
+        if not _holds(path, data):
             self._replace(path, [data])
 
     def read(self, name: str) -> str | None:
@@ -201,12 +199,7 @@ class Store:
         path = self._file("log/events.jsonl")
         line = _dumps({"time": datetime.now(timezone.utc).isoformat(), **_encode(event, "event")}).encode() + b"\n"
         try:
-            with path.open("ab+", buffering=0) as file:
-                size = file.seek(0, os.SEEK_END)
-                if size:
-                    file.seek(size - 1)
-                    line = line if file.read(1) == b"\n" else b"\n" + line  # a torn line stays alone
-                _write_all(file, [line])
+            append(path, line, self.folder)
         except OSError as error:
             raise self._failed(path, error) from None
 
@@ -265,7 +258,7 @@ class Store:
     # The configuration.
 
     def _start(self, config: dict[str, Any]) -> None:
-        self._make(self.folder / "results")
+        make(self.folder / "results", self.folder)
         self._run = _identity(config)
         self._save_config(config)
         self.log({"event": "created", "process": os.getpid()})
@@ -306,7 +299,7 @@ class Store:
     def _writing(self) -> Iterator[None]:
         """Take the lock; give it back if what follows fails."""
         try:
-            self._make(self.folder / "log")
+            make(self.folder / "log", self.folder)
             self._take_lock()
         except OSError as error:
             reason = error.strerror or type(error).__name__
@@ -326,8 +319,7 @@ class Store:
             return
         import fcntl
 
-        path = self._file("log/lock")
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = opened(self._file("log/lock"), os.O_RDWR | os.O_CREAT, self.folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -347,22 +339,14 @@ class Store:
             raise InputError(f"the run in {_quote(self.folder)} is open for reading only: write to it with --resume.")
 
     def _replace(self, path: Path, parts: Iterable[Any]) -> None:
-        """Write a file beside its place, onto the disk, and rename it: killed at any moment, its place holds all or nothing."""
-        temporary = path.with_name(path.name + TEMPORARY)
+        """Write a file: killed at any moment, its place holds all of it or nothing (`wassail.writing`)."""
         try:
-            self._make(path.parent)
-            temporary.unlink(missing_ok=True)
-            with temporary.open("xb", buffering=0) as file:
-                _write_all(file, parts)
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-            _sync(path.parent)
-        except BaseException as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise self._failed(path, error) from None
-            raise
+            make(path.parent, self.folder)
+            with replacing(path, self.folder) as file:
+                for part in parts:
+                    file.write(part)
+        except OSError as error:
+            raise self._failed(path, error) from None
 
     def _failed(self, path: Path, error: OSError) -> InputError:
         """One sentence for a write that failed: what happened, what is safe, how to go on."""
@@ -380,14 +364,6 @@ class Store:
             f"what was written before is safe ({safe} chunk{'' if safe == 1 else 's'}); {cure} and go on with --resume."
         )
 
-    def _make(self, folder: Path) -> None:
-        """Make a folder and those above it, each of them on the disk before anything is put into it."""
-        if not folder.is_dir():
-            if folder.parent != folder:
-                self._make(folder.parent)
-            folder.mkdir(exist_ok=True)
-            _sync(folder.parent)
-
     def _clean(self) -> None:
         """Remove what a killed process left unfinished."""
         for path in [*self._files("results"), self.folder / ("config.json" + TEMPORARY)]:
@@ -397,7 +373,7 @@ class Store:
     def _set_aside(self, path: Path, unit: str, chunk: int, problem: str) -> None:
         folder = self._file("log/corrupt")
         try:
-            self._make(folder)
+            make(folder, self.folder)
             names = (folder / f"{unit.replace('/', '@')}@{path.stem}-{i}{path.suffix}" for i in count())
             aside = next(name for name in names if not os.path.lexists(name))
             os.replace(path, aside)
@@ -409,20 +385,10 @@ class Store:
     # Reading, with as little trust as possible: the run may come from anywhere.
 
     def _file(self, name: str) -> Path:
-        """A path in the folder that does not lead out of it."""
+        """A path in the folder, with no link in it."""
         path = self.folder / name
-        parts = [path, *path.parents][: name.count("/") + 1]
-        if any(part.is_symlink() for part in parts) and not self._inside(path):
-            raise InputError(
-                f"{name!r} leads out of {_quote(self.folder)} by a symbolic link: replace the link by what it points to."
-            )
+        check_links(path, self.folder)
         return path
-
-    def _inside(self, path: Path) -> bool:
-        try:
-            return path.resolve().is_relative_to(self._root)
-        except (OSError, RuntimeError):  # links in a circle
-            return False
 
     def _results(self, name: str) -> Path:
         if not all(_PART.fullmatch(part) for part in name.split("/")):
@@ -440,8 +406,9 @@ class Store:
 
     def _files(self, below: str) -> Iterator[Path]:
         """Every file below a folder of the run; links to folders are not followed."""
-        for folder, _, names in os.walk(self._file(below)):
+        for folder, inner, names in os.walk(self._file(below)):
             yield from (Path(folder, name) for name in names)
+            yield from (path for name in inner if (path := Path(folder, name)).is_symlink())
 
     def _text(self, path: Path) -> str | None:
         if not os.path.lexists(path):
@@ -459,7 +426,7 @@ class Store:
             if name != "manifest.json":
                 try:
                     sums[name] = _sum(self._results(name))
-                except (OSError, ValueError):
+                except (OSError, ValueError):  # a link among them
                     sums[name] = None
         return sums
 
@@ -588,7 +555,7 @@ def _fields(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 def _signature(path: Path) -> tuple[int, ...]:
     """Size first, and what changes when the file does; ValueError for a pipe and the like, which would be read forever."""
-    status = path.stat()
+    status = os.lstat(path)
     if not S_ISREG(status.st_mode):
         raise ValueError("it is no regular file")
     return status.st_size, status.st_mtime_ns, status.st_ino
@@ -611,22 +578,12 @@ def _sum(path: Path) -> dict[str, Any]:
     return {"sha256": digest.hexdigest(), "size": size}
 
 
-def _write_all(file: Any, parts: Iterable[Any]) -> None:
-    """Write to an unbuffered file, which may take a part only: then the next call says why."""
-    for part in parts:
-        rest = memoryview(part)
-        while rest:
-            rest = rest[file.write(rest) :]
-
-
-def _sync(folder: Path) -> None:
-    """Put the names in a folder on the disk, where the system can."""
-    if hasattr(os, "O_DIRECTORY"):
-        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file is there and holds just that."""
+    try:
+        return _signature(path)[0] == len(data) and _read(path, len(data)) == data
+    except (OSError, ValueError):
+        return False
 
 
 # Plain values.

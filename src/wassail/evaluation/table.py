@@ -23,6 +23,7 @@ from wassail.evaluation.result import Evaluation, Row
 from wassail.evaluation.store import Store
 from wassail.network import Progress
 from wassail.threat import Number, Threat, number, parse_eps, parse_norm, show
+from wassail.writing import cell, make, save
 from wassail.zoo import MODELS
 from wassail.zoo.datasets import open_data
 from wassail.zoo.models import open_model
@@ -330,9 +331,9 @@ class Table:
              "forwards", "backwards", "seconds", "published", "problem")
         )  # fmt: skip
         for line in self.rows:
-            about = (line.model, line.data, line.samples, f"{line.norm:g}", repr(line.eps))
+            about = (cell(line.model), cell(line.data), line.samples, f"{line.norm:g}", repr(line.eps))
             if line.problem is not None:
-                writer.writerow((*about, *[""] * 10, line.problem))
+                writer.writerow((*about, *[""] * 10, cell(line.problem)))
             for column in COLUMNS:
                 figure = line.figures.get(column.key)
                 if figure is None:
@@ -369,7 +370,7 @@ class Table:
         """`table.csv` and `table.md` in a folder."""
         paths = [Path(folder) / "table.csv", Path(folder) / "table.md"]
         for path, text in zip(paths, (self.csv(), self.markdown())):
-            path.write_text(text)
+            save(path, text)
         return paths
 
 
@@ -413,7 +414,7 @@ def table(
     taken = [job.folder for job in jobs if (home / job.folder / "config.json").exists()]
     if taken and not resume:
         raise InputError(f"{str(home)!r} holds runs already ({taken[0]} and the like): add --resume, or choose another folder.")
-    home.mkdir(parents=True, exist_ok=True)
+    make(home)
     lines: list[Line] = []
     for k, job in enumerate(jobs):
         begin(f"[{k + 1}/{len(jobs)}] {job.entry.name}, l{job.norm:g} {show(job.eps)}")

@@ -30,6 +30,7 @@ from wassail.geometry import maximiser, operator_norm, project
 from wassail.losses import ASCENTS, cross_entropy, margin
 from wassail.network import versions
 from wassail.threat import Number, Threat, dual, parse_eps, parse_norm, show
+from wassail.writing import cell, make, save, saving, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -295,7 +296,7 @@ def write(
         raise InputError(f"eps {eps!r} is for one norm: give it too, for example norm 'inf'.")
     _figure(1, 1)  # a missing matplotlib and a bad folder are told before the work, not after
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
     cases = _Cases(model, data, n, eps, seed)
     made = _command(names, seed, r, cases) + "; " + ", ".join(f"{name} {version}" for name, version in versions().items())
     paths = []
@@ -303,7 +304,8 @@ def write(
         drawings, tables = _MAKERS[name](seed, r, cases)
         for file, drawing in drawings.items():
             paths.append(folder / f"{file}.png")
-            drawing.savefig(paths[-1], dpi=160)
+            with saving(paths[-1]) as picture:
+                drawing.savefig(picture, format="png", dpi=160)
         for file, (about, columns) in tables.items():
             paths.append(folder / f"{file}.csv")
             _write_csv(paths[-1], [about, f"made by: {made}"], columns)
@@ -581,9 +583,10 @@ def _witness_table(data: Witness) -> Columns:
 
 
 def _write_csv(path: Path, comments: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
-    lines = [f"# {comment}" for comment in comments] + [",".join(columns)]
-    lines += [",".join(str(value) for value in row) for row in zip(*columns.values())]
-    path.write_text("\n".join(lines) + "\n")
+    lines = [f"# {visible(comment)}" for comment in comments] + [",".join(columns)]
+    rows = zip(*columns.values())
+    lines += [",".join(cell(value) if isinstance(value, str) else str(value) for value in row) for row in rows]
+    save(path, "\n".join(lines) + "\n")
 
 
 def _losses(name: str) -> tuple[Any, Any]:

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import math
-import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wassail import writing
 from wassail.errors import InputError
 from wassail.report.png import encode
 from wassail.threat import Threat, ceil_percent, floor_percent, show
@@ -142,15 +142,7 @@ def _digest(text: str) -> str:
 
 def save(text: str, path: str | PathLike[str]) -> Path:
     """Write a page in one piece: it is there complete, or as it was before."""
-    target = Path(path)
-    half = target.with_name(target.name + ".part")
-    try:
-        half.write_text(text, "utf-8", newline="\n")
-        os.replace(half, target)
-    except OSError as error:
-        half.unlink(missing_ok=True)
-        raise InputError(f"cannot write the page {str(path)!r}: {error.strerror or error}; choose another place.") from None
-    return target
+    return writing.save(path, text)
 
 
 def section(identifier: str, title: str, *children: object, lead: object = None) -> Html:

@@ -1,0 +1,220 @@
+"""Runs from strangers: nothing of the reader's is written to, whatever links a run holds."""
+
+import csv
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import wassail as ws
+from wassail import cli, writing
+from wassail.errors import InputError
+
+COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+    "report": lambda run: ["report", str(run)],
+    "csv": lambda run: ["export", str(run), "csv"],
+    "robustbench": lambda run: ["export", str(run), "robustbench", "--dataset", "cifar10"],
+    "pt": lambda run: ["export", str(run), "pt"],
+    "npz": lambda run: ["export", str(run), "npz"],
+    "png": lambda run: ["export", str(run), "png"],
+    "compare": lambda run: ["compare", str(run), "-o", str(run / "export" / "compare.html")],
+}
+PLACES = {
+    "report": "report.html", "csv": "export/samples.csv", "robustbench": "export/robustbench.json",
+    "pt": "export/adversarial.pt", "npz": "export/flips.npz", "png": "export/png", "compare": "export/compare.html",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on four samples, one of which is called `$(command)`."""
+    torch.set_num_threads(1)
+    run = tmp_path_factory.mktemp("made") / "run"
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(3, 4))
+        model[1].bias.zero_()
+    x = torch.tensor([[0.9, 0.1, 0, 0], [0, 0.9, 0.1, 0], [0.1, 0, 0.9, 0], [0.2, 0.8, 0.1, 0]]).reshape(4, 1, 2, 2)
+    data = ws.zoo.open_data((x, torch.tensor([0, 1, 2, 1])))
+    data.ids = lambda start, stop: ["$(touch run)\n", "=1+1", "-1", "@SUM(A1)"][start:stop]  # type: ignore[method-assign]
+    ws.evaluate(model, data, [ws.Threat("inf", p, "8/255") for p in (1, "inf")], ["fgsm"], out=run, look=False)
+    return run
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    path = tmp_path / "victim"
+    path.write_text("precious")
+    return path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("ending", ["", ".part", ".tmp"])
+def test_a_link_in_the_way_is_replaced_and_never_written_into(run: Path, victim: Path, name: str, ending: str) -> None:
+    link = run / (PLACES[name] + ending)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to("../victim" if link.parent == run else "../../victim")
+    os.link(victim, victim.with_name("second"))
+    code = cli.main(COMMANDS[name](run))
+    assert victim.read_text() == "precious" and not victim.is_symlink()
+    if ending == "" and name == "png":
+        assert code == 2
+        return
+    place = run / PLACES[name]
+    assert code == 0 and not place.is_symlink() and place.exists()
+    assert not os.path.lexists(run / (PLACES[name] + ".tmp"))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "report"])
+def test_a_folder_that_is_a_link_is_refused(run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (run / "export").symlink_to("../outside")
+    assert cli.main(COMMANDS[name](run)) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "'export' in " in said and "is a symbolic link" in said
+    assert list(outside.iterdir()) == []
+    with pytest.raises(InputError, match=r"'export' in '.*' is a symbolic link"):  # a library call finds the run by itself
+        writing.save(run / "export" / "samples.csv", "")
+    with pytest.raises(InputError, match=r"'export' in '.*' is a symbolic link"):
+        writing.make(run / "export" / "deeper")
+    assert list(outside.iterdir()) == []
+
+
+def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) -> None:
+    """The whole of the attack: a link to what a shell reads, and a sample whose name is a command."""
+    start = tmp_path / ".bashrc"
+    start.write_text("# mine\n")
+    (run / "export").mkdir()
+    for ending in ("", ".part", ".tmp"):
+        (run / "export" / f"samples.csv{ending}").symlink_to(start)
+    assert cli.main(["export", str(run), "csv"]) == 0
+    assert start.read_text() == "# mine\n"
+    with (run / "export/samples.csv").open(newline="", encoding="utf-8") as file:
+        ids = [row["id"] for row in csv.DictReader(file)]
+    assert ids == ["$(touch run)\\n", "'=1+1", "'-1", "'@SUM(A1)"]
+
+
+def test_the_pages_of_evaluate_follow_no_link(run: Path, victim: Path) -> None:
+    for name in ("report.html", "report.html.part", "report.html.tmp", "sandwich.png", "sandwich.png.tmp"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to("../victim")
+    cli._write_pages(ws.Evaluation.load(run), run)
+    assert victim.read_text() == "precious"
+    assert (run / "sandwich.png").read_bytes().startswith(b"\x89PNG") and not (run / "sandwich.png").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["results", "results/clean", "results/clean/000000.safetensors", "config.json", "log/events.jsonl"]
+)
+def test_links_are_refused_in_what_is_read(run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / name).rename(tmp_path / "outside")
+    (run / name).symlink_to(tmp_path / "outside")
+    for command in (["report", str(run)], ["export", str(run), "csv"], ["compare", str(run), "-o", str(tmp_path / "c.html")]):
+        assert cli.main(command) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "is a symbolic link, which a run has none of" in said, said
+
+
+# The writer itself.
+
+
+def test_a_file_is_new_synced_renamed_and_its_folder_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    opening, fsync, replace = os.open, os.fsync, os.replace
+
+    def opened(name: Any, flags: int, *more: Any, **how: Any) -> int:
+        number = opening(name, flags, *more, **how)
+        if flags & os.O_CREAT:
+            calls.append(("new", name, bool(flags & os.O_EXCL), bool(flags & os.O_NOFOLLOW)))
+        return number
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", lambda n: (calls.append(stat.S_ISDIR(os.fstat(n).st_mode)), fsync(n)))
+    monkeypatch.setattr(os, "replace", lambda a, b, **how: (calls.append((a, b)), replace(a, b, **how)))
+    writing.save(tmp_path / "page", "text")
+    assert calls == [("new", "page.tmp", True, True), False, ("page.tmp", "page"), True]
+    assert (tmp_path / "page").read_text() == "text"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "page").stat().st_mode) == 0o666 & ~mask
+
+
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
+    def both() -> None:
+        with writing.replacing(tmp_path / "page") as first:
+            first.write(b"one")
+            writing.save(tmp_path / "page", "two")
+
+    with pytest.raises(InputError, match=r"another process is writing '.*', too"):
+        both()
+    assert (tmp_path / "page").read_text() == "two" and os.listdir(tmp_path) == ["page"]
+
+
+def test_the_users_own_links_are_folders(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    writing.make(tmp_path / "link" / "deeper")
+    writing.save(tmp_path / "link" / "deeper" / "page", "text")
+    assert (tmp_path / "real/deeper/page").read_text() == "text"
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    def half_of_it() -> None:
+        with writing.saving_folder(tmp_path / "png") as half:
+            writing.save(half / "a", "1")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        half_of_it()
+    assert os.listdir(tmp_path) == []
+    (tmp_path / "png.tmp").mkdir()
+    (tmp_path / "png.tmp" / "left").write_text("by a kill")
+    with writing.saving_folder(tmp_path / "png") as half:
+        writing.save(half / "a", "1")
+        assert not (tmp_path / "png").exists()
+    assert [path.as_posix() for path in tmp_path.rglob("*")] == [f"{tmp_path}/png", f"{tmp_path}/png/a"]
+    with pytest.raises(InputError, match="is not empty"), writing.saving_folder(tmp_path / "png"):
+        pass
+
+
+def test_a_record_replaces_a_link(tmp_path: Path, victim: Path) -> None:
+    curve = ws.RiskCurve(torch.ones(1).double(), None, torch.ones(1).double(), 1.0)
+    (tmp_path / "curve").symlink_to(victim)
+    curve.save(tmp_path / "curve")
+    assert victim.read_text() == "precious" and ws.RiskCurve.load(tmp_path / "curve").order == 1.0
+
+
+def test_nothing_else_in_the_package_writes_files() -> None:
+    """Every way to write a file that is not the one writer's, by its spelling; `log_path` is the user's own file."""
+    words = (
+        ".write_text(",
+        ".write_bytes(",
+        "save_file(",
+        "np.save",
+        "shutil.copy",
+        '.open("w',
+        '.open("x',
+        '.open("a',
+        ', "w")',
+        ', "wb")',
+    )
+    allowed = {"attacks/autoattack.py": 1, "evaluation/export.py": 3}  # a log; members of an archive
+    root = Path(ws.__file__).parent
+    found = {
+        path.relative_to(root).as_posix(): count
+        for path in root.rglob("*.py")
+        if (count := sum(path.read_text().count(word) for word in words))
+    }
+    assert found == allowed
