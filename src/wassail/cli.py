@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from wassail.errors import InputError, unknown
 from wassail.threat import Domain, Threat, number, parse_domain, parse_eps, parse_norm, parse_order, show
@@ -51,7 +52,53 @@ at least - E that a distribution built from evaluated points attains; the rest i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 2 for bad input (one sentence on stderr), 130 for Ctrl-C."""
+    """Run the command line; returns the exit code: 0, 1 for a run that is false, 2 for bad input, 130 for Ctrl-C.
+
+    Bad input is one sentence on stderr. A reader that has seen enough (`| head -1`) ends the printing, not the work.
+    """
+    out: Any = sys.stdout
+    if out is None:  # closed
+        return _main(argv)
+    patient: Any = _Patient(out)
+    sys.stdout = patient
+    try:
+        return _main(argv)
+    finally:
+        patient.flush()
+        sys.stdout = out
+
+
+class _Patient:
+    """The standard output, which goes nowhere once nobody reads it any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's own."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """As the stream's own."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     options = _parser().parse_args(argv)
     try:
         code: int = options.run(options)

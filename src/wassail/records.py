@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+from collections.abc import Mapping
 from os import PathLike
-from typing import Any, ClassVar
+from stat import S_ISREG
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +20,9 @@ from typing_extensions import Self
 from wassail import writing
 from wassail.errors import InputError
 from wassail.threat import Threat
+
+_AnyRecord = TypeVar("_AnyRecord", bound="Record")
+_PARTS = re.compile(r"\[.*\]")  # what stands in brackets of an annotation is not looked at
 
 
 class Record:
@@ -39,11 +46,13 @@ class Record:
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read what `save` wrote. Runs no code from the file."""
         try:
+            if not S_ISREG(os.stat(path).st_mode):
+                raise OSError("it is no regular file")
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
         except (OSError, SafetensorError) as error:
-            raise InputError(f"cannot read {str(path)!r}: {str(error).splitlines()[0].rstrip('.')}.") from None
+            raise InputError(f"cannot read {str(path)!r}: {_line(error)}.") from None
         if header.get("wassail") != cls.__name__:
             raise InputError(
                 f"{str(path)!r} holds {header.get('wassail', 'something else')}, not {cls.__name__}: "
@@ -51,9 +60,9 @@ class Record:
             )
         try:
             plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}
-            return cls(**_nested({**tensors, **plain}))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{str(path)!r} is not a complete {cls.__name__}: {error}; save it again.") from None
+            return _made(cls, _nested({**tensors, **plain}))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+            raise InputError(f"{str(path)!r} is not a complete {cls.__name__}: {_line(error)}; save it again.") from None
 
 
 def check_equal(name: str, ours: Any, theirs: Any) -> None:
@@ -83,8 +92,44 @@ def _nested(values: dict[str, Any]) -> dict[str, Any]:
         owner, _, rest = name.partition("/")
         inner.setdefault(owner, {})[rest] = values.pop(name)
     for owner, fields in inner.items():
-        values[owner] = Record.kinds[fields.pop("")](**_nested(fields))
+        values[owner] = _made(Record.kinds[fields.pop("")], _nested(fields))
     return values
+
+
+def _made(kind: type[_AnyRecord], values: dict[str, Any]) -> _AnyRecord:
+    """A record of values out of a file, each of which is what its field says."""
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in values and not _fits(str(field.type), values[field.name]):
+            raise TypeError(f"{field.name} is {type(values[field.name]).__name__}, not {field.type}")
+    return kind(**values)
+
+
+def _fits(wanted: str, value: Any) -> bool:
+    """Whether a value is of the type that an annotation names; what we have no word for fits."""
+    return any(_is(kind.partition("[")[0].strip(), value) for kind in _PARTS.sub("", wanted).split("|"))
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind == "Domain":
+        numbers = isinstance(value, (tuple, list)) and all(_is("float", item) for item in value)
+        return value is None or (numbers and len(value) == 2)
+    if kind in ("float", "int"):
+        return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(value, bool)
+    known = {
+        "Tensor": Tensor,
+        "str": str,
+        "bool": bool,
+        "None": type(None),
+        "Threat": Threat,
+        "Mapping": Mapping,
+        "tuple": tuple,
+    }
+    expected = known.get(kind) or Record.kinds.get(kind)
+    return expected is None or isinstance(value, expected)
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
 
 
 def _plain(value: Any) -> Any:

@@ -458,9 +458,13 @@ def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
         assert tree(tmp_path / "two") == alone[1]
         first = runner.pids()
         assert len(set(first)) == 2 and os.getpid() not in first
+        assert runner._link is not None and (folder := runner._link._folder) is not None
+        sessions = set(Path("/tmp/ray").glob("*")) if Path("/tmp/ray").exists() else set()
         if Path("/proc/net/tcp").exists():
             ports = listening()
-            assert len(ports) > 4 and {port.partition(":")[0] for port in ports} <= set(LOOPBACK)
+            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())]
+            assert not any(b"dashboard.py" in command for command in commands)  # none, as the page says
+            assert len(ports) > 2 and {port.partition(":")[0] for port in ports} <= set(LOOPBACK)
         # begun here and ended there, and the reverse; a worker killed on the way
         for name, begin, end in (("a", Local(), runner), ("b", runner, Local())):
             with pytest.raises(KeyboardInterrupt):
@@ -470,6 +474,8 @@ def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
             evaluate(*digits, tmp_path / name, end, resume=True)
             assert tree(tmp_path / name) == plain[1]
     assert not importlib.import_module("ray").is_initialized() and "RAY_AUTH_TOKEN" not in os.environ
+    assert not Path(folder).exists() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not any(str(os.getpid()) in path.name for path in sessions)
 
 
 class Interrupted:
@@ -597,7 +603,7 @@ def test_another_chunk_size_changes_nothing_but_rounding(link, plain, digits, tm
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(sent, plain, digits, tmp_path) -> None:
     script = textwrap.dedent("""
         import signal, sys, torch
@@ -612,7 +618,9 @@ def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(sent, plai
     """)
     out = tmp_path / "run"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    child = subprocess.Popen([sys.executable, "-c", script, str(out)], env=env, stderr=subprocess.DEVNULL)
+    before = set(Path("/tmp").glob("wassail-ray-*"))
+    with (tmp_path / "said").open("wb") as said:
+        child = subprocess.Popen([sys.executable, "-c", script, str(out)], env=env, stderr=said)
     end = time.monotonic() + 120
     while not list(out.glob("results/attack@nearest/*.safetensors")):
         assert time.monotonic() < end and child.poll() is None
@@ -625,6 +633,10 @@ def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(sent, plai
     while any(running(pid) for pid in tied):
         assert time.monotonic() < end, "processes of the cluster are still there"
         time.sleep(0.2)
+    if sent == signal.SIGTERM:  # no stack of machine code, no exception, no files
+        assert child.returncode == 128 + sent and (tmp_path / "said").read_text() == ""
+        assert not any(str(child.pid) in session.name for folder in {*Path("/tmp").glob("wassail-ray-*")} - before
+                       for session in folder.iterdir())  # fmt: skip
     evaluate(*digits, out, resume=True)
     assert tree(out) == plain[1]
 

@@ -4,16 +4,22 @@ import csv
 import os
 import shutil
 import stat
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import wassail as ws
 from wassail import cli, writing
 from wassail.errors import InputError
+from wassail.evaluation.export import write
+from wassail.evaluation.store import Store
+from wassail.report.page import duration, report
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "report": lambda run: ["report", str(run)],
@@ -218,3 +224,128 @@ def test_nothing_else_in_the_package_writes_files() -> None:
         if (count := sum(path.read_text().count(word) for word in words))
     }
     assert found == allowed
+
+
+# Errors that are none of ours.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["[]", "3", "{", "", "[" * 5000, '{"order": "x"}', '{"order": true}', '{"order": null, "radii": 3}', '{"order": [1]}',
+     '{"order": {"Threat": 3}}', '{"order": {"Threat": {"norm": "x"}}}', '{"a/": "RiskCurve", "a/order": 1}',
+     '{"order/": "None"}', '{"order": 1, "radii": "x"}', '{"order": 1, "mu": null}', '{"' + "a/" * 3000 + '": "RiskCurve"}',
+     '{"order": 1, "more": 2}'],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_a_record_with_malformed_fields_is_one_sentence(tmp_path: Path, fields: str) -> None:
+    tensors = {"distances": torch.ones(1).double(), "mu": torch.ones(1).double()}
+    save_file(tensors, tmp_path / "curve", metadata={"wassail": "RiskCurve", "fields": fields})
+    with pytest.raises(InputError, match=r"^'.*' is not a complete RiskCurve: .*; save it again\.$") as error:
+        ws.RiskCurve.load(tmp_path / "curve")
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, tmp_path / "missing"):
+        with pytest.raises(InputError, match=r"^cannot read"):
+            ws.RiskCurve.load(path)
+
+
+def test_every_record_comes_back(tmp_path: Path) -> None:
+    """The check of the fields refuses nothing that is saved."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).eval()
+    x = torch.rand(4, 2)
+    y = model(x).argmax(1)
+    flips, radii = ws.nearest(model, x, y, "inf", passes=5), ws.radii(model, x, y, method="crown")
+    for record in (flips, ws.allocate(flips, 0.1, 1), radii, ws.risk_curve(flips, radii, order=1)):
+        record.save(tmp_path / "record")
+        assert repr(type(record).load(tmp_path / "record")) == repr(record)
+
+
+@pytest.mark.parametrize("seconds", ["1e308", '{"float":"inf"}', '{"float":"nan"}', "-1", "1" + "0" * 400, "1e30", "true"])
+def test_absurd_times_are_no_times(run: Path, seconds: str) -> None:
+    line = f'{{"event":"done","unit":"attack@fgsm@inf@{8 / 255!r}","chunk":0,"seconds":{seconds}}}\n'
+    with (run / "log/events.jsonl").open("a") as file:
+        file.write(line)
+    assert "Attacks" in report(ws.Evaluation.load(run))
+    assert duration(float("inf")) == duration(float("nan")) == "–"
+
+
+@pytest.mark.parametrize("command", ["models", "evaluate", "help"])
+def test_a_reader_that_has_seen_enough(tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """`| head -0`: nothing on stderr, exit code 0, and all the files."""
+    evaluate = ["evaluate", "digits-mlp", "-n", "3", "--eps", "0.1", "--attacks", "fgsm", "--no-look", "--threads", "1"]
+    words = {"models": ["models"], "help": ["--help"]}.get(command) or [*evaluate, "--out", str(tmp_path / "run")]
+
+    def work() -> int:
+        reading, writing_ = os.pipe()
+        os.close(reading)
+        os.dup2(writing_, 1)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        try:
+            code = cli.main(words)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        sys.stdout.flush()
+        return code
+
+    assert wait(fork(work)) == 0
+    assert capfd.readouterr().err == ""
+    if command == "evaluate":
+        assert {"report.html", "sandwich.png", "results"} <= set(os.listdir(tmp_path / "run"))
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Start `work` in a process of its own, which ends with its return value, 99 for an exception."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child starts none
+        child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = work()
+        finally:
+            os._exit(code)
+    return child
+
+
+def wait(child: int) -> int:
+    """How it ended: its exit code, or minus the signal that killed it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+# Work that grows with the number of samples, and no faster.
+
+
+def test_an_export_is_linear_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
+    names = ("csv", "pt", "npz", "png", "load", "report")
+    looks: dict[str, list[int]] = {name: [] for name in names}
+    for n in (8, 32):
+        x, out = torch.rand(n, 1, 2, 2, generator=torch.Generator().manual_seed(0)), tmp_path / str(n)
+        threat = ws.Threat("inf", "inf", 0.5)
+        ws.evaluate(model, (x, model(x).argmax(1)), threat, ["fgsm"], chunk=1, look=False, out=out)
+        run, count = ws.Evaluation.load(out), [0]
+        (out / "export").mkdir()
+        work: dict[str, Callable[[], Any]] = {
+            name: lambda name=name, run=run, out=out: write(run, name, out / "export") for name in names
+        }
+        work |= {"report": lambda run=run: report(run), "load": lambda out=out: ws.Evaluation.load(out)}
+        with monkeypatch.context() as patch:
+            for method in ("_problem", "_chunk", "_file"):
+                patch.setattr(Store, method, _counted(getattr(Store, method), count))
+            for name in names:
+                count[0] = 0
+                work[name]()
+                looks[name].append(count[0])
+    assert all(many <= 4.2 * few + 8 for few, many in looks.values()), looks
+
+
+def _counted(call: Callable[..., Any], count: list[int]) -> Callable[..., Any]:
+    def counted(*arguments: Any) -> Any:
+        count[0] += 1
+        return call(*arguments)
+
+    return counted

@@ -196,11 +196,8 @@ class _Driver:
                 self.store.log({"event": "done", "unit": task.key, "chunk": task.chunk, "seconds": seconds})
 
     def _task(self, kind: str, key: str, chunk: int, start: int, stop: int, given: Mapping[str, Any] | None = None) -> Task:
-        seen = (
-            [self.store.get(CLEAN, k, ())[1]["sha256"] for k, a, _ in self.chunks if start <= a < stop]
-            if kind != "clean"
-            else ()
-        )
+        mine = range(-(-start // self.chunks.size), -(-stop // self.chunks.size)) if kind != "clean" else ()
+        seen = [self.store.get(CLEAN, k, ())[1]["sha256"] for k in mine]
         return Task(kind, key, chunk, start, stop, tuple(seen), given or {})
 
     def _missing(self, kind: str, key: str, given: Mapping[str, Any] | None = None) -> Iterator[Task]:
@@ -244,8 +241,11 @@ class _Driver:
         spent = reading.seconds.get(key, 0.0)
         budget = math.inf if limit is None else number(limit, "time limit") * self.runner.workers - spent
         given: dict[int, float] = {}
+        known: Tensor | None = None
         for task in self._missing("radii", key):
-            upper = torch.stack([reading.distances(source)[task.start : task.stop] for source in reading.sources]).amin(0)
+            if known is None:  # read once, and only if there is anything to do
+                known = torch.stack([reading.distances(source) for source in reading.sources]).amin(0)
+            upper = known[task.start : task.stop].clone()
             share = (task.stop - task.start) / (self.chunks.n - task.start)
             used = sum(self.took.get((key, chunk), seconds) for chunk, seconds in given.items())  # or will be, if not done yet
             left = None if limit is None else min((budget - used) * share, number(limit, "time limit"))

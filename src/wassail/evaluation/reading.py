@@ -27,6 +27,7 @@ FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
 CLEAN, TRANSFER, CHECKS, CONVERGENCE = "clean", "transfer", "checks", "convergence"
 KINDS = {"distances": torch.float64, "values": torch.float64, "mu": torch.float64, "exact": torch.bool}  # others: int64
+AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
 GRID = 65  # budgets at which the curves are written to the summary
 
 
@@ -112,6 +113,11 @@ class Reading:
         """The folder of the pool over these sources: another set of attacks has another."""
         return "pool@" + hashlib.sha256("\n".join(self.sources).encode()).hexdigest()[:12]
 
+    @cached_property
+    def is_pooled(self) -> bool:
+        """Whether the pool is there; asked once, for every block of images needs to know."""
+        return bool(self.sources) and self.complete(self.pooled)
+
     def column(self, key: str, name: str) -> Tensor:
         """One number for each sample, `(N,)`; none that cannot be."""
         kind = KINDS.get(name, torch.int64)
@@ -140,7 +146,9 @@ class Reading:
         last: dict[tuple[str, int], float] = {}
         for event in self.store.events():
             unit, chunk, seconds = (event.get(name) for name in ("unit", "chunk", "seconds"))
-            if isinstance(unit, str) and isinstance(chunk, int) and isinstance(seconds, (int, float)):
+            if not (isinstance(unit, str) and isinstance(chunk, int) and isinstance(seconds, (int, float))):
+                continue
+            if 0 <= seconds < AGES:
                 last[unit, chunk] = float(seconds)
         total: dict[str, float] = {}
         for (unit, _), seconds in last.items():
@@ -188,7 +196,7 @@ class Reading:
         """Distances, labels, finders and their names, from the pool, or from the attacks while there is none yet."""
         if not self.sources:
             return torch.where(wrong, 0.0, math.inf).double(), predicted, torch.zeros_like(predicted), ("none",)
-        if self.complete(self.pooled):
+        if self.is_pooled:
             distances, labels, found_by = (self.column(self.pooled, name) for name in ("distances", "labels", "found_by"))
             if not torch.equal(torch.stack([self._standing(key) for key in self.sources]).amin(0), distances):
                 raise InputError(
@@ -210,7 +218,7 @@ class Reading:
     def _standing(self, key: str) -> Tensor:
         """The distances of one folder, inf where the final look found that a flip is none."""
         distances = self.distances(key)
-        if not self.complete(self.pooled):
+        if not self.is_pooled:
             return distances
         place = self.sources.index(key)
         parts = [self.store.get(self.pooled, chunk, ("refuted",))[0]["refuted"][:, place] for chunk, _, _ in self.chunks]
@@ -265,7 +273,7 @@ class Reading:
         yield from self._unknown()
         transfer = self.distances(TRANSFER) if TRANSFER in self.sources else None
         yield from indicators.indicators(result, self.finished, known, transfer)
-        if self.sources and self.complete(self.pooled):
+        if self.is_pooled:
             lost = sum(int(fields["lost"]) for fields in self.fields(self.pooled))
             if lost:
                 yield Finding(
@@ -289,7 +297,7 @@ class Reading:
         missing = [str(unit) for unit in self.units if unit not in self.finished]
         missing += ["the certificates"] if self.config["certify"] and self.certified is None and self.chunks.n else []
         missing += ["the transfer"] if self.config["look"] and not self.complete(TRANSFER) else []
-        missing += ["the last look at the flips"] if self.sources and not self.complete(self.pooled) else []
+        missing += ["the last look at the flips"] if self.sources and not self.is_pooled else []
         if missing:
             damaged = self.store.read("manifest.json") is not None
             state = "was finished and is damaged" if damaged else "is not finished"
@@ -298,7 +306,7 @@ class Reading:
 
     def _unknown(self) -> Iterator[Finding]:
         """Samples that a cluster gave up on: their numbers are what is true of any sample."""
-        folders = [CLEAN, *self.sources, *([self.pooled] if self.sources and self.complete(self.pooled) else [])]
+        folders = [CLEAN, *self.sources, *([self.pooled] if self.is_pooled else [])]
         for key in folders:
             fields = [item for item in self.fields(key) if item.get("unknown")]
             if fields:
@@ -342,7 +350,7 @@ class Reading:
 
     def _finders(self, chunk: int) -> Tensor:
         """Which of the sources has the nearest flip of each sample of a chunk."""
-        if self.complete(self.pooled):
+        if self.is_pooled:
             return self.store.get(self.pooled, chunk, ("found_by",))[0]["found_by"]
         known = [self.store.get(key, chunk, ("distances",))[0]["distances"] for key in self.sources]
         return torch.stack(known).argmin(0) if known else torch.zeros(self.chunks.size, dtype=torch.int64)

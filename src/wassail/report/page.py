@@ -182,7 +182,7 @@ def length(value: float) -> str:
 
 def duration(seconds: float | None) -> str:
     """Seconds as people read them."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 100:
         return f"{seconds:.3g} s"
