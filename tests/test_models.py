@@ -382,7 +382,7 @@ def test_rows_that_would_see_each_other_run_alone(exports: Mapping[str, Path]) -
 
 
 def test_exported_source(exports: Mapping[str, Path]) -> None:
-    source = open_model(str(exports["any"]), mean=0.5, std=0.5)
+    source = open_model(str(exports["any"]), mean=0.5, std=0.5, trust=True)
     assert source.kind == "pt2" and source.kind in KINDS
     torch.testing.assert_close(source.model(batch(3)), small()((batch(3) - 0.5) / 0.5))
     json.dumps(source.info)
@@ -577,7 +577,7 @@ def onnx_file(tmp_path: Path) -> Path:
 
 def test_onnx_is_checked_against_onnxruntime(onnx_file: Path) -> None:
     pytest.importorskip("onnxruntime")
-    source = open_model(str(onnx_file), mean=0.5, std=2.0)
+    source = open_model(str(onnx_file), mean=0.5, std=2.0, trust=True)
     assert source.kind == "onnx" and source.info["check"]["agrees_within"] == 1e-4
     torch.testing.assert_close(source.model(batch(5, 4)), (batch(5, 4) - 0.5) / 2 @ torch.arange(12.0).reshape(4, 3))
     json.dumps(source.info)
@@ -622,17 +622,17 @@ def test_a_disagreement_with_onnxruntime(onnx_file: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(factor))
     monkeypatch.setattr("wassail.zoo.models.metadata.version", lambda name: "1.0")
     if verdict == "refused":
-        assert "differ from onnxruntime's" in refused(lambda: open_model(str(onnx_file)))
+        assert "differ from onnxruntime's" in refused(lambda: open_model(str(onnx_file), trust=True))
     elif verdict == "warned":
         with pytest.warns(ModelWarning, match="differ from onnxruntime's by 1.0e-03"):
-            assert open_model(str(onnx_file)).info["check"]["agrees_within"] == 1e-2
+            assert open_model(str(onnx_file), trust=True).info["check"]["agrees_within"] == 1e-2
     else:
-        assert open_model(str(onnx_file)).info["check"]["agrees_within"] == 1e-4
+        assert open_model(str(onnx_file), trust=True).info["check"]["agrees_within"] == 1e-4
 
 
 def test_without_onnxruntime(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert open_model(str(onnx_file)).info["check"] == {"onnxruntime": "not installed"}
+    assert open_model(str(onnx_file), trust=True).info["check"] == {"onnxruntime": "not installed"}
 
 
 # ---- Other people's zoos: their loaders are replaced by ones that write down how they are called -------------------------
@@ -743,7 +743,7 @@ def test_huggingface(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], ex
     monkeypatch.setitem(sys.modules, "transformers.image_processing_base", base)
     monkeypatch.setattr("wassail.zoo.models._versions", lambda *names: dict.fromkeys(names, "1"))
     source = open_model("hf:people/net")
-    assert calls == [("people/net", {"trust_remote_code": False}, "1")]
+    assert calls == [("people/net", {"trust_remote_code": False, "attn_implementation": "eager"}, "1")]
     torch.testing.assert_close(source.model(batch(3)), expected(batch(3)).flatten(1), rtol=1e-5, atol=1e-5)
     assert source.kind == "huggingface" and source.info["classes"] == ["cat", "dog"]
     json.dumps(source.info)
@@ -778,7 +778,7 @@ PUBLISHED = {  # file: normalisation, data, images and the share of correct ones
 def correct(zoo: Any, file: str, n: int) -> int:
     pytest.importorskip("onnx")
     (mean, std), data, _, _ = PUBLISHED[file]
-    model = open_model(str(zoo.HERE / "models" / f"{file}.onnx"), mean=mean, std=std).model
+    model = open_model(str(zoo.HERE / "models" / f"{file}.onnx"), mean=mean, std=std, trust=True).model
     samples = open_data(str(zoo.HERE / "data" / f"{data}_test.npz"), n)
     found = 0
     with torch.no_grad():

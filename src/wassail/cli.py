@@ -41,7 +41,7 @@ FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "k
 DEMO_SECONDS = "120"  # for the certificates of the demo, which need a third of it on a laptop
 CHUNK = 100  # samples that are computed, and stored, in one go
 PRECISIONS = ("float32", "bfloat16", "float16")  # of evaluation.protocol
-MODEL_OPTIONS = ("weights", "mean", "std", "logits", "models_dir", "dataset", "ids", "preprocessing")
+MODEL_OPTIONS = ("weights", "mean", "std", "logits", "models_dir", "dataset", "ids", "preprocessing", "trust")
 EXPORTS = ("csv", "robustbench", "pt", "npz", "png")  # of evaluation.export
 SLOPE_DEFINITIONS = """\
 slope: growth of the worst expected loss per unit of eps, over distributions within Wasserstein-1 distance eps of the data.
@@ -226,6 +226,9 @@ def _model_options(parser: argparse.ArgumentParser, required: bool = True) -> No
     parser.add_argument("--logits", metavar="KEY", help="key, attribute or place of the logits in what the model returns")
     parser.add_argument(
         "--models-dir", default="models", metavar="DIR", help="RobustBench's folder of checkpoints (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="an .onnx or .pt2 file of your own: no first pass in a process of its own"
     )
     parser.add_argument("--dataset", default=None, help="RobustBench's name of the data set (default: cifar10, or by --data)")
     if required:
@@ -639,6 +642,7 @@ def _model(options: argparse.Namespace, norm: float) -> Source:
     return open_model(
         options.model, weights=options.weights, mean=mean, std=std, logits=options.logits,
         models=options.models_dir or "models", dataset=options.dataset or "cifar10", threat="L2" if norm == 2 else "Linf",
+        trust=bool(options.trust),
     )  # fmt: skip
 
 

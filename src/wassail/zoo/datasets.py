@@ -14,8 +14,11 @@ they were 8-bit.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
+import inspect
+import io
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +42,7 @@ from wassail.zoo.files import (
     read_safetensors,
     reading,
 )
-from wassail.zoo.weights import sha256
+from wassail.zoo.weights import regular, sha256
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -106,6 +109,17 @@ def open_data(
 
 def _named(name: str, n: int | None, ids: str | Path | None, preprocessing: str | None) -> Data:
     path = Path(name)
+    own = (
+        factory.is_call(name) and not path.exists() and not name.startswith("hf:")
+    )  # errors of the user's code stay as they are
+    with contextlib.nullcontext() if own else reading(name):
+        found = _opened(name, path, n, ids, preprocessing)
+    if not len(found):
+        raise InputError(f"{name!r} holds no samples: give data with at least one.")
+    return found
+
+
+def _opened(name: str, path: Path, n: int | None, ids: str | Path | None, preprocessing: str | None) -> Data:
     images = path.is_dir() or name.startswith("hf:")
     if name in DATASETS or name.partition(":")[0] in DATASETS:
         found = _builtin(name)
@@ -215,7 +229,9 @@ class ArrayData(Data):
         self._change, steps = layout(tuple(self._x.shape), _kind(self._x.dtype), name)
         _labels(self._y[0:0], name)
         self.info = {**table.info, "preprocessing": steps}
-        self.shape = tuple(self._change(torch.zeros(1, *self._x.shape[1:], dtype=_kind(self._x.dtype))).shape[1:])
+        self.shape = tuple(
+            self._change(torch.empty(1, *self._x.shape[1:], dtype=_kind(self._x.dtype), device="meta")).shape[1:]
+        )
 
     def __len__(self) -> int:
         """N."""
@@ -322,7 +338,10 @@ def layout(shape: tuple[int, ...], dtype: torch.dtype, name: str) -> tuple[Calla
 def _kind(dtype: Any) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
         return dtype
-    return torch.from_numpy(np.zeros(0, np.dtype(dtype).newbyteorder("="))).dtype
+    try:
+        return torch.from_numpy(np.zeros(0, np.dtype(dtype).newbyteorder("="))).dtype
+    except TypeError:
+        raise InputError(f"the data hold {np.dtype(dtype)}, which torch does not know: save float32 or float64.") from None
 
 
 def _tensor(rows: Any) -> Tensor:
@@ -445,7 +464,7 @@ def _is_saved(folder: Path) -> bool:
 
 def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
     """A Hugging Face data set of images, `hf:NAME` or `hf:NAME:SPLIT`, from a folder that save_to_disk wrote or the cache."""
-    from wassail.zoo.images import Preprocessing
+    from wassail.zoo.images import Preprocessing, open_image
 
     change = Preprocessing(preprocessing)
     word, _, split = name.removeprefix("hf:").partition(":")
@@ -453,8 +472,12 @@ def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
         library: Any = importlib.import_module("datasets")
     except Exception as error:  # a broken library of its own raises more than ImportError
         raise InputError(f"{name!r} needs the package datasets ({error}): install it with pip install datasets.") from error
+    # Scripts that come with data are never run. Libraries from version 4 on run none, and do not know the word.
     try:
-        table = library.load_from_disk(word) if Path(word).is_dir() and _is_saved(Path(word)) else library.load_dataset(word)
+        known = inspect.signature(library.load_dataset).parameters
+        options = {"trust_remote_code": False} if "trust_remote_code" in known else {}
+        saved = Path(word).is_dir() and _is_saved(Path(word))
+        table = library.load_from_disk(word) if saved else library.load_dataset(word, **options)
     except Exception as error:  # no network, no such name, a script that would have to run
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(
@@ -472,10 +495,19 @@ def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
     if image is None or label is None:
         raise InputError(f"{name!r} has columns {', '.join(features)}: it needs one of images and one of class labels.")
 
+    if hasattr(table, "cast_column") and hasattr(library, "Image"):  # decoded here, by the formats that are promised only
+        table = table.cast_column(image, library.Image(decode=False))
+
     def item(place: int) -> tuple[Any, Any]:
-        row = table[place]
         with reading(name):
-            return change.keep_mode(row[image]), row[label]
+            row = table[place]
+            found = row[image]
+            if isinstance(found, Mapping):
+                stored, where = found.get("bytes"), f"image {place} of {name}"
+                if stored is None:
+                    regular(found["path"], "an image")
+                found = open_image(found["path"] if stored is None else io.BytesIO(stored), where)
+            return change.keep_mode(found), row[label]
 
     info = {
         "source": "huggingface", "split": split or str(getattr(table, "split", "") or ""), "columns": [image, label],

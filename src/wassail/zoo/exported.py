@@ -5,9 +5,10 @@
 
 `torch.export.load` trusts its file: it unpickles sample inputs, constants and some weights, and hands sizes to `sympy.sympify`,
 which evaluates them. Either runs code out of the file. What a classifier needs of it is plain: a list of operators, written in
-JSON, and weights, written as bytes. That is all that is read here. Operators are looked up in a list of those that compute
-tensors from tensors; nothing is unpickled but by torch's restricted unpickler (files of torch 2.8 and before keep their weights
-in a `.pt`), and nothing is evaluated.
+JSON, and weights, written as bytes. That is all that is read here. Operators are looked up in a list of those that a classifier
+in eval mode needs (`wassail.zoo.operators`), and for every size of a batch the whole program is first gone through without
+memory, each argument and each shape compared with what its operator assumes. Nothing is unpickled but by torch's restricted
+unpickler (files of torch 2.8 and before keep their weights in a `.pt`), and nothing is evaluated.
 
 Exports have a batch of any size or of one that is fixed. A fixed one is made batchable: the operators are tried on several rows
 at once, and kept that way if the logits are those of the rows alone; else the rows run one by one (`torch.vmap` where it can).
@@ -15,15 +16,15 @@ at once, and kept that way if the logits are those of the rows alone; else the r
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 import math
-import operator
 import re
+import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wassail.errors import InputError
+from wassail.zoo import operators
+from wassail.zoo.operators import LARGEST, Arithmetic, Operator
+from wassail.zoo.weights import load_tensors, plain_tensors, regular
 
 __all__ = ["ExportedClassifier", "load_exported"]
 
@@ -42,6 +46,7 @@ def load_exported(path: str | Path) -> ExportedClassifier:
     The graph must have one tensor as its input; the logits are its first output of two dimensions. Weights ask for no gradient.
     """
     path = Path(path)
+    regular(path, "a model")
     try:
         with zipfile.ZipFile(path) as archive:
             program, weights = _read(archive, path)
@@ -64,6 +69,7 @@ _DTYPES = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
     8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
 }  # fmt: skip
+REPEATED = 1 << 20  # numbers of a weight that says the same bytes over and over, as expanded tensors do
 _FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format}
 
 
@@ -112,14 +118,18 @@ def _plain(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Tensor]
     if not data:
         return {}
     try:
-        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        with tempfile.TemporaryDirectory(prefix="wassail-", ignore_cleanup_errors=True) as folder:
+            file = Path(folder, "state.pt")
+            file.write_bytes(data)
+            state = load_tensors(file)
+            if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+                raise ValueError("it is no state dict")
+            plain_tensors(state)
+            return {str(key): value.clone() for key, value in state.items()}
     except Exception:
-        state = None
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise InputError(
             f"{name!r} in {str(path)!r} holds more than tensors, and code in a file is never run: export it again."
-        )
-    return dict(state)
+        ) from None
 
 
 def _payload(archive: zipfile.ZipFile, folder: str, name: str, meta: Mapping[str, Any], path: Path) -> Tensor:
@@ -131,50 +141,25 @@ def _payload(archive: zipfile.ZipFile, folder: str, name: str, meta: Mapping[str
         raise InputError(f"{name!r} in {str(path)!r} has a number type that is not supported: export the model in float32.")
     data = _bytes(archive, folder + member, path)
     size, stride = (tuple(int(part["as_int"]) for part in about[key]) for key in ("sizes", "strides"))
+    start = int(about["storage_offset"]["as_int"])
     dtype = _DTYPES[about["dtype"]]
-    if not data or not math.prod(size):
-        if math.prod(size):
-            raise InputError(f"{name!r} in {str(path)!r} has shape {size} but no bytes: the file is damaged.")
+    count, held = math.prod(size), len(data) // dtype.itemsize
+    if len(size) != len(stride) or min((*size, *stride, start), default=0) < 0:
+        raise InputError(f"{name!r} in {str(path)!r} has shape {size} and strides {stride}: the file is damaged.")
+    if not count:
+        if max(size, default=0) > LARGEST:
+            raise InputError(f"{name!r} in {str(path)!r} has shape {size}: the file is damaged.")
         return torch.zeros(size, dtype=dtype)
-    flat = torch.frombuffer(bytearray(data), dtype=dtype)
-    return flat.as_strided(size, stride, int(about["storage_offset"]["as_int"])).clone()
+    last = start + sum((s - 1) * step for s, step in zip(size, stride))
+    if last >= held or (count > held and count > REPEATED):
+        raise InputError(f"{name!r} in {str(path)!r} has shape {size} but no bytes for it ({len(data)}): the file is damaged.")
+    flat = torch.frombuffer(bytearray(data), dtype=dtype, count=held)
+    return flat.as_strided(size, stride, start).clone()
 
 
 # ---- The graph -----------------------------------------------------------------------------------------------------------
 
-_SIZES: dict[str, Callable[..., Any]] = {  # arithmetic on sizes
-    f"_operator.{name}": getattr(operator, name)
-    for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge", "getitem")
-}
 _ASSERTIONS = re.compile(r"torch\.ops\.aten\.(_assert\w*|sym_constrain_range\w*)\.\w+")  # they hold for the export's own types
-_ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
-# Those that compute tensors from tensors. Not all do: some write files (save), some open them (from_file).
-_OPERATORS = frozenset(
-    """
-    abs acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d add
-    add_ addbmm addcdiv addcmul addmm addmv alias all alpha_dropout amax amin any arange argmax argmin as_strided asin asinh
-    atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bilinear bitwise_and bitwise_not bitwise_or bmm
-    broadcast_tensors broadcast_to bucketize cat ceil celu celu_ chunk clamp clamp_ clamp_max clamp_min clone
-    constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d convolution copy cos cosh cumprod
-    cumsum detach detach_ diag diagonal div div_ dot dropout dropout_ einsum elu elu_ embedding empty empty_like eq erf erfc
-    exp exp2 expand expand_as expm1 eye feature_dropout fill flatten flip floor floor_divide fmod full full_like gather ge
-    gelu gelu_ glu grid_sampler grid_sampler_2d group_norm gt hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_
-    hardtanh hardtanh_ hstack im2col index index_add index_copy index_put index_select instance_norm isfinite isinf isnan
-    layer_norm le leaky_relu leaky_relu_ lerp lift_fresh_copy linalg_norm linalg_vector_norm linear linspace log log10 log1p
-    log2 log_sigmoid log_softmax logical_and logical_not logical_or logical_xor logsumexp lt masked_fill masked_fill_ matmul
-    max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean min minimum mish mish_ mm movedim mul mul_ mv
-    nan_to_num narrow native_batch_norm native_dropout native_group_norm native_layer_norm ne neg new_empty new_full
-    new_ones new_zeros norm numpy_T one_hot ones ones_like outer pad permute pixel_shuffle pixel_unshuffle pow prelu prod
-    reciprocal reflection_pad1d reflection_pad2d relu relu6 relu6_ relu_ remainder repeat repeat_interleave
-    replication_pad1d replication_pad2d reshape reshape_as rms_norm roll round rrelu rsqrt rsub scalar_tensor
-    scaled_dot_product_attention scatter scatter_add select select_scatter selu selu_ sigmoid sigmoid_ sign silu silu_ sin
-    sinh slice slice_scatter softmax softplus softshrink sort split split_with_sizes sqrt square squeeze stack std sub sub_
-    sum sym_numel sym_size t tan tanh tanh_ tensor_split tile to topk transpose tril triu true_divide unbind unflatten
-    unfold unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_nearest2d var var_mean view view_as vstack where zeros
-    zeros_like _adaptive_avg_pool2d _log_softmax _native_batch_norm_legit_no_training _softmax _to_copy _unsafe_view
-    _upsample_bicubic2d_aa _upsample_bilinear2d_aa
-    """.split()  # noqa: SIM905
-)
 
 
 @dataclass(frozen=True)
@@ -192,11 +177,12 @@ class _Device:
 class _Step:
     """One operator: what it is called with, the names of its results, and the values that nobody needs after it."""
 
-    run: Callable[..., Any]
+    what: Operator | Arithmetic
     positional: tuple[Any, ...]
     named: dict[str, Any]
     results: tuple[Any, ...]  # names; None for a result that is not used; a tuple of names for a list
     finished: tuple[str, ...] = ()
+    keeps: str | None = None  # the argument whose shape and type the result must have, as it took its place
 
 
 class ExportedClassifier(nn.Module):
@@ -219,6 +205,7 @@ class ExportedClassifier(nn.Module):
         self.steps, self.logits, self.batch, self.version = steps, logits, batch, version
         self.sample, self.shape, self.kind = sample
         self.rows = "together"
+        self.approved: set[int] = set()  # sizes of a batch for which every call was looked at
         self.places: dict[str, str] = {}
         for place, (name, value) in enumerate(tensors.items()):
             self.places[name] = f"tensor_{place}"
@@ -231,11 +218,14 @@ class ExportedClassifier(nn.Module):
         """Logits of the samples, `(n, *shape) -> (n, K)`."""
         x = x.reshape(x.shape[0], *self.shape)  # with the batch written out: half a sample must not pass for one
         if self.batch is None or self.rows == "together" or x.shape[0] == self.batch:
+            self._approve(x, len(x))
             return self._run(x)
         if self.rows == "vmap" and len(x):
+            self._approve(x, 1)
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no rule for vmap
                 logits: Tensor = torch.vmap(lambda row: self._run(row[None])[0])(x)
             return logits
+        self._approve(x, self.batch)
         short = -len(x) % self.batch  # the last group is filled up with rows that are cut off again
         filled = torch.cat([x, x.new_zeros(short, *self.shape)]) if short else x
         groups = [self._run(filled[start : start + self.batch]) for start in range(0, len(filled), self.batch)]
@@ -244,14 +234,18 @@ class ExportedClassifier(nn.Module):
     def decide(self) -> None:
         """Find out how a fixed batch can take more rows: together only if that gives the logits of the rows alone."""
         if self.batch is None:
-            self._run(torch.zeros(2, *self.shape, dtype=self.kind))
+            with torch.no_grad():
+                self(torch.zeros(2, *self.shape, dtype=self.kind))
+            with contextlib.suppress(Exception):  # an export may need two rows
+                self._approve(torch.zeros(1, *self.shape, dtype=self.kind), 1)
             return
         for rows in ("together", "vmap") if self.batch == 1 else ("together",):
             self.rows = rows
             if all(self._same(size) for size in (2, 3, 5)):
                 return
         self.rows = "one by one"
-        self(torch.zeros(self.batch + 1, *self.shape, dtype=self.kind))
+        with torch.no_grad():
+            self(torch.zeros(self.batch + 1, *self.shape, dtype=self.kind))
 
     @torch.no_grad()
     def _same(self, size: int) -> bool:
@@ -267,13 +261,28 @@ class ExportedClassifier(nn.Module):
             return False
         return found.shape == alone.shape and bool((found - alone).abs().max() <= 1e-4 * alone.abs().max())
 
-    def _run(self, x: Tensor) -> Tensor:
-        # Operators may write in place, and the samples are the caller's.
-        values: dict[str, Any] = {self.sample: x.clone()}
+    @torch.no_grad()
+    def _approve(self, x: Tensor, rows: int) -> None:
+        """Go through the program without memory for a batch of that many rows: every argument, shape and size is looked at.
+
+        Nothing in the program depends on the values of the samples, so once for each number of rows is enough.
+        """
+        if rows in self.approved or type(x) not in (Tensor, nn.Parameter):  # what traces the model computes nothing
+            return
+        self._run(torch.empty(rows, *self.shape, dtype=x.dtype, device="meta"), check=True)
+        self.approved.add(rows)
+
+    def _run(self, x: Tensor, check: bool = False) -> Tensor:
+        values: dict[str, Any] = {self.sample: x}
         for step in self.steps:
             positional = [self._value(argument, values, x) for argument in step.positional]
             named = {name: self._value(argument, values, x) for name, argument in step.named.items()}
-            found = step.run(*positional, **named)
+            if check and isinstance(step.what, Operator):
+                names = step.results[0] if step.results else ()
+                step.what.check(named, len(names) if isinstance(names, tuple) else 1)
+            found = step.what.run(*positional, **named)
+            if check:
+                self._look(step, found, named, len(x))
             if len(step.results) == 1:
                 found = (found,)
             for names, result in zip(step.results, found):
@@ -281,11 +290,30 @@ class ExportedClassifier(nn.Module):
             for name in step.finished:  # else every activation would stay in memory, even without gradients
                 values.pop(name, None)
         logits: Tensor = values[self.logits] if self.logits in values else getattr(self, self.places[self.logits])
+        if check and (not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x)):
+            raise ValueError(f"the logits have shape {tuple(logits.shape)} for {len(x)} samples")
         return logits
+
+    def _look(self, step: _Step, found: Any, named: Mapping[str, Any], rows: int) -> None:
+        """Raise ValueError where a result is too large, or is not what the program says."""
+        operators.limit(found, rows, str(getattr(step.what, "target", "")))
+        several = len(step.results) > 1 or (len(step.results) == 1 and isinstance(step.results[0], tuple))
+        if several != isinstance(found, (list, tuple)):
+            raise ValueError("an operator has other results than the program says")
+        expected = step.results[0] if len(step.results) == 1 and several else step.results
+        if several and len(found) != len(expected):
+            raise ValueError("an operator has other results than the program says")
+        if step.keeps is not None:
+            before = named[step.keeps]
+            if found.shape != before.shape or found.dtype != before.dtype:
+                raise ValueError("an operator that writes into its argument changes its shape")
 
     def _value(self, argument: Any, values: Mapping[str, Any], x: Tensor) -> Any:
         if isinstance(argument, _Name):
-            return values[argument.name] if argument.name in values else getattr(self, self.places[argument.name])
+            if argument.name in values:
+                return values[argument.name]
+            held = getattr(self, self.places[argument.name])
+            return held.to("meta") if x.is_meta else held
         if isinstance(argument, list):
             return [self._value(entry, values, x) for entry in argument]
         return x.device if isinstance(argument, _Device) else argument
@@ -322,7 +350,13 @@ def _build(program: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
     sizes = [size.get("as_int") for size in metas[samples[0]]["sizes"]]
     if len(sizes) < 2 or None in sizes[1:]:
         raise InputError(f"{str(path)!r} takes samples of any size: export it with only the batch dynamic.")
-    steps = _free([step for node in graph["nodes"] if (step := _step(node, tensors, path)) is not None], logits)
+    numbers = math.prod(int(size) for size in sizes[1:])
+    if min(int(size) for size in sizes[1:]) < 1 or numbers > LARGEST or not 0 < int(sizes[0] or 1) * numbers <= LARGEST:
+        raise InputError(f"{str(path)!r} takes samples of shape {tuple(sizes)}, which no data set has: export it again.")
+    if samples[0] in tensors or _DTYPES.get(metas[samples[0]]["dtype"], torch.bool) == torch.bool:
+        raise InputError(f"{str(path)!r} takes samples of an unknown number type: export the classifier in float32.")
+    nodes, logits = _without_writing(graph["nodes"], logits, set(tensors), path)
+    steps = _free([step for node in nodes if (step := _step(node, path)) is not None], logits)
     sample = (samples[0], tuple(int(size) for size in sizes[1:]), _DTYPES[metas[samples[0]]["dtype"]])
     return ExportedClassifier(steps, tensors, sample, logits, sizes[0], str(program.get("torch_version", "unknown")))
 
@@ -330,23 +364,72 @@ def _build(program: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
 _HELD = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
 
 
-def _step(node: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> _Step | None:
+def _step(node: Mapping[str, Any], path: Path) -> _Step | None:
     target = str(node["target"])
     if _ASSERTIONS.fullmatch(target):
         return None
     arguments = [(str(entry["name"]), _argument(entry["arg"], target, path)) for entry in node["inputs"]]
     results = tuple(name for entry in node["outputs"] for name in _results(entry, target, path))
-    if target in _SIZES:
-        return _Step(_SIZES[target], tuple(value for _, value in arguments), {}, results)
-    match = _ATEN.fullmatch(target)
-    if match is None or match[1] not in _OPERATORS or not hasattr(getattr(torch.ops.aten, match[1], None), match[2]):
+    if target in operators.ARITHMETIC:
+        return _Step(Arithmetic(target), tuple(value for _, value in arguments), {}, results)
+    what = operators.find(target)
+    if what is None:
         raise InputError(f"{str(path)!r} uses the operator {target!r}, which this loader does not know: export it without.")
-    run: Any = getattr(getattr(torch.ops.aten, match[1]), match[2])
-    for name, value in arguments:
-        written = any(a.name == name and a.alias_info is not None and a.alias_info.is_write for a in run._schema.arguments)
-        if written and isinstance(value, _Name) and value.name in tensors:
-            raise InputError(f"{str(path)!r} writes to its own weights ({target}): export the model in eval mode.")
-    return _Step(run, (), dict(arguments), results)
+    what.check_names([name for name, _ in arguments])
+    named = dict(arguments)
+    if "device" in what.schema:
+        named["device"] = _Device()
+    return _Step(what, (), named, results, keeps=node.get("keeps"))
+
+
+def _without_writing(nodes: list[Any], logits: str, weights: set[str], path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The program with no operator that writes into its argument, and the name of its logits.
+
+    An activation in place becomes one that returns a new value, which takes the place of its argument from there on. That is
+    the same program unless something else shares the memory of the argument and is used afterwards: such programs are refused.
+    """
+    last: dict[str, int] = {logits: len(nodes)}  # where each value is used last
+    for place, node in enumerate(nodes):
+        for name in _mentioned([_argument(entry["arg"], str(node["target"]), path) for entry in node["inputs"]]):
+            last[name] = max(last.get(name, -1), place)
+    shares: dict[str, set[str]] = {}  # names whose memory may be the same, one set for all of them
+    renamed: dict[str, str] = {}
+    found: list[dict[str, Any]] = []
+    for place, node in enumerate(nodes):
+        target = str(node["target"])
+        inputs = [{**entry, "arg": _renamed(entry["arg"], renamed)} for entry in node["inputs"]]
+        results = [name for entry in node["outputs"] for name in _results(entry, target, path)]
+        names = [name for part in results for name in (part if isinstance(part, tuple) else (part,)) if name]
+        plain = operators.functional(target)
+        if plain is not None:
+            written = node["inputs"][0]["arg"].get("as_tensor", {}).get("name")
+            now = renamed.get(written, written)
+            if written is None or len(names) != 1 or now in weights or not weights.isdisjoint(shares.get(now, ())):
+                raise InputError(f"{str(path)!r} writes to its own weights ({target}): export the model in eval mode.")
+            others = shares.get(now, set()) - {now}
+            if any(last.get(origin, -1) > place for origin in others):
+                raise InputError(f"{str(path)!r} writes over a value that it uses again ({target}): export it without.")
+            found.append({**node, "target": plain, "inputs": inputs, "keeps": str(node["inputs"][0]["name"])})
+            renamed.update({name: names[0] for name, new in renamed.items() if new == now} | {written: names[0]})
+            last[names[0]] = max(last.get(names[0], -1), last.get(written, -1))
+            continue
+        found.append({**node, "inputs": inputs})
+        what = operators.find(target)
+        if target not in operators.ARITHMETIC and (what is None or what.aliases):
+            mentioned = _mentioned([_argument(entry["arg"], target, path) for entry in inputs])
+            group = set(names).union(*({name} | shares.get(name, set()) for name in mentioned))
+            shares.update(dict.fromkeys(group, group))
+    return found, renamed.get(logits, logits)
+
+
+def _renamed(argument: Any, names: Mapping[str, str]) -> Any:
+    """An argument with other names for the tensors in it."""
+    if isinstance(argument, Mapping):
+        return {
+            key: names.get(value, value) if key == "name" and isinstance(value, str) else _renamed(value, names)
+            for key, value in argument.items()
+        }
+    return [_renamed(entry, names) for entry in argument] if isinstance(argument, list) else argument
 
 
 def _argument(argument: Mapping[str, Any], target: str, path: Path) -> Any:
@@ -402,7 +485,7 @@ def _free(steps: list[_Step], logits: str) -> list[_Step]:
         made = [name for names in step.results for name in (names if isinstance(names, tuple) else (names,)) if name]
         finished = tuple(dict.fromkeys(name for name in (*mentioned, *made) if name not in used))
         used.update(mentioned)
-        found.append(_Step(step.run, step.positional, step.named, step.results, finished))
+        found.append(replace(step, finished=finished))
     return found[::-1]
 
 

@@ -20,15 +20,16 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from wassail.errors import InputError
-from wassail.zoo.weights import sha256
+from wassail.zoo.weights import regular, sha256
 
 LIMIT = 64 << 30  # bytes that one array may have
 RATIO = 200  # images compress ten times or so; DEFLATE cannot exceed 1032
+REST = 1 << 30  # bytes after the samples that are asked for: they are unpacked too, up to here, to compare the checksum
 _SAMPLES, _LABELS = ("x", "images"), ("y", "labels")
 
 
@@ -52,12 +53,9 @@ def reading(name: str | Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
+    except Exception as error:  # zlib, zipfile, tokenize, struct and others each raise errors of their own
         text = str(getattr(error, "strerror", None) or error) or type(error).__name__
         raise InputError(f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}.") from None
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, pickle.UnpicklingError) as error:
-        text = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"cannot read data from {str(name)!r}: {text}.") from None
 
 
 # ---- .npz ----------------------------------------------------------------------------------------------------------------
@@ -69,6 +67,7 @@ def read_npz(path: Path, n: int | None = None) -> Table:
     Members that are stored as they are get mapped where they lie; compressed ones are unpacked once, only as many rows as are
     asked for, into a temporary file that is mapped and disappears with the table.
     """
+    regular(path, "data")
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         keys = [next((key for key in names if key in members), None) for names in (_SAMPLES, _LABELS)]
@@ -98,11 +97,23 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int 
                 skip = info.header_offset + 30 + sum(struct.unpack("<HH", fixed[26:30])) + start
             if skip + size > path.stat().st_size:
                 raise InputError(f"{name} ends after the end of the file: the file is damaged.")
+            drain(file, size)
             return _map(path, dtype, shape, skip)[:n]
         rows = shape[0] if n is None else min(n, shape[0])
         wanted = rows * math.prod(shape[1:]) * dtype.itemsize
         refuse_bomb(name, wanted, max(info.compress_size, 1))
-        return spool(file, dtype, (rows, *shape[1:]), wanted, name)
+        unpacked = spool(file, dtype, (rows, *shape[1:]), wanted, name)
+        if size - wanted <= REST:
+            drain(file, size - wanted)
+        return unpacked
+
+
+def drain(file: IO[bytes], left: int) -> None:
+    """Read a member of an archive to its end: its checksum is compared there."""
+    while piece := file.read(1 << 16):
+        left -= len(piece)
+        if left < 0:
+            raise ValueError("it is longer than it says")
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -115,8 +126,12 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
         raise InputError(f"{name} has version {version} of the npy format: save it with a plain number type.")
     if dtype.hasobject or dtype.kind not in "buif":
         raise InputError(f"{name} holds {dtype}, not numbers: save plain arrays (objects could run code and are never read).")
+    if dtype.itemsize > 8:
+        raise InputError(f"{name} holds {dtype}, which torch does not know: save it as float32 or float64.")
     if not shape:
         raise InputError(f"{name} is a single number: save arrays of shape (N, ...).")
+    if len(shape) > 16 or not all(0 <= size <= LIMIT for size in shape):
+        raise InputError(f"{name} has shape {shape}: the file is damaged.")
     return shape, fortran, dtype
 
 
@@ -183,8 +198,7 @@ def read_safetensors(path: Path, n: int | None = None) -> Table:
     from safetensors import SafetensorError, safe_open
 
     with reading(path):
-        if not path.is_file():
-            raise InputError(f"cannot read data from {str(path)!r}: no such file.")
+        regular(path, "data")
         try:
             with safe_open(path, framework="pt") as file:
                 names = list(file.keys())
@@ -227,21 +241,26 @@ def read_idx(path: Path, n: int | None = None) -> Table:
 
 
 def _idx(path: Path, n: int | None, rank: int) -> Any:
+    regular(path, "data")
     with reading(path), open(path, "rb") as raw:
         packed = path.suffix == ".gz"
-        unpacked: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-        with unpacked as file:
+        opened: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        with opened as file:
             magic = file.read(4)
             if magic != bytes((0, 0, 8, rank)):
                 raise InputError(
                     f"{str(path)!r} is no IDX file of {rank}-dimensional arrays of bytes: it starts with {magic!r}."
                 )
-            shape = struct.unpack(f">{rank}I", file.read(4 * rank))
+            shape: tuple[int, ...] = struct.unpack(f">{rank}I", file.read(4 * rank))
             rows = shape[0] if n is None else min(n, shape[0])
             size = rows * math.prod(shape[1:])
             if packed:
                 refuse_bomb(str(path), size, path.stat().st_size)
-                return spool(file, np.dtype(np.uint8), (rows, *shape[1:]), size, str(path))
+                unpacked = spool(file, np.dtype(np.uint8), (rows, *shape[1:]), size, str(path))
+                rest = math.prod(shape) - size
+                if rest <= REST:
+                    drain(file, rest)
+                return unpacked
             if file.tell() + math.prod(shape) != path.stat().st_size:
                 raise InputError(f"{str(path)!r} should hold {math.prod(shape)} bytes of data and does not: it is damaged.")
             return _map(path, np.dtype(np.uint8), (rows, *shape[1:]), 4 + 4 * rank)
@@ -307,7 +326,9 @@ def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
     if names.is_file():
         with reading(names):
             entries = _entry(restricted_unpickle(names), cifar.class_names, names)
-            classes = tuple(e.decode("utf-8", "replace") if isinstance(e, bytes) else str(e) for e in entries)
+            if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, (str, bytes)) for entry in entries):
+                raise InputError(f"{cifar.class_names!r} in {str(names)!r} is no list of names: it is damaged.")
+            classes = tuple(e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in entries)
     return Table(pixels[:n].reshape(-1, 3, 32, 32), kept, info, classes)
 
 
@@ -340,7 +361,8 @@ class _Array:
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
         plain = isinstance(dtype, _Dtype) and dtype.code in ("u1", "uint8", b"u1", b"uint8") and isinstance(data, bytes)
-        if not plain or fortran or not all(isinstance(s, int) and s >= 0 for s in shape) or math.prod(shape) != len(data):
+        sizes = isinstance(shape, tuple) and len(shape) <= 8 and all(isinstance(s, int) and 0 <= s <= LIMIT for s in shape)
+        if not plain or fortran or not sizes or math.prod(shape) != len(data):
             raise pickle.UnpicklingError("it holds an array that is not one of bytes")
         self.value = np.frombuffer(data, np.uint8).reshape(shape)
 
@@ -375,7 +397,23 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+# Numbers, text, bytes, lists, tuples, dicts, the five names above, and the memory of what came before.
+_OPCODES = """
+    MARK STOP PROTO FRAME NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING
+    SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE
+    TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD PUT BINPUT LONG_BINPUT
+    GET BINGET LONG_BINGET MEMOIZE
+"""
+_PICKLER: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python: it looks before it stores
+
+
+class _Unpickler(_PICKLER):  # type: ignore[misc]
+    """Reads a pickle by the opcodes above; keys are text, bytes or numbers, as the hash of nested tuples may never end."""
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: _PICKLER.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPCODES.split())
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and code in a file is never run")
@@ -384,9 +422,60 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside itself")
 
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        _check_keys(items[::2])
+        self.append({items[i]: items[i + 1] for i in range(0, len(items), 2)})
+
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        _check_keys([key])
+        self._target(dict)[key] = value
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        _check_keys(items[::2])
+        target = self._target(dict)
+        for i in range(0, len(items), 2):
+            target[items[i]] = items[i + 1]
+
+    def load_append(self) -> None:
+        value = self.stack.pop()
+        self._target(list).append(value)
+
+    def load_appends(self) -> None:
+        items = self.pop_mark()
+        self._target(list).extend(items)
+
+    def load_build(self) -> None:
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], (_Array, _Dtype)):
+            raise pickle.UnpicklingError("it sets the state of something else than an array")
+        self.stack[-1].__setstate__(state)
+
+    def _target(self, kind: type) -> Any:
+        if type(self.stack[-1]) is not kind:
+            raise pickle.UnpicklingError("it adds to something that takes nothing")
+        return self.stack[-1]
+
+    dispatch[pickle.DICT[0]] = load_dict
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.APPEND[0]] = load_append
+    dispatch[pickle.APPENDS[0]] = load_appends
+    dispatch[pickle.BUILD[0]] = load_build
+
+
+def _check_keys(keys: list[Any]) -> None:
+    if not all(isinstance(key, (str, bytes, int)) for key in keys):
+        raise pickle.UnpicklingError("a key of a dict in it is neither text nor a number")
+
 
 def restricted_unpickle(path: Path) -> Any:
     """A pickle of lists, dicts, strings, numbers and arrays of bytes; everything else is refused, and nothing is run."""
+    regular(path, "data")
+    if path.stat().st_size > REST:
+        raise InputError(f"cannot read data from {str(path)!r}: no batch of CIFAR has {path.stat().st_size} bytes.")
     data = path.read_bytes()
     try:
         return _plain(_Unpickler(io.BytesIO(data), encoding="bytes").load())

@@ -13,9 +13,12 @@ import numpy as np
 
 from wassail.errors import InputError
 from wassail.zoo.datasets import ItemData
-from wassail.zoo.weights import sha256
+from wassail.zoo.files import reading
+from wassail.zoo.weights import regular, sha256
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # those of the extensions: others start programs (PostScript)
+PIXELS = 1 << 25  # of an image, packed or resized
 _NAME = re.compile(r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?")
 _WORDNET = re.compile(r"n\d{8}")
 _IMAGENET = 1000
@@ -61,6 +64,8 @@ class Preprocessing:
             if self.crop is not None:  # the shorter side; the longer one rounded down, as torchvision does
                 short = min(wide, high)
                 size = (int(self.resize * wide / short), int(self.resize * high / short))
+            if size[0] * size[1] > PIXELS:
+                raise InputError(f"an image of {wide} x {high} would be resized to {size[0]} x {size[1]}: leave it out.")
             image = image.resize(size, Image.Resampling.BICUBIC if self.bicubic else Image.Resampling.BILINEAR)
         if self.crop is not None:
             left, top = (_middle(side, self.crop) for side in image.size)
@@ -98,23 +103,44 @@ class ImageFolder(ItemData):
         chosen = [number[file.split("/")[0]] if label is None else label for file, label in zip(files, labels)]
 
         def item(place: int) -> tuple[Any, int]:
-            return change(_open(root / files[place])), chosen[place]
+            path = root / files[place]
+            regular(path, "an image")
+            with reading(path):
+                return change(open_image(path, str(path))), chosen[place]
 
         named = None if any(label is not None for label in labels) else tuple(classes)
         super().__init__(name, item, len(files), info, named, files)
 
 
 def _walked(root: Path, classes: list[str]) -> tuple[list[str], list[int | None]]:
+    """All images below the class folders, sorted by folder, then by name. Links are followed, but to no folder twice."""
     files = []
+    seen: set[tuple[int, int]] = set()
     for folder in classes:
-        for place, _, names in sorted(os.walk(root / folder, followlinks=True)):
+        found: list[tuple[str, list[str]]] = []
+        open_folders = [str(root / folder)]
+        while open_folders:
+            place = open_folders.pop()
+            about = os.stat(place)
+            if (about.st_dev, about.st_ino) in seen:
+                raise InputError(f"links lead to {place!r} a second time: remove them, or images would be counted twice.")
+            seen.add((about.st_dev, about.st_ino))
+            names = []
+            for entry in os.scandir(place):
+                if entry.is_dir():
+                    open_folders.append(entry.path)
+                elif entry.name.lower().endswith(EXTENSIONS):
+                    names.append(entry.name)
+            found.append((place, sorted(names)))
+        for place, names in sorted(found):
             inside = Path(place).relative_to(root)
-            files += [(inside / name).as_posix() for name in sorted(names) if name.lower().endswith(EXTENSIONS)]
+            files += [(inside / name).as_posix() for name in names]
     return files, [None] * len(files)
 
 
 def _listed(ids: Path, root: Path, classes: list[str]) -> tuple[list[str], list[int | None]]:
     """The images that a file names, one a line: `folder/image`, perhaps with a label behind it."""
+    regular(ids, "the ids")
     try:
         lines = [line.strip() for line in ids.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -152,21 +178,32 @@ def _digest(root: Path, files: list[str]) -> str:
     """SHA-256 of the names and contents of the images, in order."""
     found = hashlib.sha256()
     for file in files:
-        found.update(f"{file} {sha256(root / file)}\n".encode())
+        regular(root / file, "an image")
+        found.update(f"{file} {sha256(root / file)}\n".encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
 
-def _open(path: Path) -> Any:
+def open_image(file: Any, name: str) -> Any:
+    """The Pillow image in a file, decoded; only the formats that are promised are tried.
+
+    Args:
+        file: a path, or a file that is open.
+        name: for the sentence when it fails.
+    """
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError(f"reading {str(path)!r} needs the package pillow: install it with pip install pillow.") from error
+        raise InputError(f"reading {name!r} needs the package pillow: install it with pip install pillow.") from error
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)  # far too large an image is refused, not unpacked
-            with Image.open(path) as image:
+            warnings.simplefilter("ignore")  # about odd metadata, which is not used
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=FORMATS) as image:
+                wide, high = image.size
+                if wide * high > PIXELS:
+                    raise ValueError(f"it would unpack to {wide} x {high} pixels, more than the {PIXELS} that are taken")
                 image.load()
                 return image.copy()
     except Exception as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"cannot read the image {str(path)!r}: {reason}.") from None
+        raise InputError(f"cannot read the image {name!r}: {reason}.") from None

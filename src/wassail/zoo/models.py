@@ -12,7 +12,9 @@ samples: `mean` and `std` put it there. No file that is opened here can run code
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from wassail.errors import InputError, ModelWarning, unknown
 from wassail.network import Model
 from wassail.zoo import MODELS, factory, load, weight_file
-from wassail.zoo.weights import fill, fingerprint, refuse_html, sha256, weights_only
+from wassail.zoo.weights import fill, fingerprint, load_tensors, refuse_html, regular, sha256, weights_only
 
 __all__ = ["KINDS", "Logits", "Normalized", "Source", "open_model"]
 
@@ -116,6 +118,7 @@ def open_model(
     models: str | Path = "models",
     dataset: str = "cifar10",
     threat: str = "Linf",
+    trust: bool = False,
 ) -> Source:
     """The model of that name, in eval mode.
 
@@ -123,7 +126,8 @@ def open_model(
     model. mean, std: normalisation `(x - mean) / std` to put inside; for timm and Hugging Face models in place of their own.
     logits: the key, attribute or place of the logits in what the model returns, if that is not a tensor (Hugging Face models
     need none). models, dataset, threat: RobustBench's folder, data set and threat model, as its `load_model` takes them:
-    checkpoints are looked for at `<models>/<dataset>/<threat>/<NAME>.pt`.
+    checkpoints are looked for at `<models>/<dataset>/<threat>/<NAME>.pt`. trust: whether an `.onnx` or `.pt2` file is read
+    without a first pass in a process of its own (see `wassail.zoo.trial`); only files of your own making deserve it.
     """
     if isinstance(logits, str) and logits.isdigit():  # as a command line has it
         logits = int(logits)
@@ -141,7 +145,7 @@ def open_model(
             logits = "logits" if logits is None else logits
     elif name.endswith((".onnx", ".pt2")):
         _no_weights(name, weights)
-        model, kind, info = _onnx(name) if name.endswith(".onnx") else _exported(name)
+        model, kind, info = _onnx(name, trust) if name.endswith(".onnx") else _exported(name, trust)
     elif name in MODELS or not factory.is_call(name):
         model, kind, info = _builtin(name, weights)
     else:
@@ -185,22 +189,56 @@ def _factory(name: str, weights: str | Path | None) -> tuple[Model, str, dict[st
     return model, "factory", _files(*(path for path in (made.file, weights) if path is not None))
 
 
-def _exported(name: str) -> tuple[nn.Module, str, dict[str, Any]]:
+def _exported(name: str, trust: bool) -> tuple[nn.Module, str, dict[str, Any]]:
     from wassail.zoo.exported import load_exported
 
+    _tried(name, "pt2", trust)
     model = load_exported(name)
     return model, "pt2", {**_files(name), "batch": model.batch or "any", "versions": {"torch at export": model.version}}
 
 
-def _onnx(name: str) -> tuple[nn.Module, str, dict[str, Any]]:
+def _onnx(name: str, trust: bool) -> tuple[nn.Module, str, dict[str, Any]]:
     from wassail.zoo.onnx import load_onnx
 
+    found = _tried(name, "onnx", trust)
     model = load_onnx(name)
-    return model, "onnx", {**_files(name), "versions": _versions("onnx"), "check": _against_runtime(name, model)}
+    if trust:
+        found = runtime_difference(name, model)
+    return model, "onnx", {**_files(name), "versions": _versions("onnx"), "check": _verdict(name, found)}
 
 
-def _against_runtime(name: str, model: Any) -> Mapping[str, Any]:
-    """Compare with onnxruntime on four random samples, if it is installed: an independent reading of the same file."""
+def _tried(name: str, kind: str, trust: bool) -> Mapping[str, Any]:
+    """What a first pass over the file in a process of its own found; nothing where the file is trusted."""
+    regular(name, "a model")
+    if trust:
+        return {}
+    from wassail.zoo.trial import attempt
+
+    return attempt(name, kind, sha256(name))
+
+
+def forth_and_back(model: Any) -> None:
+    """Run a model from a file on two samples, with the gradient: what attacks will do."""
+    x = torch.full((2, *model.shape), 0.5, dtype=getattr(model, "kind", torch.float32))
+    if x.is_floating_point():
+        logits = model(x.requires_grad_())
+        if logits.requires_grad:
+            torch.autograd.grad(logits.sum(), x, allow_unused=True)
+
+
+def import_onnx() -> None:
+    """Load the libraries that read ONNX files, those that are there."""
+    for library in ("onnx", "onnx.numpy_helper", "onnxruntime"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(library)
+
+
+def runtime_difference(name: str, model: Any) -> dict[str, Any]:
+    """Compare with onnxruntime on four random samples, if it is installed: an independent reading of the same file.
+
+    Returns:
+        Its version and the largest difference of the logits relative to the largest, or why there is none.
+    """
     try:
         runtime: Any = importlib.import_module("onnxruntime")
     except ImportError:
@@ -210,6 +248,7 @@ def _against_runtime(name: str, model: Any) -> Mapping[str, Any]:
     try:
         options = runtime.SessionOptions()
         options.log_severity_level = 4
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = runtime.InferenceSession(str(name), options, providers=["CPUExecutionProvider"])
         shape = [size if isinstance(size, int) and size > 0 else 1 for size in session.get_inputs()[0].shape]
         feed = [{session.get_inputs()[0].name: row.reshape(shape).numpy()} for row in x]
@@ -218,7 +257,17 @@ def _against_runtime(name: str, model: Any) -> Mapping[str, Any]:
         return {**version, "result": f"could not run the file: {(str(error).splitlines() or [''])[0][:200]}"}
     with torch.no_grad():
         found = model(x).double()
-    difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
+    if found.shape != expected.shape:
+        return {**version, "difference": math.inf}
+    return {**version, "difference": float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-12))}
+
+
+def _verdict(name: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is recorded about the comparison; a model that is misread is refused."""
+    known = {key: str(found[key]) for key in ("onnxruntime", "result") if key in found}
+    if "difference" not in found:
+        return known
+    difference = float(found["difference"])
     if not difference <= _FAR:
         raise InputError(
             f"{name!r} gives logits that differ from onnxruntime's by {difference:.1e} of the largest: "
@@ -230,7 +279,7 @@ def _against_runtime(name: str, model: Any) -> Mapping[str, Any]:
             ModelWarning,
             stacklevel=2,
         )
-    return {**version, "agrees_within": _CLOSE if difference <= _CLOSE else _FAR}
+    return {**known, "agrees_within": _CLOSE if difference <= _CLOSE else _FAR}
 
 
 def _robustbench(name: str, rest: str, models: Path, dataset: str, threat: str) -> tuple[nn.Module, str, dict[str, Any]]:
@@ -276,7 +325,7 @@ def _safe_checkpoint(path: Path) -> None:
     """Raise unless torch's restricted unpickler can read the file: the loader of another library will read it next."""
     refuse_html(path)
     try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+        load_tensors(path)
     except Exception as error:
         raise InputError(
             f"{str(path)!r} holds more than tensors ({_first(error)}): code in a file is never run, so download it again."
@@ -316,7 +365,9 @@ def _huggingface(name: str, rest: str, mean: Any, std: Any) -> tuple[nn.Module, 
     transformers: Any = _library("transformers", name)
     try:
         with weights_only():
-            model = transformers.AutoModelForImageClassification.from_pretrained(rest, trust_remote_code=False)
+            model = transformers.AutoModelForImageClassification.from_pretrained(
+                rest, trust_remote_code=False, attn_implementation="eager"
+            )
     except Exception as error:
         raise InputError(
             f"transformers could not load the image classifier {rest!r} ({_first(error)}): give a local folder that "

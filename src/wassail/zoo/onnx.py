@@ -29,8 +29,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from wassail.errors import InputError
+from wassail.zoo.operators import LARGEST
+from wassail.zoo.weights import regular
 
 __all__ = ["OnnxClassifier", "load_onnx"]
+
+_WIDEST = 1 << 16  # a window, a stride or a padding
 
 Shape: TypeAlias = "tuple[int, ...]"
 Statistic: TypeAlias = "float | Sequence[float] | Tensor"
@@ -45,8 +49,21 @@ def load_onnx(path: str | Path, mean: Statistic | None = None, std: Statistic | 
     the graph sees `(x - mean) / std`. All weights are float32 parameters that ask for no gradient; use `.double()` for more.
     """
     path = Path(path)
-    graph = _read(path)
-    logits, nodes, constants = _specialise(graph, path)
+    regular(path, "a model")
+    try:
+        graph = _read(path)
+        logits, nodes, constants = _specialise(graph, path)
+        model = OnnxClassifier(graph, logits, nodes, constants, None, None).eval()
+        with torch.no_grad():
+            found = model(torch.full((2, *model.shape), 0.5))
+    except InputError:
+        raise
+    except Exception as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
+        raise InputError(f"{str(path)!r} is no graph that can be run: {_reason(error)}; export the model again.") from error
+    if found.ndim != 2 or len(found) != 2:
+        raise InputError(f"{str(path)!r} gives logits of shape {tuple(found.shape)} for two samples: export the model again.")
+    if mean is None and std is None:
+        return model
     return OnnxClassifier(graph, logits, nodes, constants, mean, std).eval()
 
 
@@ -234,6 +251,8 @@ def _read(path: Path) -> _Graph:
     if len(sizes) < 1 or min(sizes) < 1:
         seen = [dim.dim_value or dim.dim_param or "?" for dim in image.type.tensor_type.shape.dim]
         raise InputError(f"input {image.name!r} of {path} has shape {seen}: export it with a fixed size of the image.")
+    if math.prod(sizes) > LARGEST:
+        raise InputError(f"input {image.name!r} of {path} has shape {sizes}, which no data set has: export the model again.")
 
     def rank(output: Any) -> int | None:
         kind = output.type.tensor_type
@@ -267,7 +286,7 @@ def _specialise(graph: _Graph, path: Path) -> tuple[str, list[_Node], dict[str, 
             )
         try:
             results = _fold(node, values, live)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # hostile attributes make torch's operators stumble in every way
             raise InputError(f"node {node.name!r} ({node.op}) of {path} cannot be run: {_reason(error)}.") from error
         values.update(zip(node.outputs, results))
         if any(node.data) and node.op != "Shape":  # every image has the same shape
@@ -320,11 +339,45 @@ def _fold(node: _Node, values: dict[str, Tensor], live: set[str]) -> list[Tensor
     if any(node.data[1:]) and kind.where != "broadcast" and node.op != "Concat":
         raise ValueError("its weights or other arguments are computed from the image")
     node.axes = tuple(kind.axes(node))
+    _refuse(node)
+    if node.op not in _MAKE_TENSORS:  # without memory first, for the size of the result
+        weightless = [None if value is None else value.to("meta") for value in inputs[: kind.tensors]]
+        expected = kind.run(node, *weightless)
+        for value in [expected] if isinstance(expected, Tensor) else expected:
+            if value.numel() > LARGEST:
+                raise ValueError(f"its result would have shape {tuple(value.shape)}")
     results = kind.run(node, *inputs[: kind.tensors])
     outputs = [results] if isinstance(results, Tensor) else list(results)
     node.results = [tuple(output.shape) for output in outputs]
     node.shift = 0 if kind.where in ("rows", "view") or _rides(node) else 1
     return outputs
+
+
+_MAKE_TENSORS = ("Constant", "ConstantOfShape", "Shape")
+
+
+def _refuse(node: _Node) -> None:
+    """Raise ValueError where torch's kernels would be called with what they were not written for."""
+    if node.op in ("Conv", "MaxPool", "AveragePool"):
+        window = [*node.get("strides", [1]), *node.get("dilations", [1]), *node.get("kernel_shape", [1]), node.get("group", 1)]
+        if node.op == "Conv":
+            window += node.shapes[1]
+        if not all(isinstance(size, int) and 1 <= size <= _WIDEST for size in (*window, *node.shapes[0])):
+            raise ValueError("its window has a size that is not positive, or absurd")
+        if not all(isinstance(size, int) and 0 <= size <= _WIDEST for size in node.get("pads", [])):
+            raise ValueError("its padding is negative or absurd")
+        axes = len(node.shapes[0]) - 2
+        lengths = {"strides": axes, "dilations": axes, "kernel_shape": axes, "pads": 2 * axes}
+        if any(len(node.get(name, [0] * length)) != length for name, length in lengths.items()):
+            raise ValueError("its window has another number of axes than the image")
+    if node.op == "BatchNormalization":
+        channels = node.shapes[0][1:2]
+        if not channels or len(node.shapes) != 5 or any(shape != channels for shape in node.shapes[1:]):
+            raise ValueError(f"its statistics are not one for each of the channels {channels}")
+    if node.op in ("Mod", "Div") and node.integer and not any(node.data):
+        divisor = node.fixed[1]
+        if divisor is None or not bool((divisor > 0).all()):  # the least integer by -1 ends the process on some processors
+            raise ValueError("it divides integers by what is not positive")
 
 
 def _rides(node: _Node) -> bool:
@@ -743,6 +796,8 @@ def _constant_of_shape(node: _Node) -> Tensor:
     fill, target = node.get("value", torch.zeros(1)), node.static("shape", 0)
     if target is None:
         raise ValueError("its shape depends on the values of the image")
+    if any(size < 0 for size in target) or math.prod(target) > LARGEST:
+        raise ValueError(f"its result would have shape {tuple(target)}")
     return torch.full(target, fill.item(), dtype=fill.dtype)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import stat
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,51 @@ from torch import Tensor, nn
 from wassail.errors import InputError
 
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "last")  # where training scripts put their state dict
+_REPEATED = 1 << 20  # numbers of a tensor that says the same bytes over and over, as expanded ones do
 _PREFIXES = ("module.", "model.")  # left behind by DataParallel and by wrappers that normalise
+
+
+def regular(path: str | Path, what: str) -> None:
+    """Raise unless the path is an ordinary file: a pipe would be waited for, a device read without end."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no file can have this name"
+        raise InputError(f"cannot read {what} from {str(path)!r}: {reason}.") from None
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "pipe or a device"
+        raise InputError(f"cannot read {what} from {str(path)!r}: it is a {kind}, so give a file.")
+
+
+def load_tensors(path: str | Path) -> Any:
+    """What torch's restricted unpickler reads from a `.pt` file.
+
+    The archive's checksums are compared first. The file is mapped: a tensor that says it is larger than its bytes is refused
+    then, and would else be filled up with whatever was in the memory.
+    """
+    if not zipfile.is_zipfile(path):  # as torch 1.5 and before wrote them
+        return torch.load(path, map_location="cpu", weights_only=True)
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{info.filename} in it is compressed, which torch.save does not do")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"{damaged} in it is damaged")
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def plain_tensors(state: Mapping[Any, Any]) -> None:
+    """Raise ValueError unless every tensor is dense and has its numbers in the file."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            continue
+        if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise ValueError(f"{name} is no plain tensor")
+        count, size = value.numel(), value.untyped_storage().nbytes()
+        if count * value.itemsize > max(size, _REPEATED * value.itemsize):
+            raise ValueError(f"{name} has {count} numbers in {size} bytes")
 
 
 def sha256(path: str | Path) -> str:
@@ -59,7 +105,7 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+        state: Any = load_tensors(path)
     except Exception as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
         text = str(error) if isinstance(error, OSError) or "weights_only" not in str(error) else ""
         reason = (text.splitlines() or ["it holds more than tensors, and code in a file is never run"])[0].rstrip(".")
@@ -68,7 +114,11 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
         state = state[key]
     if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         raise InputError(f"{str(path)!r} holds no state dict: save model.state_dict() to it.")
-    return dict(state)
+    try:
+        plain_tensors(state)
+    except ValueError as error:
+        raise InputError(f"cannot read weights from {str(path)!r}: {error}; save model.state_dict() to it.") from None
+    return {str(key): value for key, value in state.items()}
 
 
 def fill(model: Any, path: str | Path, name: str) -> None:
@@ -107,6 +157,7 @@ def _some(keys: list[str]) -> str:
 
 def refuse_html(path: str | Path) -> None:
     """Raise where a web page was saved under the name of a checkpoint, as blocked downloads leave behind."""
+    regular(path, "weights")
     try:
         with open(path, "rb") as file:
             start = file.read(512).lstrip().lower()
