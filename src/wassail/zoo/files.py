@@ -404,7 +404,7 @@ _OPCODES = """
     TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD PUT BINPUT LONG_BINPUT
     GET BINGET LONG_BINGET MEMOIZE
 """
-_PICKLER: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python: it looks before it stores
+_PICKLER: Any = pickle._Unpickler  # in Python: it looks before it stores
 
 
 class _Unpickler(_PICKLER):  # type: ignore[misc]

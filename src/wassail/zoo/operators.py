@@ -40,8 +40,8 @@ _OTHERS = """
     clamp_min.default clamp_min.Tensor maximum.default minimum.default max.other min.other eq.Tensor eq.Scalar ne.Tensor
     ne.Scalar ge.Tensor ge.Scalar gt.Tensor gt.Scalar le.Tensor le.Scalar lt.Tensor lt.Scalar logical_and.default
     logical_or.default logical_xor.default bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar
-    bitwise_not.default isfinite.default isinf.default isnan.default masked_fill.Scalar masked_fill.Tensor where.self where.ScalarOther
-    where.ScalarSelf where.Scalar
+    bitwise_not.default isfinite.default isinf.default isnan.default masked_fill.Scalar masked_fill.Tensor
+    where.self where.ScalarOther where.ScalarSelf where.Scalar
     mm.default bmm.default mv.default dot.default matmul.default linear.default addmm.default addmv.default
     baddbmm.default addbmm.default outer.default einsum.default scaled_dot_product_attention.default
     conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding conv_transpose1d.default
@@ -655,7 +655,8 @@ _RULES: dict[str, _Rule] = {
     "broadcast_to": _expand, **dict.fromkeys(("full", "zeros", "ones", "eye", "new_full", "new_ones", "new_zeros"), _made),
     "arange": _arange, "linspace": _linspace, "repeat": _repeat, "tile": _repeat,
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split", "unbind"), _pieces),
-    "repeat_interleave": _interleave, "slice_scatter": _scatter, "select_scatter": _scatter, "slice": _slice, "narrow": _narrow, "select": _select, "unfold": _unfold, "im2col": _im2col, "pixel_shuffle": _shuffle,
+    "repeat_interleave": _interleave, "slice_scatter": _scatter, "select_scatter": _scatter,
+    "slice": _slice, "narrow": _narrow, "select": _select, "unfold": _unfold, "im2col": _im2col, "pixel_shuffle": _shuffle,
     "pixel_unshuffle": _shuffle, "pad": _pad("constant"), "constant_pad_nd": _pad("constant"),
     "reflection_pad1d": _pad("reflect"), "reflection_pad2d": _pad("reflect"), "replication_pad1d": _pad("replicate"),
     "replication_pad2d": _pad("replicate"), "index": _index, "index_select": _index_select, "gather": _gather,

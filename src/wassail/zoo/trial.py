@@ -10,6 +10,8 @@ Linux, and the time of the processor where there is `setrlimit`; elsewhere the c
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import json
 import math
 import os
@@ -21,12 +23,10 @@ from typing import Any
 
 from wassail.errors import InputError
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 __all__ = ["attempt"]
+
+# Windows has none.
+resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
 
 SECONDS = 5.0  # of the processor, after the libraries are loaded
 SECONDS_FOR_EACH_BYTE = 1 / (4 << 20)  # large networks take longer
