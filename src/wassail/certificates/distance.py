@@ -28,6 +28,7 @@ from torch import Tensor
 
 from wassail.certificates import parallel
 from wassail.certificates.condense import STEPS, absolute, layered
+from wassail.certificates.executed import ahead
 from wassail.certificates.propagate import crown, gamma
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
@@ -75,6 +76,7 @@ def nearest_flip(
     *,
     upper: Tensor | None = None,
     lower: Tensor | None = None,
+    slack: Tensor | None = None,
     within: float | None = None,
     time_limit: float | None = None,
     tolerance: float = 1e-9,
@@ -83,7 +85,8 @@ def nearest_flip(
     """The distance of samples `(N, *shape)` with labels `(N,)` to the nearest point of the domain that is not strictly y.
 
     upper, lower `(N,)`: where to start from: distances at which flips are said to be (a hint: every flip reported is found
-    and evaluated here) and radii that are proved. within: look no farther than this, and stop at the first flip that is not
+    and evaluated here) and radii that are proved. slack `(N, K)`: a point counts as a flip where a rival comes that near to y,
+    which is how far the executed network may be from the exact one. within: look no farther than this, and stop at the first flip that is not
     farther: enough to decide a fixed budget. time_limit: seconds for all samples, shared evenly; what is not closed by
     then is reported as a bracket. tolerance: relative, between lower and upper. workers: who shares the open nodes of a sample
     (see `parallel`), one sample after the other.
@@ -106,7 +109,8 @@ def nearest_flip(
         for i in range(len(x)):
             now = time.monotonic()
             deadline = now + max(end - now, 0.0) / (len(x) - i)
-            search = _Search(graph, x[i].clone(), int(y[i]), norm, domain, within, tolerance, deadline, pool)
+            own = graph if slack is None else ahead(graph, slack[i])
+            search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, deadline, pool)
             search.run(float(hints[i]), float(known[i]))
             found.append(search)
     low, high = (torch.tensor([getattr(s, side) for s in found], dtype=torch.float64) for side in ("lower", "upper"))

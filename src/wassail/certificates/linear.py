@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.curves import Curve, Normalise, Plane, Product
+from wassail.certificates.executed import step_error
 from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
 from wassail.errors import InputError
@@ -282,6 +283,7 @@ class Sweep:
         self.bends: dict[int, _Bend] = {}
         self.halves: dict[int, Span] = {}  # middle and half width of the spans where rows are asked, in float32
         self.spreads: dict[int, _Spread] = {}
+        self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
         self.rows = 0  # coefficient vectors substituted so far
 
     def run(self) -> Sweep:
@@ -312,7 +314,8 @@ class Sweep:
         for j in {j for node in self.graph.nodes if node.map is None for j in node.inputs}:
             c, (low, high) = self.centre[j], self.spans[j]
             slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
-            found[j] = c + low - slack, c + high + slack
+            bottom, top = c + low - slack, c + high + slack
+            found[j] = torch.where(bottom.isnan(), -math.inf, bottom), torch.where(top.isnan(), math.inf, top)
         return found
 
     def _affine(self, i: int, node: Node, map_: Linear) -> None:
@@ -323,6 +326,8 @@ class Sweep:
         self.centre[i] = value if node.bias is None else value + node.bias
         wide = self.graph.rounding + terms * 2.0**-52
         residual = wide * (rough.forward(*[c.abs() for c in centres]) + node.bias_size)
+        if self.graph.arithmetic == "executed":
+            residual = residual + self._executed(i, node)
         reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
         middle = map_.forward(*[(a + b) / 2 for a, b in spans])
         width = map_.magnitude().forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
@@ -348,6 +353,14 @@ class Sweep:
             self.tight.add(i)
             if isinstance(map_, Pick):
                 self.boxes.add(i)
+
+    def _executed(self, i: int, node: Node) -> Tensor:
+        """What rounding adds where the network is executed (`executed.py`): an error of the node like any other."""
+        assert self.graph.execution is not None
+        sizes = [self.centre[j].abs() + torch.maximum(-self.spans[j][0], self.spans[j][1]) for j in node.inputs]
+        sources = [self.graph.nodes[j] for j in node.inputs]
+        self.executed[i] = step_error(node, sizes, self.graph.execution.dtype, sources)
+        return self.executed[i]
 
     def _moved(self, kind: Arithmetic, j: int) -> Tensor:
         """The error of node j, charged to its only user instead; 0 if it has several."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wassail.certificates.distance import nearest_flip
+from wassail.certificates.executed import arithmetic_of, margin_errors
 from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
 from wassail.certificates.parallel import Pool, Workers, crew
 from wassail.certificates.split import branch_margins
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
+from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
 from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, check_model, device_of, frozen, versions
 from wassail.records import Record, check_equal
@@ -32,6 +34,7 @@ ROUNDS = 30
 PUSHES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3)  # relative, to move a boundary point to the other side
 POWER = 3.5  # how the margin falls below its tangent, before two radii are known
 HASTE = 6  # rounds after which the bracket is halved
+WIDER, GROWTH = 4.0, 8  # the ball of an exact search in executed arithmetic: beyond what is proved, and how often it may grow
 SMALL = 300  # ReLUs up to which distances are sought exactly
 PATIENCE = 2.0  # seconds of branching for a sample when no time limit is given
 
@@ -42,7 +45,9 @@ class Radii(Record):
 
     values: float64 `(N,)`, rounded down; 0 where the sample is misclassified, inf where nothing in the domain flips; exact:
     bool `(N,)`, whether it is the distance itself (to 1e-9); points: where the nearest flips were found on the way, the sample
-    itself where none was, or None; method, norm, domain; info: time, versions, settings.
+    itself where none was, or None; method, norm, domain; info: time, versions, settings; arithmetic: whether the radii hold for
+    the network as it is "executed", in its own floating-point type, or for the "exact" function. An executed radius is exact
+    where a flip is known at most 0.1 % farther away: no proof gets past the bound on the rounding error.
     """
 
     values: Tensor
@@ -52,6 +57,7 @@ class Radii(Record):
     domain: Domain
     points: Tensor | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    arithmetic: str = "exact"
 
     def flips(self, model: Model, x: Tensor, y: Tensor) -> Flips | None:
         """The points as flips of the model itself, which close the sandwich where radii are exact; None without points.
@@ -81,8 +87,8 @@ class Radii(Record):
         middle = float(self.values[sure].median()) if sure.any() else 0.0
         box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
         return (
-            f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}: {int(sure.sum())} above 0, median of those "
-            f"{middle:.4g}, {int(self.exact.sum())} exact)"
+            f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}, {self.arithmetic} arithmetic: "
+            f"{int(sure.sum())} above 0, median of those {middle:.4g}, {int(self.exact.sum())} exact)"
         )
 
 
@@ -94,6 +100,7 @@ def radii(
     domain: Domain = (0.0, 1.0),
     method: str = "auto",
     *,
+    arithmetic: str = "exact",
     upper: Tensor | None = None,
     start: Radii | None = None,
     eps: Number | None = None,
@@ -115,6 +122,9 @@ def radii(
     upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
     which the search goes on. eps and order steer: samples whose radius cannot change the certified accuracy over
     `Omega_order(eps)` any more are left as they are (mu: sample weights).
+    arithmetic: "executed", radii for the network as it runs in its own floating-point type, all margins proved above a bound on
+    its rounding errors (`executed.py`); "exact", for the exact function, of which the network that runs is a rounded copy; or
+    "auto": executed where the network is covered (piecewise linear, float32 or float64), else exact.
     workers: who shares the search for ONE sample under "exact" and "branch", a number of processes or a pool of
     `certificates.parallel`: for a few hard samples; many are faster side by side (`evaluate` with a runner).
     tolerance: relative precision of the search. A radius is only ever rounded down; misclassified samples and ties have 0.
@@ -126,7 +136,7 @@ def radii(
         raise InputError("eps and order steer together: give both or neither.")
     if batch_size < 1 or number(tolerance, "tolerance") <= 0:
         raise InputError(f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers.")
-    graph, x, y, wrong = _prepared(model, x, y, box)
+    graph, x, y, wrong = _prepared(model, x, y, box, arithmetic)
     chosen = method if method != "auto" else "exact" if _small(graph) else "crown"
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
     limit = None if time_limit is None else number(time_limit, "time_limit")
@@ -134,6 +144,7 @@ def radii(
     with _bar(progress, "certified radii") as report, crew(workers) as pool:
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
+        search.sift()
         if start is not None:
             search.resume(start)
         if chosen == "lipschitz":
@@ -152,7 +163,7 @@ def radii(
         "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}),
         **({"eps": aim[0], "order": aim[1]} if aim else {}),
     }  # fmt: skip
-    return Radii(search.lower, search.exact, chosen, r, box, search.points, info)
+    return Radii(search.lower, search.exact, chosen, r, box, search.points, info, graph.arithmetic)
 
 
 def verify(
@@ -162,6 +173,7 @@ def verify(
     threat: Threat,
     method: str = "auto",
     *,
+    arithmetic: str = "exact",
     steps: int = STEPS,
     time_limit: float | None = None,
     batch_size: int = BATCH,
@@ -170,11 +182,11 @@ def verify(
     """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips. Bool `(N,)`.
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the threat plays no part.
-    method: as in `radii`; "auto" is "crown", then "branch" for what is left, 2 seconds a sample, or "exact" on small networks.
+    arithmetic: as in `radii`. method: as in `radii`; "auto" is "crown", then "branch" for what is left, 2 seconds a sample, or "exact" on small networks.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    graph, x, y, wrong = _prepared(model, x, y, threat.domain)
+    graph, x, y, wrong = _prepared(model, x, y, threat.domain, arithmetic)
     proved = torch.zeros(len(x), dtype=torch.bool)
     if method == "lipschitz":
         values = _by_lipschitz(graph, x, y, threat.norm, threat.domain, time_limit)
@@ -197,7 +209,11 @@ def verify(
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
             rest = None if end is None else max(end - time.monotonic(), 0.0)
-            found = nearest_flip(graph, x[left], y[left], threat.norm, threat.domain, within=threat.eps, time_limit=rest)
+            eps = torch.full((len(left),), threat.eps, dtype=torch.float64)
+            slack = _slack(graph, x[left], y[left], eps, threat.norm, threat.domain)
+            found = nearest_flip(
+                graph, x[left], y[left], threat.norm, threat.domain, slack=slack, within=threat.eps, time_limit=rest
+            )
             proved[left] = found.lower >= threat.eps
     return proved
 
@@ -208,7 +224,18 @@ def _branched(sweep: Sweep, lower: Tensor, k: int, y: int, seconds: float, pool:
     return branch_margins(sweep, k, y, torch.tensor(rivals), time.monotonic() + seconds, pool=pool)[0]
 
 
-def _prepared(model: Model | Graph, x: Tensor, y: Tensor, domain: Domain) -> tuple[Graph, Tensor, Tensor, Tensor]:
+def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain) -> Tensor | None:
+    """How far executed margins may be from exact ones on balls around the samples, `(N, K)`; None in exact arithmetic."""
+    if graph.arithmetic == "exact":
+        return None
+    parts = zip(torch.split(x, BATCH), torch.split(y, BATCH), torch.split(radius, BATCH))
+    found = [margin_errors(Sweep(graph, Balls.make(a, r, norm, domain)).run(), b) for a, b, r in parts]
+    return torch.cat(found) if found else torch.zeros(0, graph.outputs, dtype=torch.float64)
+
+
+def _prepared(
+    model: Model | Graph, x: Tensor, y: Tensor, domain: Domain, arithmetic: str
+) -> tuple[Graph, Tensor, Tensor, Tensor]:
     """The structure, the samples and labels on the CPU, and which samples the model itself misclassifies."""
     x, y = check_data(x, y, domain)
     if isinstance(model, Graph):
@@ -221,7 +248,7 @@ def _prepared(model: Model | Graph, x: Tensor, y: Tensor, domain: Domain) -> tup
             parts = [(predict(model(a.to(device)), b.to(device)) != b.to(device)).cpu() for a, b in pairs]
         wrong = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
         graph = read(model, x.shape[1:], smooth=True)
-    return graph, x.cpu(), y.cpu(), wrong
+    return arithmetic_of(graph, arithmetic), x.cpu(), y.cpu(), wrong
 
 
 class _Search:
@@ -267,8 +294,17 @@ class _Search:
         self.open &= ~wrong
         self.exact |= ~self.open
 
+    def sift(self) -> None:
+        """Samples whose own margin is within the rounding error of the executed network have radius 0."""
+        if self.graph.arithmetic == "exact":
+            return
+        for part in torch.split(self.open.nonzero()[:, 0], self.batch_size):
+            lower = margin_bounds(self.graph, self.x[part], self.y[part], 0.0, self.norm, self.domain)
+            self.open[part] = _least(lower, self.y[part]) > 0
+
     def resume(self, start: Radii) -> None:
         """Go on from radii that are proved."""
+        check_equal("arithmetic", start.arithmetic, self.graph.arithmetic)
         check_equal("norm", start.norm, self.norm)
         check_equal("domain", start.domain, self.domain)
         if len(start) != len(self.x):
@@ -434,6 +470,10 @@ class _Search:
         """By branch and bound, from what is proved and the flips that are known."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & ~self._idle()).nonzero()[:, 0]
+        self.points = self.x.double().clone()  # never the caller's own tensor
+        if self.graph.arithmetic == "executed":
+            self._close_executed(left, limit, pool)
+            return
         found = nearest_flip(
             self.graph, self.x[left], self.y[left], self.norm, self.domain,
             upper=self.flip[left], lower=self.lower[left], time_limit=limit,
@@ -441,8 +481,51 @@ class _Search:
         )  # fmt: skip
         self.lower[left] = torch.maximum(self.lower[left], found.lower)
         self.exact[left] = found.exact
-        self.points = self.x.double().clone()  # never the caller's own tensor
         self.points[left] = found.points
+
+    def _close_executed(self, left: Tensor, limit: float | None, pool: Pool | None) -> None:
+        """The distance at which exact margins meet the bound on the rounding error, which is one for a ball: at most its radius.
+
+        The ball is a few times what is proved, so that it holds the distance, and larger where it does not.
+        """
+        assert self.points is not None
+        end = None if limit is None else time.monotonic() + limit
+        whole = torch.full((len(self.x),), math.inf, dtype=torch.float64)
+        if self.domain is not None:
+            flat = self.x.double().flatten(1)
+            most = torch.maximum(flat - self.domain[0], self.domain[1] - flat)
+            whole = 1.01 * torch.linalg.vector_norm(most, self.norm, dim=1)
+        ball = torch.minimum(WIDER * torch.maximum(self.lower, 1e-3 * self.first), whole)
+        ball = torch.minimum(ball, self.flip * (1 + 1e-6)).clamp(min=1e-300)
+        for _ in range(GROWTH):
+            if not len(left):
+                return
+            x, y, radius = self.x[left], self.y[left], ball[left]
+            slack = _slack(self.graph, x, y, radius, self.norm, self.domain)
+            rest = None if end is None else max(end - time.monotonic(), 0.0)
+            found = nearest_flip(
+                self.graph, x, y, self.norm, self.domain, upper=self.flip[left], slack=slack, time_limit=rest, workers=pool
+            )
+            all_ = (radius >= whole[left]) & (found.lower == math.inf)
+            self.lower[left] = torch.maximum(self.lower[left], torch.where(all_, math.inf, torch.minimum(found.lower, radius)))
+            inside = found.upper < radius
+            points, near = self._flipped(left, found.points)
+            self.exact[left] = all_ | (inside & found.exact & near)
+            self.points[left] = torch.where(column(inside & near, points), points, x.double())
+            out = (found.lower >= radius) & ~all_ & (radius < torch.minimum(whole, self.flip)[left])
+            left = left[out]
+            ball[left] = torch.minimum(WIDER * ball[left], whole[left])
+
+    def _flipped(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Points moved outward until the exact network flips, and whether that took at most the last of `PUSHES`."""
+        x, y = self.x[rows].double(), self.y[rows]
+        best, known = points, torch.zeros(len(rows), dtype=torch.bool)
+        for push in PUSHES:
+            moved = x + (1 + push) * (points - x)
+            moved = moved if self.domain is None else moved.clamp(*self.domain)
+            wrong = predict(self.graph.logits(moved), y) != y
+            best, known = torch.where(column(wrong & ~known, moved), moved, best), known | wrong
+        return best, known
 
 
 def _least(margin: Tensor, y: Tensor) -> Tensor:
@@ -457,13 +540,15 @@ def _small(graph: Graph) -> bool:
 def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, limit: float | None) -> Tensor:
     """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with constants over the whole domain, `(N,)`, rounded down.
 
-    Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside.
+    Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside. The constants are those of the
+    exact function; in executed arithmetic the margins also lose what rounding may take within that radius.
     """
+    exact = replace(graph, arithmetic="exact")
     rung = "auto" if _small(graph) else "propagate" if graph.smooth else "product"
     found = torch.full((len(x),), math.inf, dtype=torch.float64)
     classes = graph.outputs
     pairs_of = zip(torch.split(x, BATCH), torch.split(y, BATCH))
-    here = torch.cat([margin_bounds(graph, a, b, 0.0, norm, domain) for a, b in pairs_of] or [found[:, None]])
+    here = torch.cat([margin_bounds(exact, a, b, 0.0, norm, domain) for a, b in pairs_of] or [found[:, None]])
     labels = sorted(set(y.tolist()))
     pairs = [(k, j) for k in labels for j in range(classes) if j != k]
     known: dict[tuple[int, int], float] = {}
@@ -471,11 +556,18 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domai
         if (j, k) not in known:
             row = torch.zeros(1, classes, dtype=torch.float64)
             row[0, k], row[0, j] = 1.0, -1.0
-            head = graph.head(row)
+            head = exact.head(row)
             each = None if limit is None else limit / len(pairs)
             known[j, k] = known[k, j] = lipschitz(
                 head, norm, domain, outputs="logits", norm_out=math.inf, method=rung, time_limit=each or 1.0
             ).upper
-        mine = y == k
-        found[mine] = torch.minimum(found[mine], here[mine, j].clamp(min=0) / max(known[k, j], 1e-300))
-    return found * (1 - 1e-9)
+    steep = torch.full_like(here, math.inf)  # at y itself nothing is asked
+    for k, j in pairs:
+        steep[y == k, j] = max(known[k, j], 1e-300)
+
+    def radius(slack: Tensor | float) -> Tensor:
+        return ((here - slack).clamp(min=0) / steep).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
+
+    found = radius(0.0)
+    slack = _slack(graph, x, y, found, norm, domain)
+    return found if slack is None else torch.minimum(found, radius(slack))

@@ -23,6 +23,7 @@ from torch.nn.grad import conv2d_input
 
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.curves import Curve, Normalise, Product, Softmax
+from wassail.certificates.executed import FEW, NORM, Execution, Step
 from wassail.certificates.piecewise import Piecewise
 from wassail.errors import InputError
 from wassail.network import Model, frozen
@@ -221,7 +222,8 @@ class Node:
     inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative where
     the ReLU is off, in [0, 1], broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes
     that the bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`; curve: a smooth
-    function that is not entry by entry (a product, softmax, normalised tokens).
+    function that is not entry by entry (a product, softmax, normalised tokens); steps: the operations that are executed for it,
+    none where it is exact in floating point, None where they are not known (`executed.py`).
     """
 
     inputs: tuple[int, ...]
@@ -233,6 +235,7 @@ class Node:
     bias_most: Tensor | None = None
     activation: str | None = None
     curve: Curve | None = None
+    steps: tuple[Step, ...] | None = None
 
     @property
     def bias_size(self) -> Tensor | float:
@@ -249,11 +252,14 @@ class Node:
 class Graph:
     """A network: nodes in topological order, the first the input, the last the logits; piecewise linear or smooth.
 
-    rounding: relative error of the weights themselves, where they were computed.
+    rounding: relative error of the weights themselves, where they were computed; arithmetic: what bounds on it hold for, the
+    "exact" function or the network as "executed"; execution: what is known of that.
     """
 
     nodes: tuple[Node, ...]
     rounding: float = 0.0
+    arithmetic: str = "exact"
+    execution: Execution | None = None
 
     @property
     def inputs(self) -> int:
@@ -403,6 +409,7 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
             raise InputError(f"the model's structure cannot be read for samples of shape {tuple(shape)}: {reason}.") from None
         graph = _Reader(program, tuple(shape), smooth, x.dtype).graph()
+        graph = replace(graph, execution=replace(graph.execution, device=x.device.type)) if graph.execution else graph
         probe = torch.cat([x, -x, 4 * x])
         truth, ours = model(probe).double().cpu(), graph.logits(probe.cpu())
     if not torch.isfinite(truth).all():
@@ -439,7 +446,7 @@ class _Reader:
 
     def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool, dtype: torch.dtype) -> None:
         self.program, self.nodes, self.smooth, self.dtype = program, [Node((), shape, "the input")], smooth, dtype
-        self.place = ""
+        self.place = self.mixed = ""
 
     def graph(self) -> Graph:
         signature = self.program.graph_signature
@@ -452,6 +459,8 @@ class _Reader:
             if node.op == "placeholder":
                 owner = owners.get(node.name)
                 values[node] = _Index(0, 1) if owner is None else _wide(constants[owner])
+                if owner is not None and constants[owner].ndim and constants[owner].is_floating_point():
+                    self._same_type(constants[owner].dtype, owner)
             elif node.op == "output":
                 result = values[node.args[0][0]]
                 if len(node.args[0]) != 1 or not isinstance(result, _Index):
@@ -472,7 +481,11 @@ class _Reader:
         if "assert" in name:  # the exporter's checks of dtypes, which we have widened
             return None
         if not any(isinstance(v, _Index) for v in flat):
-            return node.target(*args, **options)
+            value = node.target(*args, **options)
+            moved = name.strip("_") in _MOVES | _SAME or "getitem" in name
+            if not moved and any(isinstance(v, Tensor) and v.is_floating_point() for v in flat):
+                self.mixed = self.mixed or f"weights that the model computes, as at {self.place}"
+            return value
         if "getitem" in str(node.target):
             return args[0][args[1]]
         return self._translate(name.strip("_"), node.target, list(args), dict(options))  # relu_ and relu are one
@@ -482,12 +495,14 @@ class _Reader:
         types = [v for v in (*args, *options.values()) if isinstance(v, torch.dtype)]
         if any(t not in (torch.float32, torch.float64) for t in types):
             raise self._refuse("a conversion to integers or to half precision")
+        for t in types:
+            self._same_type(t, self.place)
         if name in _SAME:
             return first
         if name in _MOVES and isinstance(first, _Index):
             return self._move(target, first, args[1:], options)
         if name in _AVERAGES and isinstance(first, _Index):
-            return self._average(target, first, args[1:], options)
+            return self._average(name, target, first, args[1:], options)
         rule = getattr(self, f"_{name}", None)
         if rule is None:
             raise self._refuse(name)
@@ -497,6 +512,11 @@ class _Reader:
             raise
         except (TypeError, AttributeError, ValueError, RuntimeError, IndexError):
             raise self._refuse(name) from None
+
+    def _same_type(self, dtype: torch.dtype, place: str) -> None:
+        """Remember where a model mixes floating-point types: what it executes is then not covered."""
+        if dtype != self.dtype:
+            self.mixed = self.mixed or f"a model in {self.dtype} with {dtype} at {place}"
 
     def _refuse(self, what: str) -> InputError:
         more = ", sigmoid, tanh, GELU, SiLU, Softplus, ELU, LayerNorm, softmax attention, products" if self.smooth else ""
@@ -522,19 +542,26 @@ class _Reader:
             raise self._refuse("an operation across the batch axis")
         return axis
 
-    def _affine(self, map_: Linear, bias: Tensor | None, source: _Index, shape: tuple[int, ...]) -> _Index:
+    def _affine(
+        self, map_: Linear, bias: Tensor | None, source: _Index, shape: tuple[int, ...], steps: tuple[Step, ...] | None = None
+    ) -> _Index:
+        """A node of its own, or folded with the one before it. steps: what is executed, if it is not the map itself."""
         before = self.nodes[source]
+        steps = (_step(map_, bias),) if steps is None else steps
         if isinstance(before.map, Scale) and isinstance(map_, Matrix | Conv | Scale) and not self._is_gain(before):
             folded = _fold_before(before.map.factor, map_, before.shape)
             if folded is not None:
                 if before.bias is not None:
                     shift = map_.forward(before.bias.expand(before.shape)[None])[0]
                     bias = shift if bias is None else shift + bias
-                return self._affine(folded, bias, _Index(before.inputs[0], source.lead), shape)
-        return self._add_node(Node((source,), shape, self.place, map_, bias), source.lead)
+                return self._affine(folded, bias, _Index(before.inputs[0], source.lead), shape, (*_steps(before), *steps))
+        return self._add_node(Node((source,), shape, self.place, map_, bias, steps=steps), source.lead)
 
-    def _scaled(self, source: _Index, factor: Tensor, bias: Tensor | None) -> _Index:
+    def _scaled(self, source: _Index, factor: Tensor, bias: Tensor | None, step: Step | None = None) -> _Index:
+        """`factor x + bias`, entry by entry. step: what is executed, if it is not this."""
         before = self.nodes[source]
+        step = _step(Scale(factor), bias) if step is None else step
+        steps = (*_steps(before), step)
         sizes = (before.shape, factor.shape, () if bias is None else bias.shape)
         if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
             raise self._refuse("a broadcast against a constant")
@@ -543,18 +570,25 @@ class _Reader:
             if folded is not None:
                 moved = None if before.bias is None else before.bias * factor
                 total = bias if moved is None else moved if bias is None else moved + bias
-                return self._add_node(replace(before, map=folded, bias=total), source.lead)
+                return self._add_node(replace(before, map=folded, bias=total, steps=steps), source.lead)
         if (
             before.map is not None and bias is not None and bool((factor == 1).all())
         ):  # a shift only, as of a position embedding
-            return self._add_node(replace(before, bias=bias if before.bias is None else before.bias + bias), source.lead)
-        return self._affine(Scale(factor), bias, source, before.shape)
+            bias = bias if before.bias is None else before.bias + bias
+            return self._add_node(replace(before, bias=bias, steps=steps), source.lead)
+        return self._affine(Scale(factor), bias, source, before.shape, (step,))
+
+    def _exactly(self, source: _Index, factor: Tensor, bias: Tensor | None) -> _Index:
+        """The same as a part of an operation that is exact in floating point, but for the constant itself."""
+        noise = None if bias is None else (bias - bias.to(self.dtype).double()).abs()
+        return self._scaled(source, factor, bias, Step(Scale(factor), None if bias is None else bias.abs(), 0, noise))
 
     def _relu_node(self, source: _Index, slope: Tensor | float = 0.0) -> _Index:
         slope = torch.as_tensor(slope, dtype=torch.float64)
         if not ((slope >= 0) & (slope <= 1)).all():
             raise self._refuse("a leaky ReLU whose slope is not in [0, 1]")
-        return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope), source.lead)
+        steps = () if bool(((slope == 0) | (slope == 1)).all()) else (_step(Scale(slope), None),)
+        return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope, steps=steps), source.lead)
 
     def _smooth_node(self, source: _Index, name: str) -> _Index:
         if not self.smooth:
@@ -567,9 +601,12 @@ class _Reader:
         shape = curve.output(*(self.nodes[p].shape for p in parts))
         return self._add_node(Node(tuple(parts), shape, self.place, curve=curve), lead)
 
-    def _sum(self, parts: Sequence[_Index]) -> _Index:
+    def _sum(self, parts: Sequence[_Index], exact: bool = False) -> _Index:
+        """exact: it is a part of an operation that is exact in floating point."""
         parts = self._alike(*parts)
-        return self._add_node(Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Sum(len(parts))), parts[0].lead)
+        total = Sum(len(parts))
+        steps = () if exact else (Step(total, None, len(parts)),)
+        return self._add_node(Node(tuple(parts), self.nodes[parts[0]].shape, self.place, total, steps=steps), parts[0].lead)
 
     def _alike(self, *parts: _Index) -> list[_Index]:
         """All of one shape, as broadcasting would make them."""
@@ -586,14 +623,14 @@ class _Reader:
         lead = _lead(values.shape)
         shape = tuple(values.shape[lead:])
         nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
-        return self._add_node(Node((0,), shape, self.place, nothing, values.double().reshape(shape)), lead)
+        return self._add_node(Node((0,), shape, self.place, nothing, values.double().reshape(shape), steps=()), lead)
 
     def _larger(self, a: _Index, b: _Index) -> _Index:
         """`max(a, b) = a + relu(b - a)`."""
-        return self._sum([a, self._relu_node(self._difference(b, a))])
+        return self._sum([a, self._relu_node(self._difference(b, a))], exact=True)
 
     def _difference(self, a: _Index, b: _Index) -> _Index:
-        return self._sum([a, self._scaled(b, torch.tensor(-1.0, dtype=torch.float64), None)])
+        return self._sum([a, self._neg(b)], exact=True)
 
     # Data movement: run the operation on the numbers 1, 2, 3, ... and see where they went.
 
@@ -627,17 +664,19 @@ class _Reader:
         if isinstance(node.map, Scale) and not self._is_gain(node):
             factor = node.map.factor
             factor, bias = factor if factor.numel() == 1 else entries(factor), None if node.bias is None else entries(node.bias)
-            return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output)
+            steps = tuple(_moved_step(step, entries) for step in _steps(node))
+            return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output, steps)
         same = torch.equal(where, torch.arange(node.size))
         if same and output == node.shape:
             return _Index(source, lead)
-        return self._add_node(Node((source,), output, self.place, Pick(None if same else where, node.shape, output)), lead)
+        move = Pick(None if same else where, node.shape, output)
+        return self._add_node(Node((source,), output, self.place, move, steps=()), lead)
 
     def _is_gain(self, node: Node) -> bool:
         """Whether it is the gain of a LayerNorm, which is left in its place."""
         return bool(node.inputs) and isinstance(self.nodes[node.inputs[0]].curve, Normalise)
 
-    def _average(self, target: Any, source: _Index, args: list[Any], options: dict[str, Any]) -> _Index:
+    def _average(self, name: str, target: Any, source: _Index, args: list[Any], options: dict[str, Any]) -> _Index:
         def one(x: Tensor) -> Tensor:
             return target(x, *args, **options)  # type: ignore[no-any-return]
 
@@ -656,7 +695,9 @@ class _Reader:
             fits = False
         if not fits:
             raise self._refuse("an average over the batch axis")
-        return self._add_node(Node((source,), output[lead:], self.place, Average(function, shape)), lead)
+        average = Average(function, shape)
+        steps = (Step(average, None, FEW + _window(name, full, output, args, options)),)
+        return self._add_node(Node((source,), output[lead:], self.place, average, steps=steps), lead)
 
     # The operations, by their names in torch's operator library.
 
@@ -734,7 +775,9 @@ class _Reader:
         factor = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
         shift = -mean * factor if bias is None else bias - mean * factor
         ones = self._along(x, 1)
-        return self._scaled(x, factor.reshape(ones), shift.reshape(ones))
+        most = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
+        step = Step(Scale(factor.reshape(ones)), most.reshape(ones), NORM)
+        return self._scaled(x, factor.reshape(ones), shift.reshape(ones), step)
 
     def _along(self, x: _Index, dim: int) -> list[int]:
         """The shape in which a vector along an axis broadcasts against one sample."""
@@ -831,7 +874,7 @@ class _Reader:
         hidden, there = mask.expand(full), _tensor(self._fixed(value)).expand(full)
         there = torch.where(hidden, there.clamp(min=-_FAR), 0.0)
         shape = self.nodes[x].shape
-        return self._scaled(x, _sample((~hidden).double(), shape, x.lead), _sample(there, shape, x.lead))
+        return self._exactly(x, _sample((~hidden).double(), shape, x.lead), _sample(there, shape, x.lead))
 
     def _fixed(self, value: Any) -> Any:
         """A constant, or it is refused: an index is a number, and would be taken for one."""
@@ -843,7 +886,7 @@ class _Reader:
         """`a` where the mask is set, else `b`; constants or not."""
         if isinstance(a, _Index) and isinstance(b, _Index):
             a, b = self._alike(a, b)
-            return self._sum([self._masked_fill(a, ~mask, 0.0), self._masked_fill(b, mask, 0.0)])
+            return self._sum([self._masked_fill(a, ~mask, 0.0), self._masked_fill(b, mask, 0.0)], exact=True)
         x, other, hidden = (a, b, ~mask) if isinstance(a, _Index) else (b, a, mask)
         x = self._wide_as(x, torch.zeros(torch.broadcast_shapes(mask.shape, torch.as_tensor(other).shape)))  # type: ignore[no-untyped-call]
         return self._masked_fill(x, hidden, other)
@@ -903,10 +946,10 @@ class _Reader:
         one, min, max = torch.tensor(1.0, dtype=torch.float64), self._fixed(min), self._fixed(max)
         if min is not None and not (isinstance(min, float) and min == -math.inf):
             low = torch.as_tensor(min, dtype=torch.float64)
-            x = self._scaled(self._relu_node(self._scaled(x, one, -low)), one, low)
+            x = self._exactly(self._relu_node(self._exactly(x, one, -low)), one, low)
         if max is not None and not (isinstance(max, float) and max == math.inf):  # min(x, high) = high - relu(high - x)
             high = torch.as_tensor(max, dtype=torch.float64)
-            x = self._scaled(self._relu_node(self._scaled(x, -one, high)), -one, high)
+            x = self._exactly(self._relu_node(self._exactly(x, -one, high)), -one, high)
         return x  # type: ignore[no-any-return]
 
     def _clamp_min(self, x: Any, min: Any) -> _Index:
@@ -916,8 +959,7 @@ class _Reader:
         return self._clamp(x, None, max)
 
     def _abs(self, x: Any) -> _Index:
-        minus = self._scaled(x, torch.tensor(-1.0, dtype=torch.float64), None)
-        return self._sum([self._relu_node(x), self._relu_node(minus)])
+        return self._sum([self._relu_node(x), self._relu_node(self._neg(x))], exact=True)
 
     def _maximum(self, a: Any, b: Any) -> _Index:
         if not isinstance(a, _Index) or not isinstance(b, _Index):
@@ -952,12 +994,14 @@ class _Reader:
         outside = stacked < 0
         known = stacked.gather(0, (~outside).int().argmax(0, keepdim=True))  # some entry that is inside
         filled = torch.where(outside, known, stacked)
-        parts = [self._add_node(Node((x,), output, self.place, Pick(s.flatten(), shape, output)), x.lead) for s in filled]
+        picked = [Pick(s.flatten(), shape, output) for s in filled]
+        parts = [self._add_node(Node((x,), output, self.place, pick, steps=()), x.lead) for pick in picked]
         if outside.any():  # one after the other, so that a stand-in, which cannot win, can be left out of its race
             best = parts[0]
             for part, entry, out in zip(parts[1:], stacked[1:], outside[1:]):
                 races = ~(out | (outside[0] & (entry == known[0])))
-                best = self._sum([best, self._relu_node(self._scaled(self._difference(part, best), races.double(), None))])
+                race = self._exactly(self._difference(part, best), races.double(), None)
+                best = self._sum([best, self._relu_node(race)], exact=True)
             return best
         while len(parts) > 1:
             pairs = [self._larger(a, b) for a, b in zip(parts[::2], parts[1::2])]
@@ -979,7 +1023,7 @@ class _Reader:
         sizes = tuple(self.nodes[p].shape[axis] for p in nodes)
         shape = self.nodes[nodes[0]].shape
         shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
-        return self._add_node(Node(tuple(nodes), shape, self.place, Concat(axis + 1, sizes)), nodes[0].lead)
+        return self._add_node(Node(tuple(nodes), shape, self.place, Concat(axis + 1, sizes), steps=()), nodes[0].lead)
 
     def _stack(self, parts: list[Any], dim: int = 0) -> _Index:
         whole = next(p for p in parts if isinstance(p, _Index))
@@ -1032,7 +1076,7 @@ class _Reader:
         return self._mul(a, 1 / _tensor(b))
 
     def _neg(self, x: Any) -> _Index:
-        return self._scaled(x, torch.tensor(-1.0, dtype=torch.float64), None)
+        return self._exactly(x, torch.tensor(-1.0, dtype=torch.float64), None)
 
     def _trim(self, last: int) -> Graph:
         """Only the nodes that the logits depend on, renumbered."""
@@ -1044,7 +1088,8 @@ class _Reader:
             raise InputError("the model does not map a batch of samples to logits of shape (N, K).")
         order = sorted(needed)
         number = {old: new for new, old in enumerate(order)}
-        return Graph(tuple(replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs)) for i in order))
+        nodes = tuple(replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs)) for i in order)
+        return Graph(nodes, execution=Execution(self.dtype, refusal=self.mixed))
 
 
 class _Index(int):
@@ -1086,6 +1131,40 @@ def _sample(constant: Any, shape: tuple[int, ...], lead: int) -> Tensor:
     """A constant that broadcasts against a tensor of the program, as one that broadcasts against a node's sample."""
     values = _tensor(constant)
     return values[0] if lead and values.ndim > len(shape) else values
+
+
+def _step(map_: Linear, bias: Tensor | None) -> Step:
+    """What is executed for an affine map and its bias: a sum of products for each entry, or one product."""
+    size = None if bias is None else bias.abs()
+    if isinstance(map_, Matrix):
+        return Step(map_, size, map_.weight.shape[1] + 2)
+    if isinstance(map_, Conv):
+        terms = math.prod(map_.weight.shape[1:])
+        return Step(map_, size, terms + 2, sliding=max(map_.weight.shape[2:]) > 1)
+    return Step(map_, size, FEW)
+
+
+def _steps(node: Node) -> tuple[Step, ...]:
+    """What is executed for an affine node, to be followed by more: an exact one is a step, too."""
+    return node.steps or (() if node.map is None else (Step(node.map, None if node.bias is None else node.bias.abs()),))
+
+
+def _moved_step(step: Step, entries: Callable[[Tensor], Tensor]) -> Step:
+    """The same operation, entry by entry, after the entries have moved."""
+    assert isinstance(step.map, Scale)
+    factor, bias, noise = (v if v is None or v.numel() == 1 else entries(v) for v in (step.map.factor, step.bias, step.noise))
+    assert factor is not None
+    return replace(step, map=Scale(factor), bias=bias, noise=noise)
+
+
+def _window(name: str, full: Sequence[int], output: Sequence[int], args: list[Any], options: Mapping[str, Any]) -> int:
+    """How many entries an average or a sum takes at most."""
+    if name in ("mean", "sum"):
+        return math.prod(full) // math.prod(output)
+    if name.startswith("adaptive"):
+        return math.prod(-(-n // m) + 1 for n, m in zip(full[-2:], output[-2:]))
+    tall, wide = _pair(args[0] if args else options["kernel_size"])
+    return wide if name.endswith("1d") else tall * wide
 
 
 def _fold_before(factor: Tensor, map_: Matrix | Conv | Scale, shape: tuple[int, ...]) -> Linear | None:
