@@ -146,7 +146,9 @@ def test_sums_in_any_order_stay_within_the_error_of_their_step() -> None:
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(300, 4)
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(4, 300, generator=generator) * 10.0 ** torch.randint(-5, 6, (4, 300), generator=generator))
+        layer.weight.copy_(
+            torch.randn(4, 300, generator=generator) * 10.0 ** torch.randint(-5, 6, (4, 300), generator=generator)
+        )
     x = torch.rand(8, 300, generator=generator)
     graph = arithmetic_of(read(layer, (300,)), "executed")
     sweep = Sweep(graph, Balls.make(x, torch.zeros(8), 2.0, (0.0, 1.0))).run()
@@ -241,7 +243,8 @@ def test_arithmetics_agree_where_rounding_is_small() -> None:
         y = net(points).argmax(1)
         for method in ("crown", "exact"):
             exact, executed = (
-                ws.radii(net, points, y, "2", (0.0, 1.0), method, arithmetic=kind, tolerance=1e-3) for kind in ("exact", "executed")
+                ws.radii(net, points, y, "2", (0.0, 1.0), method, arithmetic=kind, tolerance=1e-3)
+                for kind in ("exact", "executed")
             )
             finite = torch.isfinite(exact.values)
             assert torch.equal(finite, torch.isfinite(executed.values))

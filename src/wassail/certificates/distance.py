@@ -86,7 +86,8 @@ def nearest_flip(
 
     upper, lower `(N,)`: where to start from: distances at which flips are said to be (a hint: every flip reported is found
     and evaluated here) and radii that are proved. slack `(N, K)`: a point counts as a flip where a rival comes that near to y,
-    which is how far the executed network may be from the exact one. within: look no farther than this, and stop at the first flip that is not
+    which is how far the executed network may be from the exact one.
+    within: look no farther than this, and stop at the first flip that is not
     farther: enough to decide a fixed budget. time_limit: seconds for all samples, shared evenly; what is not closed by
     then is reported as a bracket. tolerance: relative, between lower and upper. workers: who shares the open nodes of a sample
     (see `parallel`), one sample after the other.

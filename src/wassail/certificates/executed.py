@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 ARITHMETICS = ("auto", "executed", "exact")
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 LEAST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
-FEW = 4  # roundings of an operation entry by entry with a constant: of the constant, of its inverse, of the result, and one more
+FEW = (
+    4  # roundings of an operation entry by entry with a constant: of the constant, of its inverse, of the result, and one more
+)
 NORM = 16  # of a frozen batch norm, whichever way it is computed
 SLACK = 1 + 2.0**-24  # of the float64 sums in which errors are computed: up to 2^27 terms
 
@@ -76,11 +78,15 @@ def step_error(node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources:
     sources: the nodes they come from. The product of a leaky ReLU is rounded, too, and charged to those who use it. Where a
     sum may overflow the error is infinite.
     """
-    steps = node.steps
-    assert steps is not None and node.map is not None
-    off = [_late(source, size, dtype) for source, size in zip(sources, sizes)]
+    assert node.steps is not None and node.map is not None
+    off = [_off(() if j.slope is None else j.steps or (), [v], [torch.zeros_like(v)], dtype) for j, v in zip(sources, sizes)]
     sizes = [size + late for size, late in zip(sizes, off)]
-    for step in steps or (Step(node.map),):
+    return _off(node.steps or (Step(node.map),), sizes, off, dtype) * SLACK
+
+
+def _off(steps: Sequence[Step], sizes: Sequence[Tensor], off: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The error after some steps, of inputs that are at most `sizes` and are off by at most `off`."""
+    for step in steps:
         rough = step.map.magnitude()
         size = rough.forward(*sizes)
         size = size if step.bias is None else size + step.bias
@@ -92,14 +98,7 @@ def step_error(node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources:
         if step.noise is not None:
             error = error + step.noise
         off, sizes = [error], [size + error]
-    return off[0] * SLACK
-
-
-def _late(source: Node, size: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is left to charge of a node itself: the product of a leaky ReLU."""
-    if source.slope is None or not source.steps:
-        return torch.zeros_like(size)
-    return gamma(FEW, dtype) * size + LEAST[dtype]
+    return off[0]
 
 
 @torch.no_grad()
@@ -157,7 +156,7 @@ def arithmetic_of(graph: Graph, arithmetic: str) -> Graph:
 
 
 def ahead(graph: Graph, slack: Tensor) -> Graph:
-    """The exact network with `slack` `(K,)`, all >= 0, added to its logits, rounded up: what is proved of it is proved above it."""
+    """The exact network with `slack` `(K,)`, none below 0, added to its logits, rounded up: its margins are smaller by that."""
     last = graph.nodes[-1]
     if last.map is None:
         raise InputError("a network whose logits are ReLUs has no margins to move: use another method.")
@@ -195,6 +194,11 @@ def _leaky(graph: Graph, i: int) -> bool:
     return bool(node.steps) or (before.slope is not None and bool(before.steps))
 
 
+def _nnpack() -> bool:
+    available: bool = torch.backends.nnpack.is_available()  # type: ignore[no-untyped-call]
+    return available and torch._C._get_nnpack_enabled()
+
+
 def _settings(graph: Graph, run: Execution) -> str:
     """The settings of torch under which the bound does not hold."""
     if torch.is_autocast_enabled(run.device):
@@ -209,7 +213,7 @@ def _settings(graph: Graph, run: Execution) -> str:
         return "float32 products of fewer digits (set torch.backends.fp32_precision = 'ieee')"
     wide = [node for node in graph.nodes if any(step.sliding for step in node.steps or ())]
     nnpack = run.device == "cpu" and run.dtype == torch.float32 and not torch.backends.mkldnn.enabled
-    if wide and nnpack and torch.backends.nnpack.is_available() and torch._C._get_nnpack_enabled():
+    if wide and nnpack and _nnpack():
         return f"convolutions by NNPACK, as at {wide[0].place} (set torch.backends.mkldnn.enabled = True)"
     if run.device == "cuda":
         if torch.backends.cuda.matmul.allow_tf32:

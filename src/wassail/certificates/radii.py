@@ -182,7 +182,8 @@ def verify(
     """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips. Bool `(N,)`.
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the threat plays no part.
-    arithmetic: as in `radii`. method: as in `radii`; "auto" is "crown", then "branch" for what is left, 2 seconds a sample, or "exact" on small networks.
+    arithmetic: as in `radii`.
+    method: as in `radii`; "auto" is "crown", then "branch" for what is left, 2 seconds a sample, or "exact" on small networks.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -484,7 +485,7 @@ class _Search:
         self.points[left] = found.points
 
     def _close_executed(self, left: Tensor, limit: float | None, pool: Pool | None) -> None:
-        """The distance at which exact margins meet the bound on the rounding error, which is one for a ball: at most its radius.
+        """The distance at which exact margins meet the bound on the rounding error; that holds for a ball, so at most its radius.
 
         The ball is a few times what is proved, so that it holds the distance, and larger where it does not.
         """

@@ -587,7 +587,8 @@ class _Reader:
         slope = torch.as_tensor(slope, dtype=torch.float64)
         if not ((slope >= 0) & (slope <= 1)).all():
             raise self._refuse("a leaky ReLU whose slope is not in [0, 1]")
-        steps = () if bool(((slope == 0) | (slope == 1)).all()) else (_step(Scale(slope), None),)
+        exact = bool(((slope == 0) | (slope == 1)).all())
+        steps = () if exact else (_step(Scale(torch.ones_like(slope)), None),)  # relative to what comes out
         return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope, steps=steps), source.lead)
 
     def _smooth_node(self, source: _Index, name: str) -> _Index:
