@@ -485,7 +485,7 @@ class _Search:
         self.points[left] = found.points
 
     def _close_executed(self, left: Tensor, limit: float | None, pool: Pool | None) -> None:
-        """The distance at which exact margins meet the bound on the rounding error; that holds for a ball, so at most its radius.
+        """The distance at which exact margins meet the bound on the rounding error, which holds for one ball only.
 
         The ball is a few times what is proved, so that it holds the distance, and larger where it does not.
         """
