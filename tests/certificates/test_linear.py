@@ -1,6 +1,6 @@
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import cache
 
@@ -387,9 +387,10 @@ def test_descent_does_not_get_below_the_bounds(name: str) -> None:
 # Against the implementation for one region.
 
 
-def nothing(self: Sweep, j: int, owner: Tensor, place: Tensor) -> Span:
+def nothing(self: Sweep, j: int, owner: Tensor, place: Tensor) -> Generator[Tensor, Tensor | None, Span]:
     """Screening that decides nothing."""
-    none = torch.full((len(owner),), INF, dtype=torch.float64)
+    none = torch.full((len(place),), INF, dtype=torch.float64)
+    yield from ()
     return -none, none
 
 
@@ -454,9 +455,11 @@ def test_chunks_are_every_wanted_entry_once() -> None:
         wanted = torch.rand(9, 60, generator=g) < share
         wanted[4] = True
         parts = list(_chunks(wanted, most))
-        assert torch.equal(torch.cat([torch.stack(p, 1) for p in parts]), wanted.nonzero())
-        for owner, _ in parts:
-            assert len(owner.unique()) == 1 or len(owner) <= most
+        rows = [torch.stack([owner.expand(len(place)), place], 1) for owner, place in parts]
+        assert torch.equal(torch.cat(rows), wanted.nonzero())
+        for owner, place in parts:
+            assert len(owner) == 1 or len(owner) == len(place) <= most
+            assert len(place) <= max(most, 1) or len(owner) == 1
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -553,9 +556,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tensor, Tensor, 
     seen: list[tuple[int, Tensor, Tensor, Span]] = []
     screen = Sweep._screen
 
-    def spy(self: Sweep, j: int, owner: Tensor, place: Tensor) -> Span:
-        found = screen(self, j, owner, place)
-        seen.append((j, owner, place, (found[0].clone(), found[1].clone())))
+    def spy(self: Sweep, j: int, owner: Tensor, place: Tensor) -> Generator[Tensor, Tensor | None, Span]:
+        found = yield from screen(self, j, owner, place)
+        seen.append((j, owner.expand_as(place), place, (found[0].clone(), found[1].clone())))
         return found
 
     monkeypatch.setattr(Sweep, "_screen", spy)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -206,12 +206,20 @@ class _Table:
 
     keys: Tensor
     values: Tensor
+    _copies: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __call__(self, key: Tensor) -> Tensor:
-        key = key.clamp(self.keys[0], self.keys[-1]).contiguous()
-        i = torch.searchsorted(self.keys, key).clamp(min=1)
-        left, start = self.keys[i - 1], self.values[i - 1]
-        return start + (key - left) / (self.keys[i] - left) * (self.values[i] - start)
+        keys, values = self._on(key.device)
+        key = key.clamp(keys[0], keys[-1]).contiguous()
+        i = torch.searchsorted(keys, key).clamp(min=1)
+        left, start = keys[i - 1], values[i - 1]
+        return start + (key - left) / (keys[i] - left) * (values[i] - start)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Keys and values on a device, copied there once."""
+        if device not in self._copies:
+            self._copies[device] = self.keys.to(device), self.values.to(device)
+        return self._copies[device]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.device import HOST
 from wassail.certificates.infinity import infinity, tightness
 from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.piecewise import Piecewise
@@ -194,13 +195,13 @@ class _Work:
         self.graph, self.x, self.y, self.norm, self.loss, self.domain, self.mu = graph, x, y, norm, loss, domain, mu
         self.end, self.seed = time.monotonic() + limit, seed
         self.labels = sorted(set(y.tolist()))
-        self.region = Region.make(domain, graph.inputs)
+        self.region = Region.make(domain, graph.inputs)  # the CPU's, like samples and cells; propagation has its own
         self.found: dict[str, Bound] = {}
         self.line: tuple[float, float] | None = None
         self.tight: bool | None = None
         self.seen: tuple[Tensor, Tensor] | None = None
         # On R^n a smooth network is within a fixed distance of a piecewise-linear one; in a box that one is of no use.
-        self.shadow = Shadow(graph, {}) if not graph.smooth else None if self.region.bounded else shadow(graph)
+        self.shadow = Shadow(graph.to(HOST), {}) if not graph.smooth else None if self.region.bounded else shadow(graph)
         flat = None if self.shadow is None else self.shadow.graph
         small = flat is not None and flat.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
         self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
@@ -225,7 +226,7 @@ class _Work:
         rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
         found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen)  # type: ignore[arg-type]
         self._settle(found)
-        z = torch.cat([self.graph.logits(part) for part in torch.split(self.x.double(), 256)])
+        z = torch.cat([self.graph.logits(part.to(self.graph.device)).cpu() for part in torch.split(self.x.double(), 256)])
         clean = LIPSCHITZ[self.loss](z, self.y)
         info = {
             "versions": versions(), "seed": self.seed, "labels": self.labels, "order": 1, "smooth": self.graph.smooth,
@@ -261,7 +262,7 @@ class _Work:
         elif far.neurons <= DENSE_NEURONS:
             self.found["infinity"] = infinity(far.piecewise(), self.norm, self.labels, time_limit=seconds, seed=self.seed)
         else:
-            self.found["infinity"] = ray_slope(far, self.norm, self.labels, self.seed)
+            self.found["infinity"] = ray_slope(far.to(self.graph.device), self.norm, self.labels, self.seed)
 
     def _anchor(self, seconds: float) -> None:
         began = time.monotonic()
@@ -328,7 +329,9 @@ class _Work:
         tail = None if self.region.bounded else self._tail()
         if tail is None and not self.region.bounded:  # nothing is known far away
             return
-        search = ChordSearch(self.graph, self.x, self.y, self.norm, self.domain, self.loss, self.found["margin"].upper, tail)
+        search = ChordSearch(
+            self.graph.to(HOST), self.x, self.y, self.norm, self.domain, self.loss, self.found["margin"].upper, tail
+        )
         upper = search.run(time.monotonic() + seconds)
         self.found["anchor"] = Bound(below(search.steepest, upper, "anchor"), upper, "boxes")
         parts = [(search.found.root, search.found.points), *([] if self.seen is None else [self.seen])]
@@ -374,11 +377,12 @@ def worst_case(
 
     To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower side the loss of the
     distribution `result.atoms`, `result.masses`, whose transport cost is `result.cost`. cells: how many pieces are acceptable.
+    Its programs are solved on the CPU, wherever the model is.
     """
     x, y = check_data(x, y, threat.domain)
     return worst_case_network(
-        _dense(model, x), x.double().flatten(1), y, norm=threat.norm, order=threat.order, eps=threat.eps, domain=threat.domain,
-        loss=loss, mu=mu, tolerance=tolerance, time_limit=time_limit, cells_limit=cells,
+        _dense(model, x), x.cpu().double().flatten(1), y.cpu(), norm=threat.norm, order=threat.order, eps=threat.eps,
+        domain=threat.domain, loss=loss, mu=mu, tolerance=tolerance, time_limit=time_limit, cells_limit=cells,
     )  # fmt: skip
 
 
@@ -394,4 +398,4 @@ def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
 
 
 def _graph(model: Model | Graph, x: Tensor) -> Graph:
-    return model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True)
+    return model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)

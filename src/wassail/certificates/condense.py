@@ -32,7 +32,7 @@ def condensed(bounds: Bounds) -> Bounds:
     states = bounds.states()
     exact, size = graph.piecewise(states), absolute(graph).piecewise(states)
     # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths of the graph.
-    small = replace(layered(exact, size), rounding=gamma(graph))
+    small = replace(layered(exact, size), rounding=gamma(graph)).to(graph.device)
     return crown(small, bounds.region, STEPS)
 
 

@@ -161,7 +161,7 @@ class Product:
         middle, radius = zip(*(_halves(*span) for span in spans))
         first, second = (_flushed(c + m) for c, m in zip(centres, middle))
         most = max(math.prod(size for k, size in sizes.items() if k not in part) for part in (a, b))
-        zero = torch.zeros((), dtype=torch.float64)
+        zero = first.new_zeros(())
         plane = _ProductPlane(self, first, second, zero, zero, most + 1)
         size = self.value(*(c.abs() for c in centres)) + self.value(*(m.abs() for m in middle))
         reach = [torch.maximum(-low, high) for low, high in spans]
@@ -418,10 +418,7 @@ class _RankOne:
 
 
 def _take(values: Tensor, owner: Tensor) -> Tensor:
-    """The values of each row's sample; one view if all rows are of one."""
-    first = int(owner[0])
-    if first == int(owner[-1]) and bool((owner == first).all()):
-        return values[first : first + 1]
+    """The values of each row's sample: owner `(R,)`, or `(1,)` if all rows are of one."""
     return values[owner]
 
 

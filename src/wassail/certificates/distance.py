@@ -28,6 +28,7 @@ from torch import Tensor
 
 from wassail.certificates import parallel
 from wassail.certificates.condense import STEPS, absolute, layered
+from wassail.certificates.device import HOST
 from wassail.certificates.executed import ahead
 from wassail.certificates.propagate import crown, gamma
 from wassail.certificates.region import Ball, Region
@@ -93,7 +94,7 @@ def nearest_flip(
     (see `parallel`), one sample after the other.
     """
     norm, domain = parse_norm(norm), parse_domain(domain)
-    x = x.detach().cpu().double()
+    graph, x, y = graph.to(HOST), x.detach().cpu().double(), y.cpu()
     if len(x) != len(y):
         raise InputError(f"{len(x)} samples have {len(y)} labels: give one for each.")
     if domain is not None and not ((x >= domain[0]) & (x <= domain[1])).all():

@@ -56,6 +56,11 @@ class Step:
     noise: Tensor | None = None
     sliding: bool = False
 
+    def to(self, device: torch.device) -> Step:
+        """The same with its tensors on a device."""
+        bias, noise = (None if v is None else v.to(device) for v in (self.bias, self.noise))
+        return replace(self, map=self.map.to(device), bias=bias, noise=noise)
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -103,13 +108,13 @@ def _off(steps: Sequence[Step], sizes: Sequence[Tensor], off: Sequence[Tensor], 
 
 @torch.no_grad()
 def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
-    """How far the executed margins `theta_y - theta_j` are from the exact ones on each ball, `(N, K)`, rounded up.
+    """How far the executed margins `theta_y - theta_j` are from the exact ones on each ball, `(N, K)`, rounded up, on the CPU.
 
     sweep: of the executed network. The errors of all nodes go to the margins through the same network: both values of a
     neuron lie in its span, so it passes the difference on with one of its slopes, or with one between them if it is undecided.
     """
-    found = [_margin_error(sweep, k, int(y[k])) for k in range(len(y))]
-    return torch.stack(found) if found else torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
+    found = [_margin_error(sweep, k, label) for k, label in enumerate(y.tolist())]
+    return torch.stack(found).cpu() if found else torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
 
 
 def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:

@@ -36,7 +36,7 @@ def one_region(region: Region) -> Balls:
     x = region.centre[None]
     sides = [torch.where(side > 0, _up(side), 0.0) for side in (x - region.low, region.high - x)]
     if region.radius < math.inf:
-        return Balls(x, torch.tensor([region.radius], dtype=torch.float64), region.norm, *sides)
+        return Balls(x, x.new_tensor([region.radius]), region.norm, *sides)
     return boxed(x, *sides)
 
 
@@ -125,9 +125,9 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
         nothing = torch.full_like(value[0], -math.inf), torch.full_like(value[0], math.inf)
         t = rays.start.reshape(-1, *[1] * len(node.shape))
         if node.map is not None:
-            bias = torch.zeros(()).double() if node.bias is None else node.bias / t * (1 + 2.0**-51)
+            bias = t.new_zeros(()) if node.bias is None else node.bias / t * (1 + 2.0**-51)
             low, high = _affine(replace(node, bias=None), node.map, q, graph.rounding)
-            error = (graph.rounding + 2.0**-50) * (torch.as_tensor(node.bias_size) / t + _finite(low) + _finite(high))
+            error = (graph.rounding + 2.0**-50) * (node.bias_size / t + _finite(low) + _finite(high))
             scaled = low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
         elif node.slope is not None:
             scaled = _relu(q[0], node.slope)
@@ -201,7 +201,7 @@ def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
     spans: what `ranges` found. Interval arithmetic from the head to the input; infinite where an infinite value is multiplied.
     """
     count, m, last = len(next(iter(spans.values()))[0]) if spans else 1, len(rows), len(graph.nodes) - 1
-    head = rows.double().expand(count, m, -1).reshape(count, m, *graph.nodes[last].shape)
+    head = rows.to(graph.device).double().expand(count, m, -1).reshape(count, m, *graph.nodes[last].shape)
     span: dict[int, Span] = {last: (head, head)}
     for i in range(last, 0, -1):
         if i not in span:
@@ -288,7 +288,7 @@ def entry_norms(low: Tensor, high: Tensor, norm_in: float, norm_out: float) -> T
 
 def entries(graph: Graph, spans: Mapping[int, Span], tighten: bool = False) -> Span:
     """Every partial derivative over N regions, `(N, K, n)` each: by intervals and, on bounded regions, by tangents."""
-    eye = torch.eye(graph.outputs, dtype=torch.float64)
+    eye = torch.eye(graph.outputs, dtype=torch.float64, device=graph.device)
     count = len(next(iter(spans.values()))[0]) if spans else 1
     part = max(1, NUMBERS // (count * max(node.size for node in graph.nodes)))
     found = [adjoint(graph, spans, rows) for rows in torch.split(eye, part)]

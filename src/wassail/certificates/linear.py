@@ -16,8 +16,9 @@ sample's own, so that a coefficient vector goes through it as through a layer (`
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -28,6 +29,7 @@ from torch.nn import functional as F
 
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.curves import Curve, Normalise, Plane, Product
+from wassail.certificates.device import HOST, plain
 from wassail.certificates.executed import step_error
 from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
@@ -36,8 +38,10 @@ from wassail.geometry import fill
 from wassail.threat import Domain, dual
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
+Chunk: TypeAlias = "tuple[Tensor, Tensor]"  # owner and place of rows
 ALONE = 24  # rows of one sample that are worth a pass of their own
 CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache holds
+LARGE, TOGETHER = 2**23, 8  # the same on another device, and how many such tensors are kept at a time
 POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
 # Networks with at most so many activations, and a node this large, are bounded in float32 inside; so are transformers without
 # a node this large, where the slack for rounding is far below that of the planes.
@@ -59,9 +63,14 @@ class Balls:
     @classmethod
     def make(cls, x: Tensor, radius: Tensor, norm: float, domain: Domain) -> Balls:
         """Around samples `(N, *shape)`, cut by a box or not. The room to the walls is rounded up."""
-        flat = x.detach().cpu().double().flatten(1)
+        flat = x.detach().double().flatten(1)
         low, high = domain if domain is not None else (-math.inf, math.inf)
-        return cls(flat, radius.double(), norm, *(torch.where(side > 0, _up(side), 0.0) for side in (flat - low, high - flat)))
+        return cls(
+            flat,
+            radius.to(flat.device).double(),
+            norm,
+            *(torch.where(side > 0, _up(side), 0.0) for side in (flat - low, high - flat)),
+        )
 
     @property
     def box(self) -> Span:
@@ -150,26 +159,44 @@ class Balls:
             middle, spread = self.across(a, owner)  # spread: rounded up for both
             return middle + spread
         a, slack = a.double(), (a.shape[1] + 8) * 2.0**-52
-        size, radius = a.abs(), self.radius[owner]
+        size, radius = a.abs(), self.radius[owner].expand(len(a))
         room = torch.where(a > 0, _take(self.above, owner), _take(self.below, owner))
         room = torch.minimum(room, radius[:, None])
         return (_fill_one(size, room, radius) if self.norm == 1 else _fill_two(size, room, radius)) * (1 + slack)
 
 
 def _fill_one(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
-    """R = 1: the budget goes to the largest entries first; lam: the first entry that is not filled."""
+    """R = 1: the budget goes to the largest entries first; lam: the first entry that is not filled.
+
+    A budget rarely reaches far down the list. On the CPU the first few entries are looked at first; a device sorts all of them
+    at once, since it would have to be asked whether they were enough. Sums from the left give the same number for both.
+    """
+    if size.device != HOST:
+        return _filled(size, room, radius, size.shape[1])[0]
     value = torch.empty_like(radius)
     rows, count = torch.arange(len(size)), 16
-    while len(rows):  # a budget rarely reaches far down the list
+    while len(rows):
         count = min(count, size.shape[1])
-        large, order = size[rows].topk(count, dim=1)
-        free = room[rows].gather(1, order)
-        place = (free.cumsum(1) < radius[rows, None]).sum(1)  # entries that are filled
-        known = (place < count) | (count == size.shape[1])
-        lam = torch.where(place < count, large.gather(1, place.clamp(max=count - 1)[:, None])[:, 0], 0.0)
-        value[rows] = lam * radius[rows] + ((large - lam[:, None]).clamp(min=0) * free).sum(1)
+        value[rows], known = _filled(size[rows], room[rows], radius[rows], count)
         rows, count = rows[~known], 8 * count
     return value
+
+
+def _filled(size: Tensor, room: Tensor, radius: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The value for r = 1 by the `count` largest entries of each row, and whether they are enough.
+
+    With the filled entries' room F and gain S the dual value is `lam (radius - F) + S`: no term is negative, so it is off by
+    less than n 2^-52 of itself.
+    """
+    large, order = size.topk(count, dim=1)
+    free = room.gather(1, order)
+    paid, gain = free.cumsum(1), (large * free).cumsum(1)
+    place = (paid < radius[:, None]).sum(1, keepdim=True)  # entries that are filled
+    lam = torch.where(place < count, large.gather(1, place.clamp(max=count - 1)), 0.0)
+    before = (place - 1).clamp(min=0)
+    spent, won = (torch.where(place > 0, v.gather(1, before), 0.0) for v in (paid, gain))
+    known = (place < count) | (count == size.shape[1])
+    return (lam * (radius[:, None] - spent) + won)[:, 0], known[:, 0]
 
 
 def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
@@ -179,6 +206,8 @@ def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     t = radius / value.clamp(min=1e-300)
     value = value * radius
     late = ((free * t[:, None]) > room).any(1)  # the ball's own maximiser leaves the box: the others are done
+    if size.device != HOST:  # it is not asked whether there are any
+        return torch.where(late, _water(size, room, radius), value)
     if late.any():
         value[late] = _water(size[late], room[late], radius[late])
     return value
@@ -269,7 +298,7 @@ class Sweep:
         self.exact = Arithmetic(graph, torch.float64)
         self.fast = Arithmetic(graph, torch.float32)
         self.parallel = Arithmetic(graph, torch.float32, self.fast)
-        order = _flat(torch.arange(graph.inputs).reshape(1, *nodes[0].shape).contiguous())[0]
+        order = _flat(torch.arange(graph.inputs, device=graph.device).reshape(1, *nodes[0].shape).contiguous())[0]
         self.inputs = balls.reordered(order)  # as coefficient vectors are laid out
         self.centre: dict[int, Tensor] = {}
         self.spans: dict[int, Span] = {}
@@ -416,11 +445,11 @@ class Sweep:
         node, width = self.graph.nodes[j], direction.shape[-1]
         count = node.size // width
         tokens = direction.reshape(len(direction), count, width)
-        top = torch.empty(2, len(direction), count, dtype=torch.float64)
+        top = direction.new_empty(2, len(direction), count)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
-        for owner, place in _chunks(torch.ones(len(direction), count, dtype=torch.bool), CHUNK // (2 * widest)):
-            rows = torch.zeros(len(owner), count, width, dtype=torch.float64)
-            rows[torch.arange(len(owner)), place] = tokens[owner, place]
+        for owner, place in _all_chunks(len(direction), count, _room(top.device) // (2 * widest), top.device):
+            rows = direction.new_zeros(len(place), count, width)
+            rows = rows.scatter(1, place[:, None, None].expand(-1, 1, width), tokens[owner, place][:, None])
             constant, a, both = self._substitute(self.exact, j, _layed(rows.reshape(-1, *node.shape)), owner, True)
             top[:, owner, place] = (constant + self.inputs.upper(a, both)).reshape(2, -1)
         top = torch.where(torch.isnan(top), math.inf, top)  # an overflow is no bound
@@ -442,26 +471,27 @@ class Sweep:
         node, users = self.graph.nodes[j], [self.graph.nodes[i] for i in self.users[j]]
         spread = None
         if j not in self.spreads and any(isinstance(user.curve, Normalise | Product) for user in users):
-            spread = self.spreads[j] = _Spread.zero(len(self.balls.x), node.size, self.graph.inputs)
+            spread = self.spreads[j] = _Spread.zero(self.balls.x, node.size, self.graph.inputs)
         if j in self.tight and spread is None:
             return
         self.tight.add(j)
         low, high = (side.flatten(1).clone() for side in self.spans[j])
         c = self.centre[j].flatten(1)
         smooth = any(user.activation is not None or user.curve is not None for user in users)
-        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        widest, room = max(n.size for n in self.graph.nodes[: j + 1]), _room(c.device)
         if not smooth and self.fast.lines | self.fast.planes:  # before the first of them all bounds are exact
-            for owner, place in _chunks(_open(c, low, high), CHUNK // widest):
-                bottom, top = self._screen(j, owner, place)
-                _narrow_to(low, high, owner, place, bottom, top)
+            for group in _groups(_chunks(_open(c, low, high), room // widest), c.device):
+                found = _in_step([self._screen(j, owner, place) for owner, place in group])
+                for (owner, place), (bottom, top) in zip(group, found):
+                    _narrow_to(low, high, owner, place, bottom, top)
         left = low < high if smooth else _open(c, low, high)
         # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
         lost = (left.sum(1, keepdim=True) > MOSTLY * node.size) & (node.size >= WIDE // 2) & (not smooth)
-        for coarse in (False, True):
-            for owner, place in _chunks(left & (lost == coarse), CHUNK // (2 * widest)):
+        for coarse, chunks in zip((False, True), _two_chunks(left & ~lost, left & lost, room // (2 * widest))):
+            for owner, place in chunks:
                 constant, a = self._sides(j, owner, place, coarse or self.coarse)
-                upper = constant + self.inputs.upper(a, owner.repeat(2))
-                _narrow_to(low, high, owner, place, -upper[len(owner) :], upper[: len(owner)])
+                upper = constant + self.inputs.upper(a, _twice(owner))
+                _narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
                 if spread is not None:
                     spread.put(owner, place, constant, a, self.inputs)
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
@@ -498,14 +528,17 @@ class Sweep:
         wide = torch.linalg.vector_norm(torch.maximum(high - middle, middle - low), dim=2) * (1 + (width + 8) * 2.0**-52)
         return torch.fmin(found, wide).reshape(-1, *(1 if k in axes else shape[k] for k in range(len(shape))))
 
-    def _screen(self, j: int, owner: Tensor, place: Tensor) -> Span:
-        """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its neuron is decided."""
+    def _screen(self, j: int, owner: Tensor, place: Tensor) -> Generator[Tensor, Tensor | None, Span]:
+        """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its neuron is decided.
+
+        Yields which rows are undecided, and is sent their indices.
+        """
         nodes, kind = self.graph.nodes, self.parallel
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
         weight: dict[int, Tensor] = {j: _units(nodes[j], place, kind.dtype)}
         shift, spread = torch.zeros_like(c), torch.zeros_like(c)  # d_j lies in shift +- spread + <weight, d>
-        alive = torch.arange(len(c))
+        alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
         for i in range(j, 0, -1):
             if i not in weight:
@@ -526,16 +559,19 @@ class Sweep:
                 bottom, top = self._meet(weight, owner, shift, spread)
                 best[0][alive] = torch.maximum(best[0][alive], bottom)
                 best[1][alive] = torch.minimum(best[1][alive], top)
-                open_ = (c[alive] + bottom < 0) & (c[alive] + top > 0)
-                alive, owner, shift, spread = alive[open_], owner[open_], shift[open_], spread[open_]
-                weight = {k: v[open_] for k, v in weight.items()}
-                if not len(alive):
+                open_ = yield (c[alive] + bottom < 0) & (c[alive] + top > 0)
+                assert open_ is not None
+                if not len(open_):
                     return best
+                if len(open_) < len(alive):
+                    owner = owner if len(owner) == 1 else owner[open_]
+                    alive, shift, spread = alive[open_], shift[open_], spread[open_]
+                    weight = {k: v[open_] for k, v in weight.items()}
                 w = weight.pop(i)
             line = kind.lines[i].take(owner)
             shift, spread = shift + _dot(w, line.off), spread + _dot(w.abs(), line.far)
             _accumulate(weight, node.inputs[0], w * line.mid)
-        a = _flat(weight[0]) if 0 in weight else torch.zeros(len(owner), self.graph.inputs)
+        a = _flat(weight[0]) if 0 in weight else shift.new_zeros(len(alive), self.graph.inputs, dtype=kind.dtype)
         middle, reach = self.inputs.across(a, owner)
         best[0][alive] = torch.maximum(best[0][alive], shift + middle - (spread + reach))
         best[1][alive] = torch.minimum(best[1][alive], shift + middle + (spread + reach))
@@ -579,7 +615,8 @@ class Sweep:
             if i < last
         }
         first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
-        best, kept = torch.full((len(rows),), math.inf, dtype=torch.float64), {i: a.clone() for i, a in alpha.items()}
+        best = rows.new_full((len(rows),), math.inf, dtype=torch.float64)
+        kept = {i: a.clone() for i, a in alpha.items()}
         for step in range(1, steps + 1):
             with torch.enable_grad():
                 leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
@@ -593,7 +630,7 @@ class Sweep:
             best = torch.where(better, value, best)
             for (i, old), g in zip(alpha.items(), pulls):
                 old = old.detach()
-                kept[i][better] = old[better]
+                kept[i] = torch.where(better.reshape(-1, *[1] * (old.ndim - 1)), old, kept[i])
                 if g is None:  # no undecided neuron of this node feeds the row's
                     continue
                 first[i].mul_(0.9).add_(g, alpha=0.1)
@@ -615,7 +652,7 @@ class Sweep:
         """Backward to the input; until the first activation the rows and their negatives go through as one."""
         nodes = self.graph.nodes
         weight: dict[int, Tensor] = {last: rows}
-        constant: Tensor = torch.zeros(len(rows), dtype=torch.float64)
+        constant: Tensor = rows.new_zeros(len(rows), dtype=torch.float64)
         self.rows += len(rows) * (1 + both)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -624,7 +661,7 @@ class Sweep:
             if node.map is None:
                 if both:
                     weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
-                    w, constant, owner, both = torch.cat([w, -w]), constant.repeat(2), owner.repeat(2), False
+                    w, constant, owner, both = torch.cat([w, -w]), constant.repeat(2), _twice(owner), False
                 if i in kind.planes:
                     off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                     constant = constant + off + far
@@ -640,8 +677,8 @@ class Sweep:
                 _accumulate(weight, j, part)
         if both:
             weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
-            constant, owner = constant.repeat(2), owner.repeat(2)
-        a = _flat(weight[0]) if 0 in weight else torch.zeros(len(owner), self.graph.inputs, dtype=kind.dtype)
+            constant, owner = constant.repeat(2), _twice(owner)
+        a = _flat(weight[0]) if 0 in weight else constant.new_zeros(len(constant), self.graph.inputs, dtype=kind.dtype)
         return constant, a, owner
 
     def _lines(self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None) -> Lines:
@@ -670,9 +707,9 @@ class _Spread:
     rest: Tensor
 
     @classmethod
-    def zero(cls, samples: int, size: int, inputs: int) -> _Spread:
-        """For entries that do not move."""
-        return cls(*(torch.zeros(samples, size, *more, dtype=torch.float64) for more in ((inputs,), (), ())))
+    def zero(cls, like: Tensor, size: int, inputs: int) -> _Spread:
+        """For entries that do not move; like: samples `(N, n)`, for their number and device."""
+        return cls(*(like.new_zeros(len(like), size, *more) for more in ((inputs,), (), ())))
 
     def put(self, owner: Tensor, place: Tensor, constant: Tensor, a: Tensor, balls: Balls) -> None:
         """What `Sweep._sides` found for some entries."""
@@ -786,6 +823,7 @@ def margin_bounds(
     graph: Graph, x: Tensor, y: Tensor, radius: Tensor | float, norm: float, domain: Domain, steps: int = 0
 ) -> Tensor:
     """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box: `(N, K)` float64, 0 at `j = y`."""
+    x, y = x.to(graph.device), y.to(graph.device)
     radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
     sweep = Sweep(graph, Balls.make(x, radius, norm, domain), steps).run()
     return margins(sweep, y)[0]
@@ -797,13 +835,13 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     base `(N, K)`, a `(N, K, n)` in the order of `sweep.inputs`.
     """
     last, outputs, n = len(sweep.graph.nodes) - 1, sweep.graph.outputs, len(y)
-    eye = torch.eye(outputs, dtype=torch.float64)
+    eye = torch.eye(outputs, dtype=torch.float64, device=y.device)
     if not n:
-        none = torch.zeros(0, outputs, dtype=torch.float64)
+        none = eye[:0]
         return none, none, none[:, :, None].expand(-1, -1, sweep.graph.inputs)
     widest = max(node.size for node in sweep.graph.nodes)
     found = []
-    for owner, rival in _chunks(torch.ones(n, outputs, dtype=torch.bool), CHUNK // widest):
+    for owner, rival in _all_chunks(n, outputs, _room(y.device) // widest, y.device):
         constant, a, _ = sweep.bound(last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH))
         found.append((constant, a, sweep.inputs.upper(a, owner)))
     constant, a, reach = (torch.cat(parts) for parts in zip(*found))
@@ -813,30 +851,79 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     base = here - constant - 2.0**-50 * (z.abs().amax(1, keepdim=True) + constant)
     lower = base - reach - 2.0**-50 * (base.abs() + reach)
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
-    lower[torch.arange(n), y] = 0.0
+    lower = lower.scatter(1, y[:, None], 0.0)
     return lower, base, -a.reshape(n, outputs, -1)
 
 
-def _chunks(wanted: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(wanted: Tensor, most: int) -> Iterator[Chunk]:
     """The true entries of `(N, size)` as lists (row, column) of at most `most`; rows with many entries stay on their own.
 
-    A chunk of one sample reads that sample's lines; a mixed one has to copy a set of lines for each entry.
+    A chunk of one sample reads that sample's lines, and its list of rows has length 1; a mixed one has to copy a set of lines
+    for each entry. The host waits for a device once.
     """
-    owner, place = wanted.nonzero(as_tuple=True)
-    most, start, total = max(most, 1), 0, 0
-    for count in wanted.sum(1).tolist():
+    counts = wanted.sum(1).tolist()
+    where = torch.nonzero_static(wanted, size=sum(counts))
+    return _cut(where[:, 0], where[:, 1], counts, most)
+
+
+def _two_chunks(first: Tensor, second: Tensor, most: int) -> list[Iterator[Chunk]]:
+    """The chunks of two masks of one shape, for one wait."""
+    counts = torch.stack([first.sum(1), second.sum(1)]).tolist()
+    places = [torch.nonzero_static(mask, size=sum(own)) for mask, own in zip((first, second), counts)]
+    return [_cut(where[:, 0], where[:, 1], own, most) for where, own in zip(places, counts)]
+
+
+def _all_chunks(samples: int, size: int, most: int, device: torch.device) -> Iterator[Chunk]:
+    """The same for all entries of `(samples, size)`."""
+    every = torch.arange(samples * size, device=device)
+    return _cut(every // size, every % size, [size] * samples, most)
+
+
+def _cut(owner: Tensor, place: Tensor, counts: list[int], most: int) -> Iterator[Chunk]:
+    """Lists of entries, so many for each sample, in chunks."""
+    most, start, total, samples = max(most, 1), 0, 0, 0
+    for count in counts:
         if total and (total + count > most or count >= ALONE):
-            yield owner[start : start + total], place[start : start + total]
-            start, total = start + total, 0
+            yield owner[start : start + (total if samples > 1 else 1)], place[start : start + total]
+            start, total, samples = start + total, 0, 0
         if count >= ALONE:
             parts = -(-count // most)
-            for part in torch.arange(start, start + count).tensor_split(parts):
-                yield owner[part], place[part]
-            start += count
+            small, larger = divmod(count, parts)
+            for part in range(parts):
+                size = small + (part < larger)
+                yield owner[start : start + 1], place[start : start + size]
+                start += size
         else:
-            total += count
+            total, samples = total + count, samples + (count > 0)
     if total:
-        yield owner[start:], place[start:]
+        yield owner[start:] if samples > 1 else owner[start : start + 1], place[start:]
+
+
+def _room(device: torch.device) -> int:
+    """Numbers in one tensor of a backward pass."""
+    return CHUNK if device == HOST else LARGE
+
+
+def _groups(chunks: Iterator[Chunk], device: torch.device) -> Iterator[list[Chunk]]:
+    """Chunks that go through the network in step: on the CPU each on its own, elsewhere as many as memory holds."""
+    while group := list(itertools.islice(chunks, 1 if device == HOST else TOGETHER)):
+        yield group
+
+
+def _in_step(walks: list[Generator[Tensor, Tensor | None, Span]]) -> list[Span]:
+    """What walks return that ask on their way which of their rows go on: one wait for the questions of all of them."""
+    found: dict[int, Span] = {}
+    answers: dict[int, Tensor | None] = dict.fromkeys(range(len(walks)))
+    while answers:
+        asked: dict[int, Tensor] = {}
+        for k, answer in answers.items():
+            try:
+                asked[k] = walks[k].send(answer)
+            except StopIteration as end:
+                found[k] = end.value
+        counts = torch.stack([mask.sum() for mask in asked.values()]).tolist() if asked else []
+        answers = {k: torch.nonzero_static(mask, size=n)[:, 0] for (k, mask), n in zip(asked.items(), counts)}
+    return [found[k] for k in range(len(walks))]
 
 
 def _entrywise(node: Node) -> bool:
@@ -863,8 +950,7 @@ def _narrow_to(low: Tensor, high: Tensor, owner: Tensor, place: Tensor, bottom: 
 
 def _units(node: Node, place: Tensor, dtype: torch.dtype) -> Tensor:
     """Unit vectors, `(R, *shape)`."""
-    unit = torch.zeros(len(place), node.size, dtype=dtype)
-    unit[torch.arange(len(place)), place] = 1.0
+    unit = place.new_zeros(len(place), node.size, dtype=dtype).scatter(1, place[:, None], 1.0)
     return _layed(unit.reshape(-1, *node.shape))
 
 
@@ -874,10 +960,13 @@ def _rounding(node: Node, kind: Arithmetic) -> float:
 
 
 def _take(values: Tensor, owner: Tensor) -> Tensor:
-    first = int(owner[0])
-    if first == int(owner[-1]) and bool((owner == first).all()):
-        return values[first : first + 1]
+    """What belongs to each row: owner `(R,)`, or `(1,)` if all rows belong to one sample."""
     return values[owner]
+
+
+def _twice(owner: Tensor) -> Tensor:
+    """The owners of rows that follow each other twice."""
+    return owner if len(owner) == 1 else owner.repeat(2)
 
 
 def _dot(rows: Tensor, values: Tensor) -> Tensor:
@@ -940,11 +1029,13 @@ class _Turned:
         reach = [d * (k - 1) for d, k in zip(m.dilation, m.weight.shape[2:])]
         if self.plain and all(p <= r for p, r in zip(m.padding, reach)):
             padding = [r - p for r, p in zip(reach, m.padding)]
-            return (F.conv2d(g, self.weight, None, 1, padding, m.dilation),)
+            with plain(g.device):
+                return (F.conv2d(g, self.weight, None, 1, padding, m.dilation),)
         rest = [
             n - ((o - 1) * s - 2 * p + r + 1) for n, o, s, p, r in zip(m.shape[1:], g.shape[2:], m.stride, m.padding, reach)
         ]
-        return (F.conv_transpose2d(g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation),)
+        with plain(g.device):
+            return (F.conv_transpose2d(g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation),)
 
 
 def _unpatched(g: Tensor, weight: Tensor, conv: Conv) -> Tensor:
@@ -966,7 +1057,7 @@ def _row_norms(map_: Matrix | Conv, s: float) -> Tensor:
     squares = replace(map_, weight=map_.weight.square())
     if isinstance(map_, Matrix):
         return squares.weight.sum(1).sqrt()
-    return squares.forward(torch.ones(1, *map_.shape, dtype=torch.float64))[0].sqrt()
+    return squares.forward(map_.weight.new_ones(1, *map_.shape))[0].sqrt()
 
 
 def _up(values: Tensor) -> Tensor:

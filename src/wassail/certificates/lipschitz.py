@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.branch import branch
 from wassail.certificates.condense import condensed
+from wassail.certificates.device import HOST
 from wassail.certificates.jacobian import entries, entry_norms, one_region, ranges, secants, smooth_bounds
 from wassail.certificates.norms import FEW_SIGNS, change, matrix_norm, positive_norm, product
 from wassail.certificates.parallel import Workers
@@ -87,7 +88,7 @@ def lipschitz(
     limit = None if time_limit is None else number(time_limit, "time_limit")
     most = None if nodes is None else int(number(nodes, "nodes"))
     graph = as_graph(model, domain, shape)
-    region = Region.make(domain, graph.inputs)
+    region = Region.make(domain, graph.inputs, graph.device)
     if outputs == "margins":
         graph, q = graph.head(margin_rows(graph.outputs, labels)), math.inf
     else:
@@ -100,7 +101,8 @@ def lipschitz(
         "norm": r, "norm_out": q, "outputs": outputs, "domain": str(region), "seed": seed, "versions": versions(),
         "neurons": neurons, **bound.info,
     }  # fmt: skip
-    return Bound(bound.lower, bound.upper, bound.method, bound.witness, info)
+    witness = None if bound.witness is None else bound.witness.cpu()
+    return Bound(bound.lower, bound.upper, bound.method, witness, info)
 
 
 @dataclass
@@ -222,7 +224,7 @@ class Ladder:
         """Seconds for one sample of a large batch."""
         count = max(1, min(256, 2**22 // max(node.size for node in graph.nodes)))
         start = time.monotonic()
-        graph.values(torch.zeros(count, *graph.nodes[0].shape, dtype=torch.float64))
+        float(graph.values(torch.zeros(count, *graph.nodes[0].shape, dtype=torch.float64))[-1].sum())  # a device is waited for
         return (time.monotonic() - start) / count
 
     def _branch(self, network: Piecewise, limit: float | None) -> None:
@@ -230,9 +232,9 @@ class Ladder:
             self.info["nodes"] = nodes
             self.report(0.3 + 0.7 * lower / max(upper, 1e-300) if math.isfinite(upper) else 0.3)
 
-        found = branch(
-            network, self.region, self.norm_in, self.norm_out, time_limit=limit, nodes=self.nodes, seed=self.seed, tick=tick,
-            workers=self.workers,
+        found = branch(  # on the CPU, where the dense form is and programs are solved
+            network, self.region.to(HOST), self.norm_in, self.norm_out, time_limit=limit, nodes=self.nodes, seed=self.seed,
+            tick=tick, workers=self.workers,
         )  # fmt: skip
         self.info["nodes"] = found.nodes
         if found.lower > self.lower and found.witness is not None:
@@ -255,7 +257,7 @@ class Ladder:
                 jacobian, norms = self._keep(x)
                 seen.append((x, norms))
                 steepest = torch.linalg.vector_norm(jacobian, dual(self.norm_in), dim=2).argmax(1)
-                row = maximiser(jacobian[torch.arange(len(x)), steepest], self.norm_in)
+                row = maximiser(jacobian.take_along_dim(steepest[:, None, None], 1)[:, 0], self.norm_in)
                 # Steps are measured entry by entry, whatever the norm.
                 x = self.region.inside(x + step * spread * row / row.abs().amax().clamp(min=1e-300))
             if self.graph.smooth:
@@ -332,7 +334,8 @@ def ascend(graph: Graph, region: Region, x: Tensor, norm_in: float, norm_out: fl
     """
     low, high = region.box
     width = (high - low)[torch.isfinite(high - low)]
-    step = torch.full((len(x), 1), 0.1 * (spread if spread is not None else float(width.max()) if len(width) else 1.0)).double()
+    first = spread if spread is not None else float(width.max()) if len(width) else 1.0
+    step = x.new_full((len(x), 1), float(torch.tensor(0.1 * first)))  # rounded to float32: any length will do
     w = _steepest(jacobians(graph, x), norm_in, norm_out)
     best, pull = _slope(graph, x, w, norm_in)
     for _ in range(CLIMB):
@@ -347,7 +350,7 @@ def ascend(graph: Graph, region: Region, x: Tensor, norm_in: float, norm_out: fl
 def _steepest(jacobian: Tensor, norm_in: float, norm_out: float) -> Tensor:
     """`w` `(m, K)` with `||J^T w||` about the norm: in turn the best direction for the outputs and the best outputs for it."""
     rows = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2)
-    w = torch.nn.functional.one_hot(rows.argmax(1), jacobian.shape[1]).double()
+    w = torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1.0)
     for _ in range(4):
         u = maximiser((w[:, None] @ jacobian)[:, 0], norm_in)
         w = maximiser((jacobian @ u[:, :, None])[:, :, 0], dual(norm_out))

@@ -253,10 +253,11 @@ def loss_curve(
         raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: use 'margin' or 'cross_entropy'.")
     if loss not in LIPSCHITZ:
         raise unknown("loss", loss, tuple(LIPSCHITZ))
-    x, y = (t.cpu() for t in check_data(x, y, domain))
+    x, y = check_data(x, y, domain)
     if not len(x):
         raise InputError("there are no samples: a curve is about the loss on data, give at least one.")
-    graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True)
+    graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+    x, y = x.to(graph.device), y.to(graph.device)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
     radii, weights = _grid(grid, x, r, domain), sample_weights(mu, len(x))
@@ -267,11 +268,12 @@ def loss_curve(
             found.climb(radius)
             report(0.3 * (place + 1) / len(reach))
         for more in points:
-            found.add(torch.as_tensor(more).detach().cpu(), None)
+            found.add(torch.as_tensor(more).detach(), None)
         above, slope = _above(graph, x, y, radii, r, loss, domain, steps, time_limit, lambda share: report(0.3 + 0.7 * share))
     info = {"versions": versions(), "steps": steps}
     return LossCurve(
-        x, y, weights, r, p, loss, domain, found.clean, found.clean_predicted, *found.columns(), *above, slope, info
+        x.cpu(), y.cpu(), weights, r, p, loss, domain, found.clean.cpu(), found.clean_predicted.cpu(), *found.columns(), *above,
+        slope, info,
     )  # fmt: skip
 
 
@@ -319,12 +321,12 @@ class _Points:
             inside &= ((points >= self.domain[0]) & (points <= self.domain[1])).flatten(1).all(1)
         points = torch.where(column(inside, points), points, self.x)
         z = self._logits(points)
-        value, distance = self.value(z, self.y), distances_between(points, self.x, self.norm)
+        value, distance = self.value(z, self.y), distances_between(points, self.x, self.norm).to(z.device)
         keep = (value > self.clean) & (distance > 0)
         self.parts.append((points[keep], keep.nonzero().flatten(), value[keep], distance[keep], predict(z, self.y)[keep]))
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Points, root, value, distance and predicted class of all that are worth keeping."""
+        """Points, root, value, distance and predicted class of all that are worth keeping, on the CPU."""
         points, root, value, distance, predicted = (torch.cat(c) for c in zip(*self.parts))
         order = sorted(zip(root.tolist(), distance.tolist(), (-value).tolist(), range(len(root))))
         keep: list[int] = []
@@ -333,8 +335,8 @@ class _Points:
             if i != owner or low < high:
                 keep.append(m)
                 owner, high = i, low
-        chosen = torch.tensor(keep, dtype=torch.int64)
-        return points[chosen], root[chosen], value[chosen], distance[chosen], predicted[chosen]
+        chosen = torch.tensor(keep, dtype=torch.int64, device=root.device)
+        return points[chosen].cpu(), root[chosen].cpu(), value[chosen].cpu(), distance[chosen].cpu(), predicted[chosen].cpu()
 
     def _logits(self, points: Tensor) -> Tensor:
         return torch.cat([self.graph.logits(part.double()) for part in torch.split(points, BATCH_SIZE)])
@@ -401,8 +403,8 @@ def _above(
     """
     edges = [NEAR * radii[0], *radii]
     start = loss_above(_each(graph, x, y, 0.0, norm, domain, steps), y, loss)
-    labels, which = torch.unique(y, return_inverse=True)
-    most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which]
+    labels, which = (v.cpu() for v in torch.unique(y, return_inverse=True))
+    most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which].to(y.device)
     slope = math.inf
     if domain is None or not graph.smooth:  # in a box a help, on R^n a must
         slope = lipschitz(graph, norm, domain, labels=labels.tolist(), time_limit=seconds).upper
@@ -426,7 +428,7 @@ def _above(
     # A smaller ball knows at least what a larger one does.
     lowest = torch.stack(ceiling, 1).flip(1).cummin(1).values.flip(1)
     grid = torch.tensor(edges, dtype=torch.float64)
-    return (start, grid, lowest, torch.stack(left, 1), torch.stack(rise, 1)), slope
+    return (start.cpu(), grid, lowest.cpu(), torch.stack(left, 1).cpu(), torch.stack(rise, 1).cpu()), slope
 
 
 def _each(graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int) -> Tensor:
@@ -444,7 +446,7 @@ def _ends(
     sweep = Sweep(graph, Balls.make(x, torch.full((len(x),), radius, dtype=torch.float64), norm, domain), steps).run()
     far, base, a = margins(sweep, y)
     inner = replace(sweep.inputs, radius=torch.full_like(sweep.inputs.radius, before))
-    owner = torch.arange(len(y)).repeat_interleave(graph.outputs)
+    owner = torch.arange(len(y) * graph.outputs, device=y.device) // graph.outputs
     rho = inner.upper(-a.flatten(0, 1), owner).reshape_as(base)
     near, line = (base - r - 4 * ULP * (base.abs() + r) for r in (rho, rho * (radius / before) * (1 + 4 * ULP)))
     own = torch.zeros_like(base).scatter(1, y[:, None], 1.0) > 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.device import HOST
 from wassail.certificates.structure import Average, Concat, Conv, Graph, Linear, Matrix, Pick, Scale
 from wassail.geometry import operator_norm
 
@@ -78,8 +79,10 @@ def _map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[i
     if isinstance(map_, Scale):
         return float(map_.factor.abs().max())
     size = map_.magnitude()
-    rows = float(size.forward(torch.ones(1, *shape, dtype=torch.float64)).max())
-    columns = float(size.transpose(torch.ones(1, *output, dtype=torch.float64))[0].max())
+    held = map_.weight if isinstance(map_, Conv) else map_.source if isinstance(map_, Pick) else None
+    one = torch.ones(1, dtype=torch.float64, device=HOST if held is None else held.device)
+    rows = float(size.forward(one.expand(1, *shape).clone()).max())
+    columns = float(size.transpose(one.expand(1, *output).clone())[0].max())
     if norm != 2:
         return (rows if norm == math.inf else columns) * (UP if isinstance(map_, Conv | Average) else 1)
     schur = (
@@ -95,9 +98,11 @@ def _map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[i
 def _dense(conv: Conv, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
     """The spectral norm by the eigenvalues of `A A^T` or `A^T A`, whichever is smaller."""
     if math.prod(shape) <= math.prod(output):
-        matrix = conv.forward(torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)).flatten(1)
+        eye = torch.eye(math.prod(shape), dtype=torch.float64, device=conv.weight.device)
+        matrix = conv.forward(eye.reshape(-1, *shape)).flatten(1)
     else:
-        matrix = conv.transpose(torch.eye(math.prod(output), dtype=torch.float64).reshape(-1, *output))[0].flatten(1)
+        eye = torch.eye(math.prod(output), dtype=torch.float64, device=conv.weight.device)
+        matrix = conv.transpose(eye.reshape(-1, *output))[0].flatten(1)
     top = float(torch.linalg.eigvalsh(matrix @ matrix.T)[-1])
     return math.sqrt(top * (1 + 4 * len(matrix) * 2.0**-52)) * UP
 

@@ -94,9 +94,9 @@ class Search:
                 if torch.isinf(side[k]):
                     boxes.append((least.clone(), top.clone(), k))
                     boxes[-1][0][k], boxes[-1][1][k] = ends
-        face = torch.tensor([k for _, _, k in boxes])
+        face = torch.tensor([k for _, _, k in boxes], device=c.device)
         lows, highs = torch.stack([a for a, _, _ in boxes]), torch.stack([b for _, b, _ in boxes])
-        found = self._bounded(lows, highs, face, torch.full((len(boxes),), self.best, dtype=torch.float64))
+        found = self._bounded(lows, highs, face, c.new_full((len(boxes),), self.best))
         self.open = found.take(found.bound.argsort(descending=True, stable=True))  # the largest first, always
 
     @property
@@ -113,7 +113,7 @@ class Search:
 
     def step(self) -> None:
         """Cut the pieces with the largest bounds in two."""
-        rank = torch.arange(len(self.open.bound))
+        rank = torch.arange(len(self.open.bound), device=self.region.low.device)
         picked, rest = self.open.take(rank[: self.batch]), self.open.take(rank[self.batch :])
         low, high, face, parent, stuck = self._halves(picked)
         settled = max([self.settled, *picked.bound[stuck].tolist()])
@@ -128,7 +128,7 @@ class Search:
 
     def _halves(self, p: Pieces) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The halves of pieces: low, high, face, the bound of the whole, and which pieces cannot be cut."""
-        rows, outward = torch.arange(len(p.cut)), p.face == p.cut
+        rows, outward = torch.arange(len(p.cut), device=p.cut.device), p.face == p.cut
         side = torch.where(torch.isinf(p.low), p.high, p.low)[rows, p.cut]  # of rays cut there: the start, with its sign
         at = torch.where(outward, 2 * side, (p.low + (p.high - p.low) / 2)[rows, p.cut])
         stuck = (at <= p.low[rows, p.cut]) | (at >= p.high[rows, p.cut]) | (at.abs() > FAR)  # neighbours, or too far out
@@ -150,7 +150,7 @@ class Search:
         """Boxes around `{origin + t u}` for t between the two sides of input `face`, cut by the walls."""
         near = torch.minimum(low.abs(), high.abs()).gather(1, face[:, None])
         far, c = torch.maximum(low.abs(), high.abs()).gather(1, face[:, None]), self.region.centre
-        rows = torch.arange(len(face))
+        rows = torch.arange(len(face), device=face.device)
         u = low.clone(), high.clone()
         for side in u:
             side[rows, face] = torch.sign(low + high)[rows, face]
@@ -161,7 +161,7 @@ class Search:
 
     def _points(self, p: Pieces) -> Tensor:
         """One point of each piece, `(B, n)`; on rays at twice the distance where they start."""
-        rows = torch.arange(len(p.face))
+        rows = torch.arange(len(p.face), device=p.face.device)
         middle = p.low + (p.high - p.low) / 2
         rays = p.face >= 0
         side = torch.where(torch.isinf(p.low), p.high, p.low)[rows, p.face]
@@ -189,7 +189,7 @@ class Search:
     def _meets(self, low: Tensor, high: Tensor, face: Tensor) -> Tensor:
         """Which pieces meet the region, bool `(B,)`: rays belong to regions that are not balls."""
         if self.region.radius == math.inf:
-            return torch.ones(len(low), dtype=torch.bool)
+            return torch.ones_like(face, dtype=torch.bool)
         nearest = torch.minimum(torch.maximum(self.region.centre, low), high)
         distance: Tensor = torch.linalg.vector_norm(nearest - self.region.centre, self.region.norm, dim=1)
         return distance <= self.region.radius * (1 + 1e-12)
@@ -209,7 +209,7 @@ class Search:
         return Pieces(low, high, face, torch.fmin(parent, own), own, cut)
 
     def _rays(self, low: Tensor, high: Tensor, face: Tensor) -> Rays:
-        rows = torch.arange(len(face))
+        rows = torch.arange(len(face), device=face.device)
         side = torch.where(torch.isinf(low), high, low)[rows, face]
         u = low.clone(), high.clone()
         for v in u:
@@ -218,7 +218,7 @@ class Search:
 
     def _widest(self, low: Tensor, high: Tensor, face: Tensor) -> Tensor:
         """Rays are cut where their directions differ most, or outward once those are closer than 1 / sqrt(start)."""
-        rows = torch.arange(len(face))
+        rows = torch.arange(len(face), device=face.device)
         start = torch.minimum(low.abs(), high.abs())[rows, face]
         width = high - low
         width[rows, face] = start**-0.5

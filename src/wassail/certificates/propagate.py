@@ -40,7 +40,7 @@ def _terms(node: Node) -> int:
         out, per_group, height, width = node.map.weight.shape
         return 4 + height * width * max(per_group, out)
     if isinstance(node.map, Pick) and node.map.source is not None:  # an entry that is picked several times gets a sum back
-        return 5 + int(torch.bincount(node.map.source + 1)[1:].max()) if bool((node.map.source >= 0).any()) else 5
+        return 5 + node.map.repeats
     return 4 + (math.prod(node.map.shape) if isinstance(node.map, Average) else len(node.inputs))
 
 
@@ -111,7 +111,7 @@ def intervals(graph: Graph, region: Region) -> Bounds:
                 centre, error = centre + node.bias, error + slack * node.bias_size
             span.append((centre - reach - error, centre + reach + error))
         elif node.map is not None:  # nothing is bounded on R^n
-            span.append(tuple(torch.full((1, *node.shape), side, dtype=torch.float64) for side in (-math.inf, math.inf)))  # type: ignore[arg-type]
+            span.append(tuple(low.new_full((1, *node.shape), side) for side in (-math.inf, math.inf)))  # type: ignore[arg-type]
         else:
             span.append((low.reshape(1, *shape), high.reshape(1, *shape)))
     return Bounds(graph, region, spans)
@@ -134,8 +134,7 @@ def crown(graph: Graph, region: Region, steps: int = 0) -> Bounds:
         if not len(rows) or source == 0:
             continue
         slack = error * size[source].flatten()[rows]
-        unit = torch.zeros(len(rows), len(low), dtype=torch.float64)
-        unit[torch.arange(len(rows)), rows] = 1.0
+        unit = low.new_zeros(len(rows), len(low)).scatter(1, rows[:, None], 1.0)
         upper = substitute(bounds, source, unit, steps) + slack
         lower = -substitute(bounds, source, -unit, steps) - slack
         low, high = low.clone(), high.clone()
@@ -183,9 +182,7 @@ def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
             g = torch.zeros_like(alpha[i]) if g is None else g
             first[i], second[i] = 0.9 * first[i] + 0.1 * g, 0.99 * second[i] + 0.01 * g.square()
             move = (first[i] / (1 - 0.9**step)) / ((second[i] / (1 - 0.99**step)).sqrt() + 1e-12)
-            alpha[i] = torch.minimum(
-                torch.maximum(alpha[i] - 0.2 * 0.95**step * move, bounds._slope(i)), torch.ones(()).double()
-            )
+            alpha[i] = torch.minimum(torch.maximum(alpha[i] - 0.2 * 0.95**step * move, bounds._slope(i)), alpha[i].new_ones(()))
         best = torch.minimum(best, _substitute(bounds, last, rows, alpha))
     return best
 
@@ -194,7 +191,7 @@ def _substitute(bounds: Bounds, last: int, rows: Tensor, alpha: Mapping[int, Ten
     """alpha: slopes of the lower lines of undecided neurons, `(m, *shape)` for each ReLU node, instead of CROWN's choice."""
     graph = bounds.graph
     weight: dict[int, Tensor] = {last: rows.reshape(-1, *graph.nodes[last].shape)}
-    constant = torch.zeros(len(rows), dtype=torch.float64)
+    constant = rows.new_zeros(len(rows), dtype=torch.float64)
     for i in range(last, 0, -1):
         if i not in weight:
             continue
@@ -266,7 +263,7 @@ class Gradients:
         """Bounds on every partial derivative, `(m, n)` each; tighten: substitute each of them through the network."""
         low, high = (_rows(side) for side in self.spans[0])
         if tighten and self.bounds.open:
-            better = _tightened(self, 0, torch.ones(self.bounds.graph.inputs, dtype=torch.bool))
+            better = _tightened(self, 0, torch.ones_like(low[0], dtype=torch.bool))
             low, high = (_rows(side) for side in better)
         return low, high
 
@@ -349,7 +346,7 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
     substituted forward to the head before it is used.
     """
     graph = bounds.graph
-    rows = rows.double()
+    rows = rows.to(graph.device).double()
     span: dict[int, Span] = {len(graph.nodes) - 1: (rows, rows)}
     size: dict[int, Tensor] = {len(graph.nodes) - 1: rows.abs()}
     found = Gradients(bounds, rows, {}, {})
@@ -394,8 +391,7 @@ def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
     part = max(1, ROWS // (2 * widest * len(low)))
     for k in range(0, len(where), part):
         some = where[k : k + part]
-        unit = torch.zeros(1, len(some), low.shape[1], dtype=torch.float64)
-        unit[0, torch.arange(len(some)), some] = 1.0
+        unit = low.new_zeros(1, len(some), low.shape[1]).scatter(2, some[None, :, None], 1.0)
         top, bottom = torch.split(found._substitute(i, unit, shared=True), len(some), 1)
         slack = found._error() * size[:, some]
         high[:, some] = torch.minimum(high[:, some], top + slack)

@@ -149,7 +149,7 @@ def radii(
             search.resume(start)
         if chosen == "lipschitz":
             found = _by_lipschitz(graph, x, y, r, box, limit)
-            search.lower = torch.where(search.open, torch.maximum(search.lower, found), search.lower)
+            search.lower = torch.where(search.open, torch.maximum(search.lower, found.cpu()), search.lower)
         elif start is None or chosen == "crown":
             search.run(0)
         if chosen == "alpha-crown":
@@ -188,10 +188,10 @@ def verify(
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     graph, x, y, wrong = _prepared(model, x, y, threat.domain, arithmetic)
-    proved = torch.zeros(len(x), dtype=torch.bool)
+    proved, labels = torch.zeros(len(x), dtype=torch.bool), y.cpu()
     if method == "lipschitz":
         values = _by_lipschitz(graph, x, y, threat.norm, threat.domain, time_limit)
-        return (values >= threat.eps) & ~wrong
+        return (values.cpu() >= threat.eps) & ~wrong
     exact = method in ("exact", "auto") and _small(graph)
     branching = method in ("branch", "exact", "auto") and not exact
     end = None if time_limit is None else time.monotonic() + time_limit
@@ -200,21 +200,21 @@ def verify(
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
             for done, part in enumerate(torch.split(left, batch_size) if len(left) else ()):
                 report((turn + done * batch_size / max(len(left), 1)) / 2)
+                some = part.to(x.device)
                 radius = torch.full((len(part),), threat.eps, dtype=torch.float64)
-                sweep = Sweep(graph, Balls.make(x[part], radius, threat.norm, threat.domain), inner).run()
-                lower = margins(sweep, y[part])[0]
-                proved[part] = _least(lower, y[part]) > 0
+                sweep = Sweep(graph, Balls.make(x[some], radius, threat.norm, threat.domain), inner).run()
+                lower = margins(sweep, y[some])[0].cpu()
+                proved[part] = _least(lower, labels[part]) > 0
                 for k in (~proved[part]).nonzero()[:, 0].tolist() if branching else ():
                     share = PATIENCE if end is None else (end - time.monotonic()) / (len(left) - done * batch_size - k)
-                    proved[part[k]] = _branched(sweep, lower, k, int(y[part[k]]), share)
+                    proved[part[k]] = _branched(sweep, lower, k, int(labels[part[k]]), share)
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
             rest = None if end is None else max(end - time.monotonic(), 0.0)
             eps = torch.full((len(left),), threat.eps, dtype=torch.float64)
-            slack = _slack(graph, x[left], y[left], eps, threat.norm, threat.domain)
-            found = nearest_flip(
-                graph, x[left], y[left], threat.norm, threat.domain, slack=slack, within=threat.eps, time_limit=rest
-            )
+            a, b = (v[left.to(v.device)] for v in (x, y))
+            slack = _slack(graph, a, b, eps, threat.norm, threat.domain)
+            found = nearest_flip(graph, a, b, threat.norm, threat.domain, slack=slack, within=threat.eps, time_limit=rest)
             proved[left] = found.lower >= threat.eps
     return proved
 
@@ -237,7 +237,10 @@ def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, doma
 def _prepared(
     model: Model | Graph, x: Tensor, y: Tensor, domain: Domain, arithmetic: str
 ) -> tuple[Graph, Tensor, Tensor, Tensor]:
-    """The structure, the samples and labels on the CPU, and which samples the model itself misclassifies."""
+    """The structure, samples and labels on its device, and which samples the model itself misclassifies, on the CPU.
+
+    What a search knows of each sample, a few numbers, is kept on the CPU. Bounds are computed where the structure is.
+    """
     x, y = check_data(x, y, domain)
     if isinstance(model, Graph):
         graph, wrong = model, torch.zeros(len(x), dtype=torch.bool)
@@ -248,8 +251,8 @@ def _prepared(
             pairs = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
             parts = [(predict(model(a.to(device)), b.to(device)) != b.to(device)).cpu() for a, b in pairs]
         wrong = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
-        graph = read(model, x.shape[1:], smooth=True)
-    return arithmetic_of(graph, arithmetic), x.cpu(), y.cpu(), wrong
+        graph = read(model, x.shape[1:], smooth=True, device=x.device)
+    return arithmetic_of(graph, arithmetic), x.to(graph.device), y.to(graph.device), wrong
 
 
 class _Search:
@@ -273,7 +276,8 @@ class _Search:
         self.aim, self.tolerance, self.batch_size, self.report = aim, tolerance, batch_size, report
         self.sweeps = self.rows = 0  # sweeps, and the coefficient vectors they substituted backward
         parts = [graph.logits(part) for part in torch.split(x, 64) if n]  # not all nodes of all samples at once
-        self.here = torch.cat(parts) if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
+        self.here = torch.cat(parts).cpu() if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
+        self.labels = y.cpu()
         self.flip = torch.full((n,), math.inf, dtype=torch.float64) if upper is None else upper.detach().cpu().double()
         if self.flip.shape != (n,) or not (self.flip >= 0).all():
             raise InputError(f"upper must hold {n} distances >= 0, one for each sample.")
@@ -281,7 +285,7 @@ class _Search:
         self.lower, self.exact = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
         self.upper = self.flip.clone()
         # The least margin at the two ends of the bracket: at 0 it is the sample's own.
-        self.clean = _least(self.here.gather(1, y[:, None]) - self.here, y)
+        self.clean = _least(self.here.gather(1, self.labels[:, None]) - self.here, self.labels)
         self.height = self.clean.clone()
         self.depth = torch.full_like(self.height, math.nan)
         self.proved_last = torch.zeros(n, dtype=torch.bool)
@@ -324,7 +328,7 @@ class _Search:
             if not len(y):
                 return torch.zeros(0, dtype=torch.float64)
             flat = jacobians(self.graph, part.double().flatten(1))
-            rows = flat[torch.arange(len(y)), y][:, None] - flat
+            rows = flat.take_along_dim(y[:, None, None], 1) - flat
             length = torch.linalg.vector_norm(rows, dual(self.norm), dim=2)
             z = self.graph.logits(part)
             ratio = (z.gather(1, y[:, None]) - z) / length.clamp(min=1e-300)
@@ -333,7 +337,7 @@ class _Search:
         flat = self.x.double().flatten(1)
         reach = flat.abs() if self.domain is None else torch.maximum(flat - self.domain[0], self.domain[1] - flat)
         size = torch.linalg.vector_norm(reach, self.norm, dim=1)
-        return torch.minimum(torch.cat(found), size if self.domain is not None else 10 * size.clamp(min=1))
+        return torch.minimum(torch.cat(found), size if self.domain is not None else 10 * size.clamp(min=1)).cpu()
 
     def run(self, steps: int) -> None:
         """Rounds of one sweep for every open sample, each at a radius of its own, until the brackets are closed."""
@@ -404,15 +408,23 @@ class _Search:
 
     def _try(self, part: Tensor, radius: Tensor, steps: int) -> None:
         """One sweep: proved or not, and if not, what its own linear bounds prove on a smaller ball."""
-        x, y = self.x[part], self.y[part]
-        known = {j: (low[part], high[part]) for j, (low, high) in self.known.items()}
+        here = part.to(self.x.device, non_blocking=True)
+        x, y = self.x[here], self.y[here]
+        known = {j: (low[here], high[here]) for j, (low, high) in self.known.items()}
         sweep = Sweep(self.graph, Balls.make(x, radius, self.norm, self.domain), steps, known).run()
         lower, base, a = margins(sweep, y)
         self.sweeps, self.rows = self.sweeps + 1, self.rows + sweep.rows
-        least = _least(lower, y)
+        # theta_y - theta_j >= base + <a, d> on the ball tried, so on every smaller one too.
+        tried = sweep.balls.radius
+        length = torch.linalg.vector_norm(a, dual(self.norm), dim=2) * (1 + a.shape[2] * 2.0**-52)
+        free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
+        free = torch.minimum(free, tried * 0.999)
+        rest = (base - length * free[:, None]).scatter(1, y[:, None], math.inf).amin(1).clamp(min=0)
+        corner = torch.linalg.vector_norm(torch.maximum(sweep.balls.below, sweep.balls.above), self.norm, dim=1)
+        sides = sweep.proved()
+        least, free, rest, corner = torch.stack([_least(lower, y), free, rest, corner]).cpu()
         good = least > 0
         if self.domain is not None:  # the ball holds the whole domain
-            corner = torch.linalg.vector_norm(torch.maximum(sweep.balls.below, sweep.balls.above), self.norm, dim=1)
             whole = corner <= radius * (1 - 1e-12)
             self.lower[part[good & whole]] = math.inf
             good, done = good & ~whole, good & whole
@@ -422,21 +434,15 @@ class _Search:
         self.proved_last[part] = good
         self.lower[rows], self.height[rows] = radius[good], least[good]
         self.upper[part[bad]], self.depth[part[bad]] = radius[bad], least[bad]
-        # theta_y - theta_j >= base + <a, d> on the ball tried, so on every smaller one too.
-        length = torch.linalg.vector_norm(a, dual(self.norm), dim=2) * (1 + a.shape[2] * 2.0**-52)
-        free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
-        free = torch.minimum(free, radius * 0.999)
         better = bad & (free > self.lower[part])
-        self.lower[part[better]] = free[better]
-        self.height[part[better]] = (
-            (base - length * free[:, None]).scatter(1, y[:, None], math.inf).amin(1)[better].clamp(min=0)
-        )
-        for j, sides in sweep.proved().items():
+        self.lower[part[better]], self.height[part[better]] = free[better], rest[better]
+        wide = bad.nonzero()[:, 0].to(self.x.device, non_blocking=True)
+        for j, span in sides.items():
             if j not in self.known:
-                full = torch.full((len(self.x), *sides[0].shape[1:]), math.inf, dtype=torch.float64)
+                full = span[0].new_full((len(self.x), *span[0].shape[1:]), math.inf)
                 self.known[j] = (-full, full)
-            for kept, side in zip(self.known[j], sides):
-                kept[part[bad]] = side[bad]
+            for kept, side in zip(self.known[j], span):
+                kept[here[wide]] = side[wide]
 
     def branch(self, limit: float | None, pool: Pool | None) -> None:
         """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
@@ -460,9 +466,9 @@ class _Search:
                     break
                 sweep = Sweep(self.graph, Balls.make(x, torch.tensor([radius]), self.norm, self.domain)).run()
                 self.sweeps += 1
-                lower = margins(sweep, y)[0]
+                lower, label = margins(sweep, y)[0].cpu(), self.labels[i : i + 1]
                 share = (stop - time.monotonic()) / 3
-                if _least(lower, y) > 0 or _branched(sweep, lower, 0, int(y), share, pool):
+                if _least(lower, label) > 0 or _branched(sweep, lower, 0, int(label), share, pool):
                     self.lower[i], step = radius, 1.5 * step
                 else:
                     high, step = radius, step / 2
@@ -471,12 +477,13 @@ class _Search:
         """By branch and bound, from what is proved and the flips that are known."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & ~self._idle()).nonzero()[:, 0]
-        self.points = self.x.double().clone()  # never the caller's own tensor
+        self.points = self.x.double().cpu().clone()  # never the caller's own tensor
         if self.graph.arithmetic == "executed":
             self._close_executed(left, limit, pool)
             return
+        some = left.to(self.x.device)
         found = nearest_flip(
-            self.graph, self.x[left], self.y[left], self.norm, self.domain,
+            self.graph, self.x[some], self.y[some], self.norm, self.domain,
             upper=self.flip[left], lower=self.lower[left], time_limit=limit,
             workers=pool,
         )  # fmt: skip
@@ -493,7 +500,7 @@ class _Search:
         end = None if limit is None else time.monotonic() + limit
         whole = torch.full((len(self.x),), math.inf, dtype=torch.float64)
         if self.domain is not None:
-            flat = self.x.double().flatten(1)
+            flat = self.x.cpu().double().flatten(1)
             most = torch.maximum(flat - self.domain[0], self.domain[1] - flat)
             whole = 1.01 * torch.linalg.vector_norm(most, self.norm, dim=1)
         ball = torch.minimum(WIDER * torch.maximum(self.lower, 1e-3 * self.first), whole)
@@ -501,7 +508,8 @@ class _Search:
         for _ in range(GROWTH):
             if not len(left):
                 return
-            x, y, radius = self.x[left], self.y[left], ball[left]
+            x, y = (v[left.to(v.device)] for v in (self.x, self.y))
+            radius = ball[left]
             slack = _slack(self.graph, x, y, radius, self.norm, self.domain)
             rest = None if end is None else max(end - time.monotonic(), 0.0)
             found = nearest_flip(
@@ -512,19 +520,19 @@ class _Search:
             inside = found.upper < radius
             points, near = self._flipped(left, found.points)
             self.exact[left] = all_ | (inside & found.exact & near)
-            self.points[left] = torch.where(column(inside & near, points), points, x.double())
+            self.points[left] = torch.where(column(inside & near, points), points, x.cpu().double())
             out = (found.lower >= radius) & ~all_ & (radius < torch.minimum(whole, self.flip)[left])
             left = left[out]
             ball[left] = torch.minimum(WIDER * ball[left], whole[left])
 
     def _flipped(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         """Points moved outward until the exact network flips, and whether that took at most the last of `PUSHES`."""
-        x, y = self.x[rows].double(), self.y[rows]
+        x, y = self.x.cpu()[rows].double(), self.labels[rows]
         best, known = points, torch.zeros(len(rows), dtype=torch.bool)
         for push in PUSHES:
             moved = x + (1 + push) * (points - x)
             moved = moved if self.domain is None else moved.clamp(*self.domain)
-            wrong = predict(self.graph.logits(moved), y) != y
+            wrong = predict(self.graph.logits(moved).cpu(), y) != y
             best, known = torch.where(column(wrong & ~known, moved), moved, best), known | wrong
         return best, known
 
@@ -562,6 +570,7 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domai
             known[j, k] = known[k, j] = lipschitz(
                 head, norm, domain, outputs="logits", norm_out=math.inf, method=rung, time_limit=each or 1.0
             ).upper
+    here, y = here.cpu(), y.cpu()
     steep = torch.full_like(here, math.inf)  # at y itself nothing is asked
     for k, j in pairs:
         steep[y == k, j] = max(known[k, j], 1e-300)
@@ -570,5 +579,5 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domai
         return ((here - slack).clamp(min=0) / steep).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
 
     found = radius(0.0)
-    slack = _slack(graph, x, y, found, norm, domain)
+    slack = _slack(graph, x, y.to(x.device), found, norm, domain)
     return found if slack is None else torch.minimum(found, radius(slack))

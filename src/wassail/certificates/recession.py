@@ -22,6 +22,7 @@ from torch import Tensor
 
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.curves import Normalise
+from wassail.certificates.device import HOST
 from wassail.certificates.jacobian import _affine
 from wassail.certificates.propagate import gamma
 from wassail.certificates.structure import Concat, Graph, Node, Pick, Sum, rounding_map
@@ -32,7 +33,7 @@ Span: TypeAlias = "tuple[Tensor, Tensor]"
 
 @dataclass(frozen=True, eq=False)
 class Shadow:
-    """A piecewise-linear network that a smooth one never leaves.
+    """A piecewise-linear network that a smooth one never leaves; on the CPU, where its cells are counted.
 
     graph: its nodes are those of the smooth network, one for one; own: for each node that was replaced, how far the smooth one
     is from it at the same input, of the node's shape.
@@ -67,6 +68,7 @@ class Shadow:
 
 def shadow(graph: Graph) -> Shadow:
     """The piecewise-linear network within a fixed distance of a smooth one on all of R^n."""
+    graph = graph.to(HOST)
     ranges = spans(graph)
     nodes: list[Node] = []
     own: dict[int, Tensor] = {}
@@ -110,7 +112,7 @@ def spans(graph: Graph, start: Span | None = None) -> list[Span]:
     start: the range of the input, `(N, *shape)` each; R^n (N = 1) if there is none.
     """
     if start is None:
-        ends = torch.full((1, *graph.nodes[0].shape), math.inf, dtype=torch.float64)
+        ends = torch.full((1, *graph.nodes[0].shape), math.inf, dtype=torch.float64, device=graph.device)
         start = -ends, ends
     found: list[Span] = []
     for node in graph.nodes:
@@ -130,7 +132,7 @@ def spans(graph: Graph, start: Span | None = None) -> list[Span]:
 
 def highest(graph: Graph, labels: Sequence[int]) -> Tensor:
     """Upper bounds on `theta_j - theta_k` over R^n for the labels k: `(L, K)`; inf where it grows."""
-    ranges, eye = spans(graph), torch.eye(graph.outputs, dtype=torch.float64)
+    ranges, eye = spans(graph), torch.eye(graph.outputs, dtype=torch.float64, device=graph.device)
     return torch.stack([_substituted(graph, ranges, eye - eye[k]) for k in labels])
 
 
@@ -143,7 +145,7 @@ def _substituted(graph: Graph, ranges: Sequence[Span], rows: Tensor) -> Tensor:
     last, error = len(graph.nodes) - 1, gamma(graph)
     head = rows.reshape(-1, *graph.nodes[last].shape)
     weight, size = {last: head}, {last: head.abs()}
-    top = torch.zeros(len(rows), dtype=torch.float64)
+    top = rows.new_zeros(len(rows))
     for i in range(last, -1, -1):
         if i not in weight:
             continue

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from wassail.certificates.device import HOST
 from wassail.errors import InputError
 from wassail.geometry import fill
 from wassail.threat import Number, dual, number, parse_norm
@@ -42,8 +44,12 @@ class Region:
     norm: float = math.inf
 
     @classmethod
-    def make(cls, where: Where, n: int) -> Region:
-        """From None (all of R^n), a box `(low, high)` of numbers or tensors, or a `Ball`."""
+    def make(cls, where: Where, n: int, device: torch.device = HOST) -> Region:
+        """From None (all of R^n), a box `(low, high)` of numbers or tensors, or a `Ball`; its tensors on a device."""
+        return cls._on_host(where, n).to(device)
+
+    @classmethod
+    def _on_host(cls, where: Where, n: int) -> Region:
         if isinstance(where, Ball):
             centre = torch.as_tensor(where.centre).detach().cpu().double().flatten()
             if len(centre) != n:
@@ -65,10 +71,27 @@ class Region:
         finite = torch.isfinite(low) & torch.isfinite(high)
         return cls(low, high, torch.where(finite, (low + high) / 2, torch.zeros_like(low).clamp(low, high)))
 
-    @property
+    def to(self, device: torch.device) -> Region:
+        """The same region with its tensors on a device."""
+        if device == self.low.device:
+            return self
+        return replace(self, low=self.low.to(device), high=self.high.to(device), centre=self.centre.to(device))
+
+    @cached_property
     def bounded(self) -> bool:
         """Whether it is bounded: a recession direction exists if not."""
         return self.radius < math.inf or bool((torch.isfinite(self.low) & torch.isfinite(self.high)).all())
+
+    @cached_property
+    def _walled(self) -> bool:
+        """Whether any side has a wall."""
+        return bool((torch.isfinite(self.low) | torch.isfinite(self.high)).any())
+
+    @cached_property
+    def _boxed(self) -> bool:
+        """Whether the smallest box around it is bounded."""
+        low, high = self.box
+        return bool((torch.isfinite(low) & torch.isfinite(high)).all())
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
@@ -82,16 +105,16 @@ class Region:
         (r = 1; squares for r = 2): any multiplier gives a bound, the one that fills the ball gives the value. Without `cut` by
         the better of box and ball, which can be differentiated.
         """
-        best = torch.full(a.shape[:-1], math.inf, dtype=a.dtype)
+        best = a.new_full(a.shape[:-1], math.inf)
         low, high = self.box
-        if torch.isfinite(low).all() and torch.isfinite(high).all():
+        if self._boxed:
             size = torch.maximum(low.abs(), high.abs())
             best = a.clamp(min=0) @ high + a.clamp(max=0) @ low + _slack(a) * (a.abs() @ size)
         if self.radius < math.inf:
             norms = torch.linalg.vector_norm(a, dual(self.norm), dim=-1)
             scale = a.abs() @ self.centre.abs() + self.radius * norms
             ball = a @ self.centre + self.radius * norms
-            if cut and (torch.isfinite(self.low).any() or torch.isfinite(self.high).any()):
+            if cut and self._walled:
                 ball = torch.minimum(ball, a @ self.centre + self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape))
             best = torch.minimum(best, ball + 2 * _slack(a) * scale)
         if not self.bounded:
@@ -110,7 +133,7 @@ class Region:
             return lam[:, 0] * self.radius + ((size - lam).clamp(min=0) * room).sum(1)
         top = size.amax(1, keepdim=True)
         unit = size / torch.where(top > 0, top, 1)
-        t = fill(unit.square(), room.square(), torch.full((len(a),), self.radius**2, dtype=a.dtype)).sqrt()[:, None]
+        t = fill(unit.square(), room.square(), a.new_full((len(a),), self.radius**2)).sqrt()[:, None]
         # d = min(t unit, room), and lam = top / (2 t): a_i d - lam d^2, which is a_i^2 / (4 lam) where the wall is far.
         step = torch.minimum(torch.where(unit > 0, t * unit, 0.0), room)
         lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
@@ -124,10 +147,13 @@ class Region:
         return inside
 
     def sample(self, count: int, generator: torch.Generator, spread: float = 1.0) -> Tensor:
-        """Random points of the region, `(count, n)`; where it is unbounded normal ones, `spread` wide."""
+        """Random points of the region, `(count, n)`; where it is unbounded normal ones, `spread` wide.
+
+        The numbers come from a generator of the CPU, so that all devices get the same.
+        """
         low, high = self.box
-        normal = spread * torch.randn(count, len(low), dtype=torch.float64, generator=generator)
-        uniform = torch.rand(count, len(low), dtype=torch.float64, generator=generator)
+        normal = spread * torch.randn(count, len(low), dtype=torch.float64, generator=generator).to(low.device)
+        uniform = torch.rand(count, len(low), dtype=torch.float64, generator=generator).to(low.device)
         floor, ceiling = torch.isfinite(low), torch.isfinite(high)
         inside = torch.where(floor & ceiling, low, 0.0) + torch.where(floor & ceiling, high - low, 1.0) * uniform
         x = torch.where(
@@ -147,7 +173,7 @@ class Region:
         if self.radius < math.inf:
             return f"l{self.norm:g} ball of radius {self.radius:g}"
         if not self.bounded:
-            return "half-bounded box" if (torch.isfinite(self.low) | torch.isfinite(self.high)).any() else "R^n"
+            return "half-bounded box" if self._walled else "R^n"
         if (self.low == self.low[0]).all() and (self.high == self.high[0]).all():
             return f"box [{self.low[0]:g}, {self.high[0]:g}]"
         return "box"

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from wassail.certificates.device import HOST
 from wassail.certificates.multipliers import Form, forms, prove, reduce, split, tighten
 from wassail.certificates.norms import change, matrix_norm, product
 from wassail.certificates.piecewise import Piecewise
@@ -103,9 +104,9 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, time_limit: float
 
     Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite bound can carry; the product
     of its layers' norms is the other bound on it. A cut stands before a ReLU, which does not stretch, and what is never
-    active is dropped there.
+    active is dropped there. The matrices are small and worked on one after the other: on the CPU.
     """
-    graph, states = bounds.graph, bounds.states()
+    graph, states = bounds.graph.to(HOST), {i: state.to(HOST) for i, state in bounds.states().items()}
     deadline = time.monotonic() + time_limit
     pieces = _pieces(graph, states, most)
     total = 1.0

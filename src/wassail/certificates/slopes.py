@@ -45,11 +45,12 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
     shape, classes = flat.nodes[0].shape, graph.outputs
     pairs = [(k, j) for k in labels for j in range(classes) if j != k]
     generator = torch.Generator().manual_seed(seed)
-    best, ray, pair = 0.0, torch.zeros(graph.inputs, dtype=torch.float64), pairs[0]
+    best, ray, pair = 0.0, torch.zeros(graph.inputs, dtype=torch.float64, device=graph.device), pairs[0]
     for start in range(0, len(pairs), 32):
         some = [p for p in pairs[start : start + 32] for _ in range(STARTS)]
-        k, j = (torch.tensor(side)[:, None] for side in zip(*some))
-        u = maximiser(torch.randn(len(some), *shape, dtype=torch.float64, generator=generator), norm)
+        k, j = (torch.tensor(side, device=graph.device)[:, None] for side in zip(*some))
+        start_ = torch.randn(len(some), *shape, dtype=torch.float64, generator=generator)
+        u = maximiser(start_.to(graph.device), norm)
         for _ in range(CLIMB):
             with torch.enable_grad():
                 u = u.detach().requires_grad_(True)
@@ -63,17 +64,17 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
             u = maximiser(g, norm)
     length = float(vector_norm(ray[None], norm)[0])
     lower = max(0.0, best / max(length, 1.0) * (1 - 1e-12) - gamma(graph) * float(magnitudes(flat, ray)[-1].max()))
-    ball = Region.make(Ball(torch.zeros(graph.inputs), 1.0, norm), graph.inputs)
+    ball = Region.make(Ball(torch.zeros(graph.inputs), 1.0, norm), graph.inputs, graph.device)
     bounds = crown(flat, ball)
     rows = torch.zeros(len(pairs), classes, dtype=torch.float64)
     for row, (k_, j_) in zip(rows, pairs):
         row[k_], row[j_] = -1.0, 1.0
-    above = max(0.0, float(linear_upper(bounds, len(flat.nodes) - 1, rows).max()))
+    above = max(0.0, float(linear_upper(bounds, len(flat.nodes) - 1, rows.to(graph.device)).max()))
     return Bound(
         below(lower, above, "slope at infinity"),
         above,
         "propagate",
-        ray / max(length, 1.0),
+        (ray / max(length, 1.0)).cpu(),
         {"label": pair[0], "rival": pair[1]},
     )
 
@@ -106,10 +107,12 @@ def chords(
     """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' - x_i||_r`.
 
     For a range of distances an ascent on the loss in balls of that radius; for each ray `(label, u)` points out on it; and
-    those that others have seen already: samples `(M,)` and flat points `(M, n)`.
+    those that others have seen already: samples `(M,)` and flat points `(M, n)`. Points are looked for where the graph is;
+    what is returned is on the CPU.
     """
     parts: list[tuple[Tensor, Tensor]] = []
-    every, wide = torch.arange(len(x)), x.detach().cpu().double()
+    device = graph.device
+    every, wide, y = torch.arange(len(x), device=device), x.detach().to(device).double(), y.to(device)
     spread = 1.0 if domain is None else domain[1] - domain[0]
     full = change_of_scale(wide[0].numel(), norm) * spread
     radii = [1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0]
@@ -127,9 +130,9 @@ def chords(
     for label, u in rays:
         mine = (y == label).nonzero().flatten()
         for far in (4.0**k for k in range(-4, 13)):  # up to about 10^7, where float64 still has nine digits of the slope
-            parts.append((mine, wide[mine] + far * size * u.reshape(1, *wide.shape[1:])))
+            parts.append((mine, wide[mine] + far * size * u.to(device).reshape(1, *wide.shape[1:])))
     if seen is not None:
-        parts.append((seen[0], seen[1].reshape(-1, *wide.shape[1:])))
+        parts.append((seen[0].to(device), seen[1].to(device).reshape(-1, *wide.shape[1:])))
     root, points = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]).to(x.dtype)
     if domain is not None:
         points = points.clamp(*domain)
@@ -138,7 +141,7 @@ def chords(
     gain = LIPSCHITZ[loss](logits, y[root]) - clean[root]
     distance = vector_norm(points.double() - wide[root], norm)
     keep = (gain > 0) & (distance > 0)
-    return Chords(root[keep], points[keep], gain[keep], distance[keep], logits.argmax(1)[keep])
+    return Chords(*(v[keep].cpu() for v in (root, points, gain, distance, logits.argmax(1))))
 
 
 def change_of_scale(n: int, norm: float) -> float:
@@ -153,7 +156,7 @@ def steepest_of(graph: Graph, x: Tensor, found: Chords) -> tuple[float, int]:
     """
     if not len(found.gain):
         return 0.0, -1
-    error = 2 * (_errors(graph, found.points) + _errors(graph, x)[found.root])
+    error = 2 * (_errors(graph, found.points).cpu() + _errors(graph, x).cpu()[found.root])
     slope = ((found.gain - error) / found.distance).clamp(min=0) * (1 - 1e-12)
     best = int(slope.argmax())
     return float(slope[best]), best
@@ -166,7 +169,7 @@ def _errors(graph: Graph, points: Tensor) -> Tensor:
     hold the true values and, as their sums are widened by twice the rounding error of one, the computed ones.
     """
     found = []
-    for part in torch.split(points.double(), 256):
+    for part in torch.split(points.to(graph.device).double(), 256):
         if graph.smooth:
             low, high = spans(graph, (part, part))[-1]
             found.append((high - low).amax(1) * (1 + 2.0**-50))
@@ -232,14 +235,14 @@ def highest_loss(graph: Graph, labels: Sequence[int], loss: str, domain: Domain,
 
     In a box by linear bounds on the margins; by what the margins can be on R^n, which is finite for bounded networks.
     """
-    lowest = -highest(graph, labels)
+    lowest, own = -highest(graph, labels), torch.tensor(labels, device=graph.device)
     if domain is not None:
-        middle = torch.full((1, *graph.nodes[0].shape), (domain[0] + domain[1]) / 2, dtype=torch.float64)
+        middle = lowest.new_full((1, *graph.nodes[0].shape), (domain[0] + domain[1]) / 2)
         # A ball of this radius, cut by the box, is all of the box.
         balls = Balls.make(middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain)
         sweep = Sweep(graph, balls, steps).run()
-        lowest = torch.maximum(lowest, torch.cat([margins(sweep, torch.tensor([k]))[0] for k in labels]))
-    return loss_above(lowest, torch.tensor(labels), loss)
+        lowest = torch.maximum(lowest, torch.cat([margins(sweep, k)[0] for k in own[:, None]]))
+    return loss_above(lowest, own, loss).cpu()
 
 
 def paper_smooth_slope(

@@ -131,7 +131,7 @@ class _Shared:
         """Every so many-th of the domains with the least bounds."""
         if not len(self.open):
             return None
-        chosen = torch.zeros(len(self.open), dtype=torch.bool)
+        chosen = torch.zeros_like(self.open.bound, dtype=torch.bool)
         chosen[self.open.bound.argsort()[::shares][: parallel.MOST]] = True
         part = _Part(self.open.take(chosen), self.deadline - time.monotonic())
         self.open = self.open.take(~chosen)
@@ -159,7 +159,7 @@ class _Tree:
 
     def __init__(self, sweep: Sweep, sample: int, y: int) -> None:
         self.sweep, self.y = sweep, y
-        self.owner = torch.tensor([sample])
+        self.owner = torch.tensor([sample], device=sweep.graph.device)
         self.places: dict[int, Tensor] = {}
         self.parts: dict[int, slice] = {}
         start = 0
@@ -187,8 +187,15 @@ class _Tree:
     def roots(self, rivals: Tensor) -> _Domains:
         """One domain for each rival, all neurons free."""
         size = (len(rivals), len(self.up))
-        zero = torch.zeros(size)
-        return _Domains(rivals, zero, self.down.float().expand(size).clone(), zero.clone(), zero[:, 0].double(), zero.clone())
+        zero = self.up.new_zeros(size, dtype=torch.float32)
+        return _Domains(
+            rivals.to(zero.device),
+            zero,
+            self.down.float().expand(size).clone(),
+            zero.clone(),
+            zero[:, 0].double(),
+            zero.clone(),
+        )
 
     def work(self, part: _Part, seconds: float) -> _Report:
         """Go on with a part for so many seconds (`parallel.Problem`)."""
@@ -222,14 +229,15 @@ class _Tree:
         place = torch.where(parents.sign == 0, parents.score, -1.0).argmax(1)
         children = _Domains.join([parents, parents])
         signs = children.sign.clone()
-        signs[torch.arange(len(children)), place.repeat(2)] = torch.tensor([1.0, -1.0]).repeat_interleave(len(parents))
+        on = torch.ones_like(place, dtype=signs.dtype)
+        signs = signs.scatter(1, place.repeat(2)[:, None], torch.cat([on, -on])[:, None])
         return _Domains(children.rival, signs, children.alpha, children.beta, children.bound, children.score)
 
     def bounded(self, domains: _Domains, steps: int) -> _Domains:
         """The domains with bounds proved in float64 at the best slopes and multipliers that Adam finds."""
         alpha, beta = domains.alpha.clone(), domains.beta.clone()
         scale = torch.ones_like(alpha)
-        best = torch.full((len(domains),), -math.inf, dtype=torch.float64)
+        best = alpha.new_full((len(domains),), -math.inf, dtype=torch.float64)
         kept = [alpha.clone(), beta.clone()]
         moments = [[torch.zeros_like(alpha), torch.zeros_like(alpha)] for _ in range(2)]
         for step in range(1, steps + 1):
@@ -261,10 +269,10 @@ class _Tree:
         """Lower bounds on the margins `(R,)`, what each free neuron's relaxation adds and its coefficient's size, `(R, U)`."""
         sweep, nodes = self.sweep, self.sweep.graph.nodes
         last = len(nodes) - 1
-        eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype)
+        eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
         weight: dict[int, Tensor] = {last: eye[domains.rival] - eye[self.y]}
-        owner = self.owner.expand(len(domains))
-        constant = torch.zeros(len(domains), dtype=torch.float64)
+        owner = self.owner
+        constant = alpha.new_zeros(len(domains), dtype=torch.float64)
         score, size = torch.zeros_like(alpha), torch.zeros_like(alpha)
         for i in range(last, 0, -1):
             if i not in weight:

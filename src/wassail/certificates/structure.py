@@ -23,6 +23,7 @@ from torch.nn.grad import conv2d_input
 
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.curves import Curve, Normalise, Product, Softmax
+from wassail.certificates.device import HOST, place, plain
 from wassail.certificates.executed import FEW, NORM, Execution, Step
 from wassail.certificates.piecewise import Piecewise
 from wassail.errors import InputError
@@ -40,6 +41,9 @@ class Linear(Protocol):
 
     def magnitude(self) -> Linear:
         """The map with the absolute values of its weights: for intervals and rounding errors."""
+
+    def to(self, device: torch.device) -> Linear:
+        """The same map with its tensors on a device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,10 @@ class Matrix:
     def magnitude(self) -> Matrix:
         """`|W|`."""
         return Matrix(self.weight.abs())
+
+    def to(self, device: torch.device) -> Matrix:
+        """On a device."""
+        return Matrix(self.weight.to(device), _moved(self.most, device))
 
 
 def rounding_map(map_: Linear) -> Linear:
@@ -82,16 +90,22 @@ class Conv:
 
     def forward(self, *x: Tensor) -> Tensor:
         """`(m, in, ., .) -> (m, out, ., .)`."""
-        return F.conv2d(x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups)
+        with plain(self.weight.device):
+            return F.conv2d(x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, out, ., .) -> (m, in, ., .)`."""
         size = [len(g), *self.shape]
-        return (conv2d_input(size, self.weight, g, self.stride, self.padding, self.dilation, self.groups),)  # type: ignore[no-untyped-call]
+        with plain(self.weight.device):
+            return (conv2d_input(size, self.weight, g, self.stride, self.padding, self.dilation, self.groups),)  # type: ignore[no-untyped-call]
 
     def magnitude(self) -> Conv:
         """The kernel's absolute values."""
         return replace(self, weight=self.weight.abs())
+
+    def to(self, device: torch.device) -> Conv:
+        """On a device."""
+        return replace(self, weight=self.weight.to(device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +126,10 @@ class Scale:
         """`|factor|`."""
         return Scale(self.factor.abs())
 
+    def to(self, device: torch.device) -> Scale:
+        """On a device."""
+        return Scale(self.factor.to(device))
+
 
 @dataclass(frozen=True, eq=False)
 class Pick:
@@ -124,15 +142,15 @@ class Pick:
     def forward(self, *x: Tensor) -> Tensor:
         """`(m, *shape) -> (m, *output)`."""
         flat = x[0].reshape(len(x[0]), -1)
-        if self.source is not None:
-            flat = _entries(flat, self.source)
+        if self._taken is not None:
+            flat = _entries(flat, *self._taken)
         return flat.reshape(-1, *self.output)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, *output) -> (m, *shape)`."""
         flat = g.reshape(len(g), -1)
-        if self._inverse is not None:  # no entry is repeated: a transpose is a move, too
-            flat = _entries(flat, self._inverse)
+        if self._given is not None:  # no entry is repeated: a transpose is a move, too
+            flat = _entries(flat, *self._given)
         elif self.source is not None:
             size = math.prod(self.shape)
             where = torch.where(self.source < 0, size, self.source)
@@ -145,13 +163,34 @@ class Pick:
         if self.source is None:
             return None
         used = (self.source >= 0).nonzero()[:, 0]
-        inverse = torch.full((math.prod(self.shape),), -1)
+        inverse = torch.full((math.prod(self.shape),), -1, device=self.source.device)
         inverse[self.source[used]] = used
         return inverse if int((inverse >= 0).sum()) == len(used) else None
+
+    @cached_property
+    def _taken(self) -> tuple[Tensor, bool] | None:
+        """What `_entries` needs to know of the source: asked once, since a device makes the host wait for it."""
+        return None if self.source is None else _padded(self.source, math.prod(self.shape))
+
+    @cached_property
+    def _given(self) -> tuple[Tensor, bool] | None:
+        """The same for the way back."""
+        return None if self._inverse is None else _padded(self._inverse, math.prod(self.output))
+
+    @cached_property
+    def repeats(self) -> int:
+        """How often the entry that is picked most often is picked."""
+        if self.source is None:
+            return 1
+        return int(torch.bincount(self.source + 1, minlength=2)[1:].max())
 
     def magnitude(self) -> Pick:
         """Itself."""
         return self
+
+    def to(self, device: torch.device) -> Pick:
+        """On a device."""
+        return replace(self, source=_moved(self.source, device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +214,10 @@ class Average:
         """Itself."""
         return self
 
+    def to(self, device: torch.device) -> Average:
+        """Itself: it holds no tensor."""
+        return self
+
 
 @dataclass(frozen=True, eq=False)
 class Sum:
@@ -192,6 +235,10 @@ class Sum:
 
     def magnitude(self) -> Sum:
         """Itself."""
+        return self
+
+    def to(self, device: torch.device) -> Sum:
+        """Itself: it holds no tensor."""
         return self
 
 
@@ -212,6 +259,10 @@ class Concat:
 
     def magnitude(self) -> Concat:
         """Itself."""
+        return self
+
+    def to(self, device: torch.device) -> Concat:
+        """Itself: it holds no tensor."""
         return self
 
 
@@ -247,6 +298,23 @@ class Node:
         """How many numbers it holds for one sample."""
         return math.prod(self.shape)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that say where it computes."""
+        own = [getattr(self.map, name, None) for name in ("weight", "factor", "source")]
+        return [v for v in (*own, self.bias, self.slope, self.bias_most) if isinstance(v, Tensor)]
+
+    def to(self, device: torch.device) -> Node:
+        """The same node with its tensors on a device."""
+        return replace(
+            self,
+            map=None if self.map is None else self.map.to(device),
+            bias=_moved(self.bias, device),
+            slope=_moved(self.slope, device),
+            bias_most=_moved(self.bias_most, device),
+            steps=None if self.steps is None else tuple(step.to(device) for step in self.steps),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -260,6 +328,17 @@ class Graph:
     rounding: float = 0.0
     arithmetic: str = "exact"
     execution: Execution | None = None
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where its tensors are, and so where bounds are computed; the CPU if it has none."""
+        return next((v.device for node in self.nodes for v in node.tensors), HOST)
+
+    def to(self, device: torch.device) -> Graph:
+        """The same network with its tensors on a device."""
+        if device == self.device:
+            return self
+        return replace(self, nodes=tuple(node.to(device) for node in self.nodes))
 
     @property
     def inputs(self) -> int:
@@ -293,7 +372,8 @@ class Graph:
         return sum(self.nodes[i].size for i in self.relus)
 
     def values(self, x: Tensor) -> list[Tensor]:
-        """Every node at samples `(m, *shape)` in float64."""
+        """Every node at samples `(m, *shape)` in float64, where the network is."""
+        x = x.to(self.device)
         found: list[Tensor] = []
         for node in self.nodes:
             given = [found[i] for i in node.inputs]
@@ -320,7 +400,7 @@ class Graph:
 
     def head(self, weight: Tensor) -> Graph:
         """The network followed by a linear map `(J, K)`, merged into the last layer where that is a matrix."""
-        last, weight = self.nodes[-1], weight.double()
+        last, weight = self.nodes[-1], weight.to(self.device).double()
         bias = None if last.bias is None else weight @ last.bias.expand(last.shape)
         if isinstance(last.map, Matrix):
             node = replace(last, map=Matrix(weight @ last.map.weight), bias=bias, shape=(len(weight),))
@@ -339,11 +419,13 @@ class Graph:
                 )
 
     def piecewise(self, states: Mapping[int, Tensor] | None = None, limit: int = 5000) -> Piecewise:
-        """The dense form, for networks of at most `limit` free neurons.
+        """The dense form, for networks of at most `limit` free neurons; on the CPU, where exact programs are solved.
 
         states: for ReLU nodes, of the node's shape, 1 where a neuron is always active, 0 where never, -1 where it is free;
         neurons with a side are replaced by the linear function they are.
         """
+        if self.device != HOST:
+            return self.to(HOST).piecewise(None if states is None else {i: s.to(HOST) for i, s in states.items()}, limit)
         sides = {i: torch.full(self.nodes[i].shape, -1) if states is None else states[i] for i in self.relus}
         n, total = self.inputs, sum(int((side < 0).sum()) for side in sides.values())
         if total > limit:
@@ -388,18 +470,19 @@ class Graph:
         )  # fmt: skip
 
 
-def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
+def read(model: Model, shape: Sequence[int], smooth: bool = False, device: torch.device = HOST) -> Graph:
     """The structure of a model for samples of this shape, or an `InputError` that names what is not piecewise linear.
 
     smooth: take smooth activations, attention and LayerNorm too, as nodes with an `activation` or a `curve`. The model is
     exported for one sample, so that what it does with the batch axis on the way (`nn.MultiheadAttention` moves it, and merges
     it with the heads) is no matter; the graph is then compared with the model on a batch of random points.
+    device: where the model takes its input, if it has no parameters that tell. The structure is read on the CPU; the graph
+    that is returned is on the model's device, or on the CPU if that device has no float64.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
     parameter = next(module.parameters(), None)
-    if parameter is not None:
-        x = x.to(parameter)
+    x = x.to(device) if parameter is None else x.to(parameter)
     with frozen(module), torch.no_grad():
         try:
             with warnings.catch_warnings():
@@ -416,7 +499,7 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False) -> Graph:
         raise InputError("the model returns NaN or infinity at random points: check its weights and preprocessing.")
     if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):
         raise InputError("the structure read from the model does not reproduce its logits: it depends on the batch or on data.")
-    return graph
+    return graph.to(place(x.device))
 
 
 class _Module(nn.Module):
@@ -1197,12 +1280,19 @@ def _fold_after(map_: Matrix | Conv, factor: Tensor, shape: tuple[int, ...]) -> 
     return replace(map_, weight=flat[:, 0, None, None, None] * map_.weight)
 
 
-def _entries(flat: Tensor, where: Tensor) -> Tensor:
-    """Entries `where` of the rows `(m, n)`, 0 for -1; gathering is the fastest way to move them here."""
+def _padded(where: Tensor, size: int) -> tuple[Tensor, bool]:
+    """Indices with `size` for -1, and whether there is any."""
     gone = where < 0
-    if gone.any():
-        flat, where = F.pad(flat, (0, 1)), torch.where(gone, flat.shape[1], where)
-    return flat.gather(1, where.expand(len(flat), -1))
+    return torch.where(gone, size, where), bool(gone.any())
+
+
+def _entries(flat: Tensor, where: Tensor, gone: bool) -> Tensor:
+    """Entries `where` of the rows `(m, n)`, 0 for n; gathering is the fastest way to move them here."""
+    return (F.pad(flat, (0, 1)) if gone else flat).gather(1, where.expand(len(flat), -1))
+
+
+def _moved(values: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if values is None else values.to(device)
 
 
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:

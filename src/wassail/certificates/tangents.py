@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.curves import Normalise, Product, Softmax
+from wassail.certificates.device import HOST
 from wassail.certificates.propagate import Span, _terms, derivative_span
 from wassail.certificates.structure import Graph, Linear, Node, rounding_map
 
@@ -257,7 +258,7 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
     """
     count, m, last = len(next(iter(spans.values()))[0]) if spans else 1, len(rows), len(graph.nodes) - 1
     users = [sum(node.inputs.count(j) for node in graph.nodes) for j in range(len(graph.nodes))]
-    head = rows.double().expand(count, m, -1).reshape(count, m, *graph.nodes[last].shape)
+    head = rows.to(graph.device).double().expand(count, m, -1).reshape(count, m, *graph.nodes[last].shape)
     # At every node: the gradient of the linear network, the error of it, and the part of that which arises there.
     g, error, rest = {last: head}, {last: torch.zeros_like(head)}, {last: torch.zeros_like(head)}
     maps: dict[int, Middle] = {}
@@ -289,15 +290,14 @@ def _add(store: dict[int, Tensor], key: int, value: Tensor) -> None:
 def _gathered(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int) -> Tensor:
     """`sum_i |T_i|^T e_i` with the tangents T that start at a node, `(N, m, size)`."""
     size, most = graph.nodes[start].size, max(node.size for node in graph.nodes[start:])
-    parts = torch.split(torch.arange(size), max(1, NUMBERS // (len(rest[start]) * most)))
+    parts = torch.split(torch.arange(size, device=graph.device), max(1, NUMBERS // (len(rest[start]) * most)))
     return torch.cat([_carried(graph, maps, rest, start, part) for part in parts], 2)
 
 
 def _carried(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int, where: Tensor) -> Tensor:
     """The same for some entries of the node."""
     count, k = len(rest[start]), len(where)
-    unit = torch.zeros(k, graph.nodes[start].size, dtype=torch.float64)
-    unit[torch.arange(k), where] = 1.0
+    unit = rest[start].new_zeros(k, graph.nodes[start].size).scatter(1, where[:, None], 1.0)
     tangent = {start: unit.expand(count, -1, -1).reshape(count, k, *graph.nodes[start].shape)}
     last_use = {j: i for i, node in enumerate(graph.nodes) for j in node.inputs}
     radius = _rows(rest[start])[:, :, where]
@@ -311,7 +311,7 @@ def _carried(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor
             if last_use[j] == i:
                 tangent.pop(j, None)
         e = _rows(rest[i])
-        if e.any():
+        if e.device != HOST or e.any():  # a device is not asked: nothing is added then
             radius = radius + e @ _rows(t).abs().mT * (1 + (e.shape[2] + 8 + len(maps)) * U)
     return radius
 

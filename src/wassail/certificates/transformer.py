@@ -27,6 +27,7 @@ from torch import Tensor
 
 from wassail.certificates.attention import castin, global_bound, heads, region_bound, spectral
 from wassail.certificates.curves import Normalise, Product, Softmax, Span
+from wassail.certificates.device import HOST
 from wassail.certificates.jacobian import _step, one_region, ranges
 from wassail.certificates.norms import map_norm, matrix_norm, steepest_slope
 from wassail.certificates.propagate import derivative_span
@@ -365,8 +366,10 @@ class Walk:
 
     @classmethod
     def make(cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None) -> Walk:
-        """Over a region; known: as in `everywhere`."""
-        return cls(graph, everywhere(graph, region, known), find(graph), region.bounded)
+        """Over a region; known: as in `everywhere`. The ranges come from the graph's device, the walk is on the CPU."""
+        spans = {i: (low.to(HOST), high.to(HOST)) for i, (low, high) in everywhere(graph, region, known).items()}
+        graph = graph.to(HOST)
+        return cls(graph, spans, find(graph), region.bounded)
 
     def stretch(self, source: int, target: int) -> float:
         """The logarithm of a bound on the norm of the derivative of one node by another, everything else held fixed.
@@ -731,7 +734,7 @@ def corollary(
     from wassail.certificates.lipschitz import as_graph
 
     graph, r = as_graph(model, domain, shape), parse_norm(norm)
-    region, whole = Region.make(domain, graph.inputs), Region.make(None, graph.inputs)
+    region, whole = (Region.make(where, graph.inputs, graph.device) for where in (domain, None))
     walks: list[Walk] = [PaperWalk.make(graph, whole), Walk.make(graph, whole)]
     if region.low.isfinite().any() or region.high.isfinite().any() or region.bounded:
         walks.append(Walk.make(graph, region))
@@ -746,7 +749,7 @@ def corollary(
     slope = 2 ** (1 / r) * (empirical if r == 2 else _climb(graph, region, r, seed)[0])
     local = min(totals[2], walks[2].stretch(0, len(graph.nodes) - 1) / math.log(10) + UP) if len(walks) > 2 else None
     return Corollary(
-        r, str(region), style, graph.inputs, graph.outputs, rows, totals[0], totals[1], local, empirical, slope, witness
+        r, str(region), style, graph.inputs, graph.outputs, rows, totals[0], totals[1], local, empirical, slope, witness.cpu()
     )
 
 
@@ -861,6 +864,10 @@ def _flattest(graph: Graph, region: Region) -> Tensor:
         return region.centre[None]
     shape, n = graph.nodes[0].shape, graph.inputs
     start = before.logits(region.centre.reshape(1, *shape)).flatten()
-    moves = before.logits((region.centre + torch.eye(n, dtype=torch.float64)).reshape(n, *shape)).flatten(1) - start
-    found: Tensor = region.centre + torch.linalg.lstsq(moves.T, -start[:, None]).solution.T
-    return found
+    moves = (
+        before.logits((region.centre + torch.eye(n, dtype=torch.float64, device=start.device)).reshape(n, *shape)).flatten(1)
+        - start
+    )
+    # On the CPU, which has the solver for matrices without full rank.
+    least: Tensor = torch.linalg.lstsq(moves.T.to(HOST), -start[:, None].to(HOST)).solution.T
+    return region.centre + least.to(start.device)
