@@ -150,6 +150,16 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("-o", "--output", metavar="FILE", default="compare.html", help="default: %(default)s")
     compare.set_defaults(run=_compare)
 
+    verify = commands.add_parser("verify", help="compare a run from elsewhere with the model it is about: what is false?")
+    verify.add_argument("folder", metavar="RUN", help="the run directory")
+    _model_options(verify)
+    verify.add_argument("--radii", nargs="?", const="1", default="0", metavar="SHARE",
+                        help="prove the certified radii again; with a share (0.1) so many, drawn at random")  # fmt: skip
+    verify.add_argument("--seed", type=int, default=None, help="of what is drawn at random (default: a new one, printed)")
+    verify.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's own)")
+    verify.add_argument("-o", "--output", metavar="FILE", help="write the page of the run with what was verified")
+    verify.set_defaults(run=_verify, data=None)
+
     export = commands.add_parser("export", help="a run as CSV, RobustBench entry, .pt, NPZ or PNG files")
     export.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
     export.add_argument("formats", nargs="+", metavar="FORMAT", help=f"any of {', '.join(EXPORTS)}")
@@ -406,6 +416,31 @@ def _export(options: argparse.Namespace) -> int:
         for name in dict.fromkeys(options.formats):
             print(f"wrote {export.write(run, name, folder, model, options.dataset)}")
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Exit code 1 if something in the run is false."""
+    _checked_threads(options)
+    share = number(options.radii, "--radii")
+    if not 0 <= share <= 1:
+        raise InputError(f"--radii is {options.radii!r}: give the share to prove again, between 0 and 1, or nothing for all.")
+    import torch
+
+    import wassail as ws
+    from wassail.report.page import write_report
+    from wassail.zoo.datasets import open_data
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    run = ws.Evaluation.load(options.folder)
+    source, data = _model(options, run.threat.norm), None
+    if options.data is not None:
+        data = open_data(options.data, max(len(run), 1), ids=options.ids, preprocessing=options.preprocessing)
+    found = run.verify(source.model, data, share, seed=options.seed)
+    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    if options.output is not None:
+        print(f"wrote {write_report(run, options.output, verified=found)}")
+    return 0 if found else 1
 
 
 def _certify(options: argparse.Namespace) -> int:

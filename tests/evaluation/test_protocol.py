@@ -116,12 +116,15 @@ def test_it_is_read_back_as_it_was(run) -> None:
 
 def test_a_run_is_verified_against_a_model(run, digits) -> None:
     model = digits[0]
-    assert run.verify(model) == () and run.verify(model, batch_size=7) == ()
-    assert any("not predicted as stated" in text for text in run.verify(ws.zoo.load("digits-vit")))
-    nearer = replace(run, distances=run.distances * 0.99)
-    assert nearer.verify(model) == (f"{int((run.distances > 0).sum())} distances are not as stated",)
-    still = replace(run, images=lambda chosen: (run.images(chosen)[0],) * 2)
-    assert any("flips are not misclassified" in text for text in still.verify(model))
+    assert run.verify(model) and run.verify(model, batch_size=7).problems == ()
+    bare = replace(run, folder=None)  # what is in memory, alone
+    assert any("not predicted as stated" in text for text in bare.verify(ws.zoo.load("digits-vit")).problems)
+    nearer = replace(bare, distances=run.distances * 0.99)
+    assert nearer.verify(model).problems == (f"{int((run.distances > 0).sum())} distances are not as stated",)
+    still = replace(bare, images=lambda chosen: (run.images(chosen)[0],) * 2)
+    assert any("flips are not misclassified" in text for text in still.verify(model).problems)
+    changed = replace(run, distances=run.distances * 0.99).verify(model).problems
+    assert "what is in memory is not what the run's folder holds: load it again." in changed
 
 
 def test_linear_classifiers_are_evaluated_exactly() -> None:

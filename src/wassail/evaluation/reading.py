@@ -182,7 +182,7 @@ class Reading:
             certificate={} if certified is None else self._certificate(certified),
             rows=tuple(rows), best=tuple(self._best(mu, wrong, distances, threat) for threat in self.threats),
             clean=accuracy(*base, share=0.0), clean_interval=interval(*base, share=0.0), findings=(),
-            info=self.config, images=self._images,
+            info=self.config, images=self._images, folder=str(self.store.folder),
         )  # fmt: skip
         return replace(result, findings=tuple(self._findings(result)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from wassail.errors import InputError
 from wassail.network import BATCH_SIZE, Model
 from wassail.threat import Number, Threat, ceil_percent, floor_percent, parse_order
 from wassail.transport import Flips, RiskCurve, below
+
+if TYPE_CHECKING:
+    from wassail.evaluation.verifying import Verification
 
 Images: TypeAlias = Callable[[Sequence[int]], "tuple[Tensor, Tensor]"]
 LEVELS = ("ok", "note", "warning")
@@ -71,7 +74,8 @@ class Evaluation:
     distances, float64 `(N,)`: to the nearest flip of all attacks, 0 where the sample is wrong already, inf where none is known;
     labels `(N,)`: class predicted there; found_by `(N,)`: index into `methods`. radii, float64 `(N,)`, exact, bool `(N,)`:
     certified radii, or None; certificate: how they were found. rows: every attack; best: all attacks pooled, for each threat.
-    images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each. info: the configuration of the run.
+    images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each. info: the configuration of the run;
+    folder: the run directory, None if it was not read from one.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Evaluation:
     findings: tuple[Finding, ...]
     info: Mapping[str, Any]
     images: Images
+    folder: str | None = None
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Evaluation:
@@ -166,22 +171,29 @@ class Evaluation:
             self.threat.norm, self.threat.domain, self.methods, {"run": f"{self.name} on {self.data}"},
         )  # fmt: skip
 
-    def verify(self, model: Model, batch_size: int = BATCH_SIZE) -> tuple[str, ...]:
-        """What of the samples' predictions and flips does not hold for a model, read block by block; empty if all does.
+    def verify(
+        self,
+        model: Model,
+        data: Any = None,
+        radii: bool | float = False,
+        *,
+        seed: int | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> Verification:
+        """What of a run does not hold for a model, what was looked at, and what was not. True if nothing is false.
 
         For runs from elsewhere: a run directory is checked for damage when it is read, but anyone can write one.
+
+        Args:
+            model: the model that the run is about.
+            data: whatever `zoo.open_data` takes: the samples are compared with them.
+            radii: True proves every certified radius again; 0.1 a tenth of them, drawn at random.
+            seed: of the random choices. By default a new one, which nobody who forged a run could know.
+            batch_size: most samples in one model call.
         """
-        counts = {"samples are not predicted as stated": 0, "flips are not misclassified": 0, "distances are not as stated": 0}
-        for start in range(0, len(self), batch_size):
-            some = slice(start, start + batch_size)
-            x, points = self.images(range(len(self))[some])
-            found = Flips.from_points(model, x, self.y[some], points, self.threat.norm, self.threat.domain)
-            stated, wrong = self.distances[some], (self.predicted != self.y)[some]
-            flip = torch.isfinite(stated) & ~wrong
-            counts["samples are not predicted as stated"] += int(((found.distances == 0) != wrong).sum())
-            counts["flips are not misclassified"] += int((flip & ~found.success).sum())
-            counts["distances are not as stated"] += int((flip & found.success & (found.distances != stated)).sum())
-        return tuple(f"{count} {what}" for what, count in counts.items() if count)
+        from wassail.evaluation.verifying import verify
+
+        return verify(self, model, data, radii, seed=seed, batch_size=batch_size)
 
     def __len__(self) -> int:
         return len(self.y)

@@ -31,6 +31,7 @@ from wassail.report.page import (
     spell,
     table,
     tag,
+    unverified,
 )
 from wassail.threat import Threat, show
 
@@ -69,6 +70,7 @@ def comparison(runs: Sequence[Evaluation]) -> str:
     head = Html(
         tag("h1", f"{len(runs)} run{'s' if len(runs) > 1 else ''} compared")
         + tag("p", lead, class_="lead")
+        + unverified(None)
         + (tag("p", apart, class_="headline") if apart else Html(""))
     )
     return document(f"{len(runs)} runs compared · wassail", head, contents, *parts, wide=True)

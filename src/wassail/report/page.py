@@ -32,6 +32,7 @@ from wassail.transport import RiskCurve, knapsack
 
 if TYPE_CHECKING:
     from wassail.evaluation.result import Evaluation, Row
+    from wassail.evaluation.verifying import Verification
 
 LONG = 90  # characters of a name that are shown; the rest is in its title
 TITLE = 1000  # characters of a title
@@ -385,20 +386,24 @@ def _short(value: object) -> object:
 # ---- the page of one run
 
 
-def write_report(run: Evaluation, path: str | PathLike[str], *, fragile: int = 24) -> Path:
+def write_report(
+    run: Evaluation, path: str | PathLike[str], *, fragile: int = 24, verified: Verification | None = None
+) -> Path:
     """Write the page of a run to `path`, which is returned.
 
-    fragile: how many of the samples with the nearest flips are shown as images. The page holds no date and no path of its own:
-    the same run gives the same bytes.
+    fragile: how many of the samples with the nearest flips are shown as images; verified: what `Evaluation.verify` found, which
+    the page then says; without it the page says that nobody looked. The page holds no date and no path of its own: the same run
+    gives the same bytes.
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")
-    return save(report(run, fragile=fragile), path)
+    return save(report(run, fragile=fragile, verified=verified), path)
 
 
-def report(run: Evaluation, *, fragile: int = 24) -> str:
+def report(run: Evaluation, *, fragile: int = 24, verified: Verification | None = None) -> str:
     """The page of `write_report` as text."""
     parts = [
+        ("verified", "Verified", _verified(verified)),
         ("findings", "Findings", _findings(run)),
         ("curve", "Both curves", _curve(run)),
         ("attacks", "Attacks", _attacks(run)),
@@ -411,10 +416,45 @@ def report(run: Evaluation, *, fragile: int = 24) -> str:
     shown = [part for part in parts if part[2] is not None]
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
     title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"
-    return document(title, _head(run), [part[:2] for part in shown], *(part[2] for part in shown))
+    return document(title, _head(run, verified), [part[:2] for part in shown], *(part[2] for part in shown))
 
 
-def _head(run: Evaluation) -> Html:
+def unverified(verified: Verification | None) -> Html:
+    """Whether somebody who reads the run has looked at it with the model in hand."""
+    if verified is None:
+        text = (
+            "Not verified by its reader: these are the figures that the run states. Anyone can write a run; with the model, "
+            "wassail verify RUN MODEL computes them again."
+        )
+    elif verified:
+        text = (
+            "Verified by its reader: nothing that was checked against the model is false. What was not checked is listed below."
+        )
+    else:
+        text = f"FALSE: {len(verified.problems)} statements of this run do not hold for the model. They are listed below."
+    return tag("p", text, class_="note", data_verified="no" if verified is None else "yes" if verified else "false")
+
+
+def _verified(verified: Verification | None) -> Html | None:
+    """What was compared with the model, and what was not."""
+    if verified is None:
+        return None
+    kinds = (("⚠ False", verified.problems), ("✓ Checked", verified.checked), ("Not checked", verified.unchecked))
+    items = [
+        tag(
+            "li",
+            tag("span", word, class_="level"),
+            tag("span", name(text, TITLE)),
+            class_="warned" if "False" in word else None,
+        )
+        for word, texts in kinds
+        for text in texts
+    ]
+    lead = f"What the reader of the run computed again with the model at hand; random choices with seed {verified.seed}."
+    return section("verified", "Verified", tag("ul", items, class_="findings"), lead=lead)
+
+
+def _head(run: Evaluation, verified: Verification | None) -> Html:
     """The headline: one number, what it means, and the bracket it belongs to."""
     threat = run.threat
     certified, attacked = run.curve(threat.order)(threat.eps)
@@ -437,6 +477,7 @@ def _head(run: Evaluation) -> Html:
         + tag("div", big, _facts(facts), class_="hero")
         + tag("p", run.headline + ".", class_="headline")
         + tag("p", run.definition)
+        + unverified(verified)
         + _bracket(run, certified, attacked)
     )
 

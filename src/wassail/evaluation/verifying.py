@@ -1,0 +1,437 @@
+"""A run against the model it is about: what it states is computed again, and what was not is said.
+
+A checksum shows damage. It does not show intent: whoever writes a run writes its checksums. The reader of a run from elsewhere
+who has the model looks again (`Evaluation.verify`, `wassail verify`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.certificates import radii as proofs
+from wassail.certificates.structure import Graph, read
+from wassail.errors import InputError
+from wassail.evaluation.chunks import share_of, unpack
+from wassail.evaluation.plan import Unit, data_hash
+from wassail.evaluation.reading import CLEAN, Reading, summary
+from wassail.evaluation.result import Evaluation
+from wassail.evaluation.store import Store
+from wassail.evaluation.work import Settings, Task, Worker
+from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
+from wassail.threat import Threat, number
+from wassail.transport import Flips, sample_weights
+from wassail.zoo.datasets import open_data
+from wassail.zoo.weights import fingerprint
+
+CONFIDENCE = 0.95
+NOISE = 0.02  # of a chunk: so many flips another processor may win or lose by rounding when an attack is run again
+LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
+EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Evaluation.verify` found: true if nothing that was looked at is false.
+
+    problems: what is false; checked: what was computed again and holds; unchecked: what was not looked at, and how to;
+    seed: of the random choices, with which they can be made again.
+    """
+
+    problems: tuple[str, ...]
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    seed: int
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        head = (
+            "false: " + f"{len(self.problems)} statements do not hold" if self.problems else "nothing that was checked is false"
+        )
+        parts = (("FALSE", self.problems), ("checked", self.checked), ("not checked", self.unchecked))
+        lines = [f"{name}: {text}" for name, texts in parts for text in texts]
+        return "\n".join([head, *lines, f"seed {self.seed}"])
+
+
+def verify(
+    run: Evaluation,
+    model: Model,
+    data: Any = None,
+    radii: bool | float = False,
+    *,
+    seed: int | None = None,
+    batch_size: int = BATCH_SIZE,
+) -> Verification:
+    """See `Evaluation.verify`."""
+    share = _share(radii)
+    drawn = secrets.randbits(32) if seed is None else int(seed)
+    notes = _Notes()
+    with frozen(model):
+        _Pool(run, model, batch_size, notes).look()
+        if run.folder is None:
+            notes.unchecked.append("everything but the samples' predictions and nearest flips: this run has no folder.")
+        else:
+            _Folder(run, model, data, batch_size, drawn, notes).look()
+    if run.radii is not None:
+        _radii(run, model, share, drawn, notes)
+    notes.unchecked.append(
+        "the passes and times, what the checks before the attacks said, and the names and versions in the configuration: "
+        "only another run tells."
+    )
+    return Verification(tuple(notes.problems), tuple(notes.checked), tuple(notes.unchecked), drawn)
+
+
+def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
+    """How many of n may be false when k of them, drawn at random, were all true: the largest number that is still likely.
+
+    With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k) (hypergeometric). The answer is the
+    largest F for which that is at least 1 - confidence: more are ruled out.
+    """
+    low, high = 0, n - k
+    while low < high:
+        middle = (low + high + 1) // 2
+        likely = float(np.log1p(-middle / (n - np.arange(k, dtype=np.float64))).sum()) if k else 0.0
+        low, high = (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
+    return low
+
+
+class _Notes:
+    """What there is to say."""
+
+    def __init__(self) -> None:
+        self.problems, self.checked, self.unchecked = list[str](), list[str](), list[str]()
+
+    def count(self, counts: Mapping[str, int], told: str) -> None:
+        """One problem for each count that is not 0; told: what was looked at."""
+        wrong = [f"{count} {what}" for what, count in counts.items() if count]
+        self.problems += wrong
+        self.checked += [] if wrong else [told]
+
+    def expect(self, holds: bool, problem: str, told: str) -> None:
+        """One statement."""
+        (self.checked if holds else self.problems).append(told if holds else problem)
+
+
+class _Pool:
+    """Every sample and its nearest flip, as the run has them in memory."""
+
+    def __init__(self, run: Evaluation, model: Model, batch_size: int, notes: _Notes) -> None:
+        self.run, self.model, self.batch_size, self.notes = run, model, batch_size, notes
+
+    def look(self) -> None:
+        counts = dict.fromkeys(
+            ("samples are not predicted as stated", "flips are not misclassified", "distances are not as stated",
+             "flips are not of the class stated"), 0,
+        )  # fmt: skip
+        run = self.run
+        for start in range(0, len(run), self.batch_size):
+            some = slice(start, start + self.batch_size)
+            x, points = run.images(range(len(run))[some])
+            found = Flips.from_points(self.model, x, run.y[some], points, run.threat.norm, run.threat.domain)
+            stated, wrong = run.distances[some], (run.predicted != run.y)[some]
+            flip = torch.isfinite(stated) & ~wrong
+            held = flip & found.success
+            seen = wrong & found.success
+            counts["samples are not predicted as stated"] += int(((found.distances == 0) != wrong).sum())
+            counts["samples are not predicted as stated"] += int((seen & (found.labels != run.predicted[some])).sum())
+            counts["flips are not misclassified"] += int((flip & ~found.success).sum())
+            counts["distances are not as stated"] += int((held & (found.distances != stated)).sum())
+            counts["flips are not of the class stated"] += int((held & (found.labels != run.labels[some])).sum())
+        flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
+        self.notes.count(counts, f"{len(run)} samples are predicted as stated, and {flips} nearest flips are what they claim.")
+
+
+class _Folder:
+    """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
+
+    def __init__(self, run: Evaluation, model: Model, data: Any, batch_size: int, seed: int, notes: _Notes) -> None:
+        assert run.folder is not None
+        self.run, self.model, self.data, self.batch_size, self.notes = run, model, data, batch_size, notes
+        self.store = Store.open(run.folder)
+        self.reading = Reading(self.store)
+        self.config = self.store.config
+        self.random = np.random.default_rng(seed)
+
+    def look(self) -> None:
+        self._files()
+        self._model()
+        self._weights()
+        self._samples()
+        self._flips()
+        for unit in self.reading.finished:
+            self._title(unit)
+        self._again()
+
+    def _files(self) -> None:
+        """What the manifest, the summary and the memory say beside the chunks."""
+        run, now = self.run, self.reading.result
+        same = run.rows == now.rows and run.best == now.best and run.ids == now.ids and run.threats == now.threats
+        for name in ("y", "predicted", "mu", "distances", "labels", "radii", "exact"):
+            ours, theirs = getattr(run, name), getattr(now, name)
+            same &= ours is theirs if ours is None or theirs is None else torch.equal(ours, theirs)
+        if not same:
+            self.notes.problems.append("what is in memory is not what the run's folder holds: load it again.")
+        if self.store.read("manifest.json") is None:
+            self.notes.unchecked.append("what is missing: the run is not finished.")
+        else:
+            self.notes.problems += self.store.verify()
+        missing = [finding.text for finding in now.findings if finding.name == "unfinished"]
+        self.notes.unchecked += missing
+        text = self.store.read("summary.json")
+        if text is not None:
+            stated, found = json.loads(text), json.loads(json.dumps(summary(now)))
+            told = "the rows of all attacks, the curves and the summary follow from the flips."
+            self.notes.expect(_close(stated, found), "results/summary.json does not say what the chunks say.", told)
+
+    def _model(self) -> None:
+        stated = self.config["model"].get("weights")
+        found = fingerprint(self.model)
+        if stated is None or found is None:
+            self.notes.unchecked.append("whether the model is the run's own: it has no weights to compare.")
+        else:
+            told = "the model has the weights that the run names."
+            self.notes.expect(stated == found, "the model's weights are not those that the run names.", told)
+
+    def _weights(self) -> None:
+        """The mass of each sample: 1/N unless the configuration names weights."""
+        mu, stated = self.reading.column(CLEAN, "mu"), self.config["mu"]
+        if abs(math.fsum(mu.tolist()) - 1) > 1e-12 and len(mu):
+            self.notes.problems.append("the weights of the samples do not sum to 1.")
+        elif stated is None:
+            even = torch.equal(mu, sample_weights(None, len(mu)))
+            told = "every sample weighs 1/N, as the configuration says."
+            self.notes.expect(even, "the samples' weights are not equal, and the configuration names none.", told)
+        elif data_hash(mu, mu) == stated:
+            self.notes.checked.append("the samples weigh what the configuration says.")
+        else:
+            self.notes.unchecked.append(
+                "the weights of the samples: the configuration has a checksum of what they were made from."
+            )
+
+    def _samples(self) -> None:
+        """The samples of the run, and what the model says there, chunk by chunk; beside the data if there are any."""
+        data = None if self.data is None else open_data(self.data, max(len(self.run), 1))
+        if data is None:
+            self.notes.unchecked.append(f"whether the samples are those of {self.run.data!r}: give data (--data).")
+        elif len(data) != len(self.run):
+            self.notes.problems.append(f"the run has {len(self.run)} samples and the data have {len(data)}.")
+        other = logits = sums = names = 0
+        for chunk, start, stop in self.reading.chunks:
+            kept, fields = self.store.get(CLEAN, chunk)
+            x, y = unpack(kept["x"]), kept["y"]
+            sums += fields.get("sha256") != data_hash(x, y)
+            then = kept["logits"]
+            now = self._logits(x)
+            if not fields.get("unknown") and (now.shape != then.shape or _off(now, then)):
+                logits += 1
+            if data is not None and len(data) == len(self.run):
+                theirs, labels = data.read(start, stop)
+                same = theirs.shape == x.shape and torch.equal(theirs.to(x.dtype), x) and torch.equal(labels, y)
+                other += not same
+                names += list(map(str, fields.get("ids", []))) != list(map(str, data.ids(start, stop)))
+        blocks = {"chunks hold other samples than the data": other, "chunks name their samples otherwise than the data": names}
+        blocks |= {"chunks hold other logits than the model's": logits, "chunks have samples that are not those hashed": sums}
+        told = "the samples are those of the data, and the logits" if data is not None else "the logits"
+        self.notes.count(blocks, f"{told} are the model's.")
+
+    def _logits(self, x: Tensor) -> Tensor:
+        network = Network(self.model, torch.arange(len(x)), self.batch_size, device_of(self.model, x.device))
+        return network.logits(x, network.rows).cpu()
+
+    def _flips(self) -> None:
+        """Every flip of every attack, not only the nearest."""
+        for key in self.reading.sources:
+            counts = dict.fromkeys(self._claims(key), 0)
+            total = 0
+            for chunk, start, stop in self.reading.chunks:
+                found, flips = self._chunk(key, chunk, start, stop)
+                counts = {name: counts[name] + found[name] for name in counts}
+                total += flips
+            self.notes.count(counts, f"{key}: {total} flips are what they claim.")
+
+    @staticmethod
+    def _claims(key: str) -> tuple[str, ...]:
+        names = (
+            "flips are not misclassified, in the box and as near as stated",
+            "flips are called none and hold",
+            "distances have no point, or points no distance",
+            "flips cost no pass",
+            "distances are 0 where the sample is right, or above where it is wrong",
+        )
+        return tuple(f"of {key}: {name}" for name in names)
+
+    def _chunk(self, key: str, chunk: int, start: int, stop: int) -> tuple[dict[str, int], int]:
+        clean, tensors = self.store.get(CLEAN, chunk, ("x", "y", "predicted"))[0], self.store.get(key, chunk)[0]
+        x, y, wrong = unpack(clean["x"]), clean["y"], clean["predicted"] != clean["y"]
+        stated, index, threat = tensors["distances"], tensors["index"], self.run.threat
+        flip = (stated > 0) & torch.isfinite(stated)
+        placed = torch.zeros(len(x), dtype=torch.bool)
+        valid = bool(((index >= 0) & (index < len(x))).all())
+        if valid:
+            placed[index] = True
+        lost = int((placed != flip).sum()) + (not valid)
+        held = torch.zeros(len(x), dtype=torch.bool)
+        if valid and len(index) and bool(torch.isfinite(tensors["points"]).all()):
+            points = x.index_copy(0, index, tensors["points"].to(x.dtype))
+            found = Flips.from_points(self.model, x, y, points, threat.norm, threat.domain, batch_size=self.batch_size)
+            held = found.success & (found.distances == stated)
+        refuted = torch.zeros(len(x), dtype=torch.bool)
+        if self.reading.is_pooled:
+            place = self.reading.sources.index(key)
+            refuted = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]["refuted"][:, place]
+        free = tensors["forwards"] == 0 if key.startswith("attack") else torch.zeros_like(flip)
+        found_ = (flip & ~held & ~refuted, flip & held & refuted, None, flip & free & ~wrong, (stated == 0) != wrong)
+        counts = [lost if value is None else int(value.sum()) for value in found_]
+        return dict(zip(self._claims(key), counts)), int(flip.sum())
+
+    def _title(self, unit: Unit) -> None:
+        """What a row calls itself, and how it shares its budget, against the attack that the configuration names."""
+        x, y = self.run.images([])[0], self.run.y[:0]
+        found = unit.entry.run(self.model, x, y, unit.threat, **unit.options)
+        kappa = found.info.get("options", {}).get("kappa")
+        title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
+        weight = 1.0 if kappa is None else 1 / float(kappa)
+        expected = None if share_of(found.weights, found.allocation) is None else weight
+        told = [fields for fields in self.reading.fields(unit.key) if "share" in fields]
+        titles = sorted({str(fields["title"]) for fields in told} - {title})
+        if titles:
+            self.notes.problems.append(
+                f"{unit.key} calls itself {titles[0][:60]!r}, and the attack that was asked for is {title!r}."
+            )
+        if any(fields["share"] != expected for fields in told):
+            self.notes.problems.append(f"{unit.key} moves another share of each sample than {title!r} does.")
+        if unit.attack == "nearest" and "passes" in unit.options:
+            spent = self.reading.column(unit.key, "forwards") + self.reading.column(unit.key, "backwards")
+            if len(spent) and int(spent.max()) > int(unit.options["passes"]):
+                self.notes.problems.append(f"{unit.key} spent more passes than the {unit.options['passes']} it was given.")
+
+    def _again(self) -> None:
+        """The cheapest attack once more on a chunk drawn at random: a run may have left flips out."""
+        units = [unit for unit in self.reading.finished if not unit.whole]
+        if not units or not len(self.run):
+            return
+        unit = min(units, key=lambda unit: unit.entry.passes)
+        chunk, start, stop = list(self.reading.chunks)[int(self.random.integers(len(self.reading.chunks)))]
+        kept = self.store.get(CLEAN, chunk, ("x", "y"))[0]
+        given = open_data((unpack(kept["x"]), kept["y"]))
+        worker = Worker(self.model, given, self._settings(), self.run.mu[start:stop])
+        tensors, _ = worker.run(Task("attack", unit.key, 0, 0, stop - start, (), {"unit": unit}))
+        stated, now = self.reading.distances(unit.key)[start:stop], tensors["distances"]
+        more = int((torch.isinf(stated) & torch.isfinite(now)).sum())
+        where = f"samples {start} to {stop - 1}"
+        self.notes.expect(
+            more <= NOISE * (stop - start),
+            f"{unit.entry.title} finds {more} flips among {where} that the run does not have: flips were left out.",
+            f"{unit.entry.title}, run again on {where}, finds no more than is stated.",
+        )
+        self.notes.unchecked.append(
+            "the other attacks and samples, which were not attacked again: flips that were left out make the attacked figures "
+            "weaker than they could be, never false."
+        )
+
+    def _settings(self) -> Settings:
+        config = self.config
+        attacks = {str(entry["name"]): {k: v for k, v in entry.items() if k != "name"} for entry in config["attacks"]}
+        return Settings(
+            self.reading.threats, attacks, None, None, int(config["seed"]), self.reading.chunks.size, config["batch_size"],
+            str(config["gradients"]), bool(config["look"]),
+        )  # fmt: skip
+
+
+def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes) -> None:
+    """Prove radii again, all of them or a share drawn at random."""
+    assert run.radii is not None
+    claimed = (run.radii > 0).nonzero()[:, 0]
+    wrong = int(((run.radii > 0) & (run.predicted != run.y)).sum())
+    if wrong:
+        notes.problems.append(f"{wrong} radii are above 0 where the sample is wrong already.")
+    n = len(claimed)
+    if share == 0:
+        notes.unchecked.append(f"{n} certified radii: none was proved again (radii=True, or a share of them; --radii).")
+        return
+    count = min(math.ceil(share * n), n)
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:count])
+    index = claimed[torch.from_numpy(chosen)]
+    method = str((run.info.get("certify") or {}).get("method", "auto"))
+    method = method if method in proofs.METHODS else "auto"
+    graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
+    failed = inexact = 0
+    for part in torch.split(index, proofs.BATCH) if count else ():
+        bad, vague = _unproved(run, graph, part, method)
+        failed, inexact = failed + bad, inexact + vague
+    if failed:
+        notes.problems.append(f"{failed} of {count} radii could not be proved again.")
+    if inexact:
+        notes.problems.append(f"{inexact} of {count} radii are called exact and are not the distance.")
+    if failed or inexact:
+        return
+    if count == n:
+        notes.checked.append(f"all {n} radii above 0 were proved again.")
+        return
+    most = most_false(n, count)
+    notes.checked.append(
+        f"{count} of {n} radii above 0, drawn at random, were proved again: at {100 * CONFIDENCE:g} % confidence "
+        f"at most {most} of {n} are false."
+    )
+    notes.unchecked.append(f"the other {n - count} radii.")
+
+
+def _unproved(run: Evaluation, graph: Graph, index: Tensor, method: str) -> tuple[int, int]:
+    """How many radii of some samples are not proved, and how many of those called exact are not."""
+    assert run.radii is not None and run.exact is not None
+    x, _ = run.images(index.tolist())
+    y, stated, exact, threat = run.y[index], run.radii[index], run.exact[index], run.threat
+    search = exact | torch.isinf(stated)
+    bad = vague = 0
+    left = (~search).nonzero()[:, 0]
+    for way in dict.fromkeys(("crown", method, "auto")):  # a proof is a proof, so the cheapest way is tried first
+        if len(left):
+            eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
+            left = left[~proofs.verify(graph, x[left], y[left], eps, way, at=stated[left])]
+    bad += len(left)
+    if bool(search.any()):
+        found = proofs.radii(
+            graph, x[search], y[search], threat.norm, threat.domain, method, upper=run.distances[index][search]
+        )
+        claimed, sure = stated[search], exact[search]
+        bad += int((found.values < claimed * (1 - EXACT)).sum())
+        near = (found.values - claimed).abs() <= EXACT * claimed
+        near |= torch.isinf(found.values) & torch.isinf(claimed)
+        vague += int((sure & ~(near & found.exact) & (found.values >= claimed * (1 - EXACT))).sum())
+    return bad, vague
+
+
+def _share(radii: bool | float) -> float:
+    if isinstance(radii, bool):
+        return float(radii)
+    share = number(radii, "radii")
+    if not 0 <= share <= 1:
+        raise InputError(f"radii is {radii!r}: give True, False, or the share to prove again, between 0 and 1.")
+    return share
+
+
+def _off(now: Tensor, then: Tensor) -> bool:
+    return not bool(((now - then).abs() <= LOGITS * then.abs().max().clamp(min=1)).all())
+
+
+def _close(stated: Any, found: Any) -> bool:
+    """Whether two plain values are the same, numbers to rounding."""
+    if isinstance(stated, dict) and isinstance(found, dict):
+        return stated.keys() == found.keys() and all(_close(stated[key], found[key]) for key in found)
+    if isinstance(stated, list) and isinstance(found, list):
+        return len(stated) == len(found) and all(map(_close, stated, found))
+    if isinstance(stated, float) and isinstance(found, float):
+        return (
+            stated == found or math.isclose(stated, found, rel_tol=1e-9, abs_tol=1e-12) or (stated != stated and found != found)
+        )
+    return bool(stated == found)

@@ -1,0 +1,289 @@
+"""Runs whose checksums are right and whose numbers are not: what a reader with the model finds out."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import wassail as ws
+from wassail import cli
+from wassail.errors import InputError
+from wassail.evaluation.reading import Reading, summary
+from wassail.evaluation.store import Store
+from wassail.evaluation.verifying import most_false
+from wassail.report.page import report
+
+THREATS = [ws.Threat("inf", order, 0.05) for order in (1, "inf")]
+Edit = Callable[[str, dict[str, torch.Tensor], dict[str, Any]], None]
+
+
+def network() -> torch.nn.Module:
+    """A network of the plane; its biases make all three classes occur in the unit square."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        model[2].bias -= model(torch.rand(200, 2, generator=torch.Generator().manual_seed(2))).mean(0)
+    return model
+
+
+def samples() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.rand(12, 2, generator=torch.Generator().manual_seed(1))
+    y = network()(x).argmax(1)
+    y[3] = (y[3] + 1) % 3
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("made") / "run"
+    ws.evaluate(network(), samples(), THREATS, ("fgsm", "wda", "nearest"), certify="auto", chunk=5, passes=30, out=out)
+    return out
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def forge(folder: Path, edit: Edit) -> ws.Evaluation:
+    """Write every chunk anew as `edit(unit, tensors, fields)` leaves it, with checksums, summary and manifest to match."""
+    reader = Store.open(folder)
+    names = [path.relative_to(folder / "results").as_posix() for path in sorted((folder / "results").rglob("*.safetensors"))]
+    kept = {name: reader.get(name.rpartition("/")[0], int(Path(name).stem)) for name in names}
+    for path in [path for path in (folder / "results").rglob("*") if path.is_file()]:
+        path.unlink()
+    with Store.resume(folder, reader.config) as store:
+        for name, (tensors, fields) in kept.items():
+            unit = name.rpartition("/")[0]
+            edit(unit, tensors, fields)
+            store.put(unit, int(Path(name).stem), tensors, fields)
+        found = summary(Reading(Store.open(folder)).result)
+        store.write("summary.json", json.dumps(found, indent=1, sort_keys=True))
+        store.seal()
+    assert Store.open(folder).verify() == []  # nothing is wrong with the files
+    return ws.Evaluation.load(folder)
+
+
+def test_an_honest_run_holds_and_says_what_was_not_checked(made: Path) -> None:
+    run, model = ws.Evaluation.load(made), network()
+    found = run.verify(model)
+    assert found and found.problems == ()
+    text = str(found)
+    assert "not checked: whether the samples are those of 'data in memory': give data (--data)." in text
+    assert "not checked: 11 certified radii: none was proved again" in text and "not checked: the other attacks" in text
+    found = run.verify(model, samples(), True, batch_size=3)
+    assert found and "checked: all 11 radii above 0 were proved again." in str(found)
+    assert "the samples are those of the data" in str(found) and "give data" not in str(found)
+    assert forge(shutil.copytree(made, made.parent / "same"), lambda *_: None).verify(model, samples(), True)
+
+
+def test_radii_just_below_the_flips(run: Path) -> None:
+    """Radii that an attack suggests and nobody proved, called exact."""
+    honest = ws.Evaluation.load(run)
+    start = {"k": 0}
+
+    def edit(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+        if unit.startswith("radii@"):
+            n = len(tensors["values"])
+            upper = honest.distances[start["k"] : start["k"] + n]
+            tensors["values"] = torch.where(torch.isfinite(upper), 0.999 * upper, 0.0)
+            tensors["exact"] = torch.ones(n, dtype=torch.bool)
+            start["k"] += n
+
+    forged = forge(run, edit)
+    assert forged.headline.startswith("Between")
+    assert forged.verify(network()) and "11 certified radii: none was proved again" in str(forged.verify(network()))
+    found = forged.verify(network(), radii=True)
+    assert not found and re.search(r"\d+ of 11 radii are called exact and are not the distance", str(found))
+    share = forged.verify(network(), radii=0.3, seed=1)
+    assert not share and "of 4 radii" in str(share)
+
+
+def test_radii_beyond_what_is_true(run: Path) -> None:
+    """Flips are taken away, so that radii have room, and the radii are doubled."""
+
+    def edit(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+        without_flips(unit, tensors, fields)
+        if unit.startswith("radii@"):
+            tensors["values"] *= 2
+            tensors["exact"] = torch.zeros_like(tensors["exact"])
+
+    found = forge(run, edit).verify(network(), radii=True)
+    assert "11 of 11 radii could not be proved again." in found.problems
+
+
+def without_flips(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if "distances" not in tensors:
+        return
+    distances = tensors["distances"]
+    tensors["distances"] = torch.where(distances > 0, math.inf, 0.0).double()
+    if "index" in tensors:
+        tensors["index"], tensors["points"] = tensors["index"][:0], tensors["points"][:0]
+    if "refuted" in tensors:
+        tensors["refuted"] = torch.zeros_like(tensors["refuted"])
+        tensors["found_by"] = torch.zeros_like(tensors["found_by"])
+
+
+def test_all_flips_deleted(run: Path) -> None:
+    forged = forge(run, without_flips)
+    assert forged.best[0].accuracy == forged.clean
+    found = forged.verify(network())
+    assert re.search(
+        r"FGSM finds \d+ flips among samples \d+ to \d+ that the run does not have: flips were left out", str(found)
+    )
+
+
+def test_all_weight_on_one_sample(run: Path) -> None:
+    first = {"left": True}
+
+    def edit(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+        if "mu" in tensors:
+            tensors["mu"] = torch.zeros_like(tensors["mu"])
+            tensors["mu"][0] = float(first["left"])
+            first["left"] = False
+
+    found = forge(run, edit).verify(network())
+    assert found.problems == ("the samples' weights are not equal, and the configuration names none.",)
+
+
+def test_a_title_that_nobody_earned(run: Path) -> None:
+    def edit(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+        if unit.startswith("attack@nearest"):
+            fields["title"] = "AutoAttack, 10 restarts"
+
+    forged = forge(run, edit)
+    assert "AutoAttack, 10 restarts" in {row.title for row in forged.rows}
+    assert forged.verify(network()).problems == (
+        "attack@nearest calls itself 'AutoAttack, 10 restarts', and the attack that was asked for is 'nearest'.",
+    )
+
+
+def shared(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if unit.startswith("attack@wda@1"):
+        fields["share"] = 0.01
+
+
+def nearer(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if unit.startswith(("attack@nearest", "pool", "transfer")):
+        tensors["distances"] = torch.where(torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf)
+    if unit.startswith("radii"):
+        tensors["values"] = torch.zeros_like(tensors["values"])
+        tensors["distances"] = torch.where(torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf)
+
+
+def refuted(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if unit.startswith("pool"):
+        tensors["refuted"] = (tensors["distances"] > 0)[:, None].expand_as(tensors["refuted"]).contiguous()
+        tensors["distances"] = torch.where(tensors["distances"] > 0, math.inf, 0.0).double()
+
+
+def logits(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if "logits" in tensors:
+        tensors["logits"] = tensors["logits"] + 1
+
+
+def other_samples(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if "ids" in fields:
+        fields["ids"] = ["x" + name for name in fields["ids"]]
+
+
+def free(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if unit.startswith("attack@nearest"):
+        tensors["forwards"] = torch.zeros_like(tensors["forwards"])
+
+
+def dear(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+    if unit.startswith("attack@nearest"):
+        tensors["forwards"] = tensors["forwards"] + 1000
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (shared, "attack@wda@1@0.05 moves another share of each sample than 'WDA, kappa 2' does"),
+        (nearer, "distances are not as stated"),
+        (refuted, "flips are called none and hold"),
+        (logits, "chunks hold other logits than the model's"),
+        (other_samples, "chunks name their samples otherwise than the data"),
+        (free, "of attack@nearest: flips cost no pass"),
+        (dear, "attack@nearest spent more passes than the 30 it was given"),
+    ],
+    ids=lambda value: getattr(value, "__name__", "-"),
+)
+def test_relatives(run: Path, edit: Edit, words: str) -> None:
+    found = forge(run, edit).verify(network(), samples())
+    assert not found and words in " ".join(found.problems), found
+
+
+def test_other_models_data_and_files(run: Path) -> None:
+    found = ws.Evaluation.load(run)
+    other = network()
+    with torch.no_grad():
+        other[0].weight[0, 0] += 1e-3
+    assert "the model's weights are not those that the run names." in found.verify(other).problems
+    x, y = samples()
+    x[7] += 0.01
+    assert "1 chunks hold other samples than the data" in found.verify(network(), (x, y)).problems
+    assert "the run has 12 samples and the data have 5." in found.verify(network(), (x[:5], y[:5])).problems
+    path = run / "results/summary.json"
+    path.write_text(path.read_text().replace("0.0", "0.1"))
+    with Store.resume(run, Store.open(run).config) as store:
+        store.seal()
+    assert "results/summary.json does not say what the chunks say." in found.verify(network()).problems
+    with pytest.raises(InputError, match="radii is 2: give True, False, or the share"):
+        found.verify(network(), radii=2)
+
+
+def test_what_a_share_proves() -> None:
+    """Exactly, by counting: F false ones escape a draw of k of n with probability C(n - F, k) / C(n, k)."""
+    for n, k in ((10, 3), (100, 10), (100, 95), (1000, 30), (57, 57), (5, 0)):
+        most = max(f for f in range(n - k + 1) if 20 * math.comb(n - f, k) >= math.comb(n, k))
+        assert most_false(n, k) == most, (n, k)
+
+
+def test_a_share_is_drawn_anew_and_can_be_drawn_again(made: Path) -> None:
+    run = ws.Evaluation.load(made)
+    first, second = run.verify(network(), radii=0.25), run.verify(network(), radii=0.25)
+    assert first and first.seed != second.seed
+    assert re.search(
+        r"3 of 11 radii above 0, drawn at random, were proved again: at 95 % confidence at most 6 of 11", str(first)
+    )
+    assert run.verify(network(), radii=0.25, seed=first.seed) == first
+
+
+def test_the_page_says_whether_its_reader_looked(made: Path, run: Path) -> None:
+    honest = ws.Evaluation.load(made)
+    assert 'data-verified="no"' in report(honest) and "Not verified by its reader" in report(honest)
+    page = report(honest, verified=honest.verify(network(), samples(), True, seed=0))
+    assert 'data-verified="yes"' in page and "all 11 radii above 0 were proved again" in page
+    forged = forge(run, shared)
+    page = report(forged, verified=forged.verify(network()))
+    assert 'data-verified="false"' in page and "moves another share of each sample" in page
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    threats = ["-n", "3", "--eps", "0.1", "--attacks", "fgsm", "--no-look", "--threads", "1", "--certify", "crown"]
+    assert cli.main(["evaluate", "digits-mlp", *threats, "--out", out, "--quiet"]) == 0
+    capsys.readouterr()
+    page = str(tmp_path / "page.html")
+    words = ["verify", out, "digits-mlp", "--data", "digits", "--threads", "1"]
+    assert cli.main([*words, "--radii", "-o", page]) == 0
+    said = capsys.readouterr().out
+    assert "nothing that was checked is false" in said and "radii above 0 were proved again" in said and "--data" not in said
+    assert 'data-verified="yes"' in Path(page).read_text()
+    assert cli.main([*words[:3], "--radii", "0.5", "--seed", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "at 95 % confidence at most" in said and "seed 4" in said and "not checked: whether the samples are those" in said
+    assert cli.main(["verify", out, "digits-cnn"]) == 1
+    assert "FALSE: the model's weights are not those that the run names." in capsys.readouterr().out
+    assert cli.main([*words, "--radii", "7"]) == 2
+    assert "give the share to prove again" in capsys.readouterr().err
