@@ -6,7 +6,7 @@ PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=
 # One thread for each test worker: two workers that each start two threads slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow test-browser lint format bench train clean
+.PHONY: demo test test-slow test-browser test-mutants lint format bench train clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -29,6 +29,9 @@ test-slow: .venv/dev  ## the slow tests
 
 test-browser: .venv/dev  ## the HTML pages in headless Chromium, which is installed if it can be; else skipped with a reason
 	OMP_NUM_THREADS=1 $(BIN)/python tests/browser/run.py
+
+test-mutants: .venv/dev  ## removes the rounding terms of the certificates one by one: every one must be missed by a test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
 
 lint: .venv/dev  ## style and types
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import wassail as ws
-from wassail.network import Network, check_data, frozen, mixed
+from wassail.network import Network, check_data, frozen, mixed, search
 from wassail.testing import LinearClassifier, samples
 
 
@@ -96,6 +96,24 @@ def test_mode_and_parameters_are_restored_even_after_an_error() -> None:
     x, y = samples(4, (3, 4), 5)
     ws.wda_pp(model, x, y, ws.Threat("inf", 1, 0.1))
     assert state() == before, "dropout in train mode is switched off for the attack and back on after it"
+
+
+def test_a_sample_that_is_wrong_as_it_stands_needs_no_tolerance() -> None:
+    """Wrong by less than a stored flip has to be: an error all the same, if nothing moved; no flip, if something did."""
+    hair = 1e-12  # the tolerance of a flip is 1e-9
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([0 * x[:, 0], x[:, 0] - 0.5], 1)
+
+    x = torch.tensor([[0.5 + hair], [0.5], [0.4]], dtype=torch.float64)
+    y = torch.zeros(3, dtype=torch.int64)
+    moved = torch.tensor([[0.5 + hair], [0.5], [0.5 + hair]], dtype=torch.float64)
+    found = search(lambda network, x, y, tick: (moved, network.logits(x, network.rows)), model, x, y)
+    assert found.clean.tolist() == [1, 1, 0], "a tie is an error"
+    assert found.predicted.tolist() == [1, 1, 0]
+    for attack in (ws.wda, ws.wda_pp):
+        assert attack(model, x, y, ws.Threat("inf", 1, 0.01)).clean_accuracy == pytest.approx(1 / 3)
+    assert ws.nearest(model, x, y, "inf", passes=9).distances[:2].tolist() == [0.0, 0.0]
 
 
 X, Y = torch.rand(6, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])

@@ -330,6 +330,38 @@ def test_verify_catches_every_lie() -> None:
     assert any("box" in p for p in lie(points=outside).problems)
 
 
+@pytest.mark.parametrize("order", [1.0, 2.0, INF])
+def test_verify_counts_the_budget_to_the_last_digit(order: float) -> None:
+    """A distribution that costs one unit in the last place more than eps is outside the ball it claims."""
+    from dataclasses import replace
+
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(12, (4,), 3)
+    good = ws.wda_pp(model, x, model(x).argmax(1), ws.Threat(INF, order, 0.1))
+    spent = good.verify(model).cost
+    assert spent == good.cost > 0
+    exactly = replace(good, threat=replace(good.threat, eps=spent))
+    assert exactly.verify(model)
+    less = replace(good, threat=replace(good.threat, eps=math.nextafter(spent, 0.0)))
+    assert less.verify(model).problems == (f"cost {spent:.9g} above eps {less.threat.eps:.9g}",)
+
+
+def test_what_the_flips_spent_and_what_all_points_cost() -> None:
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(30, (4,), 3)
+    y = model(x).argmax(1)
+    for order in (1.0, 2.0, INF):
+        adversary = ws.wda(model, x, y, ws.Threat(INF, order, 0.05))
+        flipped = adversary.predicted != y
+        assert 0 < int(flipped.sum()) < len(y)
+        part = torch.where(flipped, adversary.weights, 0.0)
+        price = ws.transport.transport_cost(adversary.mu, part, adversary.distances, order)
+        assert adversary.spent == price / 0.05 and price <= adversary.cost
+        assert order == INF or price < 0.99 * adversary.cost  # points that moved in vain
+        bought = ws.allocate(adversary.flips, 0.05, order)
+        assert bought.spent == bought.cost / 0.05  # an allocation moves nothing in vain
+
+
 def test_flips_from_anyones_points_and_merge() -> None:
     model = LinearClassifier.random(3, 4)
     x, _ = samples(20, (4,), 3)

@@ -314,8 +314,22 @@ class Distribution(Record):
 
     @property
     def cost(self) -> float:
-        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`; order inf: the largest."""
+        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`; order inf: the largest.
+
+        Of every point that moved, flipped or not; `spent` is the share of eps that the flips took.
+        """
         return transport_cost(self.mu, self.weights, self.distances, self.threat.order)
+
+    @property
+    def spent(self) -> float:
+        """The share of eps that its flips cost: the transport cost of the misclassified points alone, over eps.
+
+        Reports say this. `cost` counts every point that moved. An attack that moves all samples, such as WDA, pays for points
+        that are still classified correctly, too: without them the accuracy is the same, and the budget they took is free.
+        """
+        flipped = (self.predicted != self.y).cpu() & (self.clean_predicted == self.y).cpu()
+        price = transport_cost(self.mu, torch.where(flipped, self.weights, 0.0), self.distances, self.threat.order)
+        return price / self.threat.eps
 
     @property
     def flips(self) -> Flips:

@@ -1,13 +1,14 @@
 """Our engine and the door to all engines: closed forms, exact budgets, monotone in passes, steering, rounding."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import wassail as ws
-from wassail.attacks.nearest import METHODS, undecided
+from wassail.attacks.nearest import ENGINES, METHODS, undecided
 from wassail.testing import LinearClassifier, check_attack, samples
 
 INF = math.inf
@@ -47,7 +48,34 @@ def test_conformance() -> None:
     check_attack(attack)
 
 
+@pytest.mark.parametrize("method", ["auto", *ENGINES])
+def test_a_budget_that_does_not_pay_for_the_first_step_is_told(method: str) -> None:
+    model = LinearClassifier.random(20, 6)
+    x, y = samples(8, (6,), 20)
+    y[2:] = model(x).argmax(1)[2:]
+    right = int((model(x).argmax(1) == y).sum())
+    many = {"topk": 19} if method in ("auto", "chase", "deepfool", "fab") else {}
+    with pytest.warns(ws.ModelWarning, match=f"{right} of {right} samples were not searched: passes is 2, .* give at least ") as told:
+        flips = ws.nearest(model, x, y, 2, method=method, passes=2, **many)
+    assert not flips.success[2:].any() and len(told) == 1
+    need = int(str(told[0].message).split("give at least ")[1].split()[0])
+    assert need > 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flips = ws.nearest(model, x, y, 2, method=method, passes=need, **many)
+        assert ((flips.forwards + flips.backwards)[2:] > 1).all()
+
+
+def test_a_steered_search_pays_for_the_first_step_of_many_rivals() -> None:
+    model = LinearClassifier.random(150, 6)
+    x, _ = samples(4, (6,), 150)
+    y = model(x).argmax(1)
+    flips = ws.nearest(model, x, y, 2, passes=400, topk=149, eps=0.5, order=1)
+    assert flips.success.all()
+
+
 @pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.filterwarnings("ignore:.*were not searched:wassail.ModelWarning")
 def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> None:
     model = relu_net()
     x, _ = samples(20, (3, 4), 5)

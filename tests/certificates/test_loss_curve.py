@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from wassail.certificates.certify import certify, worst_case
 from wassail.certificates.loss_curve import LossCurve, _envelope, loss_curve
+from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.structure import read
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ
@@ -254,6 +255,53 @@ def test_a_real_network_and_its_files(tmp_path) -> None:
     again = LossCurve.load(tmp_path / "c.safetensors")
     assert again(0.02) == curve(0.02) and again.loss == "cross_entropy" and "8 samples, order 1, linf" in repr(again)
     assert loss_curve(read(model, (1, 8, 8)), x[:2], y[:2], grid=[0.1], time_limit=0.1).x.shape == (2, 1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["digits-gelu", "digits-mlp"])
+def test_never_above_what_is_known_on_all_of_space(name: str) -> None:
+    """A box is a part of R^n: what `certify` proves there holds in the box, for every order."""
+    model, (x, y) = load(name), data("digits")
+    x, y = x[:6], y[:6]
+    slopes = certify(model, x, y, 2, "cross_entropy", None, slopes=["margin"], time_limit=1)
+    curve = loss_curve(model, x, y, 2, 1, "cross_entropy", grid=[0.05, 0.2, 1.0, 4.0], time_limit=1, certificate=slopes)
+    assert curve.slope <= slopes.margin.upper < INF
+    for eps in (0.01, 0.1, 0.3, 1.0, 3.0):
+        for order in (1.0, 2.0, INF):
+            low, high = curve.of_order(order)(eps)
+            assert low <= high <= slopes.upper(eps) * (1 + 1e-9), (eps, order)
+
+
+def test_a_smooth_network_in_a_box_knows_its_slope() -> None:
+    model, (x, y) = load("digits-gelu"), data("digits")
+    curve = loss_curve(model, x[:2], y[:2], 2, 1, grid=[0.5], time_limit=1)
+    product = lipschitz(model, 2, None, labels=y[:2].tolist(), method="product", shape=(1, 8, 8)).upper
+    assert curve.slope <= product < INF
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_cells_of_a_certificate_count(loss: str) -> None:
+    """Small networks have exact slopes and a second line: with the certificate the curve is at least as good, and as sound."""
+    for name, (model, x, y) in nets().items():
+        for norm, domain in ((2.0, None), (INF, (0.0, 1.0))):
+            known = certify(model, x, y, norm, loss, None if name == "line" else domain, time_limit=1)
+            curve = loss_curve(model, x, y, norm, 1, loss, domain, grid=GRID[::3], time_limit=0.2, certificate=known)
+            for eps in (0.03, 0.6):
+                low, high = curve(eps)
+                assert low <= high <= known.upper(eps) * (1 + 1e-9) + 1e-12
+                if loss == "cross_entropy" or name == "plane":
+                    continue  # the exact worst case takes seconds
+                truth = worst_case(model, x, y, Threat(norm, 1, eps, domain), loss).bound
+                assert low <= truth.upper + 1e-9 and high >= truth.lower - 1e-9
+
+
+def test_a_certificate_for_something_else_is_refused() -> None:
+    model, x, y = nets()["line"]
+    known = certify(model, x, y, 2, "margin", (0.0, 1.0), slopes=["margin"], time_limit=1)
+    for change in ({"x": x[:2], "y": y[:2]}, {"loss": "cross_entropy"}, {"norm": 1}, {"mu": tensor([0.5, 0.25, 0.25])}):
+        with pytest.raises(InputError, match="about other samples"):
+            loss_curve(model, **{"x": x, "y": y, "norm": 2, "loss": "margin", "grid": [0.1], **change}, certificate=known)
+    with pytest.raises(InputError, match="certify there or on R"):
+        loss_curve(model, x, y, 2, 1, "margin", (-1.0, 2.0), grid=[0.1], certificate=known)
 
 
 def test_a_smooth_network() -> None:

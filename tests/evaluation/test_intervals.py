@@ -167,6 +167,13 @@ def test_two_models_on_the_same_samples() -> None:
     assert "300 samples" in str(found)
 
 
+@pytest.mark.parametrize("resamples", [1, 9, 99])
+def test_the_p_value_is_never_zero(resamples: int) -> None:
+    """The observed signs are one of the draws: with B others the p-value is at least 1 / (B + 1)."""
+    found = compare(run(torch.full((60,), 1.0).double()), run(torch.full((60,), 0.01).double()), Threat(2, INF, 0.1), resamples=resamples)
+    assert found.difference == 1.0 and found.p_value == 1 / (resamples + 1)  # no draw of 60 signs comes near
+
+
 def test_at_order_inf_the_test_is_mcnemars() -> None:
     """12 samples only the first gets right, 3 only the second, 85 alike."""
     a = torch.cat([torch.full((12,), 1.0), torch.full((3,), 0.01), torch.full((85,), 0.5)]).double()

@@ -45,7 +45,9 @@ def test_rows_are_what_the_attacks_say_alone(run, digits) -> None:
     }
     for row in run.rows:
         if row.attack in direct and row.threat == direct[row.attack].threat:
-            assert row.accuracy == pytest.approx(direct.pop(row.attack).accuracy, abs=1e-6)
+            found = direct.pop(row.attack)
+            assert row.accuracy == pytest.approx(found.accuracy, abs=1e-6)
+            assert row.cost == pytest.approx(found.spent * row.threat.eps, abs=1e-9) and row.cost <= found.cost + 1e-9
     assert not direct
     over = {(row.attack, row.threat.order) for row in run.rows}
     assert ("nearest", 2.0) in over and ("apgd-ce", 1.0) not in over and ("w-pgd", 1.0) not in over

@@ -8,16 +8,17 @@ so no engine can lose a flip, overspend, or get worse with more passes than its 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from wassail.errors import InputError
+from wassail.errors import InputError, ModelWarning
 from wassail.geometry import project, vector_norm
 from wassail.losses import flip_tolerance, predict
-from wassail.network import Model, Network, Progress, Tape, Tick, check_data, search
+from wassail.network import Model, Network, Progress, Search, Tape, Tick, check_data, search
 from wassail.threat import Domain, Number, parse_domain, parse_norm
 from wassail.transport import Flips
 
@@ -60,6 +61,7 @@ class Hunt:
         self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
         self.anytime, self.stopped = False, torch.zeros_like(self.wrong)
         self.flat = torch.zeros_like(self.wrong)
+        self.first = 0  # passes that the first step asked for; 0 if it asked for none
         self.warm = known is not None  # begins with the flips of an earlier search
         if known is not None:
             found = known.success[network.ids].to(x.device) & ~self.wrong
@@ -92,6 +94,7 @@ class Hunt:
         In an `anytime` hunt a sample that cannot afford the next thing of the schedule stops for good, even with a pass left
         that something later could use: so a smaller budget is always a beginning of a larger one, and never does better.
         """
+        self.first = self.first or cost
         enough = self.left(rows) >= cost
         if self.anytime:
             enough &= ~self.stopped[rows]
@@ -173,12 +176,32 @@ def hunt(
         raise InputError(f"passes is {passes}: give at least 1, the pass at the sample itself.")
     x, y = check_data(x, y, domain)
     options = dict(options or {})
+    first: list[int] = []
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         state = Hunt(network, x, y, norm, domain, passes, known)
         engine(state, tick, **options)
+        first.append(state.first)
         return state.points, state.clean
 
     found = search(chunk, model, x, y, batch_size, progress, name)
+    if passes is not None and known is None:
+        _tell_if_idle(found, y, name, passes, first)
     info = {"method": name, "options": options, "passes": passes, "seed": seed}
     return Flips.from_search(x, y, found, norm, domain, name, info)
+
+
+def _tell_if_idle(found: Search, y: Tensor, name: str, passes: int, first: list[int]) -> None:
+    """Warn about samples that were never searched, because their passes did not pay for the first step."""
+    right = (found.clean == y).cpu()
+    idle = right & (found.forwards + found.backwards <= 1).cpu()
+    if not idle.any():
+        return
+    need = 1 + max([*first, 2])  # a gradient, and a look at where it leads
+    fewer = " or try fewer rivals (topk)" if need > 3 else ""
+    warnings.warn(
+        f"{int(idle.sum())} of {int(right.sum())} samples were not searched: passes is {passes}, and the first step of "
+        f"{name!r} takes {need}; give at least {need} passes{fewer}.",
+        ModelWarning,
+        stacklevel=4,
+    )

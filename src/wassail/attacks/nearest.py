@@ -90,8 +90,11 @@ def nearest(
         return run(x, y, passes)
     eps, order = parse_eps(eps), parse_order(order)
     limit = math.inf if passes is None else passes
-    flips = run(x, y, int(min(STAGES[0][0], limit)))
-    for (start, reach, begin), end in zip(STAGES, (*(s for s, _, _ in STAGES[1:]), limit)):
+    # Many rivals at the sample take many passes: the allocation has its say after them.
+    later = max(0, 2 * int(options.get("topk", 0)) - STAGES[0][0])
+    stages = [(start + later, reach, begin) for start, reach, begin in STAGES]
+    flips = run(x, y, int(min(stages[0][0], limit)))
+    for (start, reach, begin), end in zip(stages, (*(s for s, _, _ in stages[1:]), limit)):
         budget = min(end, limit) - start
         chosen = undecided(flips.distances, eps, order, reach)
         if budget < 1 or not chosen.any():

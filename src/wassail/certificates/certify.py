@@ -15,6 +15,7 @@ from torch import Tensor
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.device import HOST
 from wassail.certificates.infinity import infinity, tightness
+from wassail.certificates.linear import margin_bounds
 from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.recession import Shadow, recession, shadow
@@ -95,11 +96,9 @@ class Certificate(Record):
     def upper(self, eps: float) -> float:
         """The upper side alone."""
         slopes = [b.upper for b in (self.anchor, self.margin, self.paper) if b is not None]
-        lines = [self.empirical + min(slopes, default=math.inf) * eps]
-        if self.line is not None:
-            lines.append(self.line[1] + self.line[0] * eps)
-        top = min(lines)
-        return top + 4 * 2.0**-52 * abs(top)
+        start = float(self.info.get("empirical_above", self.empirical))
+        lines = [(min(slopes, default=math.inf), start), *([] if self.line is None else [self.line])]
+        return min(start + slope * eps + 4 * 2.0**-52 * (abs(start) + slope * eps) for slope, start in lines)
 
     def witness(self, eps: Number) -> Distribution:
         """The distribution behind the lower side: inside `Omega_1(eps)`, its expected loss evaluated (`info["loss"]`).
@@ -228,7 +227,11 @@ class _Work:
         self._settle(found)
         z = torch.cat([self.graph.logits(part.to(self.graph.device)).cpu() for part in torch.split(self.x.double(), 256)])
         clean = LIPSCHITZ[self.loss](z, self.y)
+        # The loss at the samples is computed, too: what rounding may have taken from it belongs to the upper side.
+        parts = zip(torch.split(self.x, 256), torch.split(self.y, 256))
+        margin = torch.cat([margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain) for x, y in parts])
         info = {
+            "empirical_above": self._rounded_up(loss_above(margin, self.y, self.loss)),
             "versions": versions(), "seed": self.seed, "labels": self.labels, "order": 1, "smooth": self.graph.smooth,
             **({} if self.graph.smooth else {"neurons": self.graph.neurons}), **({"interrupted": True} if interrupted else {}),
         }  # fmt: skip

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bound import below
+from wassail.certificates.certify import Certificate
 from wassail.certificates.linear import Balls, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import lipschitz
 from wassail.certificates.slopes import change_of_scale, highest_loss, loss_above
@@ -58,7 +59,8 @@ class LossCurve(Record):
     points `(M, *shape)` with root, value, distance and predicted `(M,)`: evaluated points, the sample each is reached from, its
     loss, distance and class; start `(N,)`: clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between
     two radii, or beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius before))`; slope:
-    and at most `start + slope d` everywhere. All are the same for every order: see `of_order`.
+    and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate, the worst case is at most `C + lam eps`. All are
+    the same for every order: see `of_order`.
     Computed for the network in float64 arithmetic, with its weights as given.
     """
 
@@ -83,6 +85,7 @@ class LossCurve(Record):
     rise: Tensor
     slope: float
     info: Mapping[str, Any] = field(default_factory=dict)
+    line: tuple[float, float] | None = None
 
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below, certified and rounded up above."""
@@ -161,7 +164,18 @@ class LossCurve(Record):
         return order[place], known
 
     def _upper(self, eps: float) -> float:
-        """The certified side: order inf sample by sample, finite orders by the dual at a good multiplier."""
+        """The certified side: the best of the growth of each sample, the steepest slope and the line of a certificate.
+
+        `Omega_p(eps)` is a part of `Omega_1(eps)`, so what a line says of order 1 holds for every order.
+        """
+        lines = [] if self.line is None else [self.line]
+        if self.slope < math.inf:
+            lines.append((self.slope, _total(self.mu, self.start)))
+        tops = (start + lam * eps + 4 * ULP * (abs(start) + lam * eps) for lam, start in lines)
+        return min(self._grown(eps), *tops, math.inf)
+
+    def _grown(self, eps: float) -> float:
+        """By the growth of each sample: order inf one by one, finite orders by the dual at a good multiplier."""
         if eps == 0:
             return _total(self.mu, self.start)
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
@@ -238,6 +252,7 @@ def loss_curve(
     mu: Tensor | None = None,
     steps: int = 0,
     time_limit: float = 10.0,
+    certificate: Certificate | None = None,
     progress: Progress = False,
 ) -> LossCurve:
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and 6).
@@ -246,7 +261,9 @@ def loss_curve(
     "cross_entropy" or "margin"; domain: a box, or None for R^n. points: further points for the lower side, each a tensor like x
     with one point a sample, for example `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of
     the domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of the linear bounds
-    (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid.
+    (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a box
+    it is looked for there and, as a box is a part of R^n, on R^n. certificate: what `certify` found for the same samples and
+    loss, on this domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
     """
     r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
     if loss == "dlr":
@@ -261,6 +278,8 @@ def loss_curve(
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
     radii, weights = _grid(grid, x, r, domain), sample_weights(mu, len(x))
+    if certificate is not None:
+        _check_certificate(certificate, x.cpu(), y.cpu(), r, loss, domain, weights)
     with _bar(progress, "loss curve") as report:
         found = _Points(graph, x, y, r, loss, domain)
         reach = _beyond(radii, x, r, domain)
@@ -270,11 +289,26 @@ def loss_curve(
         for more in points:
             found.add(torch.as_tensor(more).detach(), None)
         above, slope = _above(graph, x, y, radii, r, loss, domain, steps, time_limit, lambda share: report(0.3 + 0.7 * share))
+    line = None
+    if certificate is not None:
+        slopes = (certificate.anchor, certificate.margin, certificate.paper)
+        slope, line = min([slope, *(bound.upper for bound in slopes if bound is not None)]), certificate.line
     info = {"versions": versions(), "steps": steps}
     return LossCurve(
         x.cpu(), y.cpu(), weights, r, p, loss, domain, found.clean.cpu(), found.clean_predicted.cpu(), *found.columns(), *above,
-        slope, info,
+        slope, info, line,
     )  # fmt: skip
+
+
+def _check_certificate(
+    certificate: Certificate, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, mu: Tensor
+) -> None:
+    """Refuse a certificate for something else: it must be about the same samples, and about all of the domain."""
+    same = torch.equal(certificate.x, x) and torch.equal(certificate.y, y) and torch.equal(certificate.mu, mu)
+    if not same or certificate.norm != norm or certificate.loss != loss:
+        raise InputError("the certificate is about other samples, weights, another norm or loss: make one for these.")
+    if certificate.domain is not None and certificate.domain != domain:
+        raise InputError(f"the certificate is about {certificate.domain}, the curve about {domain}: certify there or on R^n.")
 
 
 class _Points:
@@ -406,8 +440,9 @@ def _above(
     labels, which = (v.cpu() for v in torch.unique(y, return_inverse=True))
     most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which].to(y.device)
     slope = math.inf
-    if domain is None or not graph.smooth:  # in a box a help, on R^n a must
-        slope = lipschitz(graph, norm, domain, labels=labels.tolist(), time_limit=seconds).upper
+    for where in dict.fromkeys((domain, None)):  # in a box a help, on R^n a must; a box is a part of R^n
+        if domain is None or not graph.curved:  # in a box the slopes of attention are of no help
+            slope = min(slope, lipschitz(graph, norm, where, labels=labels.tolist(), time_limit=seconds).upper)
     ceiling, left, rise = [], [], []
     for place, (before, radius) in enumerate(itertools.pairwise(edges)):
         ends = [

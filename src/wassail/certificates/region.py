@@ -62,10 +62,8 @@ class Region:
             low, high = _box(where.domain, n)
             if not ((low <= centre) & (centre <= high)).all():
                 raise InputError("the ball's centre lies outside its box: clamp it or give the box it lives in.")
-            if norm == math.inf:  # a box again; the subtraction is rounded, so one ulp outward
-                low = torch.maximum(low, torch.nextafter(centre - radius, torch.full_like(centre, -math.inf)))
-                high = torch.minimum(high, torch.nextafter(centre + radius, torch.full_like(centre, math.inf)))
-                return cls(low, high, centre)
+            if norm == math.inf:  # a box again
+                return cls(*_around(centre, radius, low, high), centre)
             return cls(low, high, centre, radius, norm)
         low, high = _box(where, n)
         finite = torch.isfinite(low) & torch.isfinite(high)
@@ -95,8 +93,10 @@ class Region:
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
-        """The smallest box around it, `(n,)` each."""
-        return torch.maximum(self.low, self.centre - self.radius), torch.minimum(self.high, self.centre + self.radius)
+        """The smallest box around it, `(n,)` each, rounded outward."""
+        if self.radius == math.inf:
+            return self.low, self.high
+        return _around(self.centre, self.radius, self.low, self.high)
 
     def upper(self, a: Tensor, cut: bool = True) -> Tensor:
         """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded outward; exact up to that.
@@ -190,6 +190,13 @@ def _box(where: Sequence[float | Tensor] | None, n: int) -> tuple[Tensor, Tensor
     if not ((low <= high) & (low < math.inf) & (high > -math.inf)).all():  # NaN fails too
         raise InputError("the domain is empty: give (low, high) with low below high.")
     return low, high
+
+
+def _around(centre: Tensor, radius: float, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """A cube cut by a box, `(n,)` each: sums are rounded, so one ulp outward."""
+    bottom = torch.nextafter(centre - radius, torch.full_like(centre, -math.inf))
+    top = torch.nextafter(centre + radius, torch.full_like(centre, math.inf))
+    return torch.maximum(low, bottom), torch.minimum(high, top)
 
 
 def _slack(a: Tensor) -> float:

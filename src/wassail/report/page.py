@@ -598,7 +598,8 @@ def _attacks(run: Evaluation) -> Html | None:
         "Passes F + B", "Flipped", "Time",
     ]  # fmt: skip
     lead = (
-        "A lower accuracy is a stronger attack. Spent: of the budget eps. Passes: forward and backward, the mean over samples "
+        "A lower accuracy is a stronger attack. Spent: what the flips cost, as a share of eps; points that moved and flipped "
+        "nothing are left out, the accuracy is the same without them. Passes: forward and backward, the mean over samples "
         "that were correct to begin with. Flipped: of those. A search that serves several threats shows its time once. All "
         "attacks: for every sample the nearest flip of all of them."
     )

@@ -14,8 +14,9 @@ accuracy: mass of the adversarial distribution that is classified correctly, rou
 WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++, nearest and other attacks for the nearest
 flip spend the budget on the nearest flips first; nearest is our engine, WDA++ the paper's. W-PGD moves all samples at
 once. Attacks with a ball for every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
-spent: share of the budget eps. F + B: forward and backward passes, mean per sample that was correct
-to begin with. 95 %: bootstrap interval over the samples."""
+spent: what the flips cost, as a share of eps. Points that moved and flipped nothing are left out: the accuracy is the same
+without them (Distribution.spent; Distribution.cost counts them). F + B: forward and backward passes, mean per sample that
+was correct to begin with. 95 %: bootstrap interval over the samples."""
 SANDWICH_DEFINITIONS = """\
 certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point within a sample's radius is
 misclassified; rounded down. attacked: all attacks pooled. The truth lies between the two. gap: what is not known, in

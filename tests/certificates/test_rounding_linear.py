@@ -1,0 +1,213 @@
+"""Bounds of linear functions and of networks, in every rounding mode, against exact values.
+
+Where a bound is exact but for rounding, a missing rounding term shows: the bound falls on the wrong side of the truth.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.rounding import MODES, Array, long, rounded
+from torch import Tensor
+
+from wassail.certificates.linear import Balls, Sweep, margins
+from wassail.certificates.propagate import crown, gradients, intervals, linear_upper
+from wassail.certificates.region import Ball, Region
+from wassail.certificates.structure import Graph, Matrix, Node
+from wassail.threat import Domain
+
+INF = math.inf
+NORMS = [1.0, 2.0, INF]
+BOX: Domain = (0.0, 1.0)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def support_function(a: Array, below: Array, above: Array, radius: Array, norm: float) -> Array:
+    """`max <a, d>` over `{||d||_r <= radius, -below <= d <= above}` from below: the value at a feasible point, `(R,)`."""
+    room = np.minimum(np.where(a > 0, above, below), radius[:, None])
+    size = np.abs(a)
+    if norm == INF:
+        return (size * room).sum(1)
+    if norm == 1:
+        order = np.argsort(-size, axis=1)
+        size, room = np.take_along_axis(size, order, 1), np.take_along_axis(room, order, 1)
+        before = np.concatenate([np.zeros_like(room[:, :1]), room.cumsum(1)[:, :-1]], 1)
+        return (size * np.clip(radius[:, None] - before, 0, room)).sum(1) * (1 - np.longdouble(2) ** -60)
+    low, high = np.zeros_like(radius), np.full_like(radius, 1e6)
+    for _ in range(90):
+        t = (low + high) / 2
+        fits = (np.minimum(t[:, None] * size, room) ** 2).sum(1) <= radius**2
+        low, high = np.where(fits, t, low), np.where(fits, high, t)
+    return (size * np.minimum(low[:, None] * size, room)).sum(1) * (1 - np.longdouble(2) ** -60)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("domain", [BOX, None])
+@pytest.mark.parametrize("norm", NORMS)
+def test_linear_functions_on_balls(norm: float, domain: Domain, mode: str) -> None:
+    """The true extremes of `<a, d>` over balls cut by a box: exact up to rounding, and never inside."""
+    for n in (1, 2, 40):
+        x = uniform(6, n, seed=n) * torch.tensor([1.0, 0.3, 1e-9, 1.0, 1.0, 1.0])[:, None]
+        radius = torch.tensor([1e-3, 0.3, 0.1, 0.7, 3.0, 1.0 / 3], dtype=torch.float64)
+        owner = torch.arange(60) % 6
+        a = normal(60, n, seed=n + 1)
+        single = a.float()
+        with rounded(mode):
+            balls = Balls.make(x, radius, norm, domain)
+            upper, reach = balls.upper(a, owner), balls.reach(a, owner)
+            middle, spread = balls.across(single, owner)
+            regions = [Region.make(Ball(v, float(r), norm, domain), n) for v, r in zip(x, radius)]
+            fixed, loose = torch.empty_like(upper), torch.empty_like(upper)
+            for k, region in enumerate(regions):
+                fixed[owner == k], loose[owner == k] = region.upper(a[owner == k]), region.upper(a[owner == k], cut=False)
+            box, boxes = balls.box, [region.box for region in regions]
+        low, high = (0.0, 1.0) if domain else (-INF, INF)
+        below, above = long(x) - np.longdouble(low), np.longdouble(high) - long(x)
+        assert (long(box[1]) >= np.minimum(above, long(radius)[:, None])).all()
+        assert (-long(box[0]) >= np.minimum(below, long(radius)[:, None])).all()
+        for k, (bottom, top) in enumerate(boxes):
+            assert (long(bottom) <= long(x)[k] - np.minimum(below[k], long(radius)[k])).all()
+            assert (long(top) >= long(x)[k] + np.minimum(above[k], long(radius)[k])).all()
+        sides = below[owner], above[owner], long(radius)[owner]
+        truth = support_function(long(a), *sides, norm)
+        assert (long(upper) >= truth).all() and (long(upper) - truth < 1e-12 * (1 + truth)).all()
+        other = support_function(-long(a), *sides, norm)
+        assert (long(reach) >= np.maximum(truth, other)).all()
+        screened = support_function(long(single), *sides, norm)
+        assert (long(middle) + long(spread) >= screened).all()
+        assert (long(spread) - long(middle) >= support_function(-long(single), *sides, norm)).all()
+        there = (long(a) * long(x)[owner]).sum(1)
+        assert (long(fixed) >= there + truth).all() and (long(loose) >= there + truth).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_linear_maps_on_balls(norm: float, mode: str) -> None:
+    """`||A d||_2` over balls: of one row or of rank 1, where the bound is exact, and at the best of the corners."""
+    for width, n in ((1, 7), (5, 7), (3, 30)):
+        g = normal(width, 1, seed=n) * normal(1, n, seed=n + 1)  # rank 1
+        x, radius = torch.full((1, n), 0.5, dtype=torch.float64), torch.tensor([1.0 / 3], dtype=torch.float64)
+        with rounded(mode):
+            balls = Balls.make(x, radius, norm, None)
+            start, stretch = balls.stretch(g[None, None])
+        column = np.sqrt((long(g) ** 2).sum(0))
+        if norm == 1:
+            truth = column.max() * long(radius)[0]
+        else:
+            row = np.abs(long(g[0]))
+            longest = row.sum() if norm == INF else np.sqrt((row**2).sum())
+            truth = longest * np.sqrt((long(g[:, 0]) ** 2).sum()) / row[0] * long(radius)[0]
+        assert long(stretch)[0, 0] >= truth * (1 - 1e-18) and float(stretch[0, 0]) < float(truth) * (1 + 1e-10)
+        assert bool((start == 0).all())
+
+
+def perceptron(weights: list[Tensor], biases: list[Tensor], slope: float = 0.0) -> Graph:
+    nodes = [Node((), (weights[0].shape[1],), "the input")]
+    for i, (weight, bias) in enumerate(zip(weights, biases)):
+        if i:
+            nodes.append(Node((len(nodes) - 1,), nodes[-1].shape, "", slope=torch.tensor(slope, dtype=torch.float64)))
+        nodes.append(Node((len(nodes) - 1,), (len(weight),), "", Matrix(weight), bias))
+    return Graph(tuple(nodes))
+
+
+def values(graph: Graph, x: Array) -> list[Array]:
+    """Every node at one point, with 64 bits."""
+    found: list[Array] = []
+    for node in graph.nodes:
+        if node.map is not None:
+            assert isinstance(node.map, Matrix)
+            found.append(long(node.map.weight) @ found[node.inputs[0]] + long(node.bias))
+        elif node.inputs:
+            before = found[node.inputs[0]]
+            found.append(np.where(before > 0, before, before * np.longdouble(float(node.slope))))
+        else:
+            found.append(x)
+    return found
+
+
+def rising(sizes: list[int], seed: int, active: bool, shift: float = 0.0) -> Graph:
+    """Weights >= 0, so that every node rises with every input; ReLUs that are all active, or some of each kind."""
+    weights = [uniform(b, a, seed=seed + k) / a for k, (a, b) in enumerate(zip(sizes, sizes[1:]))]
+    biases = [normal(b, seed=seed + 50 + k) * 0.1 + (1.0 if active else -0.4) + shift for k, b in enumerate(sizes[1:])]
+    return perceptron(weights, biases)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("active", [True, False])
+def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
+    """Intervals of a network that rises are exact: its ends are its values at two corners."""
+    for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [1, 1, 1, 1, 1, 2])):
+        graph = rising(sizes, seed, active)
+        x, radius = uniform(2, sizes[0], seed=9), torch.tensor([0.1, 0.01], dtype=torch.float64)
+        with rounded(mode):
+            sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
+            proved = sweep.proved()
+            again = Sweep(graph, Balls.make(x, radius / 2, INF, None), known=proved).run()
+            fixed = [intervals(graph, Region.make(Ball(v, float(r), INF), sizes[0])) for v, r in zip(x, radius)]
+            tighter = [crown(graph, Region.make(Ball(v, float(r), INF), sizes[0])) for v, r in zip(x, radius)]
+        for i in range(2):
+            for share, found in ((1.0, sweep), (0.5, again)):
+                step = np.longdouble(share) * long(radius)[i]
+                ends = [values(graph, long(x)[i] + side * step) for side in (-1, 1)]
+                here = values(graph, long(x)[i])
+                for k in range(len(graph.nodes)):
+                    low, high = (long(side)[i] for side in found.spans[k])
+                    centre = long(found.centre[k])[i]
+                    assert (centre + low <= ends[0][k]).all() and (centre + high >= ends[1][k]).all(), (k, share)
+                    assert (np.abs(here[k] - centre) < 1e-12).all()
+            ends = [values(graph, long(x)[i] + side * long(radius)[i]) for side in (-1, 1)]
+            for k, (low, high) in proved.items():
+                assert (long(low)[i] <= ends[0][k]).all() and (long(high)[i] >= ends[1][k]).all()
+            for bounds in (fixed[i], tighter[i]):
+                for k, (low, high) in bounds.spans.items():
+                    source = graph.nodes[k].inputs[0]
+                    assert (long(low) <= ends[0][source]).all() and (long(high) >= ends[1][source]).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", NORMS)
+def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
+    """Where all ReLUs are active the margins are linear, and linear bounds exact up to rounding."""
+    for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [2, 2, 2, 2, 2, 2])):
+        weights = [normal(b, a, seed=seed + k) / a for k, (a, b) in enumerate(zip(sizes, sizes[1:]))]
+        biases, here = [], torch.full((sizes[0],), 0.5, dtype=torch.float64)
+        for weight in weights:  # the hidden values are about 9 everywhere near the samples
+            biases.append(9 - weight @ here)
+            here = torch.full((len(weight),), 9.0, dtype=torch.float64)
+        graph = perceptron(weights, biases)
+        x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-3], dtype=torch.float64)
+        y = torch.tensor([0, 1, 0])
+        with rounded(mode):
+            sweep = Sweep(graph, Balls.make(x, radius, norm, None)).run()
+            lower, base, a = margins(sweep, y)
+            regions = [Region.make(Ball(v, float(r), norm), sizes[0]) for v, r in zip(x, radius)]
+            rows = torch.eye(sizes[-1], dtype=torch.float64)
+            above = [linear_upper(crown(graph, region), len(graph.nodes) - 1, rows) for region in regions]
+            slopes = [gradients(crown(graph, region), rows) for region in regions]
+        total = long(weights[0])
+        for weight in weights[1:]:
+            total = long(weight) @ total
+        for i in range(3):
+            z = values(graph, long(x)[i])[-1]
+            free = np.full((sizes[-1], sizes[0]), np.inf, dtype=np.longdouble)
+            reach = np.repeat(long(radius)[i], sizes[-1])
+            rise = support_function(total, free, free, reach, norm)
+            assert (long(above[i]) >= z + rise).all()
+            gap = total - total[int(y[i])]
+            truth = z[int(y[i])] - z - support_function(gap, free, free, reach, norm)
+            others = np.arange(sizes[-1]) != int(y[i])
+            assert (long(lower)[i] <= truth)[others].all() and (truth - long(lower)[i] < 1e-10)[others].all()
+            low, high = (long(side) for side in slopes[i].entries())
+            assert (low <= total).all() and (high >= total).all() and (high - low < 1e-12).all()
+            # The plane itself holds at the corner where it is lowest.
+            corner = -np.sign(gap) * long(radius)[i] if norm == INF else np.zeros_like(gap)
+            plane = long(base)[i] + (long(a)[i] * -corner).sum(1)
+            assert (plane <= z[int(y[i])] - z + (gap * corner).sum(1))[others].all() or norm != INF

@@ -1,0 +1,235 @@
+"""The parts that linear bounds are made of, each held to what it promises, in every rounding mode.
+
+A part is given numbers, which are exact as they stand, and has to answer for its own rounding alone. So a missing rounding term
+shows here even where the terms of other parts would hide it in a whole network.
+"""
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.rounding import MODES, long, rounded
+from test_rounding_linear import normal, perceptron, uniform, values
+from torch import Tensor
+
+from wassail.certificates import linear
+from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.linear import Arithmetic, Balls, Sweep, _ends, _rounding, _Shape, _Spread, margins
+from wassail.certificates.structure import Matrix, Node
+
+INF = math.inf
+SINGLE, DOUBLE = torch.float32, torch.float64
+
+
+def scattered(*shape: int, seed: int) -> Tensor:
+    """Numbers of many sizes and both signs."""
+    return normal(*shape, seed=seed) * 2.0 ** torch.randint(-6, 7, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spans(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Centres and deviations around them, `(1, count)` each; half of the centres nearly cancel one end."""
+    low, high = -scattered(1, count, seed=seed).abs(), scattered(1, count, seed=seed + 1).abs()
+    near = -torch.where(torch.arange(count) % 4 == 0, low, high) * (1 + 1e-9 * normal(1, count, seed=seed + 3))
+    return torch.where(torch.arange(count) % 2 == 0, near, scattered(1, count, seed=seed + 2)), low, high
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_ends_of_a_span(mode: str) -> None:
+    c, low, high = spans(200, 1)
+    with rounded(mode):
+        bottom, top = _ends(c, low, high)
+    assert (long(bottom) <= long(c) + long(low)).all() and (long(top) >= long(c) + long(high)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_room_to_the_walls(mode: str) -> None:
+    x = torch.cat([uniform(1, 50, seed=3), 2.0**-30 * uniform(1, 50, seed=4)], 1)
+    with rounded(mode):
+        balls = Balls.make(x, torch.ones(1), INF, (-1 / 3, 1.0))
+    assert (long(balls.above) >= 1 - long(x)).all() and (long(balls.below) >= long(x) - np.longdouble(-1 / 3)).all()
+
+
+def test_screening_survives_squares_that_underflow() -> None:
+    """In float32 the squares of 1e-30 are 0; the length of the row is not."""
+    balls = Balls.make(torch.full((1, 3), 0.5).double(), torch.ones(1), 2.0, None)
+    for size in (1e-30, 1e-22, 3e-20):
+        a = torch.tensor([[size, -size, size]], dtype=SINGLE)
+        middle, spread = balls.across(a, torch.tensor([0]))
+        assert float(middle + spread) >= float(a.double().norm())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_the_shifts_of_a_relu(slope: float, mode: str) -> None:
+    """`f(c + d) - f(c) <= s d + shift` at the ends of the span and at the kink, and the span of the output."""
+    c, low, high = spans(400, 5)
+    shape = _Shape(Node((0,), (400,), "", slope=torch.tensor(slope, dtype=DOUBLE)), c, low, high)
+
+    def f(v: np.ndarray) -> np.ndarray:
+        return np.where(v > 0, v, v * np.longdouble(slope))
+
+    here, ends = f(long(c)), [long(low), long(high), np.clip(-long(c), long(low), long(high))]
+    for tilt in (uniform(1, 400, seed=6), torch.zeros(1, 400, dtype=DOUBLE), torch.ones(1, 400, dtype=DOUBLE)):
+        with rounded(mode):
+            above, below = shape.shift(tilt, True), shape.shift(tilt, False)
+        for d in ends:
+            assert (f(long(c) + d) - here <= long(tilt) * d + long(above)).all()
+            assert (f(long(c) + d) - here >= long(tilt) * d + long(below)).all()
+    with rounded(mode):
+        value, (least, most) = shape.output()
+    for d in ends:  # of the value as it was computed
+        assert (f(long(c) + d) >= long(value) + long(least)).all() and (f(long(c) + d) <= long(value) + long(most)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_shifts_of_a_smooth_activation(mode: str) -> None:
+    """Tanh in 64 bits: the shift pays for the errors of the function, of the tangent and of the sums."""
+    c, low, high = (v / 8 for v in spans(200, 7))
+    shape = _Shape(Node((0,), (200,), "", activation="tanh"), c, low, high)
+    here = np.tanh(long(c))
+    f = ACTIVATIONS["tanh"]
+    for tilt in (f.derivative(c), 0.5 * uniform(1, 200, seed=8)):
+        with rounded(mode):
+            above, below = shape.shift(tilt, True), shape.shift(tilt, False)
+        for share in np.linspace(0, 1, 9):
+            d = long(low) + (long(high) - long(low)) * np.longdouble(share)
+            value = np.tanh(long(c) + d) - here
+            assert (value <= long(tilt) * d + long(above)).all() and (value >= long(tilt) * d + long(below)).all()
+    with rounded(mode):
+        value, (least, most) = shape.output()
+    for d in (long(low), long(high)):
+        assert (np.tanh(long(c) + d) >= long(value) + long(least)).all()
+        assert (np.tanh(long(c) + d) <= long(value) + long(most)).all()
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_lines_pay_for_the_products_with_them(dtype: torch.dtype) -> None:
+    """For every coefficient vector w: `<w, f(c + d) - f(c)>` is below the line, its sums taken in the type of the pass.
+
+    error: the deviation that enters may be off by so much. A width of one makes the sums short and the term for it small.
+    """
+    for width in (1, 64):
+        c, low, high = spans(width, 9 + width)
+        node = Node((0,), (width,), "", slope=torch.tensor(0.0, dtype=DOUBLE))
+        shape = _Shape(node, c, low, high)
+        graph = SimpleNamespace(nodes=(node,))
+        kind = Arithmetic(graph, dtype)  # type: ignore[arg-type]
+        up, down = shape.slopes()
+        error = 1e-6 * scattered(1, width, seed=10).abs()
+        own = 1.01 * kind.tiny * 9 * torch.maximum(-low, high)  # of the coefficients, as a sweep counts it
+        lines = shape.lines(up, down, error + own, kind)
+        w = scattered(300, width, seed=11).to(dtype)
+        total = (w @ lines.off[0]).double() + (w.abs() @ lines.far[0]).double()
+        slope = torch.addcmul(w * lines.mid, w.abs(), lines.rad)
+        best = np.full(300, -np.inf, dtype=np.longdouble)
+        here = np.maximum(long(c), 0)
+        for d in (long(low), long(high), np.clip(-long(c), long(low), long(high))):
+            # The worst deviation of each neuron on its own, and the worst that `error` can make of it.
+            gain = long(w) * (np.maximum(long(c) + d, 0) - here) - long(slope) * d + np.abs(long(slope)) * long(error)
+            best = gain if best.ndim == 1 else np.maximum(best, gain)
+        assert (long(total) >= best.sum(1)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_margins_pay_for_their_own_sums(mode: str) -> None:
+    """Logits, constants and reaches given: the margin is at least their exact difference."""
+    n, k = 60, 4
+    z, constant, reach = scattered(n, k, seed=12), scattered(n * k, seed=13).abs(), scattered(n * k, seed=14).abs()
+    constant = torch.where(torch.arange(n * k) % 3 == 0, 0.0, constant)
+    y = torch.arange(n) % k
+    owners = torch.arange(n).repeat_interleave(k)
+    sweep = SimpleNamespace(
+        graph=SimpleNamespace(nodes=(SimpleNamespace(size=k),), outputs=k, inputs=1), centre={0: z}, steps=0,
+        bound=lambda last, rows, owner, steps: (constant, torch.zeros(len(rows), 1, dtype=DOUBLE), owner),
+        inputs=SimpleNamespace(upper=lambda a, owner: reach),
+    )  # fmt: skip
+    assert torch.equal(owners, next(linear._chunks(torch.ones(n, k, dtype=torch.bool), 2**19 // k))[0])
+    with rounded(mode):
+        lower, base, _ = margins(sweep, y)  # type: ignore[arg-type]
+    here = np.take_along_axis(long(z), y.numpy()[:, None], 1) - long(z)
+    others = np.arange(k) != y.numpy()[:, None]
+    assert (long(base) <= here - long(constant).reshape(n, k))[others].all()
+    assert (long(lower) <= here - long(constant).reshape(n, k) - long(reach).reshape(n, k))[others].all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_proved_serves_smaller_balls(mode: str) -> None:
+    """`proved` gives ranges of the values; a later sweep turns them back into deviations from another centre."""
+    graph = perceptron([normal(6, 3, seed=1), normal(2, 6, seed=2)], [normal(6, seed=3), normal(2, seed=4)])
+    balls = Balls.make(uniform(2, 3, seed=5), torch.full((2,), 0.2), INF, None)
+    sweep = Sweep(graph, balls).run()
+    c, (low, high) = sweep.centre[1], sweep.spans[1]
+    with rounded(mode):
+        bottom, top = sweep.proved()[1]
+    assert (long(bottom) <= long(c) + long(low)).all() and (long(top) >= long(c) + long(high)).all()
+    # Ranges that say more than intervals do: they alone decide.
+    tight = {1: (c - 1e-3 * uniform(2, 6, seed=6), c + 1e-3 * uniform(2, 6, seed=7))}
+    with rounded(mode):
+        again = Sweep(graph, balls, known=tight).run()
+    low, high = again.spans[1]
+    assert (long(again.centre[1]) + long(low) <= long(tight[1][0])).all()
+    assert (long(again.centre[1]) + long(high) >= long(tight[1][1])).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_bounds_become_one_linear_function_and_a_rest(mode: str) -> None:
+    count, n = 50, 6
+    above, below = scattered(count, seed=15), scattered(count, seed=16)
+    up, down = scattered(count, n, seed=17), scattered(count, n, seed=18)
+    down[::2] = -up[::2] * (1 + 1e-15)
+    radius = torch.tensor([1 / 3], dtype=DOUBLE)
+    balls = Balls.make(torch.zeros(1, n).double(), radius, INF, None)
+    spread = _Spread.zero(1, count, n)
+    with rounded(mode):
+        spread.put(torch.zeros(count).long(), torch.arange(count), torch.cat([above, below]), torch.cat([up, down]), balls)
+    for sign in (1, -1):  # the corner of the box where one side says most
+        for rows, constant in ((up, above), (down, below)):
+            d = sign * np.sign(long(rows)) * long(radius)
+            side = 1 if rows is up else -1
+            most = long(constant) + (long(rows) * d).sum(1)
+            ours = (long(spread.a)[0] * d).sum(1) + long(spread.shift)[0]
+            assert (side * ours + long(spread.rest)[0] >= most).all()
+
+
+def chain(factor: float, depth: int, last: float) -> tuple[object, Tensor]:
+    weights = [torch.full((1, 1), factor, dtype=DOUBLE) for _ in range(depth)] + [torch.tensor([[0.0], [1.0]], dtype=DOUBLE)]
+    biases = [torch.zeros(1, dtype=DOUBLE) for _ in range(depth - 1)]
+    return perceptron(weights, [*biases, torch.tensor([last], dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE)]), weights[0]
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_a_chain_of_forty_layers_loses_the_same_half_ulp_in_each(dtype: torch.dtype) -> None:
+    """Weights `1 + 0.99 2^-24` are 1 in float32, so that forty products are too small by forty half ulps, all one way."""
+    tiny = 2.0**-24 if dtype == SINGLE else 2.0**-53
+    graph, _ = chain(1 + 0.99 * 2.0**-24, 40, 0.0)
+    x, radius = torch.zeros(1, 1, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE)
+    top = values(graph, np.ones(1, dtype=np.longdouble))  # at the right end of the ball  # type: ignore[arg-type]
+    sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()  # type: ignore[arg-type]
+    kind = sweep.fast if dtype == SINGLE else sweep.exact
+    last = len(graph.nodes) - 2  # type: ignore[attr-defined]
+    constant, a, owner = sweep._substitute(kind, last, torch.ones(1, 1, dtype=dtype), torch.zeros(1).long(), False)
+    bound = float(constant + sweep.inputs.upper(a.double(), owner))
+    assert np.longdouble(bound) >= top[last][0] - long(sweep.centre[last])[0, 0]
+    low, high = sweep._screen(last, torch.zeros(1).long(), torch.zeros(1).long())
+    assert long(high)[0] >= top[last][0] and tiny < 1
+    # The same chain with its last neuron near 0: decided only if it really is.
+    end = float(top[last][0].astype(np.float64))
+    for shift in (-end * (1 - 1e-7), -end * (1 + 1e-5)):
+        moved, _ = chain(1 + 0.99 * 2.0**-24, 40, shift)
+        found = Sweep(moved, Balls.make(x, radius, INF, None)).run()  # type: ignore[arg-type]
+        truth = values(moved, np.ones(1, dtype=np.longdouble))[last - 1][0]  # type: ignore[arg-type]
+        high = long(found.centre[last - 1])[0, 0] + long(found.spans[last - 1][1])[0, 0]
+        assert high >= truth
+
+
+def test_rounding_is_relative_to_the_sum_of_a_node() -> None:
+    """`_rounding`: a sum of `size` products is off by at most that, in either type."""
+    for dtype in (SINGLE, DOUBLE):
+        kind = SimpleNamespace(tiny=linear.TINY[dtype], sums=8)
+        for size in (1, 10, 1000):
+            node = Node((0,), (size,), "", Matrix(torch.ones(size, 1, dtype=DOUBLE)))
+            assert _rounding(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
+    assert replace(Node((0,), (1,), ""), shape=(2,)).size == 2
