@@ -55,7 +55,9 @@ def test_a_budget_that_does_not_pay_for_the_first_step_is_told(method: str) -> N
     y[2:] = model(x).argmax(1)[2:]
     right = int((model(x).argmax(1) == y).sum())
     many = {"topk": 19} if method in ("auto", "chase", "deepfool", "fab") else {}
-    with pytest.warns(ws.ModelWarning, match=f"{right} of {right} samples were not searched: passes is 2, .* give at least ") as told:
+    with pytest.warns(
+        ws.ModelWarning, match=f"{right} of {right} samples were not searched: passes is 2, .* give at least "
+    ) as told:
         flips = ws.nearest(model, x, y, 2, method=method, passes=2, **many)
     assert not flips.success[2:].any() and len(told) == 1
     need = int(str(told[0].message).split("give at least ")[1].split()[0])

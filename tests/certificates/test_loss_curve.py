@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from wassail.certificates.certify import certify, worst_case
-from wassail.certificates.loss_curve import LossCurve, _envelope, loss_curve
 from wassail.certificates.lipschitz import lipschitz
+from wassail.certificates.loss_curve import LossCurve, _envelope, loss_curve
 from wassail.certificates.structure import read
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.rounding import MODES, long, rounded
-from test_rounding_linear import normal, perceptron, uniform
+from test_rounding_linear import perceptron, uniform
 from test_rounding_parts import scattered
 from torch import Tensor
 
+from support.rounding import MODES, long, rounded
 from wassail.certificates import attention, curves, infinity, jacobian, multipliers, norms, recession, slopes, tangents
 from wassail.certificates.bound import Bound
 from wassail.certificates.certify import Certificate
@@ -41,7 +41,9 @@ def test_norms_of_matrices(mode: str) -> None:
             entry = float(jacobian.entry_norms(matrix[None], matrix[None], 2.0, 2.0))
             flat = float(jacobian.entry_norms(matrix[None], matrix[None], INF, 1.0))
         for bound in (found, two, entry):
-            assert np.longdouble(bound) >= left * right * (1 - np.longdouble(2) ** -60) and bound < float(left * right) * (1 + 1e-8)
+            assert np.longdouble(bound) >= left * right * (1 - np.longdouble(2) ** -60) and bound < float(left * right) * (
+                1 + 1e-8
+            )
         assert np.longdouble(sides[0]) >= long(matrix).sum(1).max() and np.longdouble(sides[1]) >= long(matrix).sum(0).max()
         assert np.longdouble(hard) >= np.sqrt((long(matrix).sum(1) ** 2).sum()) * (1 - np.longdouble(2) ** -60)
         assert np.longdouble(flat) >= long(matrix).sum()
@@ -102,7 +104,9 @@ def test_intervals_of_one_step(mode: str) -> None:
     for found, (a, b, c, d) in ((product, (low, high, high, more)), (outward, (low, high, high, high))):
         corners = np.stack([long(u) * long(v) for u in (a, b) for v in (c, d)])
         assert (long(found[0]) <= corners.min(0)).all() and (long(found[1]) >= corners.max(0)).all()
-    assert (long(back) <= long(g) @ plus + long(wide) @ minus).all() and (long(forth) >= long(wide) @ plus + long(g) @ minus).all()
+    assert (long(back) <= long(g) @ plus + long(wide) @ minus).all() and (
+        long(forth) >= long(wide) @ plus + long(g) @ minus
+    ).all()
     for middle, radius in halves:
         assert (long(middle) + long(radius) >= long(high)).all() and (long(middle) - long(radius) <= long(low)).all()
 
@@ -125,7 +129,9 @@ def test_pieces_of_curves(mode: str) -> None:
     assert (long(bottom) <= long(c) + long(low)).all() and (long(top) >= long(c) + long(high)).all()
     largest = np.maximum(np.abs(long(low)), np.abs(long(high)))
     assert (long(most)[:, 0] >= (largest**2).mean(1)).all() and (long(least) <= 0).all()
-    assert (long(away[0])[:, 0] <= (long(high) ** 2).mean(1)).all() and (long(away[1])[:, 0] >= (4 * long(high) ** 2).mean(1)).all()
+    assert (long(away[0])[:, 0] <= (long(high) ** 2).mean(1)).all() and (
+        long(away[1])[:, 0] >= (4 * long(high) ** 2).mean(1)
+    ).all()
     assert (long(others[0]) <= long(low).sum(1, keepdims=True) - long(low)).all()
     assert (long(others[1]) >= long(high).sum(1, keepdims=True) - long(high)).all()
     eps = np.longdouble(1e-5)
@@ -209,8 +215,8 @@ def test_the_lines_of_a_certificate(mode: str) -> None:
         for line in (None, (slope, start)):
             bound = Bound(0.0, slope if line is None else INF, "")
             known = Certificate(
-                none, none.long(), none, 2.0, "margin", None, start, None, None, bound, None, line, none, none.long(), none, none,
-                none.long(), none.long(),
+                none, none.long(), none, 2.0, "margin", None, start, None, None, bound, None, line, none, none.long(), none,
+                none, none.long(), none.long(),
             )  # fmt: skip
             with rounded(mode):
                 top = known.upper(eps)

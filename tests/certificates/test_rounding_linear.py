@@ -3,14 +3,15 @@
 Where a bound is exact but for rounding, a missing rounding term shows: the bound falls on the wrong side of the truth.
 """
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from support.rounding import MODES, Array, long, rounded
 from torch import Tensor
 
+from support.rounding import MODES, Array, long, rounded
 from wassail.certificates.linear import Balls, Sweep, margins
 from wassail.certificates.propagate import crown, gradients, intervals, linear_upper
 from wassail.certificates.region import Ball, Region
@@ -135,7 +136,7 @@ def values(graph: Graph, x: Array) -> list[Array]:
 
 def rising(sizes: list[int], seed: int, active: bool, shift: float = 0.0) -> Graph:
     """Weights >= 0, so that every node rises with every input; ReLUs that are all active, or some of each kind."""
-    weights = [uniform(b, a, seed=seed + k) / a for k, (a, b) in enumerate(zip(sizes, sizes[1:]))]
+    weights = [uniform(b, a, seed=seed + k) / a for k, (a, b) in enumerate(itertools.pairwise(sizes))]
     biases = [normal(b, seed=seed + 50 + k) * 0.1 + (1.0 if active else -0.4) + shift for k, b in enumerate(sizes[1:])]
     return perceptron(weights, biases)
 
@@ -177,7 +178,7 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
 def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
     """Where all ReLUs are active the margins are linear, and linear bounds exact up to rounding."""
     for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [2, 2, 2, 2, 2, 2])):
-        weights = [normal(b, a, seed=seed + k) / a for k, (a, b) in enumerate(zip(sizes, sizes[1:]))]
+        weights = [normal(b, a, seed=seed + k) / a for k, (a, b) in enumerate(itertools.pairwise(sizes))]
         biases, here = [], torch.full((sizes[0],), 0.5, dtype=torch.float64)
         for weight in weights:  # the hidden values are about 9 everywhere near the samples
             biases.append(9 - weight @ here)

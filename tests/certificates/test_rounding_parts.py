@@ -6,18 +6,21 @@ shows here even where the terms of other parts would hide it in a whole network.
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from support.rounding import MODES, long, rounded
 from test_rounding_linear import normal, perceptron, uniform, values
 from torch import Tensor
 
+from support.rounding import MODES, long, rounded
 from wassail.certificates import linear
 from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.distance import _Relaxed, nearest_flip
 from wassail.certificates.linear import Arithmetic, Balls, Sweep, _ends, _rounding, _Shape, _Spread, margins
+from wassail.certificates.split import _Tree
 from wassail.certificates.structure import Matrix, Node
 
 INF = math.inf
@@ -213,7 +216,7 @@ def test_a_chain_of_forty_layers_loses_the_same_half_ulp_in_each(dtype: torch.dt
     constant, a, owner = sweep._substitute(kind, last, torch.ones(1, 1, dtype=dtype), torch.zeros(1).long(), False)
     bound = float(constant + sweep.inputs.upper(a.double(), owner))
     assert np.longdouble(bound) >= top[last][0] - long(sweep.centre[last])[0, 0]
-    low, high = sweep._screen(last, torch.zeros(1).long(), torch.zeros(1).long())
+    _, high = sweep._screen(last, torch.zeros(1).long(), torch.zeros(1).long())
     assert long(high)[0] >= top[last][0] and tiny < 1
     # The same chain with its last neuron near 0: decided only if it really is.
     end = float(top[last][0].astype(np.float64))
@@ -233,3 +236,91 @@ def test_rounding_is_relative_to_the_sum_of_a_node() -> None:
             node = Node((0,), (size,), "", Matrix(torch.ones(size, 1, dtype=DOUBLE)))
             assert _rounding(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
     assert replace(Node((0,), (1,), ""), shape=(2,)).size == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_split_neurons_pay_for_their_sums(mode: str) -> None:
+    """A relaxed neuron lies below its line; one with a chosen sign is a line, and its multiplier adds to it."""
+    count = 200
+    c, low, high = (v[0] for v in spans(count, 21))
+    shape = _Shape(Node((0,), (count,), "", slope=torch.tensor(0.0, dtype=DOUBLE)), c[None], low[None], high[None])
+    up, above = shape.slopes()[0][0], shape.shift(shape.slopes()[0], True)[0]
+    here, most = c.clamp(min=0), torch.maximum(-low, high)
+    error = 2.0**-48 * most + 1e-7 * scattered(count, seed=22).abs()
+    tree = SimpleNamespace(up=up, above=above, c=c, here=here, error=error, slope=torch.zeros(count, dtype=DOUBLE))
+    w, alpha, beta = scattered(5, count, seed=23), uniform(5, count, seed=24), uniform(5, count, seed=25)
+    kept = long(error) - 2.0**-48 * long(most)
+    for sign in (0.0, 1.0, -1.0):
+        chosen = torch.full((5, count), sign, dtype=DOUBLE)
+        with rounded(mode):
+            coefficient, added, _ = _Tree._neurons(tree, w, slice(0, count), chosen, alpha, beta)  # type: ignore[arg-type]
+        for d in (long(low), long(high), np.clip(-long(c), long(low), long(high))):
+            v = long(c) + d
+            inside = np.ones(count, dtype=bool) if sign == 0 else sign * v >= 0
+            value = long(w) * (np.maximum(v, 0) - long(here)) + (sign * long(beta) * v if sign else 0)
+            room = long(coefficient) * d + long(added) - np.abs(long(coefficient)) * kept - value
+            assert (room >= 0)[:, inside].all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_split_margins_pay_for_their_own_sums(mode: str) -> None:
+    """Logits and what a bound takes from them given: the margin is at least their exact difference."""
+    z, total = scattered(1, 6, seed=26), scattered(5, seed=27).abs()
+    total[::2] = z[0, 0] - z[0, 1::2][:3] * (1 - 1e-15)
+    graph = SimpleNamespace(nodes=(SimpleNamespace(),), outputs=6)
+    sweep = SimpleNamespace(graph=graph, centre={0: z}, inputs=SimpleNamespace(upper=lambda a, owner: total))
+    tree = SimpleNamespace(sweep=sweep, y=0, owner=torch.tensor([0]))
+
+    class Domains:
+        rival = torch.arange(1, 6)
+
+        def __len__(self) -> int:
+            return 5
+
+    with rounded(mode):
+        lower, _, _ = _Tree._margin(tree, SimpleNamespace(dtype=DOUBLE), Domains(), total[:, None], total[:, None])  # type: ignore[arg-type]
+    assert (long(lower) <= long(z)[0, 0] - long(z)[0, 1:] - long(total)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", [1.0, 2.0, INF])
+def test_distances_to_planes(norm: float, mode: str) -> None:
+    """From the origin, without walls: `b / ||a||_s` and never more."""
+    a, b = scattered(40, 7, seed=28), scattered(40, seed=29).abs()
+    far = torch.full((7,), 1e3, dtype=DOUBLE)
+    net = SimpleNamespace(x=torch.zeros(7, dtype=DOUBLE), norm=norm, domain=None, below=far, above=far)
+    with rounded(mode):
+        reach = _Relaxed.reach(net, SimpleNamespace(a=a, b=b))  # type: ignore[arg-type]
+    size = np.abs(long(a))
+    length = size.max(1) if norm == 1 else size.sum(1) if norm == INF else np.sqrt((size**2).sum(1))
+    assert (long(reach) <= long(b) / length * (1 + np.longdouble(2) ** -60)).all()
+    assert (long(reach) > long(b) / length - 1e-9).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", [1.0, INF])
+def test_distances_of_linear_networks_whose_logits_cancel(norm: float, mode: str) -> None:
+    """Inputs of 1e5 and margins of 1e-2: the logits have ten digits less than their terms."""
+    weight = torch.cat([normal(2, 12, seed=30), torch.zeros(0, 12, dtype=DOUBLE)])
+    for seed in range(4):
+        x = 1e5 * uniform(1, 12, seed=31 + seed)
+        gap = weight[0] - weight[1]
+        bias = torch.stack([0.01 - gap @ x[0], torch.zeros((), dtype=DOUBLE)])
+        graph = perceptron([weight], [bias])
+        slope = [Fraction(p) - Fraction(q) for p, q in weight.T.tolist()]
+        margin = sum(s * Fraction(v) for s, v in zip(slope, x[0].tolist())) + Fraction(float(bias[0]))
+        truth = margin / (max(map(abs, slope)) if norm == 1 else sum(map(abs, slope)))
+        with rounded(mode):
+            found = nearest_flip(graph, x, torch.tensor([0]), norm, None, time_limit=5.0)
+        assert truth > 0 and Fraction(float(found.lower)) <= truth
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_room_of_a_relaxed_network(mode: str) -> None:
+    graph = perceptron([normal(4, 3, seed=40), normal(2, 4, seed=41)], [normal(4, seed=42), normal(2, seed=43)])
+    x = torch.tensor([1 / 3, 0.7, 1e-3], dtype=DOUBLE)
+    radius = float(x[0]) * (1 + 1e-10)
+    with rounded(mode):
+        net = _Relaxed(graph, x, 0, radius, INF, (-1.0, 1.0))
+    for room, wall in ((net.below, long(x) + 1), (net.above, 1 - long(x))):
+        assert (long(room) >= np.minimum(np.longdouble(radius), wall)).all()

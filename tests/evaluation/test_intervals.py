@@ -170,7 +170,9 @@ def test_two_models_on_the_same_samples() -> None:
 @pytest.mark.parametrize("resamples", [1, 9, 99])
 def test_the_p_value_is_never_zero(resamples: int) -> None:
     """The observed signs are one of the draws: with B others the p-value is at least 1 / (B + 1)."""
-    found = compare(run(torch.full((60,), 1.0).double()), run(torch.full((60,), 0.01).double()), Threat(2, INF, 0.1), resamples=resamples)
+    found = compare(
+        run(torch.full((60,), 1.0).double()), run(torch.full((60,), 0.01).double()), Threat(2, INF, 0.1), resamples=resamples
+    )
     assert found.difference == 1.0 and found.p_value == 1 / (resamples + 1)  # no draw of 60 signs comes near
 
 

@@ -29,7 +29,20 @@ sys.path[:0] = [str(HERE), str(ROOT / "src"), str(ROOT / "tests")]
 from find import Mutant, mutants  # noqa: E402
 from table import GUARDS, excused, named  # noqa: E402
 
-OPTIONS = ["-x", "-q", "-m", "not slow", "-p", "no:xdist", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
+OPTIONS = [
+    "-p",
+    "no:terminal",
+    "-m",
+    "not slow",
+    "-p",
+    "no:xdist",
+    "-p",
+    "no:cacheprovider",
+    "-o",
+    "addopts=",
+    "--rootdir",
+    str(ROOT),
+]
 
 
 def exchange(mutant: Mutant) -> None:
@@ -49,53 +62,92 @@ def exchange(mutant: Mutant) -> None:
     owner.__code__ = code
 
 
-def tested(mutant: Mutant, log: Path, limit: float) -> str:
-    """Runs the guards of one mutant in a child process: "alive", "killed" or "hangs"."""
-    child = os.fork()
-    if not child:
-        run_tests(mutant, log)
-    end = time.monotonic() + limit
-    while time.monotonic() < end:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            code = os.waitstatus_to_exitcode(status)
-            return {0: "alive", 1: "killed"}.get(code, f"error {code}")
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "hangs"
+class Loop:
+    """A plugin of pytest that runs the mutants instead of the tests: these are collected once, and inherited by each child."""
+
+    def __init__(self, todo: list[Mutant], arguments: argparse.Namespace) -> None:
+        self.todo, self.arguments = todo, arguments
+        self.alive: list[Mutant] = []
+        self.done = 0
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Shares the mutants among the workers and prints what they report."""
+        workers = max(1, min(self.arguments.j, len(self.todo)))
+        end, pipe = os.pipe()
+        children = []
+        for worker in range(workers):
+            child = os.fork()
+            if not child:
+                os.close(end)
+                for number in range(worker, len(self.todo), workers):
+                    start = time.monotonic()
+                    verdict = self.tested(session, self.todo[number])
+                    os.write(pipe, f"{number}\t{verdict}\t{time.monotonic() - start:.1f}\n".encode())
+                os._exit(0)
+            children.append(child)
+        os.close(pipe)
+        with os.fdopen(end) as reports:
+            for report in reports:
+                number, verdict, seconds = report.rstrip().split("\t")
+                mutant = self.todo[int(number)]
+                self.done += 1
+                noticed = verdict.startswith("killed") or verdict == "hangs"
+                if not noticed:
+                    self.alive.append(mutant)
+                if self.arguments.verbose or not noticed:
+                    print(f"{verdict}: {mutant.name} ({seconds} s)", flush=True)
+        for child in children:
+            os.waitpid(child, 0)
+        return True
+
+    def tested(self, session: Any, mutant: Mutant) -> str:
+        """Runs the guards of one mutant in a child process: "alive", "killed by ..." or "hangs"."""
+        end, pipe = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(end)
+            try:
+                os.setpgid(0, 0)
+                run_tests(session, mutant, pipe)
+            except BaseException as error:
+                os.write(pipe, f"error {type(error).__name__}: {error}".encode())
+            finally:
+                os._exit(0)
+        os.close(pipe)
+        limit = time.monotonic() + self.arguments.seconds
+        while time.monotonic() < limit:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                with os.fdopen(end) as report:
+                    return " ".join(report.read().split()) or "died"
+            time.sleep(0.02)
+        os.close(end)
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return "hangs"
 
 
-def run_tests(mutant: Mutant | None, log: Path, more: tuple[str, ...] = ()) -> None:
+def run_tests(session: Any, mutant: Mutant, pipe: int) -> None:
     """In a child process: the change, and the tests up to the first that fails."""
-    code = 4
-    try:
-        os.setpgid(0, 0)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        if mutant is not None:
-            exchange(mutant)
-            more = GUARDS[mutant.file]
-        import pytest
-
-        code = int(pytest.main([*OPTIONS, *(f"tests/{guard}" for guard in more)]))
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    exchange(mutant)
+    items = guards_of(session, mutant)
+    assert items, "no test guards it"
+    for number, item in enumerate(items):
+        following = items[number + 1] if number + 1 < len(items) else None
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.testsfailed:
+            os.write(pipe, f"killed by {item.name}".encode())
+            return
+    os.write(pipe, b"alive")
 
 
-def work(todo: list[Mutant], worker: int, workers: int, limit: float, pipe: int) -> None:
-    """One worker: every `workers`-th mutant."""
-    log = Path(f"/tmp/mutants-{os.getpid()}.log")
-    for number in range(worker, len(todo), workers):
-        start = time.monotonic()
-        verdict = tested(todo[number], log, limit)
-        os.write(pipe, f"{number}\t{verdict}\t{time.monotonic() - start:.1f}\n".encode())
-    log.unlink(missing_ok=True)
+def guards_of(session: Any, mutant: Mutant) -> list[Any]:
+    """The tests of a mutant's file, in the order of the table."""
+    found = []
+    for guard in GUARDS[mutant.file]:
+        file, _, words = guard.partition("::")
+        mine = [item for item in session.items if item.nodeid.split("::")[0] == f"tests/{file}"]
+        found += [item for item in mine if not words or any(word in item.name for word in words.split())]
+    return found
 
 
 def main() -> int:
@@ -114,48 +166,18 @@ def main() -> int:
         print(f"{len(todo)} mutants, {len(every) - len(todo)} excused or left out")
         return 0
     os.chdir(ROOT)
-    prepare()
-    end, pipe = os.pipe()
-    workers = max(1, min(arguments.j, len(todo)))
-    children = []
-    for worker in range(workers):
-        child = os.fork()
-        if not child:
-            os.close(end)
-            work(todo, worker, workers, arguments.seconds, pipe)
-            os._exit(0)
-        children.append(child)
-    os.close(pipe)
-    alive, done, start = [], 0, time.monotonic()
-    with os.fdopen(end) as reports:
-        for report in reports:
-            number, verdict, seconds = report.rstrip().split("\t")
-            mutant, done = todo[int(number)], done + 1
-            if verdict not in ("killed", "hangs"):
-                alive.append(mutant)
-            if arguments.verbose or verdict not in ("killed", "hangs"):
-                print(f"{verdict}: {mutant.name} ({seconds} s)", flush=True)
-    for child in children:
-        os.waitpid(child, 0)
-    minutes = (time.monotonic() - start) / 60
-    print(f"{done} of {len(todo)} mutants run in {minutes:.1f} minutes: {len(alive) or 'none'} alive")
-    return 1 if alive or done < len(todo) else 0
-
-
-def prepare() -> None:
-    """Imports everything once, so that a child process has it."""
-    import mpmath  # noqa: F401
     import pytest
-    import scipy.optimize  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
-    for file in GUARDS:
+    for file in {mutant.file for mutant in todo}:
         importlib.import_module("wassail." + file.removesuffix(".py").replace("/", "."))
-    for guards in {guards for guards in GUARDS.values()}:
-        for guard in guards:
-            sys.path.insert(0, str((ROOT / "tests" / guard).parent))
-    del pytest
+    files = dict.fromkeys(f"tests/{guard.partition('::')[0]}" for mutant in todo for guard in GUARDS[mutant.file])
+    loop, start = Loop(todo, arguments), time.monotonic()
+    code = pytest.main([*OPTIONS, *files], [loop])
+    minutes = (time.monotonic() - start) / 60
+    print(f"{loop.done} of {len(todo)} mutants run in {minutes:.1f} minutes: {len(loop.alive) or 'none'} alive")
+    return 1 if loop.alive or loop.done < len(todo) or code not in (0, 5) else 0
 
 
 if __name__ == "__main__":

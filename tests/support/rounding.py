@@ -1,9 +1,9 @@
 """Other rounding modes of the processor, and exact arithmetic to compare with.
 
 A bound that is sound in floating point does not hang on luck: it also holds if every operation is rounded down, or every
-operation up. Then the errors of a long sum have one sign and grow with the number of its terms, as its proof allows, where they
-would cancel otherwise. Directed rounding is off by less than 2^-52 where rounding to nearest is off by 2^-53, so this is for terms
-that count 2^-52 an operation.
+operation up. Then the errors of a long sum have one sign and grow with the number of its terms, as its proof allows, where
+they would cancel otherwise. Directed rounding is off by less than 2^-52 where rounding to nearest is off by 2^-53, so this
+is for terms that count 2^-52 an operation.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class LossCurve(Record):
     points `(M, *shape)` with root, value, distance and predicted `(M,)`: evaluated points, the sample each is reached from, its
     loss, distance and class; start `(N,)`: clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between
     two radii, or beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius before))`; slope:
-    and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate, the worst case is at most `C + lam eps`. All are
-    the same for every order: see `of_order`.
+    and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate, the worst case is at most `C + lam eps`. All
+    are the same for every order: see `of_order`.
     Computed for the network in float64 arithmetic, with its weights as given.
     """
 
@@ -261,9 +261,9 @@ def loss_curve(
     "cross_entropy" or "margin"; domain: a box, or None for R^n. points: further points for the lower side, each a tensor like x
     with one point a sample, for example `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of
     the domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of the linear bounds
-    (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a box
-    it is looked for there and, as a box is a part of R^n, on R^n. certificate: what `certify` found for the same samples and
-    loss, on this domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
+    (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a
+    box it is looked for there and, as a box is a part of R^n, on R^n. certificate: what `certify` found for the same samples
+    and loss, on this domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
     """
     r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
     if loss == "dlr":
