@@ -25,12 +25,14 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail import rounding
 from wassail.certificates import parallel
 from wassail.certificates.multipliers import Form, Reduced, balance, gather, reduce, split, start, stretched, tighten
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
+from wassail.rounding import FAINT
 from wassail.threat import dual
 
 Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -154,6 +156,7 @@ class _Search:
         self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out, exact=True)
         # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52 times the sum over all paths.
         size = float(_norm_of_sizes(_paths(net), self.norm_in, self.norm_out))
+        size = max(size, FAINT) if _connected(net) else size  # what underflows adds nothing to a sum
         self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * 2.0**-52 * size
         self.upper = size + self.slack
         # Batches are smaller for large networks: by the operations of a Newton step, by the numbers in a reduced network.
@@ -608,6 +611,13 @@ def _paths(network: Piecewise) -> Tensor:
     return network.C.abs() + (network.D.abs() * _steepest(network)) @ _through(network, network.A.abs())
 
 
+def _connected(network: Piecewise) -> bool:
+    """Whether a path of weights that are not 0 leads from some input to some output."""
+    parts = {name: (getattr(network, name) != 0).double() for name in ("A", "B", "C", "D")}
+    found = replace(network, **parts, slope=torch.zeros_like(network.slope))
+    return not bool((_paths(found) == 0).all())
+
+
 def _strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
     """Which points have no neuron at zero, beyond rounding; a neuron that is zero on a whole cell has no sides. Bool `(m,)`."""
     size = _through(network, network.A.abs() @ points.abs().T + network.c.abs()[:, None]).T
@@ -621,9 +631,9 @@ def _norm_of_sizes(sizes: Tensor, norm_in: float, norm_out: float) -> Tensor:
     """`|M|_{r -> s}` of matrices `(..., K, n)` with no negative entry: an upper bound for any J with `|J_ki| <= M_ki`."""
     length: Tensor
     if norm_in == math.inf:  # the worst sign vector of a non-negative matrix is all ones
-        length = torch.linalg.vector_norm(sizes.sum(-1), norm_out, dim=-1)
+        length = rounding.length(sizes.sum(-1), norm_out, -1)
     elif norm_out == 1:
-        length = torch.linalg.vector_norm(sizes.sum(-2), dual(norm_in), dim=-1)
+        length = rounding.length(sizes.sum(-2), dual(norm_in), -1)
     else:
         length = operator_norm(sizes, norm_in, norm_out)
     return length
@@ -683,7 +693,7 @@ def _preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tup
         # free neurons lie between 0 and their upper bound; where B is zero an infinite bound must not turn into NaN
         rise = torch.where(b == 0, 0.0, b.clamp(min=0) * top[:, None, :]).sum(2)
         fall = torch.where(b == 0, 0.0, b.clamp(max=0) * top[:, None, :]).sum(2)
-        wide = unit * (reduced.c[:, rows].abs() + high[:, rows].abs() + low[:, rows].abs() + rise - fall)
+        wide = unit * (reduced.c[:, rows].abs() + high[:, rows].abs() + low[:, rows].abs() + rise - fall + FAINT)
         constant = (reduced.A[:, rows] == 0).all(2) & (b == 0).all(2)
         wide = torch.where(constant, 0.0, wide)
         high[:, rows], low[:, rows] = high[:, rows] + rise + wide, low[:, rows] + fall - wide
@@ -723,7 +733,7 @@ def _substitute(
     """
     alpha, slope, shift = lines
     x, z, rest = sign * reduced.A[:, rows], sign * reduced.B[:, rows], sign * reduced.c[:, rows]
-    size = rest.abs() + x.abs() @ reach
+    size = rest.abs() + x.abs() @ reach + FAINT
     for k in reversed(before):
         positive, negative = z[:, :, k].clamp(min=0), z[:, :, k].clamp(max=0)
         v = positive * slope[:, None, k] + negative * alpha[:, None, k]

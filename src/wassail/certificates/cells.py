@@ -158,7 +158,8 @@ def _walk(network: Piecewise, forms: Forms, region: Region) -> Iterator[tuple[ND
         if h in starts:
             form = forms(mask)
         weight, bias = form[0][h], form[1][h]
-        size = float(np.sqrt(weight @ weight))
+        top = float(np.abs(weight).max(initial=0.0))
+        size = top * float(np.linalg.norm(weight / top)) if top > 0 else 0.0  # squares would underflow
         if size == 0:  # the neuron is constant here
             mask[h] = bias > 0
             stack.append((h + 1, mask, rows, limits, point, form))

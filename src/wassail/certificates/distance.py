@@ -26,6 +26,7 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail import rounding
 from wassail.certificates import parallel
 from wassail.certificates.condense import STEPS, absolute, layered
 from wassail.certificates.device import HOST
@@ -35,6 +36,7 @@ from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, steepest
+from wassail.rounding import sized
 from wassail.threat import Domain, dual, parse_domain, parse_norm
 
 BATCH, MEMORY = 128, 2**25  # nodes split at once, and numbers in the largest tensor of that: at most
@@ -195,10 +197,10 @@ class _Relaxed:
         # Room to the walls and to the ball, rounded up.
         self.below, self.above = ((side * (1 + 2.0**-50)).clamp(min=0) for side in (self.x - low, high - self.x))
         far = torch.maximum(low.abs(), high.abs())
-        size = most.A @ far + most.c
-        for rows in self.blocks:
-            size[rows] += most.B[rows, : rows.start] @ size[: rows.start]  # |z| <= |v|: slopes are between 0 and 1
-        out = most.C @ far + most.D @ size + most.e
+        size = sized(most.A @ far + most.c)
+        for rows in self.blocks:  # |z| <= |v|: slopes are between 0 and 1
+            size[rows] = sized(size[rows] + most.B[rows, : rows.start] @ size[: rows.start])
+        out = sized(most.C @ far + most.D @ size + most.e)
         self.size, self.top = size, out[y] + out[rivals]
         # Coefficients are off by gamma(graph) of their magnitudes, sums of H + n terms by less than the rest of gamma(small) of
         # theirs; along a line these magnitudes add up to `lam top + <|v|, size>` in all. Twice, for products and lines.
@@ -285,7 +287,7 @@ class _Relaxed:
         box = a.clamp(min=0) @ self.below - a.clamp(max=0) @ self.above
         if self.norm == math.inf:
             return box
-        return torch.minimum(box, self.radius * torch.linalg.vector_norm(a, dual(self.norm), dim=-1))
+        return torch.minimum(box, self.radius * rounding.length(a, dual(self.norm), -1))
 
     def reach(self, line: _Line) -> Tensor:
         """How far from the sample `<a, x'> + b <= 0` is at least, inside box and ball, `(m,)`; rounded down, inf if nowhere.
@@ -308,7 +310,7 @@ class _Relaxed:
         best = torch.zeros_like(gap)
         for part in (p, torch.zeros_like(p)):  # nothing left to Hoelder: the walls alone keep it away
             rest = gap - (room * (size - part)).sum(1)
-            length = torch.linalg.vector_norm(part, dual(self.norm), dim=1)
+            length = rounding.length(part, dual(self.norm), 1)
             far = torch.where(length > 0, rest / torch.where(length > 0, length, 1.0), math.inf)
             best = torch.maximum(best, torch.where(rest > 0, far * (1 - (size.shape[1] + 8) * 2.0**-52), 0.0))
         return best

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError, unknown
+from wassail.rounding import shifted
 
 if TYPE_CHECKING:
     from wassail.certificates.linear import Sweep
@@ -80,13 +81,15 @@ def gamma(roundings: int, dtype: torch.dtype) -> float:
 def step_error(node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources: Sequence[Node]) -> Tensor:
     """How far an affine node is from its exact map of the executed inputs, which are at most `sizes` `(N, *shape)` each.
 
-    sources: the nodes they come from. The product of a leaky ReLU is rounded, too, and charged to those who use it. Where a
-    sum may overflow the error is infinite.
+    sources: the nodes they come from. Steps are those of the model, so sizes change to its scale and the error back from it.
+    The product of a leaky ReLU is rounded, too, and charged to those who use it. Where a sum may overflow the error is
+    infinite.
     """
     assert node.steps is not None and node.map is not None
+    sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
     off = [_off(() if j.slope is None else j.steps or (), [v], [torch.zeros_like(v)], dtype) for j, v in zip(sources, sizes)]
     sizes = [size + late for size, late in zip(sizes, off)]
-    return _off(node.steps or (Step(node.map),), sizes, off, dtype) * SLACK
+    return shifted(_off(node.steps or (Step(node.map),), sizes, off, dtype) * SLACK, node.exponent)
 
 
 def _off(steps: Sequence[Step], sizes: Sequence[Tensor], off: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -30,6 +30,7 @@ from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
 from wassail.errors import InputError, unknown
 from wassail.geometry import maximiser, operator_norm, vector_norm
+from wassail.rounding import sized
 from wassail.threat import dual, parse_norm
 
 METHODS = ("auto", "ascent", "branch", "cells")
@@ -189,7 +190,7 @@ class _Rounding:
     @classmethod
     def of(cls, network: Piecewise, norm: float) -> _Rounding:
         steep = network.slope.abs().clamp(min=1)  # no neuron is steeper, on either side
-        a, b, c, d = (v.abs() for v in (network.A, network.B * steep, network.C, network.D * steep))
+        a, b, c, d = (sized(v.abs()) for v in (network.A, network.B * steep, network.C, network.D * steep))
         zero, s = torch.zeros_like, dual(norm)
         size = Piecewise(a, b, zero(network.c), c, d, zero(network.e), torch.ones_like(network.slope), network.layer)
         relative = (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * 2.0**-52  # one long sum a layer
@@ -197,7 +198,7 @@ class _Rounding:
         reach = vector_norm(paths @ a, s)  # |v_h| <= reach_h on the unit ball, and intercepts are at most that
         ends = c + d @ paths @ a
         output = vector_norm(ends, s) + d @ paths @ reach
-        return cls(size, relative, ends, relative * (reach + paths @ reach), relative * output)
+        return cls(size, relative, ends, relative * sized(reach + paths @ reach), relative * sized(output))
 
 
 def _values(gaps: Piecewise, rounding: _Rounding, u: Tensor, norm: float) -> tuple[Tensor, Tensor]:

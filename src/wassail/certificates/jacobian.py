@@ -27,6 +27,7 @@ from wassail.certificates.region import Region
 from wassail.certificates.structure import Conv, Graph, Linear, Matrix, Node, Scale, Sum, rounding_map
 from wassail.certificates.tangents import centred
 from wassail.geometry import operator_norm
+from wassail.rounding import FLOOR
 
 NUMBERS = 2**22  # in one tensor of a pass over many boxes
 
@@ -254,7 +255,9 @@ def _times(g: Span, d: Span) -> Span:
     products = [torch.nan_to_num(a * b, nan=0.0, posinf=math.inf, neginf=-math.inf) for a in g for b in d]
     low = torch.minimum(torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3]))
     high = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
-    return low - 2.0**-52 * _finite(low), high + 2.0**-52 * _finite(high)
+    some = ((g[0] != 0) | (g[1] != 0)) & ((d[0] != 0) | (d[1] != 0))  # else it is 0, and nothing underflows
+    lost = torch.where(some, FLOOR[torch.float64], 0.0)
+    return low - 2.0**-52 * _finite(low) - lost, high + 2.0**-52 * _finite(high) + lost
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ as the network's values are. That is what makes float32 coefficients sound AND t
   changes `<w, d>` by at most `<|w|, g |W| D_j>` with `D_j >= |d_j|` known from the forward sweep: an error of `d_i` by
   `m_i = g |W| D_j`, known before any coefficient is. So is the rounding error of `c` itself.
 - An error of a neuron's input by m is an error of its output by `slope m`: it goes into the neuron's shift, for nothing.
+- A product that underflows is off by the smallest normal number, whatever w is. An entry of a coefficient vector that is off
+  by that changes `<w, d>` by that times `|d|`, so all of a substitution is off by a constant that is known from the forward
+  sweep (`Arithmetic.floors`). A weight that underflows when it is converted is an error of `d_i` like any other.
 
 A curve (a product, a softmax, a normalisation) lies between two parallel planes, `J d + off +- far`, with a map J of each
 sample's own, so that a coefficient vector goes through it as through a layer (`curves.py`; Shi et al. 2020 for transformers).
@@ -27,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from wassail import rounding
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.curves import Curve, Normalise, Plane, Product
 from wassail.certificates.device import HOST, plain
@@ -35,6 +39,7 @@ from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
 from wassail.errors import InputError
 from wassail.geometry import fill
+from wassail.rounding import FLOOR, TINY
 from wassail.threat import Domain, dual
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
@@ -47,7 +52,6 @@ POLISH = 4  # steps of the ascent on the slopes for the margins themselves, wher
 # a node this large, where the slack for rounding is far below that of the planes.
 SHALLOW, WIDE = 6, 1024
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
-TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +113,7 @@ class Balls:
         else:
             plus, minus = plus.square(), minus.square()
             slack = 1 + (a.shape[1] + 8) * 2.0**-23
-            lost = a.shape[1] * 2.0**-126  # squares that underflow
+            lost = a.shape[1] * FLOOR[torch.float32]  # squares that underflow
             top, bottom = ((_dot(plus, p) + _dot(minus, m) + lost).sqrt() * slack for p, m in ((up, down), (down, up)))
         top, bottom = radius * top, radius * bottom
         return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
@@ -120,8 +124,7 @@ class Balls:
         if self.norm == math.inf:
             low, high = self.box
             return _dot(a.abs(), _take(torch.maximum(-low, high), owner)) * slack
-        length: Tensor = torch.linalg.vector_norm(a, dual(self.norm), dim=1)
-        return self.radius[owner] * length * slack
+        return self.radius[owner] * rounding.length(a, dual(self.norm), 1) * slack
 
     def stretch(self, a: Tensor) -> Span:
         """`||A d - A d_mid||_2` over each ball is at most the second, rounded up, `(N, T, g, n) -> (N, T)`; first: `A d_mid`.
@@ -136,7 +139,7 @@ class Balls:
         start = (a @ middle[..., None])[..., 0]
         width = (high - low)[:, None, None] / 2 if self.norm == math.inf else open_.double()
         b = a * width
-        columns = torch.linalg.vector_norm(b, dim=2)
+        columns = rounding.length(b, 2, 2)
         radius, slack = self.radius[:, None], (b.shape[3] + b.shape[2] + 16) * 2.0**-51
         if self.norm == 1:
             return start, radius * columns.amax(2) * (1 + slack)
@@ -145,7 +148,8 @@ class Balls:
         known = torch.isfinite(gram).flatten(2).all(2)  # not after an overflow
         gram = torch.where(known[:, :, None, None], gram, 0.0)
         trace = gram.diagonal(dim1=2, dim2=3).sum(2)
-        top = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., -1].clamp(min=0) + slack * trace
+        lost = b.shape[2] * b.shape[3] * FLOOR[torch.float64]  # products that underflow
+        top = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., -1].clamp(min=0) + slack * trace + lost
         total = columns.sum(2) if self.norm == math.inf else radius.square()
         return start, torch.where(known, (total * top).sqrt() * (1 + slack), math.inf)
 
@@ -202,7 +206,7 @@ def _filled(size: Tensor, room: Tensor, radius: Tensor, count: int) -> tuple[Ten
 def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     """The value for r = 2: `rho ||a||` unless a wall is in the way."""
     free = torch.where(room > 0, size, 0.0)
-    value: Tensor = torch.linalg.vector_norm(free, 2, dim=1)
+    value = rounding.length(free, 2, 1)
     t = radius / value.clamp(min=1e-300)
     value = value * radius
     late = ((free * t[:, None]) > room).any(1)  # the ball's own maximiser leaves the box: the others are done
@@ -221,7 +225,7 @@ def _water(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
     # The maximum of |a| d - lam d^2 over 0 <= d <= room; with a multiplier of 0 the walls alone hold.
     step = torch.where(lam > 0, torch.minimum(size / (2 * torch.where(lam > 0, lam, 1)), room), room)
-    return lam[:, 0] * radius.square() + (size * step - lam * step.square()).sum(1)
+    return lam[:, 0] * radius * radius + (size * step - lam * step.square()).sum(1)  # not radius^2, which may underflow
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,16 +264,18 @@ class Planes:
 class Arithmetic:
     """What a backward pass needs in one floating-point type: the maps, the lines of each activation, the errors of the rest.
 
-    errors: of the nodes whose rounding error is not part of an activation's shift. like: the same but for the lines.
+    errors: of the nodes whose rounding error is not part of an activation's shift. floors: for each node, `(N,)`, what
+    products that underflow may take from a substitution that starts there. like: the same but for the lines.
     """
 
     def __init__(self, graph: Graph, dtype: torch.dtype, like: Arithmetic | None = None) -> None:
-        self.dtype, self.tiny = dtype, TINY[dtype]
+        self.dtype, self.tiny, self.floor = dtype, TINY[dtype], FLOOR[dtype]
         self.sums = 8 + 2 * len(graph.nodes)  # additions beyond those of a product with one node
         self.maps: dict[int, _Turned] = {} if like is None else like.maps
         if like is None:
             self.maps = {i: _Turned(node.map, dtype) for i, node in enumerate(graph.nodes) if node.map is not None}
         self.errors: dict[int, Tensor] = {} if like is None else like.errors
+        self.floors: dict[int, Tensor] = {} if like is None else like.floors
         self.lines: dict[int, Lines] = {}
         self.planes: dict[int, Planes] = {} if like is None else like.planes
 
@@ -335,7 +341,21 @@ class Sweep:
                     self.tight.add(0)
                     if self.balls.norm == math.inf:
                         self.boxes.add(0)
+                    for kind in (self.exact, self.fast):  # of the product with the input
+                        kind.floors[0] = 4 * kind.floor * (node.size + self._total(0))
         return self
+
+    def _total(self, j: int) -> Tensor:
+        """`sum |d_j|` is at most this, `(N,)`."""
+        low, high = self.spans[j]
+        return torch.maximum(-low, high).reshape(len(low), -1).sum(1) * (1 + 2.0**-20)
+
+    def _sink(self, kind: Arithmetic, i: int, operations: int, total: Tensor) -> None:
+        """The floor of node i: on top of that of all nodes before it, `operations` for each entry of its inputs.
+
+        total: the sum of the magnitudes that the entries are multiplied by. Errors and shifts: at most 16 products a number.
+        """
+        kind.floors[i] = kind.floors[i - 1] + kind.floor * (operations * total + 16 * self.graph.nodes[i].size)
 
     def proved(self) -> dict[int, Span]:
         """The range of the values themselves at the inputs of activations, for sweeps on smaller balls."""
@@ -372,12 +392,16 @@ class Sweep:
         self.spans[i] = low, high
         # A coefficient vector is rounded when it goes through the map and when it meets others at the map's inputs.
         count = terms + 4 + max(len(self.users[j]) for j in node.inputs)
+        total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         for kind in (self.exact, self.fast):
+            self._sink(kind, i, 2 * count, total)
             error = (self.graph.rounding + 1.01 * kind.tiny * count) * reach + residual
+            if isinstance(map_, Matrix | Conv | Scale):  # weights that underflow in this type
+                error = error + kind.floor * total.reshape(-1, *[1] * len(node.shape))
             if isinstance(map_, Sum | Concat) or (isinstance(map_, Pick) and map_.source is None):
                 # Coefficients are copied here, so the errors of the inputs may as well be charged at the output.
                 error = error + map_.forward(*[self._moved(kind, j) for j in node.inputs])
-            kind.errors[i] = _layed(_up((error * (1 + _rounding(node, kind))).to(kind.dtype)))
+            kind.errors[i] = _layed(rounding.up(error * (1 + _rounding(node, kind)), kind.dtype))
         if len(node.inputs) == 1 and node.inputs[0] in self.boxes:
             self.tight.add(i)
             if isinstance(map_, Pick):
@@ -404,6 +428,7 @@ class Sweep:
         shape = _Shape(node, self.centre[j], low, high)
         up, down = shape.slopes()
         for kind in (self.exact, self.fast):
+            self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
             if kind is self.fast:
                 self.parallel.lines[i] = shape.lines(up, up, error, kind)
@@ -427,11 +452,14 @@ class Sweep:
                 self.spreads.pop(j, None)
         reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
         count = plane.terms + 8 + max(len(self.users[j]) for j in node.inputs)
+        total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
+        much = total + reach.reshape(len(reach), -1).sum(1)  # a plane may be several products
         for kind in (self.exact, self.fast):
+            self._sink(kind, i, 2 * count, much)
             error = plane.reach(*[self._moved(kind, j) for j in node.inputs]) + 1.01 * kind.tiny * count * reach
-            off, far = plane.off.to(kind.dtype), plane.far + error
+            off, far = plane.off.to(kind.dtype), plane.far + error + kind.floor * (1 + much.reshape(-1, *[1] * len(node.shape)))
             rest = (plane.off - off.double()).abs() + _rounding(node, kind) * (far + off.double().abs())
-            kind.planes[i] = Planes(plane.to(kind.dtype), _layed(off), _layed(_up((far + rest).to(kind.dtype))))
+            kind.planes[i] = Planes(plane.to(kind.dtype), _layed(off), _layed(rounding.up(far + rest, kind.dtype)))
         value = self.centre[i] = curve.value(*centres)
         ends = [_ends(c, low, high) for c, (low, high) in zip(centres, spans)]
         slack = 2.0**-48 * value.abs()
@@ -524,8 +552,8 @@ class Sweep:
         size = (a.abs() @ torch.maximum(-self.inputs.box[0], self.inputs.box[1])[:, None, :, None])[..., 0]
         error = (a.shape[-1] + 8) * 2.0**-52 * (size + middle.abs() + shift.abs())
         apart = shift.abs() + grouped(spread.rest)[..., 0] + error
-        found = (stretch + torch.linalg.vector_norm(apart, dim=2)) * (1 + (width + 8) * 2.0**-52)
-        wide = torch.linalg.vector_norm(torch.maximum(high - middle, middle - low), dim=2) * (1 + (width + 8) * 2.0**-52)
+        found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * 2.0**-52)
+        wide = rounding.length(torch.maximum(high - middle, middle - low), 2, 2) * (1 + (width + 8) * 2.0**-52)
         return torch.fmin(found, wide).reshape(-1, *(1 if k in axes else shape[k] for k in range(len(shape))))
 
     def _screen(self, j: int, owner: Tensor, place: Tensor) -> Generator[Tensor, Tensor | None, Span]:
@@ -537,7 +565,7 @@ class Sweep:
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
         weight: dict[int, Tensor] = {j: _units(nodes[j], place, kind.dtype)}
-        shift, spread = torch.zeros_like(c), torch.zeros_like(c)  # d_j lies in shift +- spread + <weight, d>
+        shift, spread = torch.zeros_like(c), kind.floors[j][owner].expand(len(c))  # d_j lies in shift +- spread + <weight, d>
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
         for i in range(j, 0, -1):
@@ -583,8 +611,8 @@ class Sweep:
             if k not in self.halves:
                 low, high = self.spans[k]
                 middle, reach = ((low + high) / 2).float(), (high - low) / 2
-                reach = reach + _rounding(self.graph.nodes[k], self.fast) * (middle.abs() + reach)
-                self.halves[k] = _layed(middle), _layed(_up(reach.float()))
+                reach = reach + _rounding(self.graph.nodes[k], self.fast) * (middle.abs() + reach) + self.fast.floor
+                self.halves[k] = _layed(middle), _layed(rounding.up(reach, torch.float32))
             middle, reach = (_take(v, owner) for v in self.halves[k])
             shift, spread = shift + _dot(w, middle), spread + _dot(w.abs(), reach)
         return shift - spread, shift + spread
@@ -652,7 +680,7 @@ class Sweep:
         """Backward to the input; until the first activation the rows and their negatives go through as one."""
         nodes = self.graph.nodes
         weight: dict[int, Tensor] = {last: rows}
-        constant: Tensor = rows.new_zeros(len(rows), dtype=torch.float64)
+        constant = kind.floors[last][owner].expand(len(rows))
         self.rows += len(rows) * (1 + both)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -779,9 +807,10 @@ class _Shape:
         above = self.shift(mid.double() + rad.double(), True)
         below = self.shift(mid.double() - rad.double(), False)
         spread = (mid.abs() + rad.abs()).double() * error
-        off, far = ((above + below) / 2).to(dtype), (above - below) / 2 + spread
+        lost = kind.floor * (1 + 2 * (self.high - self.low))  # slopes and shifts that underflow
+        off, far = ((above + below) / 2).to(dtype), (above - below) / 2 + spread + lost
         rest = ((above + below) / 2 - off.double()).abs() + _rounding(self.node, kind) * (far + off.double().abs())
-        return Lines(*(_layed(v) for v in (mid, rad, off, _up((far + rest).to(dtype)))))
+        return Lines(*(_layed(v) for v in (mid, rad, off, rounding.up(far + rest, dtype))))
 
     def shift(self, slope: Tensor, above: bool) -> Tensor:
         """The least s with `f(c + d) - f(c) <= slope d + s` on the span, rounded up; mirrored from below."""
@@ -1054,7 +1083,7 @@ def _row_norms(map_: Matrix | Conv, s: float) -> Tensor:
     if s == math.inf:
         top = map_.weight.abs().flatten(1).amax(1)
         return top if isinstance(map_, Matrix) else top[:, None, None]
-    squares = replace(map_, weight=map_.weight.square())
+    squares = replace(map_, weight=map_.weight.square() + FLOOR[torch.float64])  # one may underflow
     if isinstance(map_, Matrix):
         return squares.weight.sum(1).sqrt()
     return squares.forward(map_.weight.new_ones(1, *map_.shape))[0].sqrt()

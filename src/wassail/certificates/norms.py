@@ -17,6 +17,7 @@ from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.device import HOST
 from wassail.certificates.structure import Average, Concat, Conv, Graph, Linear, Matrix, Pick, Scale
 from wassail.geometry import operator_norm
+from wassail.rounding import FLOOR, length, times
 
 FEW_SIGNS = 14  # the NP-hard norms are enumerated up to here
 DENSE = 1024  # the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
@@ -45,16 +46,14 @@ def positive_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
 def positive_norms(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
     """The same for many matrices, `(..., m, n) -> (...)`."""
     if norm_in == 1:
-        columns: Tensor = torch.linalg.vector_norm(matrix, norm_out, dim=-2)
-        return columns.amax(-1)
+        return length(matrix, norm_out, -2).amax(-1)
     if norm_in == math.inf:  # attained at the vector of ones
-        return torch.linalg.vector_norm(matrix.sum(-1), norm_out, dim=-1)  # type: ignore[no-any-return]
+        return length(matrix.sum(-1), norm_out, -1)
     if norm_out == 2:
         return torch.linalg.matrix_norm(matrix, 2)  # type: ignore[no-any-return]
     if norm_out == math.inf:
-        rows: Tensor = torch.linalg.vector_norm(matrix, 2, dim=-1)
-        return rows.amax(-1)
-    return torch.linalg.vector_norm(matrix.sum(-2), 2, dim=-1)  # type: ignore[no-any-return]
+        return length(matrix, 2, -1).amax(-1)
+    return length(matrix.sum(-2), 2, -1)
 
 
 def change(n: int, norm_in: float, norm_out: float) -> float:
@@ -103,8 +102,9 @@ def _dense(conv: Conv, shape: tuple[int, ...], output: tuple[int, ...]) -> float
     else:
         eye = torch.eye(math.prod(output), dtype=torch.float64, device=conv.weight.device)
         matrix = conv.transpose(eye.reshape(-1, *output))[0].flatten(1)
+    lost = matrix.numel() * FLOOR[torch.float64]  # squares that underflow
     top = float(torch.linalg.eigvalsh(matrix @ matrix.T)[-1])
-    return math.sqrt(top * (1 + 4 * len(matrix) * 2.0**-52)) * UP
+    return math.sqrt(top * (1 + 4 * len(matrix) * 2.0**-52) + lost) * UP
 
 
 def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
@@ -129,7 +129,8 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
         spectrum = torch.fft.rfft2(group, torus).permute(2, 3, 0, 1).flatten(0, 1)
         spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
         top = float(torch.linalg.eigvalsh(spectrum @ spectrum.mH)[:, -1].max())
-        best = max(best, math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2]) * 2.0**-52)))
+        lost = 8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0  # squares that underflow
+        best = max(best, math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2]) * 2.0**-52) + lost))
     return best * UP
 
 
@@ -166,12 +167,12 @@ def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float, steepest:
         if not node.inputs:
             found.append(1.0)
         elif node.map is None:
-            found.append(given[0] * (enter if flat[0] else 1.0) * steepest.get(i, 1.0))
+            found.append(times(given[0] * (enter if flat[0] else 1.0), steepest.get(i, 1.0)))
         elif plain:
             found.append(given[0])
         elif isinstance(node.map, Matrix) and len(node.shape) == 1:
             source, target = (norm_in if flat[0] else inner), (norm_out if i == last else inner)
-            found.append(given[0] * matrix_norm(node.map.weight, source, target))
+            found.append(times(given[0], matrix_norm(node.map.weight, source, target)))
         else:
             given = [g * (enter if f else 1.0) for g, f in zip(given, flat)]
             found.append(_combined(graph, i, given, inner))
@@ -188,4 +189,4 @@ def _combined(graph: Graph, i: int, given: list[float], norm: float) -> float:
         return float(torch.linalg.vector_norm(torch.tensor(given, dtype=torch.float64), norm)) * UP
     if len(given) > 1:
         return math.fsum(given) * UP
-    return given[0] * map_norm(node.map, norm, graph.nodes[node.inputs[0]].shape, node.shape)
+    return times(given[0], map_norm(node.map, norm, graph.nodes[node.inputs[0]].shape, node.shape))

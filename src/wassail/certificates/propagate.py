@@ -23,6 +23,7 @@ from torch import Tensor
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, Pick, rounding_map
+from wassail.rounding import length, sized
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
 ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size
@@ -274,7 +275,7 @@ class Gradients:
         """
         low, high = entries
         most = torch.maximum(low.abs(), high.abs())
-        best: Tensor = torch.linalg.vector_norm(most, s, dim=1) * (1 + (most.shape[1] + 4) * 2.0**-52)
+        best = length(most, s, 1) * (1 + (most.shape[1] + 4) * 2.0**-52)
         if s == math.inf or not self.bounds.open:
             return best
         width = torch.where(high > low, high - low, 1.0)
@@ -365,7 +366,7 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
             corners = torch.stack([low * least, low * top, high * least, high * top])
             # Lines through a range of slopes are shifted by up to its width.
             steep = torch.maximum(torch.maximum(least.abs(), top.abs()), top - least)
-            _merge(span, size, node.inputs[0], (corners.amin(0), corners.amax(0)), most * steep)
+            _merge(span, size, node.inputs[0], (corners.amin(0), corners.amax(0)), sized(most) * sized(steep))
             continue
         assert node.map is not None
         absolute = node.map.magnitude()

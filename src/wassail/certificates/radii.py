@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail import rounding
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.executed import arithmetic_of, margin_errors
 from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
@@ -420,7 +421,7 @@ class _Search:
         self.sweeps, self.rows = self.sweeps + 1, self.rows + sweep.rows
         # theta_y - theta_j >= base + <a, d> on the ball tried, so on every smaller one too.
         tried = sweep.balls.radius
-        length = torch.linalg.vector_norm(a, dual(self.norm), dim=2) * (1 + a.shape[2] * 2.0**-52)
+        length = rounding.length(a, dual(self.norm), 2) * (1 + a.shape[2] * 2.0**-52)
         free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
         free = torch.minimum(free, tried * 0.999)
         rest = (base - length * free[:, None]).scatter(1, y[:, None], math.inf).amin(1).clamp(min=0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from wassail.certificates.device import HOST
 from wassail.errors import InputError
 from wassail.geometry import fill
+from wassail.rounding import length
 from wassail.threat import Number, dual, number, parse_norm
 
 
@@ -111,7 +112,7 @@ class Region:
             size = torch.maximum(low.abs(), high.abs())
             best = a.clamp(min=0) @ high + a.clamp(max=0) @ low + _slack(a) * (a.abs() @ size)
         if self.radius < math.inf:
-            norms = torch.linalg.vector_norm(a, dual(self.norm), dim=-1)
+            norms = length(a, dual(self.norm), -1)
             scale = a.abs() @ self.centre.abs() + self.radius * norms
             ball = a @ self.centre + self.radius * norms
             if cut and self._walled:
@@ -137,7 +138,7 @@ class Region:
         # d = min(t unit, room), and lam = top / (2 t): a_i d - lam d^2, which is a_i^2 / (4 lam) where the wall is far.
         step = torch.minimum(torch.where(unit > 0, t * unit, 0.0), room)
         lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
-        return (lam * self.radius**2 + (size * step - lam * step.square()).sum(1, keepdim=True))[:, 0]
+        return (lam * self.radius * self.radius + (size * step - lam * step.square()).sum(1, keepdim=True))[:, 0]
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> Tensor:
         """Which of the points `(m, n)` lie inside, bool `(m,)`."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wassail.certificates import parallel
 from wassail.certificates.linear import Arithmetic, Sweep, _accumulate, _dot, _flat, _unflat
+from wassail.rounding import FAINT
 
 ROOT = 30  # steps of the ascent at the root of a rival
 STEPS = 12  # at every other domain, which starts where its parent stopped
@@ -272,7 +273,7 @@ class _Tree:
         eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
         weight: dict[int, Tensor] = {last: eye[domains.rival] - eye[self.y]}
         owner = self.owner
-        constant = alpha.new_zeros(len(domains), dtype=torch.float64)
+        constant = kind.floors[last][owner.expand(len(domains))]
         score, size = torch.zeros_like(alpha), torch.zeros_like(alpha)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -321,6 +322,6 @@ class _Tree:
         push = beta * sign
         coefficient = torch.where(sign == 0, plus * up + minus * alpha, w * side + push)
         added = torch.where(sign == 0, relaxed, w * (side * c - here) + push * c)
-        size = w.abs() * (above.abs() + c.abs() + here.abs()) + beta * c.abs()
+        size = w.abs() * (above.abs() + c.abs() + here.abs() + FAINT) + beta * c.abs()
         slack = coefficient.abs() * error + (w.shape[1] + 64) * 2.0**-52 * size  # of the products and of their sum
         return coefficient, added + slack, torch.where(sign == 0, relaxed, 0.0)

@@ -28,6 +28,7 @@ from wassail.certificates.executed import FEW, NORM, Execution, Step
 from wassail.certificates.piecewise import Piecewise
 from wassail.errors import InputError
 from wassail.network import Model, frozen
+from wassail.rounding import shifted, sized
 
 
 class Linear(Protocol):
@@ -70,11 +71,40 @@ class Matrix:
         return Matrix(self.weight.to(device), _moved(self.most, device))
 
 
-def rounding_map(map_: Linear) -> Linear:
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """A map of magnitudes >= 0, none of which is below `FAINT` unless it is 0: errors relative to it cover underflow, too."""
+
+    map: Linear
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """Magnitudes to magnitudes."""
+        return sized(self.map.forward(*(sized(v) for v in x)))
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        """Its transpose."""
+        return tuple(sized(part) for part in self.map.transpose(sized(g)))
+
+    def magnitude(self) -> Sizes:
+        """Itself."""
+        return self
+
+    def to(self, device: torch.device) -> Sizes:
+        """The same on another device."""
+        return Sizes(self.map.to(device))
+
+
+def rounding_map(map_: Linear) -> Sizes:
     """The map of magnitudes that rounding errors are relative to: the absolute weights, or what they were summed from."""
-    if isinstance(map_, Matrix) and map_.most is not None:
-        return Matrix(map_.most)
-    return map_.magnitude()
+    match map_:
+        case Matrix(weight, most):
+            return Sizes(Matrix(sized(weight.abs() if most is None else most)))
+        case Conv(weight):
+            return Sizes(replace(map_, weight=sized(weight.abs())))
+        case Scale(factor):
+            return Sizes(Scale(sized(factor.abs())))
+        case _:
+            return Sizes(map_.magnitude())
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +304,8 @@ class Node:
     the ReLU is off, in [0, 1], broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes
     that the bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`; curve: a smooth
     function that is not entry by entry (a product, softmax, normalised tokens); steps: the operations that are executed for it,
-    none where it is exact in floating point, None where they are not known (`executed.py`).
+    none where it is exact in floating point, None where they are not known (`executed.py`); exponent: its values are those of
+    the model times 2 to this power (`equilibrated`).
     """
 
     inputs: tuple[int, ...]
@@ -287,6 +318,7 @@ class Node:
     activation: str | None = None
     curve: Curve | None = None
     steps: tuple[Step, ...] | None = None
+    exponent: int = 0
 
     @property
     def bias_size(self) -> Tensor | float:
@@ -494,12 +526,131 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False, device: torch
         graph = _Reader(program, tuple(shape), smooth, x.dtype).graph()
         graph = replace(graph, execution=replace(graph.execution, device=x.device.type)) if graph.execution else graph
         probe = torch.cat([x, -x, 4 * x])
+        graph = equilibrated(graph, probe.cpu())
         truth, ours = model(probe).double().cpu(), graph.logits(probe.cpu())
     if not torch.isfinite(truth).all():
         raise InputError("the model returns NaN or infinity at random points: check its weights and preprocessing.")
     if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):
         raise InputError("the structure read from the model does not reproduce its logits: it depends on the batch or on data.")
     return graph.to(place(x.device))
+
+
+def equilibrated(graph: Graph, x: Tensor) -> Graph:
+    """The same function with values of order one on the way, at samples `(m, *shape)`: powers of two move between layers.
+
+    Nodes that scale together (a ReLU, a sum, moved entries and what they come from) are a group with one exponent; a matrix, a
+    convolution or a scale takes the difference between two groups. The input, the logits and what touches a smooth function
+    keep their scale, and so does a group within 2^16 of order one. Powers of two are exact; if they were not, for weights at
+    both ends of float64, the network stays as it is.
+    """
+    group = _groups(graph)
+    fixed = {group[0], group[len(graph.nodes) - 1]}
+    for i, node in enumerate(graph.nodes):
+        if node.activation is not None or node.curve is not None:
+            fixed |= {group[i], *(group[j] for j in node.inputs)}
+    sizes: dict[int, list[int]] = {g: [] for g in group}
+    for g, size in zip(group, _exponents(graph, x)):
+        if g not in fixed and size is not None:
+            sizes[g].append(size)
+    exponent = {g: -max(found, default=0) for g, found in sizes.items()}
+    exponent = {g: e if abs(e) > _NEAR_ONE else 0 for g, e in exponent.items()}
+    if not any(exponent.values()):
+        return graph
+    nodes = []
+    for i, node in enumerate(graph.nodes):
+        after = exponent[group[i]]
+        before = exponent[group[node.inputs[0]]] if node.inputs else 0
+        try:
+            nodes.append(_moved_by(node, after - before, after))
+        except ArithmeticError:
+            return graph
+    return replace(graph, nodes=tuple(nodes))
+
+
+_NEAR_ONE = 16  # exponents up to which a group is left as it is
+
+
+def _groups(graph: Graph) -> list[int]:
+    """For each node the first of those that scale together with it."""
+    group = list(range(len(graph.nodes)))
+    for i, node in enumerate(graph.nodes):
+        if node.slope is None and not isinstance(node.map, Pick | Average | Sum | Concat):
+            continue
+        joined = {group[i], *(group[j] for j in node.inputs)}
+        group = [min(joined) if g in joined else g for g in group]
+    return group
+
+
+def _exponents(graph: Graph, x: Tensor) -> list[int | None]:
+    """The exponent of the largest value of each node at samples, None if all are 0; nothing overflows or underflows here."""
+    found: list[tuple[Tensor, int]] = []  # values, at most 1, and the exponent that was taken out
+
+    def scaled(values: Tensor, exponent: int) -> tuple[Tensor, int]:
+        own = _exponent(values) or 0
+        return shifted(values, -own), exponent + own
+
+    for node in graph.nodes:
+        given = [found[j] for j in node.inputs]
+        top = max((e for _, e in given), default=0)
+        values = [shifted(v, max(e - top, -2000)) for v, e in given]  # the largest decides
+        match node.map:
+            case Matrix(weight) | Conv(weight) | Scale(weight):
+                own = _exponent(weight) or 0
+                match node.map:
+                    case Matrix():
+                        small: Linear = Matrix(shifted(weight, -own))
+                    case Conv() as conv:
+                        small = replace(conv, weight=shifted(weight, -own))
+                    case _:
+                        small = Scale(shifted(weight, -own))
+                out, top = small.forward(*values), top + own
+            case None if not node.inputs:
+                out = x.double()
+            case None if node.slope is not None:
+                out = torch.where(values[0] > 0, values[0], node.slope * values[0])
+            case None:  # smooth: at its own scale
+                plain = [shifted(v, max(min(top, 1000), -2000)) for v in values]
+                smooth = ACTIVATIONS[node.activation].value if node.activation else node.curve.value  # type: ignore[union-attr]
+                out, top = smooth(*plain).nan_to_num(), 0
+            case _:
+                out = node.map.forward(*values)
+        out, top = scaled(out, top)
+        if node.bias is not None:
+            bias, high = scaled(node.bias, 0)
+            most = max(top, high) if bool(out.any()) else high
+            out = shifted(out, max(top - most, -2000)) + shifted(bias, max(high - most, -2000))
+            out, top = scaled(out, most)
+        found.append((out, top))
+    return [top if bool(values.any()) else None for values, top in found]
+
+
+def _exponent(values: Tensor) -> int | None:
+    """The exponent of the largest of finite values; None if all are 0."""
+    top = float(values.abs().amax()) if values.numel() else 0.0
+    return math.frexp(top)[1] if 0 < top < math.inf else None
+
+
+def _moved_by(node: Node, exponent: int, bias_exponent: int) -> Node:
+    """The node with its weights times a power of two and its bias times another, or an `ArithmeticError`: not exact."""
+    match node.map:
+        case Matrix(weight, most):
+            map_: Linear | None = Matrix(_exactly(weight, exponent), None if most is None else shifted(most, exponent))
+        case Conv(weight):
+            map_ = replace(node.map, weight=_exactly(weight, exponent))
+        case Scale(factor):
+            map_ = Scale(_exactly(factor, exponent))
+        case _:
+            map_ = node.map
+    bias = None if node.bias is None else _exactly(node.bias, bias_exponent)
+    most = None if node.bias_most is None else shifted(node.bias_most, bias_exponent)
+    return replace(node, map=map_, bias=bias, bias_most=most, exponent=bias_exponent)
+
+
+def _exactly(values: Tensor, exponent: int) -> Tensor:
+    moved = shifted(values, exponent)
+    if not torch.equal(shifted(moved, -exponent), values):
+        raise ArithmeticError
+    return moved
 
 
 class _Module(nn.Module):
@@ -530,6 +681,8 @@ class _Reader:
     def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool, dtype: torch.dtype) -> None:
         self.program, self.nodes, self.smooth, self.dtype = program, [Node((), shape, "the input")], smooth, dtype
         self.place = self.mixed = ""
+        self.masks = False  # whether what is translated goes nowhere but into a softmax: far down is minus infinity there
+        self.scores = _scores(program)
 
     def graph(self) -> Graph:
         signature = self.program.graph_signature
@@ -559,19 +712,19 @@ class _Reader:
         self.place = f"{path!r} ({kind})" if path else f"the model itself ({kind})"
         args = torch.fx.node.map_arg(node.args, lambda n: values[n])
         options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
-        name = getattr(getattr(node.target, "_schema", None), "name", str(node.target)).split("::")[-1]
         flat, _ = torch.utils._pytree.tree_flatten((args, options))
-        if "assert" in name:  # the exporter's checks of dtypes, which we have widened
+        if "assert" in _operation(node):  # the exporter's checks of dtypes, which we have widened
             return None
         if not any(isinstance(v, _Index) for v in flat):
             value = node.target(*args, **options)
-            moved = name.strip("_") in _MOVES | _SAME or "getitem" in name
+            moved = _operation(node) in _MOVES | _SAME or "getitem" in _operation(node)
             if not moved and any(isinstance(v, Tensor) and v.is_floating_point() for v in flat):
                 self.mixed = self.mixed or f"weights that the model computes, as at {self.place}"
             return value
         if "getitem" in str(node.target):
             return args[0][args[1]]
-        return self._translate(name.strip("_"), node.target, list(args), dict(options))  # relu_ and relu are one
+        self.masks = node in self.scores
+        return self._translate(_operation(node), node.target, list(args), dict(options))
 
     def _translate(self, name: str, target: Any, args: list[Any], options: dict[str, Any]) -> Any:
         first = args[0]
@@ -747,7 +900,8 @@ class _Reader:
             return self._placed(node.inputs[0], F.pad(start, (0, 1), value=-1)[where], output, lead)
         if isinstance(node.map, Scale) and not self._is_gain(node):
             factor = node.map.factor
-            factor, bias = factor if factor.numel() == 1 else entries(factor), None if node.bias is None else entries(node.bias)
+            factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
+            bias = None if node.bias is None else entries(node.bias)
             steps = tuple(_moved_step(step, entries) for step in _steps(node))
             return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output, steps)
         same = torch.equal(where, torch.arange(node.size))
@@ -761,17 +915,23 @@ class _Reader:
         return bool(node.inputs) and isinstance(self.nodes[node.inputs[0]].curve, Normalise)
 
     def _average(self, name: str, target: Any, source: _Index, args: list[Any], options: dict[str, Any]) -> _Index:
+        # Everything here is float64, whatever the program sums in.
+        args = [torch.float64 if isinstance(v, torch.dtype) else v for v in args]
+        options = {k: torch.float64 if isinstance(v, torch.dtype) else v for k, v in options.items()}
+
         def one(x: Tensor) -> Tensor:
             return target(x, *args, **options)  # type: ignore[no-any-return]
 
         shape, full = self.nodes[source].shape, self._full(source)
-        output = tuple(one(torch.ones(full, dtype=torch.float64)).shape)
+        ones = one(torch.ones(full, dtype=torch.float64))
+        output = tuple(ones.shape)
+        sign = -1.0 if bool((ones < 0).any()) else 1.0  # a divisor may be negative
         lead = _lead(output)
         # With a leading axis of length 1 the operation sees a batch there, and else one sample at a time.
         every = one if source.lead else torch.vmap(one)
 
         def function(x: Tensor) -> Tensor:
-            return every(x).reshape(len(x), *output[lead:])
+            return sign * every(x).reshape(len(x), *output[lead:])
 
         try:
             fits = function(torch.ones(3, *shape, dtype=torch.float64)).shape == (3, *output[lead:])
@@ -781,7 +941,8 @@ class _Reader:
             raise self._refuse("an average over the batch axis")
         average = Average(function, shape)
         steps = (Step(average, None, FEW + _window(name, full, output, args, options)),)
-        return self._add_node(Node((source,), output[lead:], self.place, average, steps=steps), lead)
+        mean = self._add_node(Node((source,), output[lead:], self.place, average, steps=steps), lead)
+        return mean if sign > 0 else self._neg(mean)
 
     # The operations, by their names in torch's operator library.
 
@@ -925,6 +1086,9 @@ class _Reader:
             return self._move(torch.transpose, self._softmax(turned, last), [dim, last], {})  # type: ignore[no-any-return]
         if not self.nodes[x].shape:
             raise self._refuse("an operation across the batch axis")
+        start = self._partial(x).logits(torch.zeros(1, *self.nodes[0].shape, dtype=torch.float64))
+        if bool((start.amax(-1) <= -_FAR / 2).any()):
+            raise self._refuse("a softmax of which all entries are masked")
         return self._curve_node(Softmax(), "softmax", x, lead=x.lead)
 
     def _scaled_dot_product_attention(
@@ -940,6 +1104,7 @@ class _Reader:
         if is_causal:
             attn_mask = torch.ones(n, m, dtype=torch.bool).tril()
         if attn_mask is not None:
+            self.masks = True
             added = torch.where(attn_mask, 0.0, -math.inf) if attn_mask.dtype == torch.bool else attn_mask
             scores = self._add(scores, added)
         return self._matmul(self._softmax(scores, -1), v)
@@ -956,7 +1121,7 @@ class _Reader:
         """Where the mask is set, the value, a constant too."""
         full = self._full(x)
         hidden, there = mask.expand(full), _tensor(self._fixed(value)).expand(full)
-        there = torch.where(hidden, there.clamp(min=-_FAR), 0.0)
+        there = torch.where(hidden, self._masked(there), 0.0)
         shape = self.nodes[x].shape
         return self._exactly(x, _sample((~hidden).double(), shape, x.lead), _sample(there, shape, x.lead))
 
@@ -1123,8 +1288,18 @@ class _Reader:
         (x, factor), constant = ((a, one), alpha * _tensor(b)) if isinstance(a, _Index) else ((b, alpha * one), _tensor(a))
         x = self._wide_as(x, constant)
         shift = _sample(constant, self.nodes[x].shape, x.lead)
-        hidden = shift <= -_FAR  # a mask before a softmax: nothing of x, and so far down that nothing is left of it
-        return self._scaled(x, torch.where(hidden, 0.0, factor) if hidden.any() else factor, shift.clamp(min=-_FAR))
+        hidden = shift <= -_FAR  # a mask: nothing of x, and so far down that nothing is left of it
+        if self.masks and hidden.any():
+            return self._scaled(x, torch.where(hidden, 0.0, factor), self._masked(shift))
+        return self._scaled(x, factor, self._masked(shift))
+
+    def _masked(self, constant: Tensor) -> Tensor:
+        """A constant that is added, or takes the place of a value: finite, which minus infinity is before a softmax."""
+        if self.masks:
+            constant = constant.clamp(min=-_FAR)
+        if not torch.isfinite(constant).all():
+            raise self._refuse("an infinite constant that is no mask of a softmax")
+        return constant
 
     def _wide_as(self, x: _Index, constant: Tensor) -> _Index:
         """The value, expanded to the shape that an operation with this constant broadcasts to."""
@@ -1164,12 +1339,17 @@ class _Reader:
 
     def _trim(self, last: int) -> Graph:
         """Only the nodes that the logits depend on, renumbered."""
+        graph = self._partial(last)
+        if len(graph.nodes[-1].shape) != 1 or graph.nodes[0].inputs:
+            raise InputError("the model does not map a batch of samples to logits of shape (N, K).")
+        return graph
+
+    def _partial(self, last: int) -> Graph:
+        """Only the nodes that one of them depends on, renumbered."""
         needed = {last}
         for i in range(last, -1, -1):
             if i in needed:
                 needed.update(self.nodes[i].inputs)
-        if 0 not in needed or len(self.nodes[last].shape) != 1:
-            raise InputError("the model does not map a batch of samples to logits of shape (N, K).")
         order = sorted(needed)
         number = {old: new for new, old in enumerate(order)}
         nodes = tuple(replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs)) for i in order)
@@ -1191,6 +1371,24 @@ class _Index(int):
 
 
 _FAR = 1e9  # what a mask puts in the place of minus infinity: right for attention with scores above it
+
+
+def _operation(node: Any) -> str:
+    """The name of an operation of the program; relu_ and relu are one."""
+    name: str = getattr(getattr(node.target, "_schema", None), "name", str(node.target))
+    return name.split("::")[-1].strip("_")
+
+
+def _scores(program: Any) -> set[Any]:
+    """The nodes of a program that go nowhere but into a softmax, by additions, masks and moves."""
+    found: set[Any] = set()
+    keep = _MOVES | _SAME | {"add", "sub", "where", "masked_fill"}
+    for node in reversed(list(program.graph.nodes)):
+        ways = [_operation(user) for user in node.users]
+        good = [way == "softmax" or (way in keep and user in found) for way, user in zip(ways, node.users)]
+        if good and all(good):
+            found.add(node)
+    return found
 
 
 def _lead(full: Sequence[int]) -> int:
@@ -1236,7 +1434,8 @@ def _steps(node: Node) -> tuple[Step, ...]:
 def _moved_step(step: Step, entries: Callable[[Tensor], Tensor]) -> Step:
     """The same operation, entry by entry, after the entries have moved."""
     assert isinstance(step.map, Scale)
-    factor, bias, noise = (v if v is None or v.numel() == 1 else entries(v) for v in (step.map.factor, step.bias, step.noise))
+    parts = (step.map.factor, step.bias, step.noise)
+    factor, bias, noise = (v if v is None else v.reshape(()) if v.numel() == 1 else entries(v) for v in parts)
     assert factor is not None
     return replace(step, map=Scale(factor), bias=bias, noise=noise)
 

@@ -27,6 +27,7 @@ from wassail.certificates.curves import Normalise, Product, Softmax
 from wassail.certificates.device import HOST
 from wassail.certificates.propagate import Span, _terms, derivative_span
 from wassail.certificates.structure import Graph, Linear, Node, rounding_map
+from wassail.rounding import FAINT
 
 U = 2.0**-52
 NUMBERS = 2**24  # in one tensor of a pass
@@ -273,7 +274,7 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
         parts = zip(by.transpose(here), by.reach(here.abs() + off), by.reach(off), by.spread(here, off))
         for j, (part, much, moved, spread) in zip(graph.nodes[i].inputs, parts):
             _add(g, j, part)
-            _add(rest, j, (wide + users[j] * U) * much + spread * (1 + wide))
+            _add(rest, j, (wide + users[j] * U) * (much + FAINT) + spread * (1 + wide))
             _add(error, j, moved * (1 + wide))
     if 0 not in g:  # the logits do not depend on the input
         return (head.new_zeros(count, m, graph.inputs),) * 2

@@ -35,6 +35,7 @@ from wassail.certificates.region import Region, Where
 from wassail.certificates.structure import Concat, Graph, Matrix, Node, Pick, Scale, Sum, rounding_map
 from wassail.network import Model
 from wassail.records import Record
+from wassail.rounding import sized
 from wassail.threat import Number, dual, parse_norm, show
 
 UP = 1e-12  # added to a logarithm at every step, which is off by less
@@ -411,9 +412,8 @@ class Walk:
             centre, radius = (reduce(torch.add, parts) for parts in zip(*((g.centre, g.radius) for g in given)))
             return first.to(centre, radius, reduce(torch.add, [g.centre.abs() + g.radius for g in given]), len(given))
         if isinstance(node.map, Matrix):
-            w, size = node.map.weight, rounding_map(node.map)
-            assert isinstance(size, Matrix)
-            most = size.weight @ (first.centre.abs() + first.radius)
+            w = node.map.weight
+            most = sized((w.abs() if node.map.most is None else node.map.most) @ sized(first.centre.abs() + first.radius))
             return first.to(w @ first.centre, w.abs() @ first.radius, most, w.shape[1])
         if isinstance(node.map, Scale):
             factor = node.map.factor.expand(shape).reshape(n, -1)

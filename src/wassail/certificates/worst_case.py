@@ -42,6 +42,7 @@ from wassail.certificates.region import Region, Where
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, pull_inside
 from wassail.losses import LIPSCHITZ, cross_entropy, strongest_rival
+from wassail.rounding import sized
 from wassail.threat import dual, parse_norm, parse_order
 from wassail.transport import sample_weights, transport_cost
 
@@ -788,7 +789,7 @@ class _Problem:
 
 def _magnitudes(network: Piecewise) -> Piecewise:
     """The network of absolute values: what it adds up bounds what the rounding errors of the network are relative to."""
-    parts = {name: getattr(network, name).abs() for name in ("A", "B", "c", "C", "D", "e", "slope")}
+    parts = {name: sized(getattr(network, name).abs()) for name in ("A", "B", "c", "C", "D", "e", "slope")}
     return replace(network, **parts)
 
 
