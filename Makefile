@@ -6,7 +6,7 @@ PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=
 # One thread for each test worker: two workers that each start two threads slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow test-browser test-mutants lint format bench train clean
+.PHONY: demo test test-slow test-browser test-mutants fuzz lint format bench train clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -32,6 +32,10 @@ test-browser: .venv/dev  ## the HTML pages in headless Chromium, which is instal
 
 test-mutants: .venv/dev  ## removes the rounding terms of the certificates one by one: every one must be missed by a test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
+
+SECONDS ?= 60
+fuzz: .venv/dev  ## changed files against every reader; SECONDS=3600 for an hour
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
 lint: .venv/dev  ## style and types
 	$(BIN)/ruff check .

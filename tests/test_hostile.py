@@ -328,7 +328,7 @@ def test_an_endless_loop_beside_the_logits_is_ended(tmp_path: Path) -> None:
 LIMITED = """
 import os, sys
 from wassail.zoo import trial
-trial._limit(1, 200 << 20, 1 << 10)
+trial.limit(1, 200 << 20, 1 << 10)
 what = sys.argv[1]
 if what == "memory":
     try:

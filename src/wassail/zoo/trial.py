@@ -124,16 +124,14 @@ def main(arguments: list[str]) -> None:
     os.dup2(nothing, 1)
     import torch
 
-    from wassail.zoo import exported, models, onnx  # all that is needed is loaded before the limits
+    from wassail.zoo import exported, models, onnx  # noqa: F401  all that is needed is loaded before the limits
 
     torch.set_num_threads(1)
     if kind == "onnx":
         models.import_onnx()
-    _limit(int(seconds), int(memory), 4 * Path(path).stat().st_size + (1 << 20))
+    limit(int(seconds), int(memory), 4 * Path(path).stat().st_size + (1 << 20))
     try:
-        model: Any = exported.load_exported(path) if kind == "pt2" else onnx.load_onnx(path)
-        models.forth_and_back(model)
-        found = models.runtime_difference(path, model) if kind == "onnx" else {}
+        found = read_and_run(path, kind)
     except InputError as error:
         found = {"error": str(error)}
     except Exception as error:
@@ -143,7 +141,23 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # nothing is left to do, and a library that was misled may not end well
 
 
-def _limit(seconds: int, memory: int, written: int) -> None:
+def read_and_run(path: str | Path, kind: str) -> dict[str, Any]:
+    """What the child does: read the model, run it forwards and backwards, compare it with onnxruntime."""
+    from wassail.zoo import exported, models, onnx
+
+    model: Any = exported.load_exported(path) if kind == "pt2" else onnx.load_onnx(path)
+    models.forth_and_back(model)
+    return models.runtime_difference(str(path), model) if kind == "onnx" else {}
+
+
+def limit(seconds: int, memory: int, written: int) -> None:
+    """Limit what this process may take from now on.
+
+    Args:
+        seconds: of the processor.
+        memory: bytes on top of those that it has.
+        written: bytes of a file.
+    """
     if resource is None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,86 @@
+"""The fuzzer itself: what it is there to find, it finds, and the same input is the same bytes."""
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz import run
+from fuzz.run import Reader
+from wassail.errors import InputError
+
+
+def crash(path: Path) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def raise_key(path: Path) -> None:
+    raise KeyError("x")
+
+
+def refuse(path: Path) -> None:
+    raise InputError("no.")
+
+
+def burn(path: Path) -> None:
+    begun = time.process_time()
+    while time.process_time() < begun + 0.6:
+        pass
+
+
+def grow(path: Path) -> None:
+    held = bytearray(300 << 20)
+    held[:: 1 << 12] = bytes([1]) * len(held[:: 1 << 12])
+
+
+def write(folder: Path) -> Path:
+    (folder / "file").write_bytes(b"good")
+    return folder / "file"
+
+
+def test_every_end_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def reader(use: Any, limits: str = "", weight: float = 1.0) -> Reader:
+        return Reader([write], lambda path, rng: None, use, limits, weight)
+
+    readers = {"accepted": reader(lambda path: None), "refused": reader(refuse), "foreign": reader(raise_key)}
+    readers |= {"signal": reader(crash), "contained": reader(crash, "contained")}
+    readers |= {"slow": reader(burn, weight=0.3), "large": reader(grow, weight=0.3)}
+    used = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    monkeypatch.setattr(run, "READERS", readers)
+    monkeypatch.setattr(run, "SECONDS", 0.5)
+    monkeypatch.setattr(run, "MEMORY", used + (150 << 20))
+    monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
+    for kind in readers:
+        folder = tmp_path / "corpus" / kind / "0"
+        folder.mkdir(parents=True)
+        write(folder)
+    options = argparse.Namespace(seconds=120.0, seed=1, first=1, count=50, only=None, jobs=1, keep=tmp_path / "kept")
+    tallies = run.fuzz(options, tmp_path)
+    assert set(tallies) == set(readers) and sum(sum(tally.ends.values()) for tally in tallies.values()) == 50
+    for kind, tally in tallies.items():
+        assert set(tally.ends) == {kind}
+    shown = capsys.readouterr().out
+    assert "KeyError" in shown and "--seed 1 --first" in shown
+    kept = {path.name.split("-")[0] for path in (tmp_path / "kept").iterdir()}
+    assert kept == {"signal", "foreign", "slow", "large"}
+
+
+def test_an_input_is_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
+    monkeypatch.setattr(run, "READERS", {kind: run.READERS[kind] for kind in ("npz", "cifar pickles", "weights .pt", "pt2")})
+    run.know_operators()
+    run.write_corpus(None)
+
+    def files(folder: Path) -> dict[str, Any]:
+        folder.mkdir()
+        for index in range(12):
+            (folder / str(index)).mkdir()
+            run.prepare(index, 3, folder / str(index), None)
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    first = files(tmp_path / "a")
+    assert first == files(tmp_path / "b") and len(first) >= 12
