@@ -281,6 +281,7 @@ def test_split_margins_pay_for_their_own_sums(mode: str) -> None:
     graph = SimpleNamespace(nodes=(SimpleNamespace(),), outputs=6)
     sweep = SimpleNamespace(graph=graph, centre={0: z}, inputs=SimpleNamespace(upper=lambda a, owner: total))
     tree = SimpleNamespace(sweep=sweep, y=0, owner=torch.tensor([0]))
+    kind = SimpleNamespace(dtype=DOUBLE, floors={0: torch.zeros(1, dtype=DOUBLE)})
 
     class Domains:
         rival = torch.arange(1, 6)
@@ -289,7 +290,7 @@ def test_split_margins_pay_for_their_own_sums(mode: str) -> None:
             return 5
 
     with rounded(mode):
-        lower, _, _ = _Tree._margin(tree, SimpleNamespace(dtype=DOUBLE), Domains(), total[:, None], total[:, None])  # type: ignore[arg-type]
+        lower, _, _ = _Tree._margin(tree, kind, Domains(), total[:, None], total[:, None])  # type: ignore[arg-type]
     assert (long(lower) <= long(z)[0, 0] - long(z)[0, 1:] - long(total)).all()
 
 
