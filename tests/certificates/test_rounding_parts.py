@@ -258,13 +258,15 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     up, above = shape.slopes()[0][0], shape.shift(shape.slopes()[0], True)[0]
     here, most = c.clamp(min=0), torch.maximum(-low, high)
     error = 2.0**-48 * most + 1e-7 * scattered(count, seed=22).abs()
-    tree = SimpleNamespace(up=up, above=above, c=c, here=here, error=error, slope=torch.zeros(count, dtype=DOUBLE))
+    columns = {"up": up, "above": above, "c": c, "here": here, "error": error, "slope": torch.zeros(count, dtype=DOUBLE)}
+    tree = SimpleNamespace(**{name: column[None] for name, column in columns.items()})
+    rows, every = SimpleNamespace(own=torch.tensor([0])), slice(0, count)
     w, alpha, beta = scattered(5, count, seed=23), uniform(5, count, seed=24), uniform(5, count, seed=25)
     kept = long(error) - 2.0**-48 * long(most)
     for sign in (0.0, 1.0, -1.0):
         chosen = torch.full((5, count), sign, dtype=DOUBLE)
         with rounded(mode):
-            coefficient, added, _ = _Tree._neurons(tree, w, slice(0, count), chosen, alpha, beta)  # type: ignore[arg-type]
+            coefficient, added, _ = _Tree._neurons(tree, w, rows, every, chosen, alpha, beta, count)  # type: ignore[arg-type]
         for d in (long(low), long(high), np.clip(-long(c), long(low), long(high))):
             v = long(c) + d
             inside = np.ones(count, dtype=bool) if sign == 0 else sign * v >= 0
@@ -280,17 +282,11 @@ def test_split_margins_pay_for_their_own_sums(mode: str) -> None:
     total[::2] = z[0, 0] - z[0, 1::2][:3] * (1 - 1e-15)
     graph = SimpleNamespace(nodes=(SimpleNamespace(),), outputs=6)
     sweep = SimpleNamespace(graph=graph, centre={0: z}, inputs=SimpleNamespace(upper=lambda a, owner: total))
-    tree = SimpleNamespace(sweep=sweep, y=0, owner=torch.tensor([0]))
+    tree, own = SimpleNamespace(sweep=sweep, y=torch.tensor([0])), torch.tensor([0])
+    rows = SimpleNamespace(own=own, owner=own, rival=torch.arange(1, 6))
     kind = SimpleNamespace(dtype=DOUBLE, floors={0: torch.zeros(1, dtype=DOUBLE)})
-
-    class Domains:
-        rival = torch.arange(1, 6)
-
-        def __len__(self) -> int:
-            return 5
-
     with rounded(mode):
-        lower, _, _ = _Tree._margin(tree, kind, Domains(), total[:, None], total[:, None])  # type: ignore[arg-type]
+        lower, _, _ = _Tree._margin(tree, kind, rows, total[:, None], total[:, None], total[:, None])  # type: ignore[arg-type]
     assert (long(lower) <= long(z)[0, 0] - long(z)[0, 1:] - long(total)).all()
 
 

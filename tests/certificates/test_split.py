@@ -76,15 +76,15 @@ def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
     model, x, y = _case("mlp", 5)
     graph = read(model, (3,))
     sweep = Sweep(graph, Balls.make(x[:1], torch.tensor([0.6]), math.inf, None)).run()
-    tree = split._Tree(sweep, 0, int(y[0]))
+    tree = split._Tree(sweep, [0], y.tolist())
     rivals = torch.tensor([j for j in range(3) if j != int(y[0])])
-    domains = tree.bounded(tree.roots(rivals), 10)
+    domains = tree.bounded(tree.roots([rivals.tolist()]), 10)
     for _ in range(3):
         domains = tree.bounded(tree.split(domains), 10)
     generator = torch.Generator().manual_seed(0)
     points = x[:1] + 0.6 * (2 * torch.rand(20000, 3, dtype=torch.float64, generator=generator) - 1)
     values = graph.values(points)
-    signs = torch.cat([values[graph.nodes[i].inputs[0]][:, tree.places[i]] for i in tree.places], 1)
+    signs = torch.cat([values[graph.nodes[i].inputs[0]][:, tree.places[i][0]] for i in tree.places], 1)
     margin = values[-1][:, y[0], None] - values[-1]
     seen = 0
     for k in range(len(domains)):

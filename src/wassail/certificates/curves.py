@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.device import HOST
 from wassail.errors import InputError
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
@@ -319,7 +320,7 @@ class Normalise:
     def _rates(self, q: Tensor, top: Tensor) -> Span:
         """The range of `rho` for a range of the mean square, rounded outward."""
         q, top = q + self.eps, top + self.eps
-        if not (q > 0).all():
+        if q.device == HOST and not (q > 0).all():  # on a device it becomes infinity or NaN, which are no bounds
             raise InputError(
                 "a LayerNorm or RMSNorm with eps=0 may divide by 0 here: give it a positive eps, or a smaller radius or domain."
             )
@@ -559,7 +560,7 @@ def _interval_sum(times: Callable[[Tensor, Tensor], Tensor], a: Span, b: Span, t
     size = times(torch.maximum(al.abs(), ah.abs()), torch.maximum(bl.abs(), bh.abs()))
     low, high = torch.maximum(low, middle - radius), torch.minimum(high, middle + radius)
     low, high = _outward(low, high, size, 4 * terms + 16)
-    if infinite[0].any() or infinite[1].any():
+    if low.device != HOST or infinite[0].any() or infinite[1].any():  # a device is not asked
         present = [(wide | (side[0] != 0) | (side[1] != 0)).double() for side, wide in zip((a, b), infinite)]
         hit = times(infinite[0].double(), present[1]) + times(present[0], infinite[1].double()) > 0
         low, high = torch.where(hit, -math.inf, low), torch.where(hit, math.inf, high)

@@ -23,7 +23,7 @@ import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail import rounding
-from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.activations import ACTIVATIONS, UNBOUNDED, within
 from wassail.certificates.curves import Curve, Normalise, Plane, Product
 from wassail.certificates.device import HOST, plain
 from wassail.certificates.executed import step_error
@@ -315,7 +315,9 @@ class Sweep:
         widest = max(node.size for node in nodes)
         self.coarse = widest <= WIDE if graph.curved else len(acts) <= SHALLOW and widest >= WIDE
         self.stops = {i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size} | set(acts[:1])
-        self.bends: dict[int, _Bend] = {}
+        self._bends: dict[int, _Bend] = {}
+        self._unasked: dict[int, tuple[Tensor, partial[_Bend]]] = {}  # whether there are any, and how to make them
+        self._bounded: list[Tensor] = []  # whether the inputs of activations are, one number each
         self.halves: dict[int, Span] = {}  # middle and half width of the spans where rows are asked, in float32
         self.spreads: dict[int, _Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
@@ -343,6 +345,8 @@ class Sweep:
                         self.boxes.add(0)
                     for kind in (self.exact, self.fast):  # of the product with the input
                         kind.floors[0] = 4 * kind.floor * (node.size + self._total(0))
+        if self._bounded and not bool(torch.stack(self._bounded).all()):
+            raise InputError(UNBOUNDED)
         return self
 
     def _total(self, j: int) -> Tensor:
@@ -356,6 +360,18 @@ class Sweep:
         total: the sum of the magnitudes that the entries are multiplied by. Errors and shifts: at most 16 products a number.
         """
         kind.floors[i] = kind.floors[i - 1] + kind.floor * (operations * total + 16 * self.graph.nodes[i].size)
+
+    @property
+    def bends(self) -> dict[int, _Bend]:
+        """What an ascent or a branching needs to know of the ReLU nodes with undecided neurons.
+
+        Whether a node has any is asked for all nodes at once, since the host waits for a device's answer.
+        """
+        if self._unasked:
+            some = torch.stack([flag for flag, _ in self._unasked.values()]).tolist()
+            self._bends.update({i: make() for (i, (_, make)), any_ in zip(self._unasked.items(), some) if any_})
+            self._unasked.clear()
+        return self._bends
 
     def proved(self) -> dict[int, Span]:
         """The range of the values themselves at the inputs of activations, for sweeps on smaller balls."""
@@ -426,6 +442,8 @@ class Sweep:
         low, high = self.spans[j]
         most = torch.maximum(-low, high)
         shape = _Shape(node, self.centre[j], low, high)
+        if node.activation is not None and low.device != HOST:  # asked once, when the sweep is done
+            self._bounded.append(within(*shape.ends).all())
         up, down = shape.slopes()
         for kind in (self.exact, self.fast):
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
@@ -434,7 +452,8 @@ class Sweep:
                 self.parallel.lines[i] = shape.lines(up, up, error, kind)
             kind.lines[i] = shape.lines(up, down, error, kind)
             if kind is self.exact and node.slope is not None:
-                self._bend(i, shape, error, up, down)
+                crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
+                self._unasked[i] = crossing.any(), partial(self._bend, i, shape, crossing, error, up, down)
         self.centre[i], self.spans[i] = shape.output()
 
     def _curve(self, i: int, node: Node, curve: Curve) -> None:
@@ -484,15 +503,13 @@ class Sweep:
         high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
         return low, high
 
-    def _bend(self, i: int, shape: _Shape, error: Tensor, up: Tensor, down: Tensor) -> None:
-        """Keep what an ascent or a branching needs, if any neuron of the node is undecided."""
-        low, high = shape.ends
-        crossing, slope = (low < 0) & (high > 0), self.graph.nodes[i].slope
-        if crossing.any() and slope is not None:
-            line = self.exact.lines[i]
-            parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
-            up, above, down, c, here = (_layed(v.float()) for v in parts)
-            self.bends[i] = _Bend(shape, error, _layed(crossing), up, above, down, c, here, slope.float())
+    def _bend(self, i: int, shape: _Shape, crossing: Tensor, error: Tensor, up: Tensor, down: Tensor) -> _Bend:
+        """What an ascent or a branching needs to know of node i."""
+        line, slope = self.exact.lines[i], self.graph.nodes[i].slope
+        assert slope is not None
+        parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
+        up, above, down, c, here = (_layed(v.float()) for v in parts)
+        return _Bend(shape, error, _layed(crossing), up, above, down, c, here, slope.float())
 
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it undecided."""

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from wassail import rounding
+from wassail.certificates.device import HOST
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.executed import arithmetic_of, margin_errors
 from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
 from wassail.certificates.parallel import Pool, Workers, crew
-from wassail.certificates.split import branch_margins
+from wassail.certificates.split import branch_margins, branch_samples
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
@@ -208,9 +209,9 @@ def verify(
                 sweep = Sweep(graph, Balls.make(x[some], wanted[part], threat.norm, threat.domain), inner).run()
                 lower = margins(sweep, y[some])[0].cpu()
                 proved[part] = _least(lower, labels[part]) > 0
-                for k in (~proved[part]).nonzero()[:, 0].tolist() if branching else ():
-                    share = PATIENCE if end is None else (end - time.monotonic()) / (len(left) - done * batch_size - k)
-                    proved[part[k]] = _branched(sweep, lower, k, int(labels[part[k]]), share)
+                for group in _groups((~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph):
+                    share = PATIENCE if end is None else (end - time.monotonic()) / (len(left) - done * batch_size - group[0])
+                    proved[part[group]] = _branched(sweep, lower, group, labels[part], share * len(group))
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
             rest = None if end is None else max(end - time.monotonic(), 0.0)
@@ -224,10 +225,21 @@ def verify(
     return proved
 
 
-def _branched(sweep: Sweep, lower: Tensor, k: int, y: int, seconds: float, pool: Pool | None = None) -> bool:
-    """Whether branching proves sample k of a sweep, whose margins are bounded by `lower` `(N, K)`."""
-    rivals = [j for j in range(lower.shape[1]) if j != y and not lower[k, j] > 0]
-    return branch_margins(sweep, k, y, torch.tensor(rivals), time.monotonic() + seconds, pool=pool)[0]
+def _groups(rows: list[int], graph: Graph) -> list[list[int]]:
+    """Samples whose domains are bounded in one batch: all of them on a device, one after the other on the CPU."""
+    return [[k] for k in rows] if graph.device == HOST else [rows] if rows else []
+
+
+def _branched(sweep: Sweep, lower: Tensor, rows: list[int], y: Tensor, seconds: float, pool: Pool | None = None) -> Tensor:
+    """Whether branching proves samples `rows` of a sweep, whose margins are bounded by `lower` `(N, K)`; bool.
+
+    lower and the labels y `(N,)` are on the CPU. pool: for a single sample.
+    """
+    label, end = [int(y[k]) for k in rows], time.monotonic() + seconds
+    rivals = [[j for j in range(lower.shape[1]) if j != c and not lower[k, j] > 0] for k, c in zip(rows, label)]
+    if pool is not None:
+        return torch.tensor([branch_margins(sweep, rows[0], label[0], torch.tensor(rivals[0]), end, pool=pool)[0]])
+    return torch.tensor([proved for proved, _ in branch_samples(sweep, rows, label, rivals, end)])
 
 
 def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain) -> Tensor | None:
@@ -455,6 +467,9 @@ class _Search:
         left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
         end = time.monotonic() + (PATIENCE * len(left) if limit is None else limit)
         goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
+        if self.graph.device != HOST and pool is None:
+            self._branch_together(left, end, goal)
+            return
         for done, i in enumerate(left):
             self.report(done / len(left))
             stop = time.monotonic() + (end - time.monotonic()) / (len(left) - done)
@@ -473,10 +488,35 @@ class _Search:
                 self.sweeps += 1
                 lower, label = margins(sweep, y)[0].cpu(), self.labels[i : i + 1]
                 share = (stop - time.monotonic()) / 3
-                if _least(lower, label) > 0 or _branched(sweep, lower, 0, int(label), share, pool):
+                if _least(lower, label) > 0 or _branched(sweep, lower, [0], label, share, pool):
                     self.lower[i], step = radius, 1.5 * step
                 else:
                     high, step = radius, step / 2
+
+    def _branch_together(self, left: list[int], end: float, goal: float | None) -> None:
+        """The same on a device, all samples in step: a sweep and a batch of domains for a round of radii."""
+        climbs = {i: _Climb(float(self.lower[i]), float(self.flip[i])) for i in left}
+        while climbs and time.monotonic() < end:
+            radius = torch.zeros(len(self.x), dtype=torch.float64)
+            for i, climb in list(climbs.items()):
+                tried = climb.next(goal, self.tolerance)
+                if tried is None:
+                    del climbs[i]
+                else:
+                    radius[i] = tried
+            for part in torch.split(torch.tensor(list(climbs), dtype=torch.int64), self.batch_size):
+                here = part.to(self.x.device, non_blocking=True)
+                sweep = Sweep(self.graph, Balls.make(self.x[here], radius[part], self.norm, self.domain)).run()
+                self.sweeps += 1
+                lower, label = margins(sweep, self.y[here])[0].cpu(), self.labels[part]
+                proved = _least(lower, label) > 0
+                rows = (~proved).nonzero()[:, 0].tolist()
+                if rows:
+                    share = (end - time.monotonic()) / 3 / max(len(climbs) / len(part), 1)
+                    proved[rows] = _branched(sweep, lower, rows, label, share)
+                for i, good in zip(part.tolist(), proved.tolist()):
+                    climbs[i].told(good)
+                    self.lower[i] = climbs[i].low
 
     def close(self, limit: float | None, pool: Pool | None) -> None:
         """By branch and bound, from what is proved and the flips that are known."""
@@ -540,6 +580,33 @@ class _Search:
             wrong = predict(self.graph.logits(moved).cpu(), y) != y
             best, known = torch.where(column(wrong & ~known, moved), moved, best), known | wrong
         return best, known
+
+
+@dataclass
+class _Climb:
+    """The radii that branching is tried at for one sample: steps that grow with success and shrink with failure."""
+
+    low: float
+    high: float
+    step: float = 0.2
+    radius: float = 0.0
+
+    def next(self, goal: float | None, tolerance: float) -> float | None:
+        """Where to look; None at the end. goal: nothing but this radius matters."""
+        self.radius = self.low * (1 + self.step)
+        if goal is not None and self.low < goal < self.high:
+            self.radius, self.step = goal, goal / self.low - 1
+        if self.radius >= self.high:
+            self.radius, self.step = (self.low + self.high) / 2, (self.high / self.low - 1) / 2
+        over = self.step <= tolerance or (goal is not None and not self.low < goal < self.high)
+        return None if over else self.radius
+
+    def told(self, proved: bool) -> None:
+        """Whether that radius is proved."""
+        if proved:
+            self.low, self.step = self.radius, 1.5 * self.step
+        else:
+            self.high, self.step = self.radius, self.step / 2
 
 
 def _least(margin: Tensor, y: Tensor) -> Tensor:

@@ -9,42 +9,54 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from wassail.certificates import parallel
-from wassail.certificates.linear import Arithmetic, Sweep, _accumulate, _dot, _flat, _unflat
+from wassail.certificates.device import HOST
+from wassail.certificates.linear import LARGE, Arithmetic, Lines, Sweep, _accumulate, _dot, _flat, _take, _unflat
 from wassail.rounding import FAINT
 
 ROOT = 30  # steps of the ascent at the root of a rival
 STEPS = 12  # at every other domain, which starts where its parent stopped
 LAST = 200  # at a domain with nothing left to split
-WIDTH = 32  # domains split at once
+WIDTH = 32  # domains of a sample split at once
+TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
 
 
 @dataclass(frozen=True, eq=False)
 class _Domains:
-    """R domains: the row `e_rival - e_y` of each, signs (1 on, -1 off, 0 free), slopes and multipliers of its U neurons.
+    """R domains of a tree.
 
-    bound `(R,)`: on the margin, from below; score `(R, U)`: what each free neuron's relaxation adds.
+    On the CPU, where the next ones are chosen: owner `(R,)`, the place of its sample in the tree; rival `(R,)`, of the row
+    `e_rival - e_y`; bound `(R,)`, on the margin, from below; pick `(R,)`, the neuron to split on next, -1 if none is left.
+    Where the network is: signs (1 on, -1 off, 0 free), slopes and multipliers of the U neurons, `(R, U)` each.
     """
 
+    owner: Tensor
     rival: Tensor
+    bound: Tensor
+    pick: Tensor
     sign: Tensor
     alpha: Tensor
     beta: Tensor
-    bound: Tensor
-    score: Tensor
 
     def take(self, rows: Tensor) -> _Domains:
-        """Some of them."""
-        return _Domains(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        """Some of them, by indices on the CPU."""
+        there = rows.to(self.sign.device, non_blocking=True)
+        few = (v[rows] for v in (self.owner, self.rival, self.bound, self.pick))
+        return _Domains(*few, *(v[there] for v in (self.sign, self.alpha, self.beta)))
+
+    def where(self, mask: Tensor) -> _Domains:
+        """Some of them, by a mask on the CPU."""
+        return self if bool(mask.all()) else self.take(mask.nonzero()[:, 0])
 
     def unproved(self) -> _Domains:
         """Those whose bound is not above 0, NaN among them."""
-        return self.take((~(self.bound > 0)).nonzero()[:, 0])
+        return self.where(~(self.bound > 0))
 
     @staticmethod
     def join(parts: list[_Domains]) -> _Domains:
@@ -69,27 +81,65 @@ def branch_margins(
     False when the deadline (of `time.monotonic`) or the number of domains runs out first. sweep: with `bends` kept. pool: who
     shares the open domains.
     """
-    if not any(bool(bend.crossing[sample].any()) for bend in sweep.bends.values()):
-        return False, 0  # nothing to split: the bound is what it is
-    tree = _Tree(sweep, sample, y)
-    domains = tree.bounded(tree.roots(rivals), ROOT)
-    count, open_ = len(domains), domains.unproved()
+    return _branched(sweep, [sample], [y], [rivals.tolist()], deadline, most, pool)[0]
+
+
+def branch_samples(
+    sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], deadline: float, most: int = 10**6
+) -> list[tuple[bool, int]]:
+    """The same for several samples of a sweep: whether each is proved, and how many domains it took.
+
+    The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work for a GPU. Every sample has
+    its own tree and its own budget, so no verdict depends on the others. On the CPU the samples come one after the other:
+    there a mixed batch would be slower, as it has to copy lines for each of its domains.
+
+    Args:
+        sweep: of the samples' balls.
+        samples: their places in the sweep.
+        y: their labels.
+        rivals: of each, the classes that are left to exclude.
+        deadline: of `time.monotonic`.
+        most: domains bounded for each sample; the batch under way is finished.
+    """
+    if sweep.graph.device == HOST:
+        each = zip(samples, y, rivals)
+        return [_branched(sweep, [k], [label], [some], deadline, most)[0] for k, label, some in each]
+    return _branched(sweep, samples, y, rivals, deadline, most)
+
+
+def _branched(
+    sweep: Sweep,
+    samples: list[int],
+    y: list[int],
+    rivals: list[list[int]],
+    deadline: float,
+    most: int,
+    pool: parallel.Pool | None = None,
+) -> list[tuple[bool, int]]:
+    """One tree for all samples; pool: for a single one."""
+    tree = _Tree(sweep, samples, y)
+    count = torch.zeros(len(samples), dtype=torch.int64)
+    failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
+    domains = tree.roots([some if tree.open[k] else [] for k, some in enumerate(rivals)])
+    if len(domains):
+        domains = tree.bounded(domains, ROOT)
+        count += torch.bincount(domains.owner, minlength=len(count))
+    open_ = domains.unproved()
     while len(open_):
-        if time.monotonic() > deadline or count > most:
-            return False, count
+        over = torch.full_like(failed, time.monotonic() > deadline) | (count > most)
+        failed[open_.owner] |= over[open_.owner]
+        open_ = open_.where(~failed[open_.owner])
         if pool is not None and len(open_) >= parallel.ENOUGH * pool.workers:
-            shared = _Shared(open_, count, deadline, most)
+            shared = _Shared(open_, int(count), deadline, most)
             parallel.share(shared, tree, pool)
+            open_, count[0] = shared.open, shared.count
             if shared.failed:
-                return False, shared.count
-            open_, count = shared.open, shared.count
-            continue
-        left, made = tree.grown(open_)
-        count += made
-        if left is None:
-            return False, count
-        open_ = left
-    return True, count
+                return [(False, shared.count)]
+        elif len(open_):
+            open_, made, lost = tree.grown(open_)
+            count, failed = count + made, failed | lost
+            open_ = open_.where(~failed[open_.owner])
+    return list(zip((~failed).tolist(), count.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +184,8 @@ class _Shared:
             return None
         chosen = torch.zeros_like(self.open.bound, dtype=torch.bool)
         chosen[self.open.bound.argsort()[::shares][: parallel.MOST]] = True
-        part = _Part(self.open.take(chosen), self.deadline - time.monotonic())
-        self.open = self.open.take(~chosen)
+        part = _Part(self.open.where(chosen), self.deadline - time.monotonic())
+        self.open = self.open.where(~chosen)
         self.out.append(part)
         return part
 
@@ -156,20 +206,36 @@ class _Shared:
 
 
 class _Tree:
-    """The undecided neurons of one sample, in one vector of length U, and the bounds of domains over them."""
+    """The undecided neurons of some samples, in one vector of length U for each, and the bounds of domains over them.
 
-    def __init__(self, sweep: Sweep, sample: int, y: int) -> None:
-        self.sweep, self.y = sweep, y
-        self.owner = torch.tensor([sample], device=sweep.graph.device)
+    Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of any sample; the rest is the
+    place after the last, where everything is 0. open: which samples have any.
+    """
+
+    def __init__(self, sweep: Sweep, samples: list[int], y: list[int]) -> None:
+        device = sweep.graph.device
+        self.sweep = sweep
+        self.samples = torch.tensor(samples, device=device)
+        self.y = torch.tensor(y, device=device)
+        crossing = {i: _flat(_take(bend.crossing, self.samples)) for i, bend in sweep.bends.items()}
+        counts = torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
+        self.open = [any(own) for own in zip(*counts)] if counts else [False] * len(samples)
         self.places: dict[int, Tensor] = {}
         self.parts: dict[int, slice] = {}
+        self.ragged: set[int] = set()  # nodes with samples that have fewer neurons than others
+        self.rest: dict[tuple[torch.dtype, int], Lines] = {}
         start = 0
         columns: list[list[Tensor]] = []
-        for i, bend in sweep.bends.items():
-            one = bend.take(self.owner)
-            place = _flat(one.crossing)[0].nonzero()[:, 0]
-            self.places[i], self.parts[i] = place, slice(start, start + len(place))
-            start += len(place)
+        for (i, mask), own in zip(crossing.items(), counts):
+            width, size = max(own), mask.shape[1]
+            if not width:
+                continue
+            if min(own) < width:
+                self.ragged.add(i)
+            places = torch.where(mask, torch.arange(size, device=device), size).sort(1).values[:, :width]
+            self.places[i], self.parts[i] = places, slice(start, start + width)
+            start += width
+            one = sweep.bends[i].take(self.samples)
             shape, node = one.shape, one.shape.node
             assert node.slope is not None
             up = shape.slopes()[0]
@@ -182,74 +248,119 @@ class _Tree:
                 node.slope.expand(shape.c.shape),
                 one.down,
             )
-            columns.append([_flat(v.double())[0, place] for v in values])
-        self.up, self.above, self.c, self.here, self.error, self.slope, self.down = (torch.cat(v) for v in zip(*columns))
+            columns.append([self._gathered(i, _flat(v.double()), places) for v in values])
+        none = torch.zeros(len(samples), 0, dtype=torch.float64, device=device)
+        whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 7))
+        self.up, self.above, self.c, self.here, self.error, self.slope, self.down = whole
 
-    def roots(self, rivals: Tensor) -> _Domains:
-        """One domain for each rival, all neurons free."""
-        size = (len(rivals), len(self.up))
-        zero = self.up.new_zeros(size, dtype=torch.float32)
-        return _Domains(
-            rivals.to(zero.device),
-            zero,
-            self.down.float().expand(size).clone(),
-            zero.clone(),
-            zero[:, 0].double(),
-            zero.clone(),
-        )
+    def _gathered(self, i: int, flat: Tensor, places: Tensor) -> Tensor:
+        """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are fewer."""
+        return (F.pad(flat, (0, 1)) if i in self.ragged else flat).gather(1, places.expand(len(flat), -1))
+
+    def _replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
+        """The rows with other entries at node i's neurons: what `_gathered` looks at."""
+        places = places.expand(len(flat), -1)
+        if isinstance(values, float):
+            values = flat.new_full(places.shape, values)
+        if i in self.ragged:
+            return F.pad(flat, (0, 1)).scatter(1, places, values)[:, :-1]
+        return flat.scatter(1, places, values)
+
+    def _others(self, kind: Arithmetic, i: int) -> Lines:
+        """The lines of node i with 0 at the undecided neurons, `(S, size)` each."""
+        if (kind.dtype, i) not in self.rest:
+            line = kind.lines[i].take(self.samples)
+            flat = (_flat(v) for v in (line.mid, line.rad, line.off, line.far))
+            self.rest[kind.dtype, i] = Lines(*(self._replaced(i, v, self.places[i], 0.0) for v in flat))
+        return self.rest[kind.dtype, i]
+
+    def roots(self, rivals: list[list[int]]) -> _Domains:
+        """One domain for each rival of each sample, all neurons free."""
+        owner = torch.tensor([k for k, some in enumerate(rivals) for _ in some], dtype=torch.int64)
+        rival = torch.tensor([j for some in rivals for j in some], dtype=torch.int64)
+        alpha = _take(self.down.float(), owner.to(self.down.device))
+        zero = torch.zeros_like(alpha)
+        bound = torch.zeros(len(owner), dtype=torch.float64)
+        return _Domains(owner, rival, bound, torch.full_like(owner, -1), zero, alpha, zero.clone())
 
     def work(self, part: _Part, seconds: float) -> _Report:
         """Go on with a part for so many seconds (`parallel.Problem`)."""
         begin, count, domains = time.monotonic(), 0, part.domains
         while len(domains) and time.monotonic() < begin + part.left:
-            left, made = self.grown(domains)
-            count += made
-            if left is None:
+            domains, made, lost = self.grown(domains)
+            count += int(made)
+            if bool(lost):
                 return _Report(None, count)
-            domains = left
             if time.monotonic() > begin + seconds:
                 break
         return _Report(domains, count)
 
-    def grown(self, open_: _Domains) -> tuple[_Domains | None, int]:
-        """The worst domains replaced by their unproved children (None: one cannot be proved), and how many were bounded."""
-        order = open_.bound.argsort()
-        worst, rest = open_.take(order[:WIDTH]), open_.take(order[WIDTH:])
-        ended = ~(torch.where(worst.sign == 0, worst.score, 0.0) > 0).any(1)  # no relaxation is left to remove
-        if ended.any():  # only the multipliers can be wrong: once more, with patience
-            if len(self.bounded(worst.take(ended.nonzero()[:, 0]), LAST).unproved()):
-                return None, 0
-            worst = worst.take((~ended).nonzero()[:, 0])
+    def grown(self, open_: _Domains) -> tuple[_Domains, Tensor, Tensor]:
+        """The worst domains of each sample replaced by their unproved children.
+
+        Second and third: how many were bounded for each sample, `(S,)`, and which samples have one that cannot be proved.
+        """
+        count, lost = torch.zeros(len(self.open), dtype=torch.int64), torch.zeros(len(self.open), dtype=torch.bool)
+        worst, rest = self._worst(open_)
+        ended = worst.pick < 0  # no relaxation is left to remove
+        if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
+            lost[self.bounded(worst.where(ended), LAST).unproved().owner] = True
+            worst = worst.where(~ended & ~lost[worst.owner])
         if not len(worst):
-            return rest, 0
+            return rest, count, lost
         children = self.bounded(self.split(worst), STEPS)
-        return _Domains.join([rest, children.unproved()]), len(children)
+        count += torch.bincount(children.owner, minlength=len(count))
+        return _Domains.join([rest, children.unproved()]), count, lost
+
+    def _worst(self, open_: _Domains) -> tuple[_Domains, _Domains]:
+        """The `WIDTH` domains of each sample with the least bounds, and the others."""
+        order = open_.bound.argsort(stable=True)
+        order = order[open_.owner[order].argsort(stable=True)]
+        owner = open_.owner[order]
+        first = torch.searchsorted(owner, owner)  # where the sample's own begin
+        near = torch.arange(len(order)) - first < WIDTH
+        return open_.take(order[near]), open_.take(order[~near])
 
     def split(self, parents: _Domains) -> _Domains:
         """Two children for each: the free neuron whose relaxation adds most is on, or off."""
-        place = torch.where(parents.sign == 0, parents.score, -1.0).argmax(1)
         children = _Domains.join([parents, parents])
-        signs = children.sign.clone()
-        on = torch.ones_like(place, dtype=signs.dtype)
-        signs = signs.scatter(1, place.repeat(2)[:, None], torch.cat([on, -on])[:, None])
-        return _Domains(children.rival, signs, children.alpha, children.beta, children.bound, children.score)
+        place = children.pick.clamp(min=0).to(children.sign.device, non_blocking=True)
+        on = torch.ones_like(parents.sign[:, :1])
+        return replace(children, sign=children.sign.scatter(1, place[:, None], torch.cat([on, -on])))
 
     def bounded(self, domains: _Domains, steps: int) -> _Domains:
-        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam finds."""
+        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam finds.
+
+        In parts that memory holds; the host waits for the bounds of all of them once.
+        """
+        device = self.sweep.graph.device
+        part = len(domains) if device == HOST else max(1, LARGE // max(n.size for n in self.sweep.graph.nodes))
+        rows = torch.arange(len(domains))
+        found = [
+            self._bounded(domains.take(some) if part < len(domains) else domains, steps) for some in torch.split(rows, part)
+        ]
+        alpha, beta, value, pick = (torch.cat(v) for v in zip(*found))
+        bound, place = torch.stack([value, pick.double()]).cpu()
+        return replace(domains, bound=bound, pick=place.long(), alpha=alpha, beta=beta)
+
+    def _bounded(self, domains: _Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slopes, multipliers, the bound, and the neuron to split on; all where the network is."""
+        rows = _Rows.make(self, domains)
         alpha, beta = domains.alpha.clone(), domains.beta.clone()
         scale = torch.ones_like(alpha)
         best = alpha.new_full((len(domains),), -math.inf, dtype=torch.float64)
         kept = [alpha.clone(), beta.clone()]
         moments = [[torch.zeros_like(alpha), torch.zeros_like(alpha)] for _ in range(2)]
+        exact = _take(self.slope, rows.own)
+        slope = exact.float()
         for step in range(1, steps + 1):
             with torch.enable_grad():
                 alpha, beta = alpha.detach().requires_grad_(True), beta.detach().requires_grad_(True)
-                value, _, size = self._margin(self.sweep.fast, domains, alpha, beta)
+                value, _, size = self._margin(self.sweep.fast, rows, domains.sign, alpha, beta)
                 pulls = torch.autograd.grad(value.sum(), (alpha, beta))
             better = value.detach() > best
             best = torch.where(better, value.detach(), best)
-            for k, now in enumerate((alpha, beta)):
-                kept[k][better] = now.detach()[better]
+            kept = [torch.where(better[:, None], now.detach(), old) for now, old in zip((alpha, beta), kept)]
             if step == 1:  # multipliers are about as large as coefficients
                 scale = size.clamp(min=1e-6)
             moves = []
@@ -258,22 +369,23 @@ class _Tree:
                 second.mul_(0.99).addcmul_(g, g, value=0.01)
                 moves.append((first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12))
             rate = 0.3 * 0.1 ** (step / steps)
-            slope = self.slope.float()
             alpha = torch.minimum(torch.maximum(alpha.detach() + rate * moves[0], slope), torch.ones_like(slope))
             beta = ((beta.detach() + rate * scale * moves[1]).clamp(min=0)) * (domains.sign != 0)
         # float32 may have rounded a slope out of its range
-        slopes = torch.minimum(torch.maximum(kept[0].double(), self.slope), torch.ones_like(self.slope))
-        value, score, _ = self._margin(self.sweep.exact, domains, slopes, kept[1].double())
-        return _Domains(domains.rival, domains.sign, kept[0], kept[1], value, score.float())
+        slopes = torch.minimum(torch.maximum(kept[0].double(), exact), torch.ones_like(exact))
+        value, score, _ = self._margin(self.sweep.exact, rows, domains.sign, slopes, kept[1].double())
+        return kept[0], kept[1], value, _first_largest(torch.where(domains.sign == 0, score.float(), 0.0))
 
-    def _margin(self, kind: Arithmetic, domains: _Domains, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _margin(
+        self, kind: Arithmetic, rows: _Rows, sign: Tensor, alpha: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Lower bounds on the margins `(R,)`, what each free neuron's relaxation adds and its coefficient's size, `(R, U)`."""
         sweep, nodes = self.sweep, self.sweep.graph.nodes
         last = len(nodes) - 1
         eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
-        weight: dict[int, Tensor] = {last: eye[domains.rival] - eye[self.y]}
-        owner = self.owner
-        constant = kind.floors[last][owner.expand(len(domains))]
+        y = self.y[rows.own]
+        weight: dict[int, Tensor] = {last: eye[rows.rival] - eye[y]}
+        constant = _take(kind.floors[last], rows.owner).expand(len(alpha))
         score, size = torch.zeros_like(alpha), torch.zeros_like(alpha)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -281,39 +393,44 @@ class _Tree:
             node, w = nodes[i], weight.pop(i)
             if node.map is not None:
                 if i in kind.errors:
-                    constant = constant + _dot(w.abs(), kind.errors[i][self.owner])
+                    constant = constant + _dot(w.abs(), _take(kind.errors[i], rows.owner))
                 for j, back in zip(node.inputs, kind.maps[i].transpose(w)):
                     _accumulate(weight, j, back)
                 continue
             if i in kind.planes:
-                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
+                off, far = kind.planes[i].pull(weight, node.inputs, w, rows.owner)
                 constant = constant + off + far
                 continue
-            line = kind.lines[i].take(self.owner)
             if i not in self.parts:
+                line = kind.lines[i].take(rows.owner)
                 constant = constant + _dot(w, line.off) + _dot(w.abs(), line.far)
                 _accumulate(weight, node.inputs[0], torch.addcmul(w * line.mid, w.abs(), line.rad))
                 continue
-            place, part = self.places[i], self.parts[i]
-            off, far, mid = (_flat(v)[0].clone() for v in (line.off, line.far, line.mid))
-            off[place], far[place], mid[place] = 0.0, 0.0, 0.0
-            flat = _flat(w)
-            constant = constant + (flat @ off + flat.abs() @ far).double()
-            coefficient, added, gain = self._neurons(flat[:, place], part, domains.sign[:, part], alpha[:, part], beta[:, part])
+            part, place = self.parts[i], _take(self.places[i], rows.own)
+            line, flat = self._others(kind, i).take(rows.own), _flat(w)
+            constant = constant + _dot(flat, line.off) + _dot(flat.abs(), line.far)
+            chosen = self._gathered(i, flat, place)
+            own = sign[:, part], alpha[:, part], beta[:, part]
+            coefficient, added, gain = self._neurons(chosen, rows, part, *own, node.size)
             constant = constant + added.double().sum(1)
-            score[:, part], size[:, part] = gain.detach(), flat[:, place].detach().abs()
-            flat = (flat * mid).index_copy(1, place, coefficient)
+            score[:, part], size[:, part] = gain.detach(), chosen.detach().abs()
+            flat = self._replaced(i, flat * line.mid, place, coefficient)
             _accumulate(weight, node.inputs[0], _unflat(flat, node.shape))
         a = _flat(weight[0])
-        z = sweep.centre[last][self.owner[0]]
-        here = z[self.y] - z[domains.rival]
-        total = constant + sweep.inputs.upper(a, owner)
-        return here - total - 2.0**-50 * (z.abs().max() + total.abs()), score, size
+        z = _take(sweep.centre[last], rows.owner)
+        here = z.gather(1, y[:, None])[:, 0] - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
+        total = constant + sweep.inputs.upper(a, rows.owner)
+        return here - total - 2.0**-50 * (z.abs().amax(1) + total.abs()), score, size
 
-    def _neurons(self, w: Tensor, part: slice, sign: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For coefficients w `(R, u)` of undecided neurons: the coefficients of their inputs, and what the bound grows by."""
+    def _neurons(
+        self, w: Tensor, rows: _Rows, part: slice, sign: Tensor, alpha: Tensor, beta: Tensor, terms: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """For coefficients w `(R, u)` of undecided neurons: the coefficients of their inputs, and what the bound grows by.
+
+        terms: at most so many of them are added up.
+        """
         up, above, c, here, error, slope = (
-            v[part].to(w.dtype) for v in (self.up, self.above, self.c, self.here, self.error, self.slope)
+            _take(v[:, part], rows.own).to(w.dtype) for v in (self.up, self.above, self.c, self.here, self.error, self.slope)
         )
         plus = w.clamp(min=0)
         minus = w - plus
@@ -323,5 +440,34 @@ class _Tree:
         coefficient = torch.where(sign == 0, plus * up + minus * alpha, w * side + push)
         added = torch.where(sign == 0, relaxed, w * (side * c - here) + push * c)
         size = w.abs() * (above.abs() + c.abs() + here.abs() + FAINT) + beta * c.abs()
-        slack = coefficient.abs() * error + (w.shape[1] + 64) * 2.0**-52 * size  # of the products and of their sum
+        # Of the products and of their sum. Not w.shape[1], which depends on the samples that share the tree.
+        slack = coefficient.abs() * error + (terms + 64) * 2.0**-52 * size
         return coefficient, added + slack, torch.where(sign == 0, relaxed, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Where the rows of a batch belong, where the network is: own, in the tree; owner, in the sweep; and their rivals.
+
+    own and owner are `(R,)`, or `(1,)` in a tree of one sample.
+    """
+
+    own: Tensor
+    owner: Tensor
+    rival: Tensor
+
+    @classmethod
+    def make(cls, tree: _Tree, domains: _Domains) -> _Rows:
+        """Of some domains."""
+        single = len(tree.open) == 1
+        own = (domains.owner[:1] if single else domains.owner).to(tree.samples.device, non_blocking=True)
+        return cls(own, tree.samples[own], domains.rival.to(own.device, non_blocking=True))
+
+
+def _first_largest(score: Tensor) -> Tensor:
+    """The first of the largest scores of each row, up to the rounding of float32; -1 where none is above 0."""
+    if not score.shape[1]:
+        return score.new_full((len(score),), -1, dtype=torch.int64)
+    most = score.amax(1, keepdim=True)
+    level = (score / torch.where(most > 0, TIE * most, 1.0)).round()
+    return torch.where(most[:, 0] > 0, level.argmax(1), -1)
