@@ -145,6 +145,18 @@ class Program:
         return path
 
 
+def odd_ends(p: Program) -> None:
+    """Weights that nothing needs: lengths, shapes and types for a fuzzer to put in the place of others."""
+    for shape in ((0,), (1,), (2,), (3,), (5,), (8,), (1, 4), (4, 4), (3, 8), (2, 4, 3), (4, 4, 3, 3), (1, 1, 8, 8)):
+        p.weight(torch.full(shape, 0.5))
+    for indices in ([0], [1, 2], [-1, 99], [2**40]):
+        p.weight(torch.tensor(indices))
+    p.weight(torch.tensor([-(2**63), 2**63 - 1, 0]))
+    p.weight(torch.tensor([True, False]))
+    p.weight(torch.tensor([[1, 2], [3, 4]], dtype=torch.int32))
+    p.weight(torch.tensor([float("nan"), float("inf"), -1e38]))
+
+
 def ones(*shape: int) -> Tensor:
     return torch.ones(*shape)
 
@@ -168,6 +180,7 @@ def convolutional(path: Path, batch: int | None = None) -> Path:
     x = p.call("add.Tensor", self=x, other=y)
     x = p.call("gelu.default", self=x)
     x = p.call("mean.dim", self=x, dim=[1])
+    odd_ends(p)
     return p.save(path, p.linear(x, 4))
 
 
@@ -175,6 +188,8 @@ def shapes(path: Path) -> Path:
     """Arithmetic on sizes, views, padding, indices and functions of each kind."""
     p = Program(2, 4, 4)
     n = p.call("sym_size.int", self=p.x, dim=0)
+    for tail in ([1 << 16], [1 << 16, 1], [1 << 14, 2, 2], [1, 1 << 16]):  # what is read beyond the end of it is seen
+        p.call("full.default", size=[n, *tail], fill_value=0.5, dtype=torch.float32)
     wide = p.call("_operator.mul", a=4, b=8)
     x = p.call("view.default", self=p.x, size=[n, wide])
     x = p.call("unsqueeze.default", self=x, dim=1)
@@ -193,6 +208,7 @@ def shapes(path: Path) -> Path:
     x = p.call("repeat.default", self=x, repeats=[1, 1, 2])
     x = p.call("adaptive_avg_pool1d.default", self=x, output_size=[2])
     x = p.call("reshape.default", self=x, shape=[n, 8])
+    odd_ends(p)
     return p.save(path, p.linear(x, 8))
 
 

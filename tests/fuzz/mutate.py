@@ -134,8 +134,12 @@ def program(data: bytes, rng: random.Random) -> bytes:
     nodes = content["graph_module"]["graph"]["nodes"]
     names = [entry["as_tensor"]["name"] for node in nodes for entry in node["outputs"] if "as_tensor" in entry]
     names += list(content["graph_module"]["graph"]["tensor_values"])
-    if rng.random() < 0.25:
+    if rng.random() < 0.15:
         return text_of(value(content, rng))
+    if rng.random() < 0.6:
+        for count in range(rng.choice((1, 1, 2, 3))):
+            insert(nodes, list(content["graph_module"]["graph"]["tensor_values"]), f"new{count}", rng)
+        return text_of(content)
     for _ in range(rng.choice((1, 1, 2, 3))):
         node = rng.choice(nodes)
         if rng.random() < 0.25:
@@ -150,10 +154,26 @@ def program(data: bytes, rng: random.Random) -> bytes:
     return text_of(content)
 
 
+def insert(nodes: list[Any], held: list[str], name: str, rng: random.Random) -> None:
+    """One more operator somewhere, called with values that are there: it is run although nothing needs it."""
+    place = rng.randrange(len(nodes) + 1)
+    before = [entry["as_tensor"]["name"] for node in nodes[:place] for entry in node["outputs"] if "as_tensor" in entry]
+    made = [node["outputs"][0]["as_tensor"]["name"] for node in nodes if "as_tensor" in node["outputs"][0]]
+    target = rng.choice(OPERATORS)
+    node: dict[str, Any] = {"target": f"torch.ops.aten.{target}", "inputs": [], "metadata": {}}
+    fill_arguments(node, [*before, *(other for other in held if other not in made)], rng)
+    returned = RESULTS.get(target, ["Tensor"])
+    if any(kind.startswith("List[") for kind in returned):
+        node["outputs"] = [{"as_tensors": [{"name": f"{name}_{part}"} for part in range(rng.choice((1, 2, 3, 4)))]}]
+    else:
+        node["outputs"] = [{"as_tensor": {"name": f"{name}_{part}" if part else name}} for part in range(len(returned))]
+    nodes.insert(place, node)
+
+
 def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[str, Any]:
     """Another argument, mostly of the same kind."""
-    small = (0, 1, 2, 3, 4, 5, 8, 16, -1, -2)
-    if rng.random() < 0.1:
+    small = (0, 1, 1, 1, 2, 2, 3, 4, 5, 8, 16, -1, -1, -2)
+    if rng.random() < 0.05:
         return {
             rng.choice(("as_int", "as_ints", "as_float", "as_string", "as_none", "as_bool", "as_tensor")): rng.choice(VALUES)
         }
@@ -163,15 +183,15 @@ def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[s
         case "as_tensors":
             return {kind: [{"name": rng.choice(names)} for _ in range(rng.randrange(4))]}
         case "as_int":
-            return {kind: rng.choice((*small, *NUMBERS))}
+            return {kind: rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small)}
         case "as_ints":
             return {kind: [rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small) for _ in range(rng.randrange(5))]}
         case "as_bool":
-            return {kind: not old}
+            return {kind: rng.random() < 0.3}
         case "as_float":
             return {kind: rng.choice((0.0, -1.0, 1e-30, 1e30, "inf", "NaN", "-inf"))}
         case "as_scalar_type":
-            return {kind: rng.randrange(-1, 40)}
+            return {kind: rng.choice((7, 7, 5, 8, 6, 12, rng.randrange(-1, 40)))}
         case "as_string":
             return {
                 kind: rng.choice(("", "reflect", "replicate", "circular", "same", "valid", "tanh", "none", "floor", "trunc"))
@@ -180,7 +200,8 @@ def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[s
 
 
 OPERATORS: list[str] = []  # the caller fills in the names of torch's operators, and with it their arguments
-SCHEMAS: dict[str, list[tuple[str, str]]] = {}
+SCHEMAS: dict[str, list[tuple[str, str, bool]]] = {}
+RESULTS: dict[str, list[str]] = {}
 
 
 def fill_arguments(node: dict[str, Any], names: list[str], rng: random.Random) -> None:
@@ -191,10 +212,12 @@ def fill_arguments(node: dict[str, Any], names: list[str], rng: random.Random) -
         "List[Tensor]": ("as_tensors", []), "ScalarType": ("as_scalar_type", 7),
     }  # fmt: skip
     found = []
-    for name, kind in SCHEMAS.get(node["target"].removeprefix("torch.ops.aten."), ()):
+    for name, kind, default in SCHEMAS.get(node["target"].removeprefix("torch.ops.aten."), ()):
+        if default and rng.random() < 0.6:
+            continue
         optional = kind.startswith("Optional[")
         bare = kind[9:-1] if optional else kind
-        if bare not in kinds or (optional and rng.random() < 0.5):
+        if bare not in kinds or (optional and rng.random() < 0.3):
             if not optional:
                 continue
             found.append({"name": name, "arg": {"as_none": True}, "kind": 1})

@@ -51,7 +51,7 @@ from wassail.zoo.datasets import open_data  # noqa: E402
 
 SECONDS, MEMORY = 10.0, 1 << 30  # what one input may take
 ROOM = 6 << 30  # bytes of addresses: more than allowed, so that what takes too much is seen and the machine survives
-WAIT = 120.0  # seconds of the clock, for what sleeps
+WAIT = 120.0  # seconds of the clock, for what sleeps: what computes slowly on a busy machine has more
 
 Random = random.Random
 
@@ -350,11 +350,14 @@ def know_operators() -> None:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads() if hasattr(packet, "overloads") else ():
             others.append(f"{name}.{overload}")
-    mutate.OPERATORS[:] = listed * 4 + sorted(others)
+    ruled = [name for name in listed if name.split(".")[0] in operators.RULES]  # where there is something to get wrong
+    mutate.OPERATORS[:] = sorted(others) + listed * (2 * len(others) // len(listed)) + ruled * (3 * len(others) // len(ruled))
     for name in set(mutate.OPERATORS):
         packet, overload = name.split(".")
         schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
-        mutate.SCHEMAS[name] = [(argument.name, str(argument.real_type)) for argument in schema.arguments]
+        arguments = schema.arguments
+        mutate.SCHEMAS[name] = [(entry.name, str(entry.real_type), entry.has_default_value()) for entry in arguments]
+        mutate.RESULTS[name] = [str(entry.type) for entry in schema.returns]
 
 
 # ---- In a worker ---------------------------------------------------------------------------------------------------------
@@ -542,12 +545,21 @@ def fuzz(options: argparse.Namespace, work: Path) -> dict[str, Tally]:
                     raise SystemExit(f"a worker ended with status {status} before its first input")
                 waiting += one.batch[one.done :]
         for one in running.values():
-            if time.monotonic() - one.begun > WAIT or (late and one.last is not None and one.last["end"] != "begun"):
+            waited = time.monotonic() - one.begun
+            between = late and one.last is not None and one.last["end"] != "begun"
+            if between or waited > 20 * WAIT or (waited > WAIT and sleeps(one.pid)):
                 os.kill(one.pid, signal.SIGKILL)
                 one.begun = time.monotonic()
         if time.monotonic() - shown > 60:
             shown = time.monotonic()
             print(table(tallies), flush=True)
+
+
+def sleeps(pid: int) -> bool:
+    """Whether a process waits for something else than the processor."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "R"
+    return False
 
 
 def start(batch: list[tuple[int, tuple[str, Path] | None]], options: argparse.Namespace, work: Path) -> Running:

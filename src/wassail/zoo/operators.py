@@ -152,7 +152,7 @@ class Operator:
             argument = self.schema[name]
             if not _fits(value, str(argument.real_type), argument.N, name):
                 raise ValueError(f"{self.target} is called with {name} = {_show(value)}, which is no {argument.real_type}")
-        rule = _RULES.get(self.name)
+        rule = RULES.get(self.name)
         if rule is not None:
             filled = {
                 name: arguments.get(name, argument.default_value if argument.has_default_value() else None)
@@ -640,7 +640,7 @@ def _several(a: _Arguments) -> str:
     return "" if 1 <= len(a.tensors) <= 1 << 14 else "it joins nothing"
 
 
-_RULES: dict[str, _Rule] = {
+RULES: dict[str, _Rule] = {
     "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm, "instance_norm": _instance_norm,
     "group_norm": _group_norm, "native_group_norm": _group_norm, "layer_norm": _layer_norm, "native_layer_norm": _layer_norm,
     "rms_norm": _layer_norm, "linear": _linear, "scaled_dot_product_attention": _attention, "prelu": _prelu,

@@ -73,7 +73,7 @@ def _attempt(path: Path, kind: str) -> dict[str, Any]:
         raise InputError(
             f"cannot start a process to try {str(path)!r} in ({error.strerror}): trust the file with --trust to go without."
         ) from None
-    wait = 60 + 10 * seconds if resource is not None else 20 + 4 * seconds
+    wait = 600 + 10 * seconds if resource is not None else 20 + 4 * seconds  # nothing in the child waits for anything
     try:
         answer, _ = process.communicate(timeout=wait)
     except subprocess.TimeoutExpired:
