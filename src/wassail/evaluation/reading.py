@@ -28,6 +28,8 @@ FORMAT = 1  # of the run directory; a reader refuses what it does not know
 CLEAN, TRANSFER, CHECKS, CONVERGENCE = "clean", "transfer", "checks", "convergence"
 KINDS = {"distances": torch.float64, "values": torch.float64, "mu": torch.float64, "exact": torch.bool}  # others: int64
 AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
+# What files that make no sense make us stumble over.
+ODD = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, RecursionError)
 GRID = 65  # budgets at which the curves are written to the summary
 
 
@@ -36,13 +38,16 @@ def load(folder: str | PathLike[str]) -> Evaluation:
     store = Store.open(folder)
     try:
         return Reading(store).result
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
+    except ODD as error:
         if isinstance(error, InputError):
             raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(
-            f"the run in {str(folder)!r} was not written by this program, or was changed since: {reason}."
-        ) from None
+        raise unreadable(folder, error) from None
+
+
+def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
+    """One sentence for a run whose files are intact and make no sense."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return InputError(f"the run in {str(folder)!r} was not written by this program, or was changed since: {reason}.")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError
 from wassail.evaluation.chunks import share_of, unpack
 from wassail.evaluation.plan import Unit, data_hash
-from wassail.evaluation.reading import CLEAN, Reading, summary
+from wassail.evaluation.reading import CLEAN, ODD, Reading, summary, unreadable
 from wassail.evaluation.result import Evaluation
 from wassail.evaluation.store import Store
 from wassail.evaluation.work import Settings, Task, Worker
@@ -81,7 +81,12 @@ def verify(
         if run.folder is None:
             notes.unchecked.append("everything but the samples' predictions and nearest flips: this run has no folder.")
         else:
-            _Folder(run, model, data, batch_size, drawn, notes).look()
+            try:
+                _Folder(run, model, data, batch_size, drawn, notes).look()
+            except ODD as error:
+                if isinstance(error, InputError):
+                    raise
+                raise unreadable(run.folder, error) from None
     if run.radii is not None:
         _radii(run, model, share, drawn, notes)
     notes.unchecked.append(
@@ -189,7 +194,7 @@ class _Folder:
         self.notes.unchecked += missing
         text = self.store.read("summary.json")
         if text is not None:
-            stated, found = json.loads(text), json.loads(json.dumps(summary(now)))
+            stated, found = _parsed(text), json.loads(json.dumps(summary(now)))
             told = "the rows of all attacks, the curves and the summary follow from the flips."
             self.notes.expect(_close(stated, found), "results/summary.json does not say what the chunks say.", told)
 
@@ -418,6 +423,13 @@ def _share(radii: bool | float) -> float:
     if not 0 <= share <= 1:
         raise InputError(f"radii is {radii!r}: give True, False, or the share to prove again, between 0 and 1.")
     return share
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _off(now: Tensor, then: Tensor) -> bool:
