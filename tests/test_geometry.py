@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from support.second_device import second_device
 from wassail import geometry
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, operator_norm, plane_step, project, pull_inside, steepest
@@ -921,3 +922,50 @@ def test_operator_norm_thin_matrices_by_hand(tail):
         # ||a 1 1^T||_{r -> s} = |a| ||1_m||_s ||1_n||_{r*}
         truth = 2 * np.linalg.norm(np.ones(m), ord=s) * np.linalg.norm(np.ones(n), ord=DUAL[r])
         assert operator_norm(a, r, s).item() == pytest.approx(truth)
+
+
+# ---------------------------------------------------------------------------------------------------------- on a second device
+def _hard_rows(domain):
+    """Rows that need different work: inside and outside, zero, tiny, huge, saturated, spread widely, many water levels."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(9, 40, generator=generator)
+    g = torch.randn(9, 40, generator=generator)
+    x[1] = 0.5
+    x[2] = (g[2] > 0).float()  # at the walls that the step pushes against
+    g[3] = 0
+    g[4] *= 1e-25
+    g[5] *= 1e25
+    g[6] = torch.logspace(-30, 0, 40)
+    x[7] = 1 - torch.logspace(-6, 0, 40)
+    g[7] = torch.logspace(-3, 0, 40)
+    point = x + g.clamp(-1e4, 1e4) * torch.tensor([1e-3, 1, 1, 1, 1, 1, 1, 0.1, 5.0])[:, None]
+    radius = torch.tensor([5.0, 0.1, 0.5, 0.2, 0.3, 0.4, 0.5, 0.9, 0.01])
+    gap = torch.tensor([0.5, -1.0, 2.0, 1.0, 1e-3, 1e30, 0.3, 0.8, 0.0])
+    return x, g, point, radius, gap
+
+
+ON_DEVICE = {
+    "maximiser": (lambda norm, domain, x, g, point, radius, gap: maximiser(g, norm), 0),
+    "steepest": (lambda norm, domain, x, g, point, radius, gap: steepest(x, g, norm, radius, domain), 4),
+    "project": (lambda norm, domain, x, g, point, radius, gap: project(point, x, norm, radius, domain), 2),
+    "plane_step": (lambda norm, domain, x, g, point, radius, gap: plane_step(x, g, gap, norm, domain), 2),
+}
+
+
+@pytest.mark.parametrize("float64", [True, False])
+@pytest.mark.parametrize("domain", [None, (0.0, 1.0)])
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_a_second_device_gives_the_same_and_waits_little(name, norm, domain, float64):
+    function, waits = ON_DEVICE[name]
+    rows = _hard_rows(domain)
+    here = function(norm, domain, *rows)
+    with second_device(float64) as second:
+        moved = [value.to(second.device) for value in rows]
+        second.waits.clear()
+        found = function(norm, domain, *moved)
+        assert found.device == second.device
+        if float64:
+            assert second.total <= waits, second.worst()
+    assert torch.equal(found.inside, here)
+    assert torch.isfinite(here[[0, 1, 2, 3, 4, 6, 7, 8]]).all()

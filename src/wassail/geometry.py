@@ -15,20 +15,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from wassail.device import blend, has_float64, take, waits, wide, worth
 from wassail.errors import InputError
 from wassail.threat import Domain, dual
 
 Radius: TypeAlias = "float | Tensor"
+ROUNDS = 8  # of water-filling between two questions of the host, on devices that it must wait for
 MAX_SIGNS = 22  # the NP-hard operator norms enumerate 2^(MAX_SIGNS - 1) sign vectors at most
 
 
-def column(values: Radius, like: Tensor) -> Tensor:
+def column(values: Radius | Sequence[float], like: Tensor) -> Tensor:
     """Per-sample numbers or masks, `(N,)` or a scalar, shaped to broadcast against `like`, `(N, *shape)`, and on its device."""
+    if isinstance(values, (int, float)):
+        return torch.full((), values, dtype=like.dtype, device=like.device)
     if not isinstance(values, Tensor):
         values = torch.tensor(values, dtype=like.dtype)
     values = values.to(like.device) if values.dtype == torch.bool else values.to(like)
@@ -38,6 +43,16 @@ def column(values: Radius, like: Tensor) -> Tensor:
 def vector_norm(v: Tensor, norm: float) -> Tensor:
     """`||v_i||_r`, shape `(N,)`, in the dtype of `v`."""
     length: Tensor = torch.linalg.vector_norm(v.flatten(1), norm, dim=1)
+    return length
+
+
+def wide_norm(v: Tensor, norm: float) -> Tensor:
+    """`||v_i||_r` over the last dimension in float64, whose squares cannot under- or overflow: `(..., n) -> (...)`.
+
+    On the device of `v`, or on the CPU if that has no float64.
+    """
+    v = v if has_float64(v.device) else v.cpu()
+    length: Tensor = torch.linalg.vector_norm(v, norm, dim=-1, dtype=torch.float64)
     return length
 
 
@@ -68,10 +83,13 @@ def maximiser(g: Tensor, norm: float) -> Tensor:
     if norm == 2:
         size = vector_norm(g, 2)
         odd = ~((size > 1e-10) & (size < 1e10))
-        if odd.any():  # scaled by their largest entry first, float32 gradients cannot under- or overflow when squared
-            top = vector_norm(g[odd], math.inf)
-            part = g[odd] / column(torch.where(top > 0, top, 1), g)
-            g, size = g.index_put((odd,), part), size.index_put((odd,), vector_norm(part, 2))
+        rows = worth(odd)
+        if len(rows):  # scaled by their largest entry first, float32 gradients cannot under- or overflow when squared
+            (part,) = take(rows, g)
+            top = vector_norm(part, math.inf)
+            part = part / column(torch.where(top > 0, top, 1), g)
+            g = blend(odd, rows, part, g)
+            size = blend(odd, rows, vector_norm(part, 2), size)
         return g / column(torch.where(size > 0, size, 1), g)
     flat = g.flatten(1)
     where = flat.abs().argmax(1, keepdim=True)
@@ -114,20 +132,27 @@ def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: 
         limit = column(radius, v)
         return clip(center + torch.maximum(torch.minimum(v, limit), -limit), domain)
     inside = clip(point, domain)
-    over = vector_norm(inside - center, norm) > _per_row(radius, v)
-    if not over.any():
-        return inside
-    if not over.all():
-        return inside.index_put((over,), project(point[over], center[over], norm, _per_row(radius, v)[over], domain))
     moved = inside - center
+    limit = _per_row(radius, v)
+    over = vector_norm(moved, norm) > limit
+    rows = worth(over)
+    if not len(rows):
+        return inside
+    v, moved, center, limit, outside = take(rows, v, moved, center, limit, over)
     if norm == 2:
         # The answer is clip(center + t v), no coordinate of it longer than `moved`: sum min(t^2 v^2, moved^2) = radius^2.
         top = vector_norm(v, math.inf)  # squares of what is at most 1 do not overflow, and what underflows does not count
         unit = column(1 / top, v)
-        t = fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), (_per_row(radius, v) / top).square())
-        return clip(torch.addcmul(center, v, column(t.sqrt().clamp(max=1), v)), domain)
-    size = _soft_threshold(v.abs().flatten(1), moved.abs().flatten(1), _per_row(radius, v))
-    return clip(center + v.sign() * size.reshape(v.shape), domain)
+        if domain is None:
+            t = limit / top / vector_norm(v * unit, 2)
+        else:
+            target = torch.where(outside, (limit / top).square(), 0)  # 0: nothing to do
+            t = fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), target).sqrt()
+        found = torch.addcmul(center, v, column(t.clamp(max=1), v))
+    else:
+        size = _soft_threshold(v.abs().flatten(1), moved.abs().flatten(1), limit)
+        found = center + v.sign() * size.reshape(v.shape)
+    return blend(over, rows, clip(found, domain), inside)
 
 
 def clip(point: Tensor, domain: Domain) -> Tensor:
@@ -140,7 +165,7 @@ def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, doma
 
     Projections are exact up to rounding, which can leave a stored float32 point outside by an ulp; a budget is a promise.
     """
-    limit = torch.as_tensor(radius, dtype=torch.float64).cpu()
+    limit = radius.cpu().double() if isinstance(radius, Tensor) else torch.full((), radius, dtype=torch.float64)
     assert (limit >= 0).all(), "a radius is not negative"
     ulp = torch.finfo(point.dtype).eps
     for tries in itertools.count():
@@ -168,8 +193,11 @@ def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = 
         return torch.where(direction == 0, 0, direction.sign() * step)
     top = vector_norm(size, math.inf)
     far = target / torch.where(top > 0, top, 1)  # sizes at most 1: squares do not overflow, what underflows does not count
-    if w.dtype == torch.float32 and not (far < 1e18).all():
-        return plane_step(x.double(), w.double(), gap.double(), norm, domain).to(w.dtype)
+    if w.dtype == torch.float32:
+        if domain is not None and (domain[1] - domain[0]) * max(w[:1].numel(), 1) > 1e17:
+            return plane_step(wide(x), wide(w), wide(gap), norm, domain).to(w)
+        # No plane is farther than the box is wide, and without a box nothing is to be filled: only infinity would do harm.
+        far = far.clamp(max=1e18 if domain is not None else 1e38)
     size = size / column(torch.where(top > 0, top, 1), size)
     rate = size if norm == math.inf else size.square()
     cap = size * free if domain is not None else torch.where(size > 0, free, 0)
@@ -215,29 +243,49 @@ def operator_norm(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
 
 
 def _per_row(radius: Radius, like: Tensor) -> Tensor:
-    return torch.as_tensor(radius, dtype=like.dtype, device=like.device).expand(len(like))
+    if not isinstance(radius, Tensor):
+        return torch.full((len(like),), radius, dtype=like.dtype, device=like.device)
+    return radius.to(like).expand(len(like))
 
 
 def fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
     """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short."""
+    return _fill(rate, cap, target)[0]
+
+
+def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> tuple[Tensor, bool]:
+    """`fill`, and whether the caps of some row fall short.
+
+    On the CPU rows that are done leave. On another device `ROUNDS` rounds are made before the host asks whether all are done:
+    a row that is done changes no more.
+    """
     t = torch.zeros_like(target)
-    rows = (target > 0).nonzero()[:, 0]
-    if len(rows) < len(t):
-        rate, cap, target = rate[rows], cap[rows], target[rows]
-    level, count, going = target / rate.sum(1), torch.full_like(rows, -1), torch.ones_like(rows, dtype=torch.bool)
+    going = target > 0
+    rows = worth(going)
+    rate, cap, target, going = take(rows, rate, cap, target, going)
+    level = target / rate.sum(1)
+    count = torch.full_like(rows, -1)
     while len(rows):
-        spent = torch.minimum(level[:, None] * rate, cap)
-        open_ = spent < cap
-        speed, left = (rate * open_).sum(1), open_.sum(1)
-        # It only climbs; with nothing open, or nothing that moves, the caps fall short.
-        higher = torch.where(speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf)
-        t[rows] = level = torch.where(going, higher, level)
-        going = going & (left != count) & (speed > 0)  # rows whose open set shrank; the others are done
-        count = left
+        for _ in range(ROUNDS if waits(t) else 1):
+            spent = torch.minimum(level[:, None] * rate, cap)
+            open_ = spent < cap
+            speed, left = (rate * open_).sum(1), open_.sum(1)
+            # It only climbs; with nothing open, or nothing that moves, the caps fall short.
+            higher = torch.where(speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf)
+            level = torch.where(going, higher, level)
+            going = going & (left != count) & (speed > 0)  # rows whose open set shrank; the others are done
+            count = left
+        if waits(t):
+            t = torch.where(target > 0, level, 0)
+            unfinished, short = torch.stack([going.any(), torch.isinf(t).any()]).tolist()
+            if not unfinished:
+                return t, short
+            continue
+        t[rows] = level
         if going.sum() < 0.7 * len(going):  # to copy a few out of the way costs more than to carry them along
             rows, rate, cap, target, level, count = (v[going] for v in (rows, rate, cap, target, level, count))
             going = going[going]
-    return t
+    return t, bool(torch.isinf(t).any())
 
 
 def _ray(v: Tensor, free: Tensor, radius: Radius) -> Tensor:
@@ -245,32 +293,45 @@ def _ray(v: Tensor, free: Tensor, radius: Radius) -> Tensor:
     top = column(vector_norm(v, math.inf), v)
     size = v.abs() / torch.where(top > 0, top, 1)  # at most 1, so that squares do not overflow
     target = _per_row(radius, v).square()
-    t = fill(size.square().flatten(1), free.square().flatten(1), target).sqrt()
-    # Squares of float32 can underflow and leave nothing to fill with: such rows again in float64.
-    lost = (t == math.inf).nonzero()[:, 0]
-    if len(lost) and v.dtype == torch.float32:
-        wide = size[lost].double().square().flatten(1)
-        t[lost] = fill(wide, free[lost].double().square().flatten(1), target[lost].double()).sqrt().to(v.dtype)
+    t, short = _fill(size.square().flatten(1), free.square().flatten(1), target)
+    t = t.sqrt()
+    if short and v.dtype == torch.float32:
+        # Squares of float32 can underflow and leave nothing to fill with: such rows again in float64.
+        lost = (t == math.inf).nonzero()[:, 0]
+        again = fill(wide(size[lost]).square().flatten(1), wide(free[lost]).square().flatten(1), wide(target[lost]))
+        t[lost] = again.sqrt().to(t)
     t = column(t, v) / torch.where(top > 0, top, 1)
     return v.sign() * torch.minimum(torch.where(v == 0, 0, t * v.abs()), free)
 
 
 def _greedy(key: Tensor, price: Tensor, cap: Tensor, budget: Tensor) -> Tensor:
     """Fill coordinates in falling order of `key`, `price` a unit, each up to `cap`, until `budget` is spent: `(N, n)`."""
-    paid, budget = price > 0, budget[:, None].double()
-    filled, rows, count = torch.zeros_like(key), torch.arange(len(key), device=key.device), 32
+    if not has_float64(key.device):
+        return _greedy(key.cpu(), price.cpu(), cap.cpu(), budget.cpu()).to(key.device)
+    filled = torch.zeros_like(key)
+    rows, count = torch.arange(len(key), device=key.device), 32
     while len(rows):  # a budget rarely reaches far down the list: look at the first few, then at twice as many
         count = min(count, key.shape[1])
-        order = key[rows].topk(count, dim=1).indices
-        unit = torch.where(paid, price, 1)[rows].gather(1, order).double()
-        most = torch.where(paid, cap, 0)[rows].gather(1, order).double()
-        amount = torch.minimum(most, budget[rows] / unit)
+        all_keys, prices, caps, money = take(rows, key, price, cap, budget)
+        money = money[:, None].double()
+        order = all_keys.topk(count, dim=1).indices
+        unit = prices.gather(1, order).double()
+        paid = unit > 0
+        unit = torch.where(paid, unit, 1)
+        most = torch.where(paid, caps.gather(1, order).double(), 0)
+        amount = torch.minimum(most, money / unit)
         after = (amount * unit).cumsum(1)
-        left = budget[rows] - after + amount * unit
-        left = torch.where(left > 1e-13 * budget[rows], left, 0)  # a rounding error must not buy the next coordinate
-        filled[rows] = torch.zeros_like(filled[rows]).scatter(1, order, torch.minimum(left / unit, amount).to(key.dtype))
-        short = (after[:, -1] < budget[rows, 0] * (1 - 1e-13)) & (count < key.shape[1])
-        rows, count = rows[short], 4 * count
+        left = money - after + amount * unit
+        left = torch.where(left > 1e-13 * money, left, 0)  # a rounding error must not buy the next coordinate
+        bought = torch.zeros_like(all_keys).scatter(1, order, torch.minimum(left / unit, amount).to(key.dtype))
+        if len(rows) == len(filled):
+            filled = bought
+        else:
+            filled[rows] = bought
+        if count == key.shape[1]:
+            break
+        rows = rows[(after[:, -1] < money[:, 0] * (1 - 1e-13)).nonzero()[:, 0]]
+        count *= 4
     return filled
 
 
@@ -279,14 +340,18 @@ def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
 
     The sum is piecewise linear in tau: coordinate i starts to fall at `size_i - cap_i` and ends at `size_i`.
     """
+    if not has_float64(size.device):
+        return _soft_threshold(size.cpu(), cap.cpu(), radius.cpu()).to(size.device)
     result = torch.minimum(size, cap)
-    rows = (result.double().sum(1) > radius).nonzero()[:, 0]
+    over = result.double().sum(1) > radius
+    rows = worth(over)
     if not len(rows):
         return result
-    # Zeros stay zero for any tau, and steps of an l1 walk are mostly zeros: sort the others only.
-    count = max(int((size[rows] > 0).sum(1).max()), 1)
-    large, where = size[rows].double().topk(count, dim=1)
-    cap, radius = cap[rows].gather(1, where).double(), radius[rows, None].double()
+    size, cap, radius = take(rows, size, cap, radius)
+    # Zeros stay zero for any tau, and steps of an l1 walk are mostly zeros: sort the others only, if their number is known.
+    count = size.shape[1] if waits(size) else max(int((size > 0).sum(1).max()), 1)
+    large, where = size.topk(count, dim=1)
+    large, cap, radius = large.double(), cap.gather(1, where).double(), radius[:, None].double()
     events, order = torch.cat([(large - cap).clamp(min=0), large], 1).sort(1)
     turn = torch.cat([-torch.ones_like(large), torch.ones_like(large)], 1).gather(1, order)
     slope = turn.cumsum(1)
@@ -297,5 +362,4 @@ def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     fall = -slope.gather(1, last)
     tau = events.gather(1, last) + (value.gather(1, last) - radius) / torch.where(fall > 0, fall, 1)
     kept = torch.minimum((large - tau).clamp(min=0), cap).to(size.dtype)
-    result[rows] = torch.zeros_like(result[rows]).scatter(1, where, kept)
-    return result
+    return blend(over, rows, torch.zeros_like(size).scatter(1, where, kept), result)

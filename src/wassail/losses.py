@@ -62,7 +62,7 @@ def dlr_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return value, plain
     top = z.topk(3, dim=1)
     value = value / (top.values[:, 0] - top.values[:, 2] + 1e-12)
-    turn = value[:, None] * value.new_tensor([-1.0, 0.0, 1.0])
+    turn = torch.stack([-value, 0 * value, value], 1)
     third = (top.indices[:, 2] == y)[:, None]
     return value, torch.where(third, plain, plain.scatter_add(1, top.indices, turn))
 
@@ -78,7 +78,7 @@ def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Te
         return value, weight
     top = z.topk(4, dim=1)
     value = value / (top.values[:, 0] - (top.values[:, 2] + top.values[:, 3]) / 2 + 1e-12)
-    turn = value[:, None] * value.new_tensor([-1.0, 0.0, 0.5, 0.5])
+    turn = torch.stack([-value, 0 * value, 0.5 * value, 0.5 * value], 1)
     return value, weight.scatter_add(1, top.indices, turn)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import platform
 import warnings
 from collections.abc import Callable, Iterator
@@ -90,9 +91,9 @@ class _Graft(torch.autograd.Function):
 
 
 def device_of(model: Model, default: torch.device) -> torch.device:
-    """Where the model's parameters live; `default` if it shows none."""
-    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    return next((p.device for p in parameters), default)
+    """Where the model's parameters and buffers live; `default`, the place of the data, if it shows none."""
+    shown = itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
+    return next((tensor.device for tensor in shown), default)
 
 
 def versions() -> dict[str, str]:
@@ -132,12 +133,15 @@ def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
         raise InputError(f"the labels are {_name(y.dtype)} of shape {tuple(y.shape)}: give class indices of shape (N,).")
     if len(x) != len(y):
         raise InputError(f"there are {len(x)} samples but {len(y)} labels: give one label for each sample.")
+    if y.device != x.device:
+        y = y.to(x.device)
     if not torch.isfinite(x).all():
         bad = (~torch.isfinite(x.flatten(1))).any(1).nonzero()[0].item()
         raise InputError(f"sample {bad} contains NaN or infinity: remove such samples or repair the preprocessing.")
-    if domain is not None and x.numel() and not (domain[0] <= x.min() and x.max() <= domain[1]):
-        seen = f"the samples range over [{x.min():.4g}, {x.max():.4g}] but the domain is [{domain[0]:g}, {domain[1]:g}]"
-        if x.max() > 2 and x.max() <= 255 and x.min() >= 0 and domain == (0.0, 1.0):
+    low, high = (float(x.min()), float(x.max())) if domain is not None and x.numel() else (0.0, 0.0)
+    if domain is not None and x.numel() and not (domain[0] <= low and high <= domain[1]):
+        seen = f"the samples range over [{low:.4g}, {high:.4g}] but the domain is [{domain[0]:g}, {domain[1]:g}]"
+        if 2 < high <= 255 and low >= 0 and domain == (0.0, 1.0):
             raise InputError(f"{seen}: these look like 8-bit images, divide them by 255.")
         raise InputError(f"{seen}: put any normalisation inside the model, clamp the samples, or give their domain.")
     return x.detach(), y.long()
@@ -176,15 +180,32 @@ class Network:
     """A model during one attack on a chunk of samples: every forward and backward pass is counted for its sample.
 
     `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample has several candidates.
+    The counts `forwards` and `backwards` `(size,)` live where the samples do, so that counting makes nobody wait.
     """
 
-    def __init__(self, model: Model, ids: Tensor, batch_size: int = BATCH_SIZE, device: torch.device | None = None) -> None:
-        """Serve the samples with these ids, `(size,)`: their places in the whole data set. `device`: where the model lives."""
+    def __init__(
+        self,
+        model: Model,
+        ids: Tensor,
+        batch_size: int = BATCH_SIZE,
+        device: torch.device | None = None,
+        home: torch.device | None = None,
+    ) -> None:
+        """Serve some samples of the data set.
+
+        Args:
+            model: from a batch to logits.
+            ids: places of the samples in the whole data set, `(size,)`, on the CPU.
+            batch_size: the most rows of one call of `logits`.
+            device: where the model lives.
+            home: where the samples live, with the model by default.
+        """
         self.model, self.ids, self.batch_size, self.device = model, ids, batch_size, device
-        size = len(ids)
-        self.rows = torch.arange(size)
-        self.forwards = torch.zeros(size, dtype=torch.int64)
-        self.backwards = torch.zeros(size, dtype=torch.int64)
+        size, home = len(ids), home or device
+        self.rows = torch.arange(size, device=home)
+        self.forwards = torch.zeros(size, dtype=torch.int64, device=home)
+        self.backwards = torch.zeros(size, dtype=torch.int64, device=home)
+        self.calls = 0  # no sample has been in more calls than this, unless a call repeats it
 
     def forward(self, x: Tensor) -> Tensor:
         """One call of the model, checked for what only a call can show. `(n, *shape) -> (n, K)`; counts nothing."""
@@ -221,8 +242,10 @@ class Network:
             )
         return Tape(self, x, z, rows)
 
-    def _count(self, counter: Tensor, rows: Tensor, times: int = 1) -> None:
-        counter += times * torch.bincount(rows.cpu(), minlength=len(counter))
+    def _count(self, counter: Tensor, rows: Tensor) -> None:
+        self.calls += 1
+        rows = rows.to(counter.device)
+        counter.index_add_(0, rows, torch.ones_like(rows))
 
 
 @dataclass
@@ -315,7 +338,7 @@ def search(
         for start in range(0, len(x), size):
             chunk, labels = x[start : start + size].to(home), y[start : start + size].to(home)
             ids = torch.arange(start, start + len(chunk))
-            network, checker = Network(model, ids, batch_size, device), Network(model, ids, batch_size, device)
+            network, checker = (Network(model, ids, batch_size, device, home) for _ in range(2))
 
             def tick(share: float, start: int = start, size: int = len(chunk)) -> None:
                 report((start + share * size) / len(x))
@@ -330,11 +353,13 @@ def search(
             unmoved = (points == chunk).flatten(1).all(1)
             at_point = torch.where(unmoved, at_clean, predict(z, labels, tolerance))
             back = (t.to(x.device) for t in (points, at_clean, at_point))
-            parts.append((*back, network.forwards, network.backwards, checker.forwards))
+            spent = (count.cpu() for count in (network.forwards, network.backwards, checker.forwards))
+            parts.append((*back, *spent))
             tick(1.0)
     if not parts:
         none = torch.zeros(0, dtype=torch.int64)
-        return Search(x.clone(), none, none, none, none, none)
+        classes = none.to(x.device)
+        return Search(x.clone(), classes, classes, none, none, none)
     return Search(*(torch.cat(column) for column in zip(*parts)))
 
 

@@ -387,11 +387,16 @@ class Distribution(Record):
         flipped = (self.predicted != self.y).cpu()
         return torch.where(flipped, self.distances, math.inf)
 
+    @cached_property
+    def _right(self) -> tuple[Tensor, Tensor]:
+        """Where the class is right, at the samples and at the points, bool `(N,)`, on the CPU."""
+        return (self.clean_predicted == self.y).cpu(), (self.predicted == self.y).cpu()
+
     def _accuracy(self, mu: Tensor, weights: Tensor, clean: Tensor | None = None, predicted: Tensor | None = None) -> float:
         if not len(self.y):
             return math.nan
-        at_sample = ((self.clean_predicted if clean is None else clean) == self.y).cpu()
-        at_point = ((self.predicted if predicted is None else predicted) == self.y).cpu()
+        at_sample = self._right[0] if clean is None else (clean == self.y).cpu()
+        at_point = self._right[1] if predicted is None else (predicted == self.y).cpu()
         # Divided by the sum: N times 1/N may round below one, and all correct is 1 exactly.
         return float((mu * ((1 - weights) * at_sample + weights * at_point)).sum() / mu.sum())
 

@@ -33,6 +33,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wassail.device import write
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest, vector_norm
 from wassail.losses import flip_tolerance, predict, strongest_rival
@@ -256,9 +257,9 @@ def _besiege(siege: _Siege, network: Network, x: Tensor, y: Tensor, restarts: in
             for part in torch.split(rows, max(network.batch_size // len(numbers), 1)):
                 hit = _strike(siege, network, part, x[part], y[part], reach[part], plan, law, numbers)
                 better = hit.flipped | (hit.reach.amax(1) > reach[part].amax(1))
-                points[part[better]] = hit.point[better]
+                write(points, better, hit.point, part)
                 reach[part] = torch.maximum(reach[part], hit.reach)
-                standing[part[hit.flipped]] = False
+                standing[part] = ~hit.flipped
                 tally.add(restart, plan.adi, hit)
             number = numbers.stop
             tick((restart + 1 - (last - number) / plan.repeats) / restarts)
@@ -392,10 +393,11 @@ class _Log:
         gap, flip = _gaps(z, self.y[live]), predicted != self.y[live]
         lead = gap.amax(1)
         better = flip | (lead > self.top[live])
-        mine = live[better]
-        self.point[mine], self.top[mine], self.predicted[mine] = point[better], lead[better], predicted[better]
+        write(self.point, better, point, live)
+        write(self.top, better, lead, live)
+        write(self.predicted, better, predicted, live)
         self.reach[live] = torch.maximum(self.reach[live], gap)
-        self.turn[live[flip]] = turn
+        self.turn[live] = torch.where(flip, turn, self.turn[live])
         return flip
 
     def close(self, n: int, weight: Tensor) -> Hit:

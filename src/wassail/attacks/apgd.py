@@ -16,6 +16,7 @@ from torch import Tensor
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective, objective, pointwise, random_start
 from wassail.attacks.walk import top_rivals
+from wassail.device import waits, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import blocked, clip, column, maximiser, project, vector_norm
 from wassail.losses import targeted_dlr_ascent
@@ -160,7 +161,7 @@ def climb(
     best, flipped = start.clone(), torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     zero, never = torch.zeros_like(radius), torch.full_like(radius, -math.inf)
     s = _Climb(
-        torch.arange(len(rows), device=x.device), x, radius, start, start, best, torch.zeros_like(start), never, -never,
+        torch.arange(len(rows), device=x.device), x, radius, start, start, best.clone(), torch.zeros_like(start), never, -never,
         2 * radius, zero, seen=never, halved=~flipped, share=zero,
     )  # fmt: skip
     if norm == 1:
@@ -169,19 +170,20 @@ def climb(
         s.share = torch.where(moved > 0, moved / (1.5 * everything), 0.2)
     periods = _checkpoints(steps, norm)
     for step in range(steps + 1):
-        s = s.take(hunt.afford(rows[s.index], 1).nonzero()[:, 0])
+        s = s.take(hunt.able(rows[s.index], 1))
         if not len(s.index):
             break
         mine = rows[s.index]
         value, flip, pull = _look(hunt, mine, s.point, goal, eot)
         better = value > s.top
-        s.top, s.best[better] = torch.where(better, value, s.top), s.point[better]
+        s.top = torch.where(better, value, s.top)
+        write(s.best, better, s.point)
         s.rises, s.last = s.rises + (value > s.last), value
         done = flip if hunt.limit < 0 else ~hunt.standing(mine)
         go = ~done & hunt.afford(mine, 2) if step < steps else torch.zeros_like(done)  # a gradient, and where it leads
         keep = go.nonzero()[:, 0]
-        if len(keep) < len(go):
-            best[s.index[~go]], flipped[s.index[~go]] = s.best[~go], flip[~go]
+        if len(keep) < len(go):  # some end here; the others write again when they do
+            best[s.index], flipped[s.index] = s.best, flip
         if not len(keep):
             break
         gradient = pull(keep)
@@ -189,7 +191,7 @@ def climb(
             hunt.flat[mine[keep]] |= ~gradient.flatten(1).any(1)
         s = s.take(keep)
         better = better[keep]
-        s.slope[better] = gradient[better]
+        write(s.slope, better, gradient)
         if step in periods:
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
             s.point, gradient = pick(back, s.best, s.point), pick(back, s.slope, gradient)
@@ -277,7 +279,8 @@ def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Ten
         return maximiser(g, norm)
     size = g.abs().flatten(1)
     count = (share * size.shape[1]).long().clamp(1, size.shape[1])
-    least = size.topk(int(count.max()), dim=1).values.gather(1, count[:, None] - 1)
+    most = size.shape[1] if waits(size) else int(count.max())
+    least = size.topk(most, dim=1).values.gather(1, count[:, None] - 1)
     sign = torch.where(size >= least, g.sign().flatten(1), 0)
     return (sign / sign.abs().sum(1, keepdim=True).clamp(min=1)).reshape(g.shape)
 

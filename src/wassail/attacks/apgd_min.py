@@ -11,8 +11,9 @@ from wassail.attacks.apgd import climb, pick
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective
 from wassail.attacks.walk import top_rivals
+from wassail.device import take
 from wassail.errors import InputError, unknown
-from wassail.geometry import project, steepest, vector_norm
+from wassail.geometry import project, steepest, vector_norm, wide_norm
 from wassail.losses import ASCENTS, strongest_rival, targeted_dlr_ascent
 from wassail.network import Tick
 from wassail.threat import Domain, dual
@@ -43,23 +44,23 @@ def apgd_engine(hunt: Hunt, tick: Tick, *, rounds: int = 10, steps: int = 20, lo
     target = top_rivals(hunt.clean, hunt.y, rank - 1)[:, -1] if loss == "targeted" else None
     goal = _goal(hunt, loss, target)
     rows = hunt.rows
-    rows = rows[hunt.afford(rows, 2)]  # a gradient without a pass to use it would be wasted
+    rows = rows[hunt.able(rows, 2)]  # a gradient without a pass to use it would be wasted
     if not len(rows):
         return
     z, y = hunt.clean[rows], hunt.y[rows]
     rival = _rival(hunt, rows, z, target)[:, None]
     gradient = hunt.start.gradients(y, rival, rows)[:, 0]
     gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
-    radius = (1.5 * gap / vector_norm(gradient.double(), dual(hunt.norm))).to(hunt.x.dtype)
-    able = torch.isfinite(radius)  # where the gradient is zero there is no direction to go
+    slope = wide_norm(gradient.flatten(1), dual(hunt.norm))
+    radius = ((1.5 * gap).to(slope) / slope).to(hunt.x)
+    able = torch.isfinite(radius).nonzero()[:, 0]  # where the gradient is zero there is no direction to go
     rows, gradient, x = rows[able], gradient[able], hunt.x[rows[able]]
     limit = _reach(x, hunt.norm, hunt.domain)
     radius, tried, low, best = torch.minimum(radius[able], limit), torch.zeros_like(limit), torch.zeros_like(limit), x
     radius = torch.where(radius < hunt.distance[rows], radius, hunt.distance[rows] / 2)  # a hunt may begin with flips
     for turn in range(rounds):
-        keep = hunt.afford(rows, 1)
-        rows, x, gradient, limit, radius, tried, low, best = (
-            t[keep] for t in (rows, x, gradient, limit, radius, tried, low, best)
+        rows, x, gradient, limit, radius, tried, low, best = take(
+            hunt.able(rows, 1), rows, x, gradient, limit, radius, tried, low, best
         )
         if not len(rows):
             break
@@ -67,7 +68,7 @@ def apgd_engine(hunt: Hunt, tick: Tick, *, rounds: int = 10, steps: int = 20, lo
         fresh = x + steepest(x, gradient, hunt.norm, radius, hunt.domain)
         start = pick(known, hunt.points[rows], pick(radius > tried, fresh, best))
         best, flipped = climb(hunt, rows, project(start, x, hunt.norm, radius, hunt.domain), radius, steps, goal)
-        hunt.shorten(rows[flipped], QUICK)
+        hunt.shorten(rows[flipped.nonzero()[:, 0]], QUICK)
         high, tried = hunt.distance[rows], radius
         # A radius that failed before the first flip says little: that round had no flip to start from.
         low = torch.where(known & ~flipped, radius, low)

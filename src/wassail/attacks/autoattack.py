@@ -25,6 +25,7 @@ from wassail.attacks.fab import fab_engine
 from wassail.attacks.hunt import Engine, Hunt
 from wassail.attacks.pointwise import balls
 from wassail.attacks.square import square_attack
+from wassail.device import write
 from wassail.errors import InputError, ModelWarning, unknown
 from wassail.geometry import pull_inside
 from wassail.losses import predict
@@ -162,7 +163,7 @@ class _Run:
     def attack(self, network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         """All stages over all samples: `search` with `whole=True` calls this once."""
         state = self._begin(network, x, y)
-        network.forwards, network.backwards = state.forwards.clone(), state.backwards.clone()
+        network.forwards, network.backwards = (count.to(x.device, copy=True) for count in (state.forwards, state.backwards))
         points, standing, ball = state.points.clone(), state.standing.clone(), balls(x, self.threat)
         self.table = dict(state.table)
         begun = time.time()
@@ -173,11 +174,12 @@ class _Run:
             rows, before, flat = standing.nonzero()[:, 0], network.forwards.sum() + network.backwards.sum(), 0
             for batch in torch.split(rows, network.batch_size) if len(rows) else ():
                 fell, moved, zero = self._batch(part, network, x, y, batch, state.clean, ball)
-                points[batch[fell]], standing[batch[fell]] = moved[fell], False
+                write(points, fell, moved, batch)
+                standing[batch] = ~fell
                 flat += zero
                 tick((number + float((batch[-1] + 1) / len(x))) / len(self.stages))
             spent = int(network.forwards.sum() + network.backwards.sum() - before)
-            accuracy = float(standing.double().mean()) if len(x) else math.nan
+            accuracy = float(standing.cpu().double().mean()) if len(x) else math.nan
             self.table[key] = {"accuracy": accuracy, "attacked": len(rows), "passes": spent, "zero gradients": flat}
             self.log(f"robust accuracy after {part.name.upper()}: {accuracy:.2%} (total time {time.time() - begun:.1f} s)")
             state = replace(
@@ -210,7 +212,7 @@ class _Run:
             return replace(state, **home)
         clean = network.logits(x, network.rows)
         standing = predict(clean, y) == y
-        self.log(f"initial accuracy: {float(standing.double().mean()):.2%}")
+        self.log(f"initial accuracy: {float(standing.cpu().double().mean()):.2%}")
         return _State(
             x, y, clean, x.clone(), standing, network.forwards, network.backwards, self.threat, self.seed, attacks, {}
         )
@@ -234,8 +236,8 @@ class _Run:
             clean=clean[rows].to(device),
         )
         part.engine(hunt, lambda share: None, seed=self.seed, **part.options)
-        network.forwards[rows.cpu()] += sub.forwards
-        network.backwards[rows.cpu()] += sub.backwards
+        network.forwards[rows] += sub.forwards.to(rows.device)
+        network.backwards[rows] += sub.backwards.to(rows.device)
         fell = ~hunt.standing(torch.arange(len(rows), device=device))
         points = pull_inside(hunt.points, hunt.x, norm, torch.where(fell.cpu(), ball[0], math.inf), domain)
         return fell.to(x.device), points.to(x.device), int(hunt.flat.sum())
@@ -362,7 +364,7 @@ class AutoAttack:
         """Accuracy at the points given, in one forward pass."""
         x, y = check_data(x_orig, y_orig, None)
         found = search(lambda net, x, y, tick: (x, net.logits(x, net.rows)), self.model, x, y, bs)
-        return float((found.clean == y).double().mean())
+        return float((found.clean == y).cpu().double().mean())
 
     def _evaluate(
         self, x: Tensor, y: Tensor, names: Sequence[str], bs: int, state: str | PathLike[str] | None, log: Log

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
+from wassail.device import take
 from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
 from wassail.losses import strongest_rival
 from wassail.network import Tick, generators
@@ -68,22 +69,23 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begi
         chase(hunt, rows, ahead(0, 1.0), 6 if hunt.norm in CROSS else 18, rivals[:, 0])
         hunt.shorten(rows, 3, 0.5 if hunt.norm in CROSS else 0.85)
         wrongly = misled()
-        if wrongly.any():
-            some = rows[wrongly]
-            chase(hunt, some, ahead(0, 1.02)[wrongly], 14, rivals[wrongly, 0], aim=CROSS[hunt.norm])
+        led, kept = wrongly.nonzero()[:, 0], (~wrongly).nonzero()[:, 0]
+        if len(led):
+            some = rows[led]
+            chase(hunt, some, ahead(0, 1.02)[led], 14, rivals[led, 0], aim=CROSS[hunt.norm])
             hunt.shorten(some, 5)
             chase(hunt, some, hunt.points[some], 12)
             polish(hunt, some, 8)
         if hunt.norm in CROSS:  # the others go on from where they are
-            some = rows[~wrongly]
+            some = rows[kept]
             begun = torch.isfinite(hunt.distance[some])
-            on = torch.where(column(begun, x[~wrongly]), hunt.points[some], ahead(0, 1.5)[~wrongly])
-            chase(hunt, some, on, 12, rivals[~wrongly, 0])
+            on = torch.where(column(begun, x[kept]), hunt.points[some], ahead(0, 1.5)[kept])
+            chase(hunt, some, on, 12, rivals[kept, 0])
         if count > 1:
             chase(hunt, rows, ahead(1, 1.02), 8, rivals[:, 1])
         polish(hunt, rows, 8)
     for number in range(begin, rounds - 1):
-        if not hunt.afford(rows, 1).any():
+        if not len(hunt.able(rows, 1)):
             return
         tick(number / rounds)
         if number == 2:
@@ -92,11 +94,12 @@ def chase_engine(hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begi
         elif number % 4 == 1:
             # For l1 another norm's steps come first, for l2 every second time: there they only help to get going.
             wrongly = misled() & ((number // 4) % 2 == int(hunt.norm == 2))
+            led, kept = wrongly.nonzero()[:, 0], (~wrongly).nonzero()[:, 0]
             far = ahead((number // 4) % count, 2.5)
-            chase(hunt, rows[~wrongly], far[~wrongly], 20)
-            if wrongly.any():
-                chase(hunt, rows[wrongly], far[wrongly], 20, aim=CROSS[hunt.norm])
-                hunt.shorten(rows[wrongly], 4)
+            chase(hunt, rows[kept], far[kept], 20)
+            if len(led):
+                chase(hunt, rows[led], far[led], 20, aim=CROSS[hunt.norm])
+                hunt.shorten(rows[led], 4)
         elif number % 4 == 3 and number > 3:
             chase(hunt, rows, scatter(hunt, rows, seed, number), 15)
         else:
@@ -112,7 +115,7 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     """
     count = min(topk, hunt.clean.shape[1] - 1)
     rows = hunt.rows
-    rows = rows[hunt.afford(rows, count)]
+    rows = rows[hunt.able(rows, count)]
     z, y, x = hunt.clean[rows], hunt.y[rows], hunt.x[rows]
     rivals = z.scatter(1, y[:, None], -math.inf).topk(count, dim=1).indices
     if not len(rows):
@@ -143,10 +146,10 @@ def chase(
     current, bold = start, torch.full((len(rows),), 0.3, dtype=start.dtype, device=start.device)
     push = torch.full_like(bold, eta)
     for k in range(times):
-        keep = hunt.afford(rows, 2)
-        if not keep.all():
-            rows, current, bold, push = rows[keep], current[keep], bold[keep], push[keep]
-            rivals = rivals if rivals is None else rivals[keep]
+        keep = hunt.able(rows, 2)
+        if rivals is not None:
+            (rivals,) = take(keep, rivals)
+        rows, current, bold, push = take(keep, rows, current, bold, push)
         if not len(rows):
             return
         tape, flip = hunt.tape(current, rows)
@@ -158,15 +161,15 @@ def chase(
             bold = torch.where(flip, (1.15 * bold).clamp(max=0.5), (0.8 * bold).clamp(min=0.1))
             push = torch.where(flip, 1 + 0.8 * (push - 1), (1 + 1.5 * (push - 1)).clamp(max=2.0))
         base = torch.where(column(flip, x), x + beta * (current - x), current)
-        d1 = plane_step(base, w, inner(w, current - base) - f, aim, hunt.domain)
-        d2 = plane_step(x, w, inner(w, current - x) - f, aim, hunt.domain)
+        gaps = torch.cat([inner(w, current - base) - f, inner(w, current - x) - f])
+        d1, d2 = plane_step(torch.cat([base, x]), torch.cat([w, w]), gaps, aim, hunt.domain).chunk(2)
         a, eta_ = column(bold, x), column(push, x)
         current = clip((1 - a) * (base + eta_ * d1) + a * (x + eta_ * d2), hunt.domain)
 
 
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:
     """Shorten the best flip, chase on from it with small pushes, shorten again."""
-    rows = rows[torch.isfinite(hunt.distance[rows])]
+    rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
     hunt.shorten(rows, 3, 0.9)
     chase(hunt, rows, hunt.points[rows], times, None, 0.95, 1.02)
     hunt.shorten(rows, 4, 0.96)
@@ -178,13 +181,11 @@ def squeeze(hunt: Hunt, rows: Tensor, times: int, tight: float = 0.998, length: 
     The other way to look at the same problem (FMN, Pintor et al. 2021; bisected APGD): steps of the dual maximiser with
     momentum, exact projections, and a step size that falls from `length` to a hundredth of it, in units of the radius.
     """
-    rows = rows[torch.isfinite(hunt.distance[rows])]
+    rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
     current = hunt.points[rows]
     velocity = torch.zeros_like(current)
     for k in range(times):
-        keep = hunt.afford(rows, 2)
-        if not keep.all():
-            rows, current, velocity = rows[keep], current[keep], velocity[keep]
+        rows, current, velocity = take(hunt.able(rows, 2), rows, current, velocity)
         if not len(rows):
             return
         radius = tight * hunt.distance[rows]

@@ -11,6 +11,7 @@ from wassail.attacks.fmn import BISECTIONS, fitting
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.minimal import minimal
 from wassail.attacks.pointwise import Objective, objective
+from wassail.device import has_float64, take, wide
 from wassail.errors import InputError
 from wassail.geometry import clip, column, vector_norm
 from wassail.network import Model, Progress, Tick
@@ -81,20 +82,21 @@ def cw_engine(
         )
     room = fitting(hunt, searches * steps)
     steps = min(steps, room // min(searches, max(room // LEAST, 1)))
-    goal, rows = objective(hunt, "margin"), hunt.rows[hunt.afford(hunt.rows, 2)]
+    goal, rows = objective(hunt, "margin"), hunt.rows
+    rows = rows[hunt.able(rows, 2)]
     if not len(rows):
         return
     gap, weight = _gap(hunt, goal, hunt.clean[rows], rows)
     gradient = hunt.start.pull(weight, rows)  # of the margin at the samples, where every search starts
-    slope = vector_norm(gradient.double() * _width(hunt.domain), 2)
-    now = (4 * gap / slope.square()).clamp(max=MOST) if c is None else torch.full_like(slope, c)
+    slope = vector_norm(wide(gradient) * _width(hunt.domain), 2)
+    now = (4 * gap.to(slope) / slope.square()).clamp(max=MOST) if c is None else torch.full_like(slope, c)
     low, high = torch.where(slope > 0, 0.0, MOST), torch.full_like(now, math.inf)  # without a gradient there is no way to go
     for search in range(searches):
-        can = (_left(hunt, rows) >= 1) & (low < (0.9 * high).clamp(max=MOST))
-        rows, gradient, now, low, high = (t[can] for t in (rows, gradient, now, low, high))
+        can = (_left(hunt, rows) >= 1) & (low < (0.9 * high).clamp(max=MOST)).to(rows.device)
+        rows, gradient, now, low, high = (t[can.to(t.device)] for t in (rows, gradient, now, low, high))
         if not len(rows):
             break
-        flipped = _descend(hunt, rows, goal, gradient, now, steps, rate)
+        flipped = _descend(hunt, rows, goal, gradient, now, steps, rate).to(now.device)
         low, high = torch.where(flipped, low, now), torch.where(flipped, now, high)
         now = torch.where(torch.isinf(high), 10 * now, (low + high) / 2).clamp(max=MOST)
         tick((search + 1) / searches)
@@ -110,6 +112,7 @@ def _descend(hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Ten
     x, width, period = hunt.x[rows].contiguous(), _width(hunt.domain), max(steps // 10, 10)
     w, mean, square = _to_line(x, hunt.domain), torch.zeros_like(x), torch.zeros_like(x)
     point, slope = x, _to_box(w, x, hunt.domain)[1]
+    c = c.to(x.device) if has_float64(x.device) else c.to(x)
     lowest = checked = torch.full_like(c, math.inf)
     for k in range(1, steps + 1):
         g = slope * (2 * (point - x) / width**2 - column(c, x) * gradient)
@@ -123,18 +126,18 @@ def _descend(hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Ten
         stay = _left(hunt, rows) >= 2  # the gradient here and the look at the next point
         if k % period == 0:
             stay, checked = stay & (lowest <= 0.9999 * checked), lowest
-        if k == steps or not stay.any():
+        keep = stay.nonzero()[:, 0]
+        if k == steps or not len(keep):
             break
         if k % period == 0:
-            flipped[index[stay]] = False
+            flipped[index[keep]] = False
         pulled = (stay & (gap > 0)).nonzero()[:, 0]  # where the penalty is zero, so is its gradient
         gradient = torch.zeros_like(x)
         if len(pulled):
             gradient[pulled] = tape.pull(weight[pulled], pulled)
-        if not stay.all():
-            rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked = (
-                t[stay] for t in (rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked)
-            )
+        rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked = take(
+            keep, rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked
+        )
     return flipped
 
 

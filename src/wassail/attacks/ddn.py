@@ -7,6 +7,7 @@ import torch
 from wassail.attacks.deepfool import gaps
 from wassail.attacks.fmn import BISECTIONS, cosine, fitting
 from wassail.attacks.hunt import Hunt
+from wassail.device import take
 from wassail.errors import InputError
 from wassail.geometry import clip, maximiser, steepest, vector_norm
 from wassail.losses import strongest_rival
@@ -29,11 +30,12 @@ def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05)
     if hunt.norm != 2:
         raise InputError(f"DDN is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for all norms.")
     steps = fitting(hunt, steps)
-    tape, rows, point = hunt.start, hunt.rows, hunt.x[hunt.rows]
+    tape, rows = hunt.start, hunt.rows
+    point = hunt.x[rows]
     keep, radius, flipped = rows, hunt.distance[rows], torch.zeros_like(rows, dtype=torch.bool)
     for k in range(steps):
-        can = hunt.afford(rows, 2)  # the gradient here and the look at the next point
-        rows, keep, point, radius, flipped = (t[can] for t in (rows, keep, point, radius, flipped))
+        can = hunt.able(rows, 2)  # the gradient here and the look at the next point
+        rows, keep, point, radius, flipped = take(can, rows, keep, point, radius, flipped)
         if not len(rows):
             break
         x, y, z = hunt.x[rows], hunt.y[rows], tape.logits[keep]

@@ -10,7 +10,8 @@ from torch import Tensor
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.minimal import minimal
 from wassail.attacks.walk import top_rivals
-from wassail.geometry import clip, inner, plane_step, vector_norm
+from wassail.device import take, waits
+from wassail.geometry import clip, inner, plane_step, vector_norm, wide_norm
 from wassail.network import Model, Progress, Tick
 from wassail.threat import Domain, Threat, dual
 from wassail.transport import Distribution
@@ -28,22 +29,21 @@ def deepfool_engine(hunt: Hunt, tick: Tick, *, steps: int = 50, overshoot: float
     """
     rivals = top_rivals(hunt.clean, hunt.y, rival_count(hunt, topk))
     count = rivals.shape[1]
-    tape, rows, point = hunt.start, hunt.rows, hunt.x[hunt.rows]
-    keep = rows  # where the tape holds these samples
+    tape, rows = hunt.start, hunt.rows
+    keep, point = rows, hunt.x[rows]  # `keep`: where the tape holds these samples
+    rows, keep, point = take(hunt.able(rows, count + 1), rows, keep, point)  # for the gradients and the look at the next point
     for k in range(steps):
-        can = hunt.afford(rows, count + 1)  # the gradients here and the look at the next point
-        rows, keep, point = rows[can], keep[can], point[can]
         if not len(rows):
             break
         gradients = tape.gradients(hunt.y[rows], rivals[rows], keep)
         step, _ = nearest_plane(point, gradients, gaps(hunt, tape.logits[keep], rows, rivals[rows]), hunt.norm, hunt.domain)
-        moves = vector_norm(step, math.inf) > 0  # no gradient or no room left: it would stand still for ever
-        rows, point = rows[moves], clip(point + (1 + overshoot) * step, hunt.domain)[moves]
+        moves = (vector_norm(step, math.inf) > 0).nonzero()[:, 0]  # no gradient or no room: it would stand still for ever
+        rows, point = take(moves, rows, clip(point + (1 + overshoot) * step, hunt.domain))
         if not len(rows):
             break
         tape, flipped = hunt.tape(point, rows)
-        keep = (~flipped).nonzero()[:, 0]
-        rows, point = rows[keep], point[keep]
+        keep = (~flipped & hunt.afford(rows, count + 1)).nonzero()[:, 0]
+        rows, point = take(keep, rows, point)
         tick(max((k + 1) / steps, 1 - len(rows) / len(hunt.x)))
     hunt.shorten(hunt.rows, 10)
 
@@ -73,8 +73,10 @@ def nearest_plane(point: Tensor, gradients: Tensor, gap: Tensor, norm: float, do
     point `(n, *shape)`, gradients `(n, J, *shape)`, gap `(n, J)`. If the box lets it reach none, the step goes as far as it can
     toward the plane that would be nearest without a box.
     """
-    slope = torch.linalg.vector_norm(gradients.flatten(2), dual(norm), dim=2, dtype=torch.float64)  # float32 squares underflow
-    free = torch.where(slope > 0, gap.abs() / slope, math.inf)  # distances without the box: never longer than those with it
+    slope = wide_norm(gradients.flatten(2), dual(norm))
+    free = torch.where(slope > 0, gap.abs().to(slope) / slope, math.inf)  # without the box: never longer than those with it
+    if waits(point):
+        return _nearest_of_all(point, gradients, gap, free, norm, domain)
     order = free.argsort(dim=1, stable=True)
     every = torch.arange(len(point), device=point.device)
     best, which, step = torch.full_like(free[:, 0], math.inf), order[:, 0].clone(), torch.zeros_like(point)
@@ -91,6 +93,26 @@ def nearest_plane(point: Tensor, gradients: Tensor, gap: Tensor, norm: float, do
         mine = open_[better]
         best[mine], which[mine], step[mine] = length[better], j[mine], trial[better]
     return step, which
+
+
+def _nearest_of_all(
+    point: Tensor, gradients: Tensor, gap: Tensor, free: Tensor, norm: float, domain: Domain
+) -> tuple[Tensor, Tensor]:
+    """`nearest_plane` without a look in between: all steps at once, then the same choice among them by masks."""
+    count = gap.shape[1]
+    w, need = gradients.flatten(0, 1), gap.flatten()
+    trial = plane_step(point.repeat_interleave(count, 0), w, need, norm, domain)
+    reached = inner(w, trial).abs() >= need.abs() * (1 - 1e-5)
+    length = torch.where(reached, vector_norm(trial, norm), math.inf).reshape(-1, count).to(free)
+    order = free.argsort(dim=1, stable=True)
+    lengths, bounds = length.gather(1, order), free.gather(1, order)
+    best, which = lengths[:, 0], order[:, 0]
+    for rank in range(1, count):
+        better = (bounds[:, rank] < best) & (lengths[:, rank] < best)
+        best = torch.where(better, lengths[:, rank], best)
+        which = torch.where(better, order[:, rank], which)
+    every, which = torch.arange(len(point), device=point.device), which.to(point.device)
+    return trial.reshape(-1, count, *point.shape[1:])[every, which], which
 
 
 def deepfool(

@@ -12,8 +12,9 @@ from wassail.attacks.hunt import Hunt
 from wassail.attacks.minimal import minimal
 from wassail.attacks.pointwise import random_start
 from wassail.attacks.walk import top_rivals
+from wassail.device import fetch, send, take
 from wassail.errors import InputError
-from wassail.geometry import clip, column, inner, plane_step
+from wassail.geometry import clip, column, inner, plane_step, wide_norm
 from wassail.network import Model, Progress, Tick
 from wassail.threat import Threat
 from wassail.transport import Distribution
@@ -54,7 +55,8 @@ def fab_engine(
     if targets is not None and targets < 1:
         raise InputError(f"targets is {targets}: give the number of rivals to run FAB-T on, 1 to 9, or None for all at once.")
     count = rival_count(hunt, topk if targets is None else int(min(targets, 9, max(hunt.passes / 10, 1))))
-    rows = hunt.rows[hunt.afford(hunt.rows, count + 1)]
+    rows = hunt.rows
+    rows = rows[hunt.able(rows, count + 1)]
     if len(rows):
         rivals = top_rivals(hunt.clean, hunt.y, count)
         columns = [slice(None)] if targets is None else [slice(j, j + 1) for j in range(count)]
@@ -66,8 +68,8 @@ def fab_engine(
             def report(done: float, i: int = i, total: int = len(runs)) -> None:
                 tick((i + done) / total)
 
-            open_ = hunt.standing(rows)
-            rows, gradients = rows[open_], gradients[open_]
+            if i:
+                rows, gradients = take(hunt.standing(rows).nonzero()[:, 0], rows, gradients)
             later = share * (len(runs) - 1 - i)
             begin = rows, rivals[rows, part], hunt.x[rows], hunt.clean[rows], gradients[:, part]
             if turn:
@@ -81,11 +83,11 @@ def _elsewhere(
     hunt: Hunt, rows: Tensor, rivals: Tensor, later: float, seed: int, number: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A restart: samples, rivals, a random point half as far as the nearest flip (or the limit), logits and gradients there."""
-    rows = rows[_left(hunt, rows, later) >= rivals.shape[1] + 2]
+    rows = rows[(_left(hunt, rows, later) >= rivals.shape[1] + 2).nonzero()[:, 0]]
     far = hunt.distance[rows] if hunt.limit < 0 else hunt.distance[rows].clamp(max=hunt.limit)
     point = random_start(hunt, rows, torch.where(torch.isfinite(far), far, 1.0) / 2, seed, number)
     if not len(rows):
-        return rows, rivals[rows], point, hunt.clean[rows], torch.zeros(0)
+        return rows, rivals[rows], point, hunt.clean[rows], point
     tape, _ = hunt.tape(point, rows)
     every = torch.arange(len(rows), device=rows.device)
     return rows, rivals[rows], point, tape.logits, tape.gradients(hunt.y[rows], rivals[rows], every)
@@ -106,29 +108,34 @@ def _descend(
     beta: float,
 ) -> None:
     """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`; `later`: passes to leave."""
-    wild = torch.zeros_like(rows, dtype=torch.bool)  # who flipped in the last step, and will again as likely as not
+    wild = torch.zeros(len(rows), dtype=torch.bool)  # flipped in the last step, and likely to again; kept on the CPU
     for k in range(steps):
         x, need = hunt.x[rows], gaps(hunt, z, rows, rivals)
         near, home, length, back = _two_steps(hunt, point, x, gradients, need)
         a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
         point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
         # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within it is done.
-        can = (length > 0) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1)
-        rows, rivals, point, wild = rows[can], rivals[can], point[can], wild[can]
+        (can,) = fetch((length > 0).to(rows.device) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1))
+        keep = can.nonzero()[:, 0]
+        rows, rivals, point = take(send(keep, rows.device), rows, rivals, point)
+        (wild,) = take(keep, wild)
         if not len(rows):
             return
         # The gradients are wanted at the new point, or after a flip where it steps back to: the graph of a pass that flips
         # is of no use, so those who flipped last time are looked at without one.
-        calm, rash = (~wild).nonzero()[:, 0], wild.nonzero()[:, 0]
-        flipped, place = torch.zeros_like(wild), torch.zeros_like(rows).index_copy(0, calm, torch.arange(len(calm)).to(rows))
+        calm, rash = (send(mask.nonzero()[:, 0], rows.device) for mask in (~wild, wild))
+        flipped = torch.zeros_like(rows, dtype=torch.bool)
+        place = torch.zeros_like(rows).index_copy(0, calm, torch.arange(len(calm), device=rows.device))
         if len(calm):
             tape, flipped[calm] = hunt.tape(point[calm], rows[calm])
         if len(rash):
             _, flipped[rash] = hunt.logits(point[rash], rows[rash])
         tick((k + 1) / steps)
-        again = wild | flipped
+        again = flipped.index_fill(0, rash, True)
         can = hunt.standing(rows) & (_left(hunt, rows, later) >= rivals.shape[1] + 1 + again.long())
-        on, off = (can & ~again).nonzero()[:, 0], (can & again).nonzero()[:, 0]
+        can, again, wild = fetch(can, again, flipped)
+        chosen = (can & ~again).nonzero()[:, 0], (can & again).nonzero()[:, 0]
+        on, off = (send(index, rows.device) for index in chosen)
         if k + 1 == steps or not len(on) + len(off):
             return
         base = hunt.x[rows[off]]
@@ -140,7 +147,8 @@ def _descend(
             found.append((tape.gradients(hunt.y[rows[off]], rivals[off], here), tape.logits))
         gradients, z = (torch.cat(parts) for parts in zip(*found))
         both = torch.cat([on, off])
-        rows, rivals, point, wild = rows[both], rivals[both], torch.cat([point[on], returned]), flipped[both]
+        rows, rivals, point = rows[both], rivals[both], torch.cat([point[on], returned])
+        wild = wild[torch.cat(chosen)]
 
 
 def _two_steps(hunt: Hunt, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -153,12 +161,11 @@ def _two_steps(hunt: Hunt, point: Tensor, x: Tensor, gradients: Tensor, need: Te
         w, gap = gradients[every, j], need[every, j]
     home_gap = gap + inner(w, point - x)  # the same plane, seen from x
     if many:
-        steps = near, plane_step(x, w, home_gap, hunt.norm, hunt.domain)
+        home = plane_step(x, w, home_gap, hunt.norm, hunt.domain)
     else:  # both in one go
         both = plane_step(torch.cat([point, x]), torch.cat([w, w]), torch.cat([gap, home_gap]), hunt.norm, hunt.domain)
-        steps = both[: len(x)], both[len(x) :]
-    lengths = (torch.linalg.vector_norm(step.flatten(1), hunt.norm, dim=1, dtype=torch.float64) for step in steps)
-    return (*steps, *lengths)  # float64, since float32 squares over- and underflow
+        near, home = both[: len(x)], both[len(x) :]
+    return near, home, wide_norm(near.flatten(1), hunt.norm), wide_norm(home.flatten(1), hunt.norm)
 
 
 def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:

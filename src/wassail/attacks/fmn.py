@@ -8,6 +8,7 @@ import torch
 
 from wassail.attacks.deepfool import gaps
 from wassail.attacks.hunt import Hunt
+from wassail.device import take
 from wassail.geometry import maximiser, project, vector_norm
 from wassail.losses import strongest_rival
 from wassail.network import Tick
@@ -32,11 +33,12 @@ def fmn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, alpha: float | None 
     """
     alpha = (10.0 if hunt.norm == math.inf else 1.0) if alpha is None else alpha
     steps = fitting(hunt, steps)
-    tape, rows, point = hunt.start, hunt.rows, hunt.x[hunt.rows]
+    tape, rows = hunt.start, hunt.rows
+    point = hunt.x[rows]
     keep, radius, flipped = rows, hunt.distance[rows], torch.zeros_like(rows, dtype=torch.bool)
     for k in range(steps):
-        can = hunt.afford(rows, 2)  # the gradient here and the look at the next point
-        rows, keep, point, radius, flipped = (t[can] for t in (rows, keep, point, radius, flipped))
+        can = hunt.able(rows, 2)  # the gradient here and the look at the next point
+        rows, keep, point, radius, flipped = take(can, rows, keep, point, radius, flipped)
         if not len(rows):
             break
         x, y, z, best = hunt.x[rows], hunt.y[rows], tape.logits[keep], hunt.distance[rows]

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from wassail.device import take, worth, write
 from wassail.errors import InputError, ModelWarning
 from wassail.geometry import project, vector_norm
 from wassail.losses import flip_tolerance, predict
@@ -60,12 +61,13 @@ class Hunt:
         self.points = x.clone()
         self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
         self.anytime, self.stopped = False, torch.zeros_like(self.wrong)
+        self._scarce = False  # whether a sample may have stopped for want of passes
         self.flat = torch.zeros_like(self.wrong)
         self.first = 0  # passes that the first step asked for; 0 if it asked for none
         self.warm = known is not None  # begins with the flips of an earlier search
         if known is not None:
-            found = known.success[network.ids].to(x.device) & ~self.wrong
-            self.points[found] = known.points[network.ids].to(x.device)[found]
+            found = (known.success[network.ids].to(x.device) & ~self.wrong).nonzero()[:, 0]
+            self.points[found] = known.points[network.ids.to(known.points.device)].to(x.device)[found]
             self.distance[found] = known.distances[network.ids].to(self.distance)[found]
 
     @property
@@ -77,8 +79,7 @@ class Hunt:
     @property
     def rows(self) -> Tensor:
         """The samples that are worth attacking: right at the start, and without a flip within the radius if there is one."""
-        rows = (~self.wrong).nonzero()[:, 0]
-        return rows[self.standing(rows)]
+        return (~self.wrong & (self.distance > self.limit)).nonzero()[:, 0]
 
     def standing(self, rows: Tensor) -> Tensor:
         """Which of these samples have no flip within the limit yet, bool; without a limit all: a nearer flip may exist."""
@@ -86,7 +87,7 @@ class Hunt:
 
     def left(self, rows: Tensor) -> Tensor:
         """Passes left to these samples."""
-        return self.passes - (self.network.forwards + self.network.backwards)[rows.cpu()].to(rows.device)
+        return self.passes - (self.network.forwards + self.network.backwards).to(rows.device)[rows]
 
     def afford(self, rows: Tensor, cost: int) -> Tensor:
         """Whether these samples have `cost` passes left, bool.
@@ -95,11 +96,19 @@ class Hunt:
         that something later could use: so a smaller budget is always a beginning of a larger one, and never does better.
         """
         self.first = self.first or cost
+        if not self._scarce and self.network.calls + cost <= self.passes:
+            return torch.ones_like(rows, dtype=torch.bool)  # no sample can be short: nobody has to look
+        self._scarce = True
         enough = self.left(rows) >= cost
         if self.anytime:
             enough &= ~self.stopped[rows]
-            self.stopped[rows[~enough]] = True
+            self.stopped[rows] = ~enough
         return enough
+
+    def able(self, rows: Tensor, cost: int) -> Tensor:
+        """The places `(k,)` among these samples of those that can afford `cost` passes: see `afford`. One wait at most."""
+        enough = self.afford(rows, cost)
+        return enough.nonzero()[:, 0] if self._scarce else torch.arange(len(rows), device=rows.device)
 
     def logits(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether each is a flip."""
@@ -115,19 +124,25 @@ class Hunt:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far; which are flips, bool `(m,)`."""
         predicted = predict(z, self.y[rows], self.tolerance)
         flipped = predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
-        if flipped.any():
-            mine, theirs = rows[flipped], points[flipped]
-            length = vector_norm(theirs - self.x[mine], self.norm)
-            # Several candidates of one sample may come at once: only the nearest of them may be written.
+        some = worth(flipped)
+        if len(some):
+            mine, theirs, flips = take(some, rows, points, flipped)
+            length = torch.where(flips, vector_norm(theirs - self.x[mine], self.norm), math.inf)
+            # Several candidates of one sample may come at once: the nearest counts, of equals the first.
             best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length, "amin")
             better = (length == best[mine]) & (length < self.distance[mine])
-            self.points[mine[better]], self.distance[mine[better]] = theirs[better], length[better]
+            place = torch.where(better, torch.arange(len(mine), device=mine.device), len(mine))
+            first = torch.full_like(self.distance, len(mine), dtype=torch.int64).scatter_reduce(0, mine, place, "amin")
+            nearer = first < len(mine)
+            chosen = worth(nearer)
+            place = first[chosen].clamp(max=len(mine) - 1)
+            write(self.points, nearer[chosen], theirs[place], chosen)
+            write(self.distance, nearer[chosen], length[place], chosen)
         return flipped
 
     def guess(self, rows: Tensor, points: Tensor) -> None:
         """Leave an untried answer where no flip is known: the final check tells if it is one, at no pass of the budget."""
-        none = torch.isinf(self.distance[rows])
-        self.points[rows[none]] = points[none]
+        write(self.points, torch.isinf(self.distance[rows]), points, rows)
 
     def shorten(self, rows: Tensor, times: int, shortest: float = 0.0) -> None:
         """Bisect toward the sample along norm-aware points while they stay flipped. One pass a bisection.
@@ -135,12 +150,11 @@ class Hunt:
         The point at share t is the Euclidean projection of the flip onto the ball of radius t d: scaled for l2, clipped for
         linf, soft-thresholded for l1. `shortest`: the share to start from.
         """
-        rows = rows[torch.isfinite(self.distance[rows]) & (self.distance[rows] > 0)]
+        rows = rows[(torch.isfinite(self.distance[rows]) & (self.distance[rows] > 0)).nonzero()[:, 0]]
         point, full = self.points[rows], self.distance[rows]
         low, high = torch.full_like(full, shortest), torch.ones_like(full)
         for _ in range(times):
-            keep = self.afford(rows, 1)
-            rows, point, full, low, high = rows[keep], point[keep], full[keep], low[keep], high[keep]
+            rows, point, full, low, high = take(self.able(rows, 1), rows, point, full, low, high)
             if not len(rows):
                 return
             middle = (low + high) / 2

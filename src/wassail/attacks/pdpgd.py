@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
+from wassail.device import take
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
 from wassail.losses import margin, strongest_rival
@@ -54,16 +55,17 @@ def pdpgd_engine(
     odds = torch.full_like(hunt.distance[rows], -math.log(ratio))  # log(lambda_1 / lambda_0)
     weight = odds.sigmoid()  # lambda_1 of a pair that sums to 1
     for k in range(steps):
-        keep = hunt.left(rows) >= torch.where(flipped[place], 1, 2)
-        rows, place, move, mean, square, odds, weight = (t[keep] for t in (rows, place, move, mean, square, odds, weight))
+        if math.isfinite(hunt.passes):
+            keep = (hunt.left(rows) >= torch.where(flipped[place], 1, 2)).nonzero()[:, 0]
+            rows, place, move, mean, square, odds, weight = take(keep, rows, place, move, mean, square, odds, weight)
         if not len(rows):
             break
         x, right = hunt.x[rows], ~flipped[place]
-        gradient = torch.zeros_like(x)
-        if right.any():
-            y, z = hunt.y[rows[right]], tape.logits[place[right]]
-            downhill = tape.gradients(y, strongest_rival(z, y)[1][:, None], place[right])[:, 0]
-            gradient[right] = -downhill * column((-margin(z, y)).sigmoid(), x)
+        gradient, some = torch.zeros_like(x), right.nonzero()[:, 0]
+        if len(some):
+            y, z = hunt.y[rows[some]], tape.logits[place[some]]
+            downhill = tape.gradients(y, strongest_rival(z, y)[1][:, None], place[some])[:, 0]
+            gradient[some] = -downhill * column((-margin(z, y)).sigmoid(), x)
         rate = step * fall ** (k / steps)
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient.square()
         metric = (square / (1 - 0.999 ** (k + 1))).sqrt() + 1e-8

@@ -10,6 +10,7 @@ from torch import Tensor
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import objective, pointwise
 from wassail.attacks.pointwise import random_start as random_point
+from wassail.device import take, write
 from wassail.errors import InputError
 from wassail.geometry import blocked, maximiser, project, steepest
 from wassail.network import Model, Progress, Tape, Tick
@@ -89,20 +90,23 @@ def pgd_attack(
         for k in range(steps + 1):
             value, weight = goal(tape.logits[keep], rows)
             better = value > top[rows]
-            top[rows[better]], best[rows[better]] = value[better], point[better]
+            write(top, better, value, rows)
+            write(best, better, point, rows)
             if k == steps or not len(rows):
                 break
             ahead = point + _step(point, tape.pull(weight, keep), norm, size, domain)
             tape, keep, rows, point = _look(hunt, project(ahead, hunt.x[rows], norm, radius, domain), rows)
             tick((turn + (k + 1) / steps) / restarts)
-    hunt.guess(hunt.rows, best[hunt.rows])
+    rows = hunt.rows
+    hunt.guess(rows, best[rows])
 
 
 def _look(hunt: Hunt, point: Tensor, rows: Tensor) -> tuple[Tape, Tensor, Tensor, Tensor]:
     """Evaluate points of these samples: the tape, where it holds those that still stand, their rows and their points."""
     tape, _ = hunt.tape(point, rows)
     keep = hunt.standing(rows).nonzero()[:, 0]
-    return tape, keep, rows[keep], point[keep]
+    rows, point = take(keep, rows, point)
+    return tape, keep, rows, point
 
 
 def _step(point: Tensor, g: Tensor, norm: float, size: float, domain: Domain) -> Tensor:

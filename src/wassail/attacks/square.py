@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective, objective, pointwise
+from wassail.device import blend, take, worth, write
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
 from wassail.network import Model, Progress, Tick, generators
@@ -93,7 +94,7 @@ def _run(hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, num
     if not len(rows):
         return
     x, dice = _images(hunt.x[rows]), generators(hunt.x[rows], seed, number)
-    reach = torch.as_tensor(hunt.radius, dtype=x.dtype, device=x.device).expand(len(hunt.x))[rows]
+    reach = torch.full((len(rows),), hunt.radius, dtype=x.dtype, device=x.device)
     best = _start(x, reach, norm, domain, dice)
     value, stands = _look(hunt, rows, best, goal)
     place = torch.arange(len(rows), device=x.device)
@@ -107,10 +108,13 @@ def _run(hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, num
         for k in range(end - first):
             point = _recolour(s, moves, k, domain) if bumps is None else _shift(s, moves, k, bumps, norm, domain)
             value, stands = _look(hunt, s.rows, point, goal)
-            better = (value > s.value).nonzero()[:, 0]
-            s.value[better], s.best[better] = value[better], point[better]
+            better = value > s.value
+            write(s.value, better, value)
+            write(s.best, better, point)
             if norm != math.inf:
-                s.length[better] = vector_norm(point[better] - s.x[better], norm)
+                some = worth(better)
+                mine, theirs = take(some, point, s.x)
+                s.length = blend(better, some, vector_norm(mine - theirs, norm), s.length)
             if len(stands) < len(s.rows):
                 s, moves = s.take(stands), moves.take(stands)
             if not len(stands):
@@ -179,8 +183,9 @@ class _Moves:
     def draw(cls, dice: list[torch.Generator], count: int, sides: tuple[int, int], x: Tensor) -> _Moves:
         """The next `count` queries with windows of these sides in images `(m, c, h, w)`."""
         u = _draw(dice, (count, 5 + x.shape[1]), x).transpose(0, 1)
-        places = u.new_tensor([x.shape[2] - sides[0] + 1, x.shape[3] - sides[1] + 1] * 2)
-        return cls(sides, (u[..., :4] * places).long(), u[..., 4] < 0.5, _signs(u[..., 5:], x))
+        down, across = x.shape[2] - sides[0] + 1, x.shape[3] - sides[1] + 1
+        places = torch.stack([u[..., 0] * down, u[..., 1] * across, u[..., 2] * down, u[..., 3] * across], -1)
+        return cls(sides, places.long(), u[..., 4] < 0.5, _signs(u[..., 5:], x))
 
     def take(self, keep: Tensor) -> _Moves:
         return _Moves(self.sides, self.corners[:, keep], self.turned[:, keep], self.signs[:, keep])

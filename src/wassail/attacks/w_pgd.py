@@ -126,7 +126,7 @@ def _attack(
 def _ascend(data: _Ascent, steps: int, step: float, tick: Tick) -> tuple[Tensor, Tensor]:
     """The rounds: the best iterate `(N, *shape)` and the logits at the samples `(N, K)`."""
     tolerance = flip_tolerance(data.x.dtype)
-    clean = data.look(data.network.rows, 0.0)  # a sample that is wrong as it stands needs no tolerance
+    clean = data.look(torch.arange(len(data.x)), 0.0)  # a sample that is wrong as it stands needs no tolerance
     data.keep_best()
     for turn in range(steps):
         if data.lowest == 0 or not (data.length > 0).any():
@@ -289,7 +289,8 @@ def dlr_slope(z: Tensor, y: Tensor) -> Tensor:
         return weight
     top = z.topk(3, dim=1)
     spread = (top.values[:, 0] - top.values[:, 2] + 1e-12)[:, None]
-    turn = value[:, None] / spread * value.new_tensor([-1.0, 0.0, 1.0])
+    ratio = value / spread[:, 0]
+    turn = torch.stack([-ratio, 0 * ratio, ratio], 1)
     return weight.scatter_add(1, top.indices, turn) / spread
 
 

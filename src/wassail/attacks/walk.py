@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wassail.device import take, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, project, steepest
 from wassail.losses import flip_tolerance, margin, predict
@@ -122,11 +123,13 @@ def walk(
         chosen = torch.arange(len(rows), device=x.device) * many + pick
         following, flip, lead = phi[chosen], wrong.flatten()[chosen], margin(z, labels)[chosen]
         better = flip | (lead > best[rows])
-        after[rows[better]], best[rows[better]] = following[better], lead[better]
-        before[rows[flip]], flipped[rows[flip]] = current[flip], True
+        write(after, better, following, rows)
+        write(best, better, lead, rows)
+        write(before, flip, current, rows)
+        flipped[rows] = flip
         if t + 1 == probe:
             rivals = rivals.gather(1, pick[:, None])
-        stay = ~flip
-        keep, rows, current, rivals = stay.nonzero()[:, 0], rows[stay], following[stay], rivals[stay]
+        keep = (~flip).nonzero()[:, 0]
+        rows, current, rivals = take(keep, rows, following, rivals)
         tick(max((t + 1) / steps, 1 - len(rows) / len(x)))
     return Walk(clean, before, after, flipped)
