@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _model_options(attack)
     _threat_options(attack, eps=None, threads=None, out=RUN_FILES)
     attack.set_defaults(run=_evaluate, certify=None, time_limit=None, resume=False, add_attack=[], look=False,
-                        chunk=CHUNK, gradients="float32", device=None, ray=None, workers=None)  # fmt: skip
+                        chunk=CHUNK, gradients="float32", ray=None, workers=None)  # fmt: skip
 
     report = commands.add_parser("report", help="one self-contained HTML page of a run")
     report.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
@@ -257,7 +257,6 @@ def _run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: 
                         help=f"for the radii; samples not reached have radius 0 (default: {seconds or 'none'})")  # fmt: skip
     parser.add_argument("--chunk", type=int, default=CHUNK, help="samples stored in one go (default: %(default)s)")
     parser.add_argument("--gradients", default="float32", help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}")
-    parser.add_argument("--device", default=None, help="cpu, cuda, mps (default: cpu)")
     parser.add_argument("--ray", nargs="?", const="", default=None, metavar="ADDRESS",
                         help="do the work on a Ray cluster; bare: one on this machine that nobody else reaches")  # fmt: skip
     parser.add_argument("--workers", type=int, default=None, help="--ray: processes (default: as many as there is room for)")
@@ -291,6 +290,7 @@ def _common_options(parser: argparse.ArgumentParser, norm: str, threads: int | N
     parser.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
     parser.add_argument("--out", default=None, help=f"directory for {out}")
     parser.add_argument("--threads", type=int, default=threads, help="CPU threads (default: %s)" % (threads or "torch's own"))
+    parser.add_argument("--device", default=None, help="where to compute: cpu, cuda, mps (default: cpu)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
