@@ -14,7 +14,7 @@ from wassail.cli import main
 from wassail.evaluation import indicators
 
 THREATS = [ws.Threat(2, order, 0.3) for order in (1, 2, math.inf)]
-ATTACKS = {"wda++": {"steps": 2, "search": 1}, "nearest": {"passes": 12}, "apgd-ce": {"steps": 2}, "w-pgd": {"steps": 1}}
+ATTACKS = {"wda++": {"steps": 2, "search": 1}, "nearest": {"passes": 20}, "apgd-ce": {"steps": 2}, "w-pgd": {"steps": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_autoattack_for_old_scripts_and_its_state(data, tmp_path):
 def test_indicators(data):
     def call(model, x, y):
         looks = indicators.check(model, x, y, (0, 1))
-        return looks, indicators.transfer(model, x, y, 2), indicators.converged(model, x, y, math.inf, (0, 1), 12)
+        return looks, indicators.transfer(model, x, y, 2), indicators.converged(model, x, y, math.inf, (0, 1), 20)
 
     for way in WAYS[:2]:
         assert differences(call(*data), there(call, *data, way)[0]) == []
