@@ -269,7 +269,11 @@ class ExportedClassifier(nn.Module):
         """
         if rows in self.approved or type(x) not in (Tensor, nn.Parameter):  # what traces the model computes nothing
             return
-        self._run(torch.empty(rows, *self.shape, dtype=x.dtype, device="meta"), check=True)
+        try:
+            self._run(torch.empty(rows, *self.shape, dtype=x.dtype, device="meta"), check=True)
+        except Exception as error:  # torch's operators raise whatever hostile arguments make them stumble over
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise InputError(f"the exported program cannot run on a batch of {rows}: {reason}.") from error
         self.approved.add(rows)
 
     def _run(self, x: Tensor, check: bool = False) -> Tensor:
