@@ -1,6 +1,7 @@
 """Certificates and what they are made of, in every rounding mode, against exact values of small cases."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -13,10 +14,14 @@ from torch import Tensor
 
 from support.rounding import MODES, long, rounded
 from wassail.certificates import attention, curves, infinity, jacobian, multipliers, norms, recession, slopes, tangents
+from wassail.certificates import certify as certify_module
+from wassail.certificates import loss_curve as loss_curve_module
 from wassail.certificates.bound import Bound
-from wassail.certificates.certify import Certificate
+from wassail.certificates.certify import Certificate, _Work
+from wassail.certificates.linear import Balls
 from wassail.certificates.loss_curve import LossCurve, _ends, _total
 from wassail.certificates.structure import Concat, Conv, Graph, Matrix, Node, Sum
+from wassail.transport import transport_cost
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -319,3 +324,157 @@ def test_the_slope_at_infinity_of_a_linear_network(norm: float, mode: str) -> No
         1 - np.longdouble(2) ** -60
     )
     assert found.upper - found.lower < 1e-9 * found.upper
+
+
+def moving(order: float, n: int, seed: int) -> LossCurve:
+    """A curve of n samples with three points each, of which only the lower side means anything."""
+    distance = uniform(3 * n, seed=seed).sort().values
+    value, zero = uniform(3 * n, seed=seed + 1), torch.zeros(n, dtype=DOUBLE)
+    mu = uniform(n, seed=seed + 2)
+    root, points = torch.arange(3 * n) % n, torch.zeros(3 * n, 1, dtype=DOUBLE)
+    flat = torch.full((n, 2), INF, dtype=DOUBLE)
+    return LossCurve(
+        torch.zeros(n, 1, dtype=DOUBLE), torch.zeros(n).long(), mu / mu.sum(), 2.0, order, "margin", None, zero,
+        torch.zeros(n).long(), points, root, value, distance, root, zero, torch.ones(1, dtype=DOUBLE), flat, flat, flat, INF,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", [1.0, 2.0])
+def test_the_plan_of_a_curve_stays_within_its_budget(order: float, mode: str) -> None:
+    """The step that the budget cuts ends before it, and so does a plan that just fits."""
+    for seed in range(10):
+        one = moving(order, 5, 10 * seed)
+        with rounded(mode):
+            _, choice, mu = one._plan(10.0)
+        whole = transport_cost(mu, (choice >= 0).double(), one.distance[choice.clamp(min=0)], order)
+        for eps in (0.5 * whole, 0.93 * whole, whole, *(math.nextafter(whole, 0.0) * (1 - k * 2.0**-53) for k in range(5))):
+            with rounded(mode):
+                _, choice, mu = one._plan(eps)
+            assert (mu >= 0).all()
+            assert transport_cost(mu, (choice >= 0).double(), one.distance[choice.clamp(min=0)], order) <= eps
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_sample_just_beyond_a_radius(mode: str) -> None:
+    """The cone is 0 at the radius 1/3 and little more at eps: what cancels there counts, in both forms of the upper side."""
+    for k in range(3):
+        slope = 1 + float(uniform(1, seed=k))
+        third = 1 / 3
+        start = -slope * third * (1 + (k % 5 - 2) * 2.0**-52)
+        eps = third * (1 + 1e-12 * k)
+        for begin in (start, 1e-3 * float(uniform(1, seed=k + 50)), -slope * eps):
+            line = Fraction(begin) + Fraction(slope) * Fraction(eps)
+            for order in (1.0, INF):
+                one = curve(order, [INF, INF], [INF, INF], [0.0, 0.0], begin, slope)
+                other = replace(one, slope=INF, line=(slope, begin))
+                with rounded(mode):
+                    found = one._grown(eps), one._upper(eps), other._upper(eps)
+                assert all(Fraction(top) >= line for top in found)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Base, reach and losses given: each line holds at both of its ends."""
+    n, before, radius = 50, 0.1, 1 / 3
+    base, rho = scattered(n, 2, seed=60), scattered(n, 2, seed=61).abs()
+    base[::2] = rho[::2] * (1 + 1e-15)
+    y = torch.zeros(n).long()
+    inputs = Balls.make(torch.zeros(n, 1, dtype=DOUBLE), torch.full((n,), radius, dtype=DOUBLE), INF, None)
+    monkeypatch.setattr(loss_curve_module, "Sweep", lambda *_: SimpleNamespace(run=lambda: SimpleNamespace(inputs=inputs)))
+    monkeypatch.setattr(loss_curve_module, "margins", lambda *_: (base, base, torch.zeros(n, 2, 1, dtype=DOUBLE)))
+    monkeypatch.setattr(Balls, "upper", lambda *_: rho.flatten())
+    graph = SimpleNamespace(outputs=2)
+    with rounded(mode):
+        _, near, line = _ends(graph, inputs.x, y, before, radius, INF, None, 0)  # type: ignore[arg-type]
+    ratio = np.longdouble(radius) / np.longdouble(before)
+    assert (long(near) <= long(base) - long(rho))[:, 1].all()
+    assert (long(line) <= long(base) - long(rho) * ratio * (1 - np.longdouble(2) ** -60))[:, 1].all()
+    lower, higher = scattered(n, 2, seed=62), scattered(n, 2, seed=63).abs()
+    least = lower - higher
+    monkeypatch.setattr(loss_curve_module, "_ends", lambda *_: (least, lower, least))
+    monkeypatch.setattr(loss_curve_module, "margin_bounds", lambda *_: lower)
+    monkeypatch.setattr(loss_curve_module, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE))
+    monkeypatch.setattr(loss_curve_module, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, ""))
+    graph = SimpleNamespace(outputs=2, curved=False, smooth=False)
+    with rounded(mode):
+        (_, grid, _, left, rise), _ = loss_curve_module._above(
+            graph, inputs.x, y, [before, radius], INF, "margin", None, 0, 1.0, lambda share: None,  # type: ignore[arg-type]
+        )  # fmt: skip
+    for t in (1, 2):  # from the first radius to the second, and from the tiny one to the first
+        end = long(left)[:, t] + long(rise)[:, t] * (long(grid)[t] - long(grid)[t - 1])
+        assert (end >= -long(least)[:, 1] - np.longdouble(2) ** -58).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The paper's slope is the square root of 2 times a norm; a tail adds a length to a loss; a mean has weights."""
+    for k in range(40):
+        low, high = sorted(scattered(2, seed=70 + k).abs().tolist())
+        monkeypatch.setattr(certify_module, "lipschitz", lambda *_, low=low, high=high, **__: Bound(low, high, ""))
+        work = SimpleNamespace(norm=2.0, graph=None, domain=None, seed=0, found={})
+        with rounded(mode):
+            _Work._paper(work, 1.0)  # type: ignore[arg-type]
+        found = work.found["paper"]
+        assert Fraction(found.lower) ** 2 <= 2 * Fraction(low) ** 2 and Fraction(found.upper) ** 2 >= 2 * Fraction(high) ** 2
+    x, drift = scattered(20, 30, seed=71), scattered(2, 2, seed=72).abs()
+    monkeypatch.setattr(certify_module, "highest_loss", lambda *_: torch.full((2,), INF, dtype=DOUBLE))
+    work = SimpleNamespace(
+        graph=SimpleNamespace(inputs=30), labels=[0, 1], loss="margin", domain=None, y=torch.arange(20) % 2, x=x, norm=1.0,
+        found={"infinity": Bound(0.0, 0.7, "")}, shadow=SimpleNamespace(drift=lambda k: drift[k]),
+    )  # fmt: skip
+    with rounded(mode):
+        tail = _Work._tail(work)  # type: ignore[arg-type]
+        mean = _Work._rounded_up(SimpleNamespace(mu=uniform(20, seed=73)), x[:, 0])  # type: ignore[arg-type]
+    assert tail is not None
+    for i in range(20):
+        exact = Fraction(float(drift[i % 2, 1 - i % 2])) + Fraction(tail.lam) * sum(abs(Fraction(v)) for v in x[i].tolist())
+        assert Fraction(float(tail.height[i])) >= exact
+    assert Fraction(mean) >= sum(Fraction(a) * Fraction(b) for a, b in zip(uniform(20, seed=73).tolist(), x[:, 0].tolist()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_highest_margin_of_bounded_networks_whose_rows_cancel(mode: str) -> None:
+    """Two logits that hardly differ: the coefficients of their difference have few digits, and each layer adds to that."""
+    first, bias = scattered(6, 5, seed=80), scattered(6, seed=81)
+    head = scattered(1, 6, seed=82).expand(2, 6) * (1 + 1e-9 * scattered(2, 6, seed=83))
+    nodes = (
+        Node((), (5,), "the input"), Node((0,), (5,), "", activation="tanh"), Node((1,), (6,), "", Matrix(first), bias),
+        Node((2,), (2,), "", Matrix(head), torch.tensor([0.3, 0.3], dtype=DOUBLE)),
+    )  # fmt: skip
+    token = replace(nodes[1], activation=None, curve=curves.Normalise(1e-5))
+    with rounded(mode):
+        top = recession.highest(Graph(nodes), [0])
+        reached = recession.highest(Graph((nodes[0], token, *nodes[2:])), [0])
+    gap = long(head)[1] - long(head)[0]
+    row = gap @ long(first)
+    assert long(top)[0, 1] >= np.abs(row).sum() + gap @ long(bias)
+    # A normalised token is no longer than sqrt(5): the bound by its length.
+    assert long(reached)[0, 1] >= np.sqrt((row**2).sum()) * np.sqrt(np.longdouble(5)) * (1 - 1e-6) + gap @ long(bias)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_distance_to_the_shadow_of_a_wide_network(mode: str) -> None:
+    first, second = uniform(300, 2, seed=84), uniform(2, 300, seed=85)
+    nodes = (
+        Node((), (2,), "the input"), Node((0,), (300,), "", Matrix(first)), Node((1,), (300,), "", activation="softplus"),
+        Node((2,), (2,), "", Matrix(second), torch.tensor([0.1, 0.7], dtype=DOUBLE)),
+    )  # fmt: skip
+    with rounded(mode):
+        error = recession.shadow(Graph(nodes)).margin_error(0)
+    assert long(error)[1] >= np.abs(long(second)[1] - long(second)[0]).sum() * np.log(np.longdouble(2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_semidefinite_proof_of_a_tall_map(mode: str) -> None:
+    """Many outputs: the squares that the form is made of are long sums."""
+    for m, n in ((3, 4), (2000, 3), (5, 40)):
+        matrix, left, right = rank_one(m, n, m)
+        truth = (left * right) ** 2
+        none = torch.zeros(1, 0, n, dtype=DOUBLE), torch.zeros(1, 0, 0, dtype=DOUBLE), torch.zeros(1, m, 0, dtype=DOUBLE)
+        form = multipliers.Form(none[0], none[1], matrix[None], none[2], False)
+        for shift in (0.0, *(sign * k * 2.0**-53 for k in (1, 3, 6, 12, 25, 50, 100, 200, 400, 800) for sign in (-1, 1))):
+            w = torch.tensor([[float(truth) * (1 + shift) / (1 + multipliers.INFLATE)]], dtype=DOUBLE)
+            with rounded(mode):
+                value = multipliers.prove(form, w, torch.zeros(1, 0, dtype=DOUBLE))
+            assert np.longdouble(float(value)) >= truth * (1 - np.longdouble(2) ** -60), (m, n, shift)

@@ -5,6 +5,7 @@ Where a bound is exact but for rounding, a missing rounding term shows: the boun
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,13 @@ import torch
 from torch import Tensor
 
 from support.rounding import MODES, Array, long, rounded
+from wassail.certificates.jacobian import adjoint, one_region, ranges
 from wassail.certificates.linear import Balls, Sweep, margins
 from wassail.certificates.propagate import crown, gradients, intervals, linear_upper
+from wassail.certificates.recession import spans
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph, Matrix, Node
+from wassail.certificates.tangents import centred
 from wassail.threat import Domain
 
 INF = math.inf
@@ -147,7 +151,7 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
     """Intervals of a network that rises are exact: its ends are its values at two corners."""
     for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [1, 1, 1, 1, 1, 2])):
         graph = rising(sizes, seed, active)
-        x, radius = uniform(2, sizes[0], seed=9), torch.tensor([0.1, 0.01], dtype=torch.float64)
+        x, radius = uniform(2, sizes[0], seed=9), torch.tensor([0.1, 1e-15], dtype=torch.float64)
         with rounded(mode):
             sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
             proved = sweep.proved()
@@ -184,7 +188,7 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             biases.append(9 - weight @ here)
             here = torch.full((len(weight),), 9.0, dtype=torch.float64)
         graph = perceptron(weights, biases)
-        x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-3], dtype=torch.float64)
+        x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-16], dtype=torch.float64)
         y = torch.tensor([0, 1, 0])
         with rounded(mode):
             sweep = Sweep(graph, Balls.make(x, radius, norm, None)).run()
@@ -206,9 +210,66 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             truth = z[int(y[i])] - z - support_function(gap, free, free, reach, norm)
             others = np.arange(sizes[-1]) != int(y[i])
             assert (long(lower)[i] <= truth)[others].all() and (truth - long(lower)[i] < 1e-10)[others].all()
+            one, row = values(graph, long(x)[i])[1], long(weights[0])
+            wide = np.full(row.shape, np.inf, dtype=np.longdouble)
+            swing = support_function(row, wide, wide, np.repeat(long(radius)[i], len(row)), norm)
+            low, high = (long(side)[i] + long(sweep.centre[1])[i] for side in sweep.spans[1])
+            assert (low <= one - swing).all() and (high >= one + swing).all()
             low, high = (long(side) for side in slopes[i].entries())
             assert (low <= total).all() and (high >= total).all() and (high - low < 1e-12).all()
             # The plane itself holds at the corner where it is lowest.
             corner = -np.sign(gap) * long(radius)[i] if norm == INF else np.zeros_like(gap)
             plane = long(base)[i] + (long(a)[i] * -corner).sum(1)
             assert (plane <= z[int(y[i])] - z + (gap * corner).sum(1))[others].all() or norm != INF
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
+    """`Graph.rounding`: every weight and bias may be off by that much, here all of them one way."""
+    off, sizes = 1e-7, [3, 5, 4, 3]
+    graph = rising(sizes, 7, active=True)
+    known = replace(graph, rounding=off)
+    x, radius = uniform(1, 3, seed=9), torch.tensor([0.1], dtype=torch.float64)
+    region = Region.make(Ball(x[0], 0.1, INF), 3)
+    rows = torch.eye(3, dtype=torch.float64)
+    with rounded(mode):
+        sweep = Sweep(known, Balls.make(x, radius, INF, None)).run()
+        two = Sweep(known, Balls.make(x, radius, 2.0, None)).run()
+        constant, a, owner = sweep.bound(len(graph.nodes) - 1, rows, torch.zeros(3).long())
+        upper = constant + sweep.inputs.upper(a, owner)
+        fixed, substituted = intervals(known, region), linear_upper(crown(known, region), len(graph.nodes) - 1, rows)
+        partial = gradients(crown(known, region), rows).entries()
+        inner = ranges(known, one_region(region))
+        low_high = adjoint(known, inner, rows), centred(known, inner, rows)
+        everywhere = spans(known, (x - 0.1, x + 0.1))
+    for side in (1 + off, 1 - off):
+        true = replace(graph, nodes=tuple(_scaled(node, side) for node in graph.nodes))
+        ends = [values(true, long(x)[0] + sign * long(radius)[0]) for sign in (-1, 1)]
+        for k in range(len(graph.nodes)):
+            low, high = (long(v)[0] + long(sweep.centre[k])[0] for v in sweep.spans[k])
+            assert (low <= ends[0][k]).all() and (high >= ends[1][k]).all()
+            assert (long(everywhere[k][0])[0] <= ends[0][k] + 1e-15).all() and (
+                long(everywhere[k][1])[0] >= ends[1][k] - 1e-15
+            ).all()
+        one = values(true, long(x)[0])[1]
+        low, high = (long(v)[0] + long(two.centre[1])[0] for v in two.spans[1])
+        swing = np.sqrt((long(true.nodes[1].map.weight) ** 2).sum(1)) * long(radius)[0]  # type: ignore[union-attr]
+        assert (low <= one - swing).all() and (high >= one + swing).all()
+        assert (long(upper) + long(sweep.centre[len(graph.nodes) - 1])[0] >= ends[1][-1]).all()
+        assert (long(substituted) >= ends[1][-1]).all()
+        for k, (low, high) in fixed.spans.items():
+            source = graph.nodes[k].inputs[0]
+            assert (long(low) <= ends[0][source]).all() and (long(high) >= ends[1][source]).all()
+        total = long(true.nodes[1].map.weight)  # type: ignore[union-attr]
+        for k in (3, 5):
+            total = long(true.nodes[k].map.weight) @ total  # type: ignore[union-attr]
+        for low, high in (partial, *((low[0], high[0]) for low, high in low_high)):
+            assert (long(low) <= total).all() and (long(high) >= total).all()
+        for k, (low, high) in inner.items():
+            assert (long(low)[0] <= ends[0][k]).all() and (long(high)[0] >= ends[1][k]).all()
+
+
+def _scaled(node: Node, factor: float) -> Node:
+    if not isinstance(node.map, Matrix):
+        return node
+    return replace(node, map=Matrix(node.map.weight * factor), bias=None if node.bias is None else node.bias * factor)

@@ -258,7 +258,7 @@ def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
 def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:
     """The bound on `|J|^2` that `(w, t)` proves in floating point, `(m,)`: `sum w` (spread) or `w`, and inf where it does not.
 
-    S is formed with errors of `(N + 4) 2^-52` of the sum of magnitudes, entry by entry, and a Cholesky factor that exists is
+    S is formed with errors of `(N + K + 4) 2^-52` of the sum of magnitudes, entry by entry (K: outputs), and a Cholesky factor that exists is
     exact for a matrix `(N + 1) 2^-52 trace` away (Higham 2002, theorem 10.3): once S is scaled to magnitudes of 1 on its
     diagonal, both are taken off that diagonal first.
     """
@@ -270,7 +270,7 @@ def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:
     magnitude = absolute.matrix(w, t) + 2 * out.mT @ out
     scale = _diagonal(magnitude).clamp(min=1e-300).rsqrt()  # definiteness survives a congruence
     s, magnitude = (v * scale[:, :, None] * scale[:, None, :] for v in (s, magnitude))
-    slack = (size + 4) * 2.0**-52 * (magnitude.sum(2).amax(1) + size)
+    slack = (size + out.shape[1] + 4) * 2.0**-52 * (magnitude.sum(2).amax(1) + size)
     _diagonal(s)[:] -= slack[:, None]
     failed = torch.linalg.cholesky_ex(s).info != 0
     return (w.sum(1) * (1 + size * 2.0**-52)).masked_fill(failed, math.inf)

@@ -62,7 +62,7 @@ class Shadow:
             else:
                 far = error[node.inputs[0]] if node.inputs else torch.zeros(1, *node.shape, dtype=torch.float64)
             error.append(far + self.own[i] if i in self.own else far)
-        # Sums of numbers >= 0; the head's rows are differences, rounded once.
+        # Sums of numbers >= 0; the head's rows are differences, rounded once, and so is what is in `own`.
         return error[-1][0] * (1 + 2 * gamma(graph))
 
 
@@ -78,7 +78,7 @@ def shadow(graph: Graph) -> Shadow:
             nodes.append(node)
         elif bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             middle = (low + high) / 2
-            own[i] = torch.maximum(high - middle, middle - low) * (1 + 2.0**-50)
+            own[i] = torch.maximum(high - middle, middle - low)  # rounded, which `_far` pays for
             nodes.append(_nothing(graph, node, middle))
         elif node.activation is not None:
             own[i] = torch.full(node.shape, ACTIVATIONS[node.activation].distance_to_relu, dtype=torch.float64)
