@@ -151,7 +151,7 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
     """Intervals of a network that rises are exact: its ends are its values at two corners."""
     for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [1, 1, 1, 1, 1, 2])):
         graph = rising(sizes, seed, active)
-        x, radius = uniform(2, sizes[0], seed=9), torch.tensor([0.1, 1e-15], dtype=torch.float64)
+        x, radius = uniform(2, sizes[0], seed=9), torch.tensor([0.1, 1e-20], dtype=torch.float64)
         with rounded(mode):
             sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
             proved = sweep.proved()
@@ -188,7 +188,7 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             biases.append(9 - weight @ here)
             here = torch.full((len(weight),), 9.0, dtype=torch.float64)
         graph = perceptron(weights, biases)
-        x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-16], dtype=torch.float64)
+        x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-20], dtype=torch.float64)
         y = torch.tensor([0, 1, 0])
         with rounded(mode):
             sweep = Sweep(graph, Balls.make(x, radius, norm, None)).run()
@@ -248,9 +248,8 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
         for k in range(len(graph.nodes)):
             low, high = (long(v)[0] + long(sweep.centre[k])[0] for v in sweep.spans[k])
             assert (low <= ends[0][k]).all() and (high >= ends[1][k]).all()
-            assert (long(everywhere[k][0])[0] <= ends[0][k] + 1e-15).all() and (
-                long(everywhere[k][1])[0] >= ends[1][k] - 1e-15
-            ).all()
+            low, high = (long(side)[0] for side in everywhere[k])
+            assert (low <= ends[0][k] + 1e-15).all() and (high >= ends[1][k] - 1e-15).all()
         one = values(true, long(x)[0])[1]
         low, high = (long(v)[0] + long(two.centre[1])[0] for v in two.spans[1])
         swing = np.sqrt((long(true.nodes[1].map.weight) ** 2).sum(1)) * long(radius)[0]  # type: ignore[union-attr]

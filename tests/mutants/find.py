@@ -12,6 +12,7 @@ never by line number, so the list follows the code as it moves:
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,10 +160,9 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-def mutants(root: Path, files: list[str]) -> list[Mutant]:
-    """The mutants of some files of the package, in order."""
-    sources = {file: (root / file).read_text() for file in sorted(p.relative_to(root).as_posix() for p in root.rglob("*.py"))}
+def mutants(root: Path, sources: Mapping[str, str]) -> list[Mutant]:
+    """The mutants of some files of a package, in order. root: where constants that they import are defined."""
     shared: dict[str, str] = {}
-    for source in sources.values():
-        shared |= constants(ast.parse(source))
-    return [m for file in files for m in Finder(file, sources[file], shared).found]
+    for path in sorted(root.rglob("*.py")):
+        shared |= constants(ast.parse(path.read_text()))
+    return [m for file, source in sources.items() for m in Finder(file, source, shared).found]

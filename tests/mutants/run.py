@@ -44,12 +44,13 @@ OPTIONS = [
     str(ROOT),
 ]
 
+SOURCES = {file: (PACKAGE / file).read_text() for file in GUARDS}  # as they were at the start, whatever happens to the files
+
 
 def exchange(mutant: Mutant) -> None:
     """Gives the function that a mutant changes its new code, wherever it is already in use."""
     module = importlib.import_module("wassail." + mutant.file.removesuffix(".py").replace("/", "."))
-    source = (PACKAGE / mutant.file).read_text()
-    code = compile(mutant.apply(source), str(PACKAGE / mutant.file), "exec")
+    code = compile(mutant.apply(SOURCES[mutant.file]), str(PACKAGE / mutant.file), "exec")
     owner: Any = module
     for name in mutant.where.split("."):
         code = next(part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name)
@@ -159,7 +160,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    every = [*mutants(PACKAGE, list(GUARDS)), *named(PACKAGE)]
+    every = [*mutants(PACKAGE, SOURCES), *named(SOURCES)]
     todo = [m for m in every if not excused(m) and (not arguments.text or any(t in m.name for t in arguments.text))]
     if arguments.list:
         print("\n".join(m.name for m in todo))

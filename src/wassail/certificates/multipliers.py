@@ -258,9 +258,9 @@ def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
 def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:
     """The bound on `|J|^2` that `(w, t)` proves in floating point, `(m,)`: `sum w` (spread) or `w`, and inf where it does not.
 
-    S is formed with errors of `(N + K + 4) 2^-52` of the sum of magnitudes, entry by entry (K: outputs), and a Cholesky factor that exists is
-    exact for a matrix `(N + 1) 2^-52 trace` away (Higham 2002, theorem 10.3): once S is scaled to magnitudes of 1 on its
-    diagonal, both are taken off that diagonal first.
+    S is formed with errors of `(N + K + 4) 2^-52` of the sum of magnitudes, entry by entry (K: outputs), and a Cholesky factor
+    that exists is exact for a matrix `(N + 1) 2^-52 trace` away (Higham 2002, theorem 10.3): once S is scaled to magnitudes of
+    1 on its diagonal, both are taken off that diagonal first.
     """
     w = w * (1 + INFLATE)
     s = form.matrix(w, t)
