@@ -319,11 +319,27 @@ def test_the_slope_at_infinity_of_a_linear_network(norm: float, mode: str) -> No
     gap = np.abs(long(weight)[1] - long(weight)[0])
     truth = gap.max() if norm == 1 else gap.sum() if norm == INF else np.sqrt((gap**2).sum())
     with rounded(mode):
-        found = infinity.infinity(network, norm, [0])
-    assert np.longdouble(found.lower) <= truth * (1 + np.longdouble(2) ** -60) and np.longdouble(found.upper) >= truth * (
-        1 - np.longdouble(2) ** -60
-    )
-    assert found.upper - found.lower < 1e-9 * found.upper
+        both = infinity.infinity(network, norm, [0]), infinity.infinity_by_cells(network, norm, [0])
+    for found in both:
+        assert np.longdouble(found.lower) <= truth * (1 + np.longdouble(2) ** -60)
+        assert np.longdouble(found.upper) >= truth * (1 - np.longdouble(2) ** -60)
+        assert found.upper - found.lower < 1e-9 * found.upper
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", [1.0, 2.0, INF])
+def test_directions_to_infinity_are_no_longer_than_one(norm: float, mode: str) -> None:
+    weight = [scattered(8, 6, seed=32), scattered(2, 8, seed=33)]
+    network = perceptron(weight, [torch.zeros(8, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE)]).piecewise()
+    gaps = infinity._gaps(network, [(0, 1)])
+    rounding, u = infinity._Rounding.of(gaps, norm), scattered(50, 6, seed=34)
+    with rounded(mode):
+        short, values = infinity._values(gaps, rounding, u, norm)
+    size = [[abs(Fraction(v)) for v in row] for row in short.tolist()]
+    for row in size:
+        assert (max(row) if norm == INF else sum(row) if norm == 1 else sum(v * v for v in row)) <= 1
+    hidden = np.maximum(long(short) @ long(weight[0]).T, 0)
+    assert (long(values)[:, 0] <= hidden @ (long(weight[1])[1] - long(weight[1])[0])).all()
 
 
 def moving(order: float, n: int, seed: int) -> LossCurve:
@@ -418,6 +434,7 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
         found = work.found["paper"]
         assert Fraction(found.lower) ** 2 <= 2 * Fraction(low) ** 2 and Fraction(found.upper) ** 2 >= 2 * Fraction(high) ** 2
     x, drift = scattered(20, 30, seed=71), scattered(2, 2, seed=72).abs()
+    x[::2] *= 1e-12
     monkeypatch.setattr(certify_module, "highest_loss", lambda *_: torch.full((2,), INF, dtype=DOUBLE))
     work = SimpleNamespace(
         graph=SimpleNamespace(inputs=30), labels=[0, 1], loss="margin", domain=None, y=torch.arange(20) % 2, x=x, norm=1.0,

@@ -146,6 +146,11 @@ class Finder(ast.NodeVisitor):
         elif node.id in TERMS and self.reads and self.reads[-1].get(node.id, 0) > 1:
             self.add(node, f"(0.0 * {node.id})")
 
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if not isinstance(node.value, ast.Name):  # a table of numbers: what is read from it has a name of its own
+            self.visit(node.value)
+        self.visit(node.slice)
+
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load) and node.attr in TERMS:
             self.add(node, f"(0.0 * {ast.unparse(node)})")

@@ -149,9 +149,10 @@ class Balls:
         gram = torch.where(known[:, :, None, None], gram, 0.0)
         trace = gram.diagonal(dim1=2, dim2=3).sum(2)
         lost = b.shape[2] * b.shape[3] * FLOOR[torch.float64]  # products that underflow
+        # The trace is at least the largest eigenvalue: its slack pays for the square root and the products after it, too.
         top = torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., -1].clamp(min=0) + slack * trace + lost
         total = columns.sum(2) if self.norm == math.inf else radius.square()
-        return start, torch.where(known, (total * top).sqrt() * (1 + slack), math.inf)
+        return start, torch.where(known, (total * top).sqrt(), math.inf)
 
     def upper(self, a: Tensor, owner: Tensor) -> Tensor:
         """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up, exact up to that.
