@@ -9,6 +9,7 @@ in a sentence what it saw and what to do; none of them changes a figure, but the
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.nearest import nearest
-from wassail.errors import InputError
+from wassail.errors import InputError, ModelWarning
 from wassail.evaluation.result import Evaluation, Finding
 from wassail.losses import margin_ascent, predict
 from wassail.network import BATCH_SIZE, Model, Network, Tick, check_data, device_of, frozen, search
@@ -262,7 +263,10 @@ def converged(
     def search(budget: int) -> Tensor:
         return nearest(model, x, y, norm, domain, passes=budget, seed=seed, batch_size=batch_size).distances
 
-    early, late = search(few), search(passes) if late is None else late[:LOOKED_AT]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelWarning)  # a quarter of the passes may be none at all, and is our own choice
+        early = search(few)
+    late = search(passes) if late is None else late[:LOOKED_AT]
     attacked = late > 0
     both = attacked & torch.isfinite(early)
     none_early, none = (int((attacked & torch.isinf(distances)).sum()) for distances in (early, late))
