@@ -37,6 +37,7 @@ RUN_FILES = "the run, report.html and sandwich.png"
 SLOPES = {"infinity": "l", "anchor": "S", "margin": "Lm", "paper": "L"}  # of certificates.certify, with their symbols
 LOSSES = ("cross_entropy", "margin")
 METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")  # of certificates.radii
+ARITHMETICS = ("auto", "executed", "exact")  # of certificates.executed
 FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")  # of report.figures
 DEMO_SECONDS = "120"  # for the certificates of the demo, which need a third of it on a laptop
 CHUNK = 100  # samples that are computed, and stored, in one go
@@ -137,8 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     attack = commands.add_parser("attack", help="attack a model on data: `evaluate` without checks and certificates")
     _model_options(attack)
     _threat_options(attack, eps=None, threads=None, out=RUN_FILES)
-    attack.set_defaults(run=_evaluate, certify=None, time_limit=None, resume=False, add_attack=[], look=False,
-                        chunk=CHUNK, gradients="float32", ray=None, workers=None)  # fmt: skip
+    attack.set_defaults(run=_evaluate, certify=None, arithmetic="auto", time_limit=None, resume=False, add_attack=[],
+                        look=False, chunk=CHUNK, gradients="float32", ray=None, workers=None)  # fmt: skip
 
     report = commands.add_parser("report", help="one self-contained HTML page of a run")
     report.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
@@ -253,6 +254,9 @@ def _model_options(parser: argparse.ArgumentParser, required: bool = True) -> No
 def _run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: str | None) -> None:
     parser.add_argument("--certify", nargs="?", const="auto", default=certify, metavar="METHOD",
                         help=f"radii too: {', '.join(METHODS)} (default: {certify or 'none'}; bare: auto)")  # fmt: skip
+    parser.add_argument("--arithmetic", default="auto", metavar="A",
+                        help="radii for the network as it is executed, or for the exact function: auto, executed, exact "
+                             "(default: auto, executed where that is covered)")  # fmt: skip
     parser.add_argument("--time-limit", default=seconds, metavar="SECONDS",
                         help=f"for the radii; samples not reached have radius 0 (default: {seconds or 'none'})")  # fmt: skip
     parser.add_argument("--chunk", type=int, default=CHUNK, help="samples stored in one go (default: %(default)s)")
@@ -312,6 +316,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     _known("precision", [options.gradients], PRECISIONS)
     if options.certify is not None:
         _known("method", [options.certify], METHODS)
+    _known("arithmetic", [options.arithmetic], ARITHMETICS)
     seconds = None if options.time_limit is None else _seconds(options.time_limit)
     given: dict[str, Any] = {"topk": options.topk}
     for word in ("step", "kappa"):
@@ -334,8 +339,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         run = ws.evaluate(
             source, data, [Threat(norm, order, eps, domain) for eps in budgets for order in orders], own,
             out=folder, resume=options.resume or bool(options.add_attack), add=bool(options.add_attack),
-            certify=options.certify, time_limit=seconds, passes=options.passes, seed=options.seed, chunk=options.chunk,
-            batch_size=options.batch_size, gradients=options.gradients, look=options.look, command=sys.argv[1:],
+            certify=options.certify, arithmetic=options.arithmetic, time_limit=seconds, passes=options.passes,
+            seed=options.seed, chunk=options.chunk, batch_size=options.batch_size, gradients=options.gradients, look=options.look, command=sys.argv[1:],
             runner=runner, progress=_progress(options),
         )  # fmt: skip
     print_evaluation(run)

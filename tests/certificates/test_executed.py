@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
+from wassail import losses
 from wassail.certificates.executed import arithmetic_of, gamma, margin_errors, refusal
 from wassail.certificates.linear import Balls, Sweep, margins
+from wassail.certificates.radii import Radii
 from wassail.certificates.structure import Graph, Node, read
 from wassail.errors import InputError
 
@@ -257,3 +260,62 @@ def test_arithmetics_agree_where_rounding_is_small() -> None:
                 assert flips is not None
                 near = flips.distances[finite & executed.exact]
                 assert (near <= executed.values[finite & executed.exact] * 1.002).all()
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
+def test_a_loss_curve_of_the_executed_network(loss: str) -> None:
+    """Its upper side is above every loss that the float32 network has in the ball; that of the exact function is not."""
+    model = cancelling()
+    x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
+    y = read(model, (8,)).logits(x).argmax(1)
+    grid = [1e-4, 1e-2]
+    options = {"norm": "inf", "order": "inf", "loss": loss, "grid": grid, "time_limit": 1.0}
+    exact, executed = (ws.loss_curve(model, x, y, arithmetic=kind, **options) for kind in ("exact", "executed"))
+    assert (exact.arithmetic, executed.arithmetic) == ("exact", "executed")
+    assert exact.lift == 0 < executed.lift
+    value = {"cross_entropy": lambda z: F.cross_entropy(z, y), "margin": lambda z: losses.margin(z, y).mean()}[loss]
+    highest = 0.0
+    for seed in range(300):
+        step = grid[0] * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) - 1)
+        with torch.no_grad():
+            highest = max(highest, float(value(model((x + 0.99 * step).clamp(0, 1)).double())))
+    assert exact(grid[0])[1] < highest <= executed(grid[0])[1]
+    lower, upper = executed.of_order(1)(grid[1])
+    assert lower <= upper
+    with torch.no_grad():  # the lower side is what the model itself says
+        assert executed.empirical == pytest.approx(float(value(model(x).double())), abs=1e-12)
+    with pytest.raises(InputError, match="needs a box"):
+        ws.loss_curve(model, x, y, domain=None, arithmetic="executed")
+
+
+def test_results_say_their_arithmetic_and_older_ones_were_exact(tmp_path: Path) -> None:
+    model, x = cancelling(4.0), torch.rand(2, 8)
+    y = read(model, (8,)).logits(x).argmax(1)
+    found = ws.radii(model, x, y, method="crown", arithmetic="executed")
+    found.save(tmp_path / "radii")
+    assert ws.Radii.load(tmp_path / "radii").arithmetic == "executed"
+    before = Radii(found.values, found.exact, "crown", math.inf, (0.0, 1.0))
+    assert before.arithmetic == "exact"
+
+
+def test_an_evaluation_says_which_arithmetic_its_radii_hold_for(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    x = torch.rand(4, 6)
+    data, threat = (x, model(x).argmax(1)), ws.Threat("inf", "inf", 0.01, (0.0, 1.0))
+    options = {"certify": "crown", "look": False}
+    found = {}
+    for arithmetic in ("executed", "exact"):
+        run = ws.evaluate(model, data, threat, ["fgsm"], out=tmp_path / arithmetic, arithmetic=arithmetic, **options)
+        again = ws.Evaluation.load(tmp_path / arithmetic)
+        assert run.certificate["arithmetic"] == again.certificate["arithmetic"] == arithmetic
+        (found[arithmetic],) = (item for item in again.findings if item.name == "arithmetic")
+    assert found["executed"].level == "ok" and "as it is executed" in found["executed"].text
+    assert found["exact"].level == "note" and "rounding is at most" in found["exact"].text
+    smooth = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    data = (x, smooth(x).argmax(1))
+    run = ws.evaluate(smooth, data, threat, ["fgsm"], **options)
+    (finding,) = (item for item in run.findings if item.name == "arithmetic")
+    assert run.certificate["arithmetic"] == "exact" and "'tanh'" in finding.text and "was seen" in finding.text
+    with pytest.raises(InputError, match="does not cover 'tanh'"):
+        ws.evaluate(smooth, data, threat, ["fgsm"], arithmetic="executed", **options)

@@ -30,15 +30,16 @@ from torch import Tensor
 
 from wassail.certificates.bound import below
 from wassail.certificates.certify import Certificate
+from wassail.certificates.executed import arithmetic_of, margin_errors
 from wassail.certificates.linear import Balls, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import lipschitz
-from wassail.certificates.slopes import change_of_scale, highest_loss, loss_above
+from wassail.certificates.slopes import change_of_scale, highest_loss, loss_above, whole_box
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
 from wassail.geometry import distances as distances_between
 from wassail.losses import ASCENTS, LIPSCHITZ, predict
-from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, versions
+from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, device_of, frozen, versions
 from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_norm, parse_order
 from wassail.transport import Distribution, sample_weights
@@ -61,7 +62,8 @@ class LossCurve(Record):
     two radii, or beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius before))`; slope:
     and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate, the worst case is at most `C + lam eps`. All
     are the same for every order: see `of_order`.
-    Computed for the network in float64 arithmetic, with its weights as given.
+    arithmetic: whether the curve is of the network as it is "executed", in its own floating-point type, or of the "exact"
+    function; lift: how much higher the executed loss may be than the exact one, whose slope it is, anywhere in the domain.
     """
 
     x: Tensor
@@ -86,6 +88,8 @@ class LossCurve(Record):
     slope: float
     info: Mapping[str, Any] = field(default_factory=dict)
     line: tuple[float, float] | None = None
+    arithmetic: str = "exact"
+    lift: float = 0.0
 
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below, certified and rounded up above."""
@@ -201,7 +205,7 @@ class LossCurve(Record):
         """Two lines above the growth on each interval, left end and slope, `(N, T + 1)` each: of the ball, and the cone."""
         lines = [(self.left, self.rise)]
         if self.slope < math.inf:
-            cone = self.start[:, None] + self.slope * edge
+            cone = self.start[:, None] + self.lift + self.slope * edge
             lines.append((cone + 4 * ULP * (self.start[:, None].abs() + cone.abs()), torch.full_like(cone, self.slope)))
         return lines
 
@@ -247,6 +251,7 @@ def loss_curve(
     loss: str = "cross_entropy",
     domain: Domain = (0.0, 1.0),
     *,
+    arithmetic: str = "auto",
     points: Sequence[Tensor] = (),
     grid: Sequence[Number] | None = None,
     mu: Tensor | None = None,
@@ -264,6 +269,7 @@ def loss_curve(
     (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a
     box it is looked for there and, as a box is a part of R^n, on R^n. certificate: what `certify` found for the same samples
     and loss, on this domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
+    arithmetic: as in `radii`; executed needs the model itself and a box, and its points are evaluated by the model.
     """
     r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
     if loss == "dlr":
@@ -274,6 +280,7 @@ def loss_curve(
     if not len(x):
         raise InputError("there are no samples: a curve is about the loss on data, give at least one.")
     graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+    graph, run = _executed(model, graph, arithmetic, domain)
     x, y = x.to(graph.device), y.to(graph.device)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
@@ -281,7 +288,7 @@ def loss_curve(
     if certificate is not None:
         _check_certificate(certificate, x.cpu(), y.cpu(), r, loss, domain, weights)
     with _bar(progress, "loss curve") as report:
-        found = _Points(graph, x, y, r, loss, domain)
+        found = _Points(graph, x, y, r, loss, domain, run)
         reach = _beyond(radii, x, r, domain)
         for place, radius in enumerate(reach):
             found.climb(radius)
@@ -296,7 +303,7 @@ def loss_curve(
     info = {"versions": versions(), "steps": steps}
     return LossCurve(
         x.cpu(), y.cpu(), weights, r, p, loss, domain, found.clean.cpu(), found.clean_predicted.cpu(), *found.columns(), *above,
-        slope, info, line,
+        slope, info, line, graph.arithmetic, _lift(graph, y, domain),
     )  # fmt: skip
 
 
@@ -311,13 +318,32 @@ def _check_certificate(
         raise InputError(f"the certificate is about {certificate.domain}, the curve about {domain}: certify there or on R^n.")
 
 
+def _executed(model: Model | Graph, graph: Graph, arithmetic: str, domain: Domain) -> tuple[Graph, Model | None]:
+    """The graph in its arithmetic, and the model that evaluates points if it is the executed one."""
+    missing = "the model itself" if isinstance(model, Graph) else "a box as its domain" if domain is None else ""
+    if missing and arithmetic == "executed":
+        raise InputError(f"a loss curve in executed arithmetic needs {missing}: give it, or use arithmetic='exact'.")
+    graph = arithmetic_of(graph, "exact" if missing and arithmetic == "auto" else arithmetic)
+    return graph, None if graph.arithmetic == "exact" or isinstance(model, Graph) else model
+
+
+def _lift(graph: Graph, y: Tensor, domain: Domain) -> float:
+    """How far the executed loss may be from the exact one in a box: as far as a margin, since both losses are 1-Lipschitz."""
+    if graph.arithmetic == "exact" or domain is None:
+        return 0.0
+    labels = torch.unique(y)
+    sweep = Sweep(graph, whole_box(graph, domain)).run()
+    return max(float(margin_errors(sweep, label[None]).max()) for label in labels)
+
+
 class _Points:
     """Evaluated points of high loss, found by an ascent inside larger and larger balls."""
 
-    def __init__(self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain) -> None:
-        self.graph, self.x, self.y, self.norm, self.domain = graph, x, y, norm, domain
+    def __init__(self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, model: Model | None) -> None:
+        """model: what evaluates the points that are kept, if it is not the graph."""
+        self.graph, self.x, self.y, self.norm, self.domain, self.model = graph, x, y, norm, domain, model
         self.value, self.ascent = LIPSCHITZ[loss], ASCENTS["ce" if loss == "cross_entropy" else loss]
-        z = self._logits(x)
+        z = self._kept(x)
         self.clean, self.clean_predicted = self.value(z, y), predict(z, y)
         self.best, self.top = x.double(), self.clean
         self.parts: list[tuple[Tensor, ...]] = []
@@ -354,7 +380,7 @@ class _Points:
         if self.domain is not None:
             inside &= ((points >= self.domain[0]) & (points <= self.domain[1])).flatten(1).all(1)
         points = torch.where(column(inside, points), points, self.x)
-        z = self._logits(points)
+        z = self._kept(points)
         value, distance = self.value(z, self.y), distances_between(points, self.x, self.norm).to(z.device)
         keep = (value > self.clean) & (distance > 0)
         self.parts.append((points[keep], keep.nonzero().flatten(), value[keep], distance[keep], predict(z, self.y)[keep]))
@@ -371,6 +397,14 @@ class _Points:
                 owner, high = i, low
         chosen = torch.tensor(keep, dtype=torch.int64, device=root.device)
         return points[chosen].cpu(), root[chosen].cpu(), value[chosen].cpu(), distance[chosen].cpu(), predicted[chosen].cpu()
+
+    def _kept(self, points: Tensor) -> Tensor:
+        """Logits of points that are kept, in the arithmetic of the curve."""
+        if self.model is None:
+            return self._logits(points)
+        device = device_of(self.model, points.device)
+        with frozen(self.model), torch.no_grad():
+            return torch.cat([self.model(part.to(device)).double().to(self.graph.device) for part in torch.split(points, BATCH_SIZE)])
 
     def _logits(self, points: Tensor) -> Tensor:
         return torch.cat([self.graph.logits(part.double()) for part in torch.split(points, BATCH_SIZE)])
@@ -440,9 +474,10 @@ def _above(
     labels, which = (v.cpu() for v in torch.unique(y, return_inverse=True))
     most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which].to(y.device)
     slope = math.inf
+    exact = replace(graph, arithmetic="exact")
     for where in dict.fromkeys((domain, None)):  # in a box a help, on R^n a must; a box is a part of R^n
         if domain is None or not graph.curved:  # in a box the slopes of attention are of no help
-            slope = min(slope, lipschitz(graph, norm, where, labels=labels.tolist(), time_limit=seconds).upper)
+            slope = min(slope, lipschitz(exact, norm, where, labels=labels.tolist(), time_limit=seconds).upper)
     ceiling, left, rise = [], [], []
     for place, (before, radius) in enumerate(itertools.pairwise(edges)):
         ends = [

@@ -14,7 +14,7 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates.device import HOST
 from wassail.certificates.distance import nearest_flip
-from wassail.certificates.executed import arithmetic_of, margin_errors
+from wassail.certificates.executed import arithmetic_of, margin_errors, refusal
 from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
 from wassail.certificates.parallel import Pool, Workers, crew
@@ -49,7 +49,9 @@ class Radii(Record):
     bool `(N,)`, whether it is the distance itself (to 1e-9); points: where the nearest flips were found on the way, the sample
     itself where none was, or None; method, norm, domain; info: time, versions, settings; arithmetic: whether the radii hold for
     the network as it is "executed", in its own floating-point type, or for the "exact" function. An executed radius is exact
-    where a flip is known at most 0.1 % farther away: no proof gets past the bound on the rounding error.
+    where a flip is known at most 0.1 % farther away: no proof gets past the bound on the rounding error. errors `(N,)`: how far
+    rounding may move the smallest margin at each sample, by that bound; where the network is not covered what was seen
+    there (`info["errors"]` says which), or None.
     """
 
     values: Tensor
@@ -60,6 +62,7 @@ class Radii(Record):
     points: Tensor | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     arithmetic: str = "exact"
+    errors: Tensor | None = None
 
     def flips(self, model: Model, x: Tensor, y: Tensor) -> Flips | None:
         """The points as flips of the model itself, which close the sandwich where radii are exact; None without points.
@@ -102,7 +105,7 @@ def radii(
     domain: Domain = (0.0, 1.0),
     method: str = "auto",
     *,
-    arithmetic: str = "exact",
+    arithmetic: str = "auto",
     upper: Tensor | None = None,
     start: Radii | None = None,
     eps: Number | None = None,
@@ -138,7 +141,7 @@ def radii(
         raise InputError("eps and order steer together: give both or neither.")
     if batch_size < 1 or number(tolerance, "tolerance") <= 0:
         raise InputError(f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers.")
-    graph, x, y, wrong = _prepared(model, x, y, box, arithmetic)
+    graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
     chosen = method if method != "auto" else "exact" if _small(graph) else "crown"
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
     limit = None if time_limit is None else number(time_limit, "time_limit")
@@ -146,7 +149,7 @@ def radii(
     with _bar(progress, "certified radii") as report, crew(workers) as pool:
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
-        search.sift()
+        seen = search.sift(logits)
         if start is not None:
             search.resume(start)
         if chosen == "lipschitz":
@@ -163,9 +166,9 @@ def radii(
     info = {
         "seconds": time.monotonic() - began, "sweeps": search.sweeps, "rows": search.rows, "tolerance": search.tolerance,
         "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}),
-        **({"eps": aim[0], "order": aim[1]} if aim else {}),
+        **({"eps": aim[0], "order": aim[1]} if aim else {}), **({} if seen is None else {"errors": seen}),
     }  # fmt: skip
-    return Radii(search.lower, search.exact, chosen, r, box, search.points, info, graph.arithmetic)
+    return Radii(search.lower, search.exact, chosen, r, box, search.points, info, graph.arithmetic, search.errors)
 
 
 def verify(
@@ -175,7 +178,7 @@ def verify(
     threat: Threat,
     method: str = "auto",
     *,
-    arithmetic: str = "exact",
+    arithmetic: str = "auto",
     steps: int = STEPS,
     time_limit: float | None = None,
     batch_size: int = BATCH,
@@ -191,7 +194,7 @@ def verify(
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    graph, x, y, wrong = _prepared(model, x, y, threat.domain, arithmetic)
+    graph, x, y, wrong, _ = _prepared(model, x, y, threat.domain, arithmetic)
     proved, labels = torch.zeros(len(x), dtype=torch.bool), y.cpu()
     wanted = torch.full((len(x),), threat.eps, dtype=torch.float64) if at is None else at.detach().cpu().double()
     if method == "lipschitz":
@@ -253,12 +256,13 @@ def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, doma
 
 def _prepared(
     model: Model | Graph, x: Tensor, y: Tensor, domain: Domain, arithmetic: str
-) -> tuple[Graph, Tensor, Tensor, Tensor]:
-    """The structure, samples and labels on its device, and which samples the model itself misclassifies, on the CPU.
+) -> tuple[Graph, Tensor, Tensor, Tensor, Tensor | None]:
+    """The structure, samples and labels on its device; which samples the model itself misclassifies, and its logits, on the CPU.
 
     What a search knows of each sample, a few numbers, is kept on the CPU. Bounds are computed where the structure is.
     """
     x, y = check_data(x, y, domain)
+    logits = None
     if isinstance(model, Graph):
         graph, wrong = model, torch.zeros(len(x), dtype=torch.bool)
     else:
@@ -266,10 +270,11 @@ def _prepared(
             check_model(model, x, y)
             device = device_of(model, x.device)
             pairs = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
-            parts = [(predict(model(a.to(device)), b.to(device)) != b.to(device)).cpu() for a, b in pairs]
-        wrong = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+            parts = [model(a.to(device)).cpu() for a, _ in pairs]
+        logits = torch.cat(parts) if parts else None
+        wrong = torch.zeros(0, dtype=torch.bool) if logits is None else predict(logits, y.cpu()) != y.cpu()
         graph = read(model, x.shape[1:], smooth=True, device=x.device)
-    return arithmetic_of(graph, arithmetic), x.to(graph.device), y.to(graph.device), wrong
+    return arithmetic_of(graph, arithmetic), x.to(graph.device), y.to(graph.device), wrong, logits
 
 
 class _Search:
@@ -299,6 +304,7 @@ class _Search:
         if self.flip.shape != (n,) or not (self.flip >= 0).all():
             raise InputError(f"upper must hold {n} distances >= 0, one for each sample.")
         self.points: Tensor | None = None
+        self.errors: Tensor | None = None
         self.lower, self.exact = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
         self.upper = self.flip.clone()
         # The least margin at the two ends of the bracket: at 0 it is the sample's own.
@@ -316,13 +322,25 @@ class _Search:
         self.open &= ~wrong
         self.exact |= ~self.open
 
-    def sift(self) -> None:
-        """Samples whose own margin is within the rounding error of the executed network have radius 0."""
-        if self.graph.arithmetic == "exact":
-            return
+    def sift(self, logits: Tensor | None) -> str | None:
+        """What rounding may do to the smallest margin at the samples; where it may be all of it, executed radii are 0.
+
+        logits: of the model itself, to see it where no bound is known. Returns which of the two it is, None for neither.
+        """
+        if refusal(self.graph):
+            if logits is None:
+                return None
+            seen = _least(logits.double().gather(1, self.y[:, None]) - logits.double(), self.y)
+            self.errors = torch.where(self.open, (self.clean - seen).abs(), 0.0)
+            return "seen"
+        graph = replace(self.graph, arithmetic="executed")
+        self.errors = torch.zeros_like(self.clean)
         for part in torch.split(self.open.nonzero()[:, 0], self.batch_size):
-            lower = margin_bounds(self.graph, self.x[part], self.y[part], 0.0, self.norm, self.domain)
-            self.open[part] = _least(lower, self.y[part]) > 0
+            least = _least(margin_bounds(graph, self.x[part], self.y[part], 0.0, self.norm, self.domain), self.y[part])
+            self.errors[part] = (self.clean[part] - least).clamp(min=0)
+            if self.graph.arithmetic == "executed":
+                self.open[part] = least > 0
+        return "bound"
 
     def resume(self, start: Radii) -> None:
         """Go on from radii that are proved."""

@@ -230,17 +230,22 @@ def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
     return value + (lowest.shape[1] + 8) * 2.0**-52 * (1 + lowest.abs().amax(1))
 
 
+def whole_box(graph: Graph, domain: tuple[float, float]) -> Balls:
+    """A ball, cut by the box, that is all of the box."""
+    middle = torch.full((1, *graph.nodes[0].shape), (domain[0] + domain[1]) / 2, dtype=torch.float64, device=graph.device)
+    return Balls.make(middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain)
+
+
 def highest_loss(graph: Graph, labels: Sequence[int], loss: str, domain: Domain, steps: int = 0) -> Tensor:
     """Upper bounds on the loss of each label wherever in the domain a sample goes, `(L,)`.
 
     In a box by linear bounds on the margins; by what the margins can be on R^n, which is finite for bounded networks.
     """
     lowest, own = -highest(graph, labels), torch.tensor(labels, device=graph.device)
+    if graph.arithmetic == "executed":  # that is about the exact function
+        lowest = torch.full_like(lowest, -math.inf)
     if domain is not None:
-        middle = lowest.new_full((1, *graph.nodes[0].shape), (domain[0] + domain[1]) / 2)
-        # A ball of this radius, cut by the box, is all of the box.
-        balls = Balls.make(middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain)
-        sweep = Sweep(graph, balls, steps).run()
+        sweep = Sweep(graph, whole_box(graph, domain), steps).run()
         lowest = torch.maximum(lowest, torch.cat([margins(sweep, k)[0] for k in own[:, None]]))
     return loss_above(lowest, own, loss).cpu()
 

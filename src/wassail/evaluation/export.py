@@ -157,6 +157,7 @@ def to_robustbench(
     entry |= {"wda_acc": finite} if finite else {}
     if run.radii is not None:
         entry["certified_acc"] = {f"p{order:g}": floor_percent(certified) for order, (certified, _) in here.items()}
+        entry["certified_arithmetic"] = run.certificate.get("arithmetic", "exact")
     save(path, json.dumps(entry, indent=2) + "\n")
     return Export(Path(path), len(run), _count(run), note="; ".join(remarks))
 

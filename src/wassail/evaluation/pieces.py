@@ -67,7 +67,9 @@ def nothing(task: Task, x: Tensor, y: Tensor, ids: Sequence[str], mu: Tensor, re
     flips = {"distances": inf, "labels": y.clone(), "forwards": zeros, "backwards": zeros.clone(), "checks": zeros.clone()}
     flips |= {"index": torch.zeros(0, dtype=torch.int64), "points": x[:0].clone()}
     if task.kind == "radii":
-        return {"values": torch.zeros(n, dtype=torch.float64), "exact": zeros.bool(), **flips}, {"method": "none", **fields}
+        none = torch.zeros(n, dtype=torch.float64)
+        tensors = {"values": none, "exact": zeros.bool(), "margins": none.clone(), "errors": none.clone()}
+        return {**tensors, **flips}, {"method": "none", **fields}
     return flips, {"warnings": [], **fields} if task.kind == "attack" else fields
 
 

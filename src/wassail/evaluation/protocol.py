@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail.certificates.executed import ARITHMETICS, arithmetic_of
 from wassail.certificates.radii import METHODS
 from wassail.errors import InputError, unknown
 from wassail.evaluation import indicators
@@ -58,6 +59,7 @@ def evaluate(
     resume: bool = False,
     add: bool = False,
     certify: str | None = None,
+    arithmetic: str = "auto",
     time_limit: float | None = None,
     passes: int = PASSES,
     seed: int = 0,
@@ -77,6 +79,7 @@ def evaluate(
     `(x, y)`, a Dataset, a DataLoader, a file; threats: of one norm and domain, the first is the headline's.
     attacks: names of `attacks.catalogue`, perhaps with options, `{"wda": {"kappa": 4}}`; they run from the cheapest to the
     dearest, and their flips are pooled. passes: a sample, for `nearest`. certify: a method of `radii`, "auto" as a rule;
+    arithmetic: what the radii hold for, as in `radii`;
     time_limit: seconds for all radii, samples that are not reached have radius 0.
     out: the run directory (default: a temporary one that lives as long as the result); resume: go on with the run there; add:
     the run may be one with fewer attacks. chunk: samples that are computed, and stored, in one go. mu: sample weights `(N,)`.
@@ -96,13 +99,13 @@ def evaluate(
     if "nearest" in wanted:
         wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
     chosen = same_norm([threats] if isinstance(threats, Threat) else list(threats))
-    settings = _checked(Settings(chosen, wanted, certify, time_limit, seed, chunk, batch_size, gradients, look))
+    settings = _checked(Settings(chosen, wanted, certify, arithmetic, time_limit, seed, chunk, batch_size, gradients, look))
     worker = Worker(source.model, samples, settings, sample_weights(mu, len(samples)))
     mode = indicators.mode(source.model)
     with frozen(source.model):
         rehearse(settings.units, source.model, *samples.read(0, min(1, len(samples))))
         if certify is not None:
-            worker.graph  # noqa: B018 - a model that cannot be certified is told before the attacks
+            arithmetic_of(worker.graph, arithmetic)  # a model that cannot be certified is told before the attacks
     runner = runner or Local()
     config = _config(settings, source, samples, mu) | {**runner.about, "command": list(command)}
     folder = Path(tempfile.mkdtemp(prefix="wassail-") if out is None else out)
@@ -127,6 +130,8 @@ def _checked(settings: Settings) -> Settings:
         raise InputError(f"batch_size is {settings.batch_size}: give a positive number of samples per model call.")
     if settings.certify is not None and settings.certify not in METHODS:
         raise unknown("method", settings.certify, METHODS)
+    if settings.arithmetic not in ARITHMETICS:
+        raise unknown("arithmetic", settings.arithmetic, ARITHMETICS)
     if settings.gradients not in PRECISIONS:
         raise unknown("precision", settings.gradients, PRECISIONS)
     return settings
@@ -136,7 +141,9 @@ def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -
     """Everything that the results depend on, as the run directory keeps it."""
     model = {"name": source.name, "kind": source.kind, "weights": fingerprint(source.model), **plain(dict(source.info))}
     about = {"name": data.name, "samples": len(data), "shape": list(data.shape), **plain(dict(data.info))}
-    certify = None if settings.certify is None else {"method": settings.certify, "time_limit": settings.time_limit}
+    certify = None
+    if settings.certify is not None:
+        certify = {"method": settings.certify, "arithmetic": settings.arithmetic, "time_limit": settings.time_limit}
     return {
         "format": FORMAT, "model": model, "data": about, "classes": None if data.classes is None else list(data.classes),
         **threat_config(settings.threats),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -26,7 +26,8 @@ from wassail.transport import knapsack, transport_cost
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
 CLEAN, TRANSFER, CHECKS, CONVERGENCE = "clean", "transfer", "checks", "convergence"
-KINDS = {"distances": torch.float64, "values": torch.float64, "mu": torch.float64, "exact": torch.bool}  # others: int64
+REAL = ("distances", "values", "mu", "margins", "errors")
+KINDS = {**dict.fromkeys(REAL, torch.float64), "exact": torch.bool}  # others: int64
 AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
 # What files that make no sense make us stumble over.
 ODD = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, RecursionError)
@@ -258,7 +259,33 @@ class Reading:
 
     def _certificate(self, key: str) -> dict[str, Any]:
         methods = sorted({str(fields["method"]) for fields in self.fields(key)})
-        return {**dict(self.config["certify"]), "method": " and ".join(methods), "seconds": self.seconds.get(key)}
+        kinds = sorted({str(fields.get("arithmetic", "exact")) for fields in self.fields(key) if self._is_done(fields)})
+        found = {"method": " and ".join(methods), "arithmetic": " and ".join(kinds), "seconds": self.seconds.get(key)}
+        return {**dict(self.config["certify"]), **found}
+
+    def _is_done(self, fields: Mapping[str, Any]) -> bool:
+        """Whether radii were sought in a chunk: not if time had run out, or a cluster had given up on it."""
+        return not str(fields["method"]).startswith("none")
+
+    def _rounding(self, result: Evaluation) -> Iterator[Finding]:
+        """What the radii say of the network that runs: how large its rounding errors are beside its margins."""
+        key = self.certified
+        kept = [] if key is None else [fields for fields in self.fields(key) if self._is_done(fields)]
+        if key is None or not kept or not all("arithmetic" in fields for fields in kept):  # an older run
+            return
+        right = self.column(key, "values") > 0
+        if not right.any():
+            return
+        error, size = (float(self.column(key, name)[right].median()) for name in ("errors", "margins"))
+        beside = f"{error:.2g} beside margins of {size:.2g} at the samples (medians)"
+        if result.certificate["arithmetic"] == "executed":
+            text = f"Radii hold for the network as it is executed, in any order of summation: rounding is at most {beside}."
+            yield Finding("arithmetic", "ok", text)
+            return
+        why = next((str(fields["uncovered"]) for fields in kept if fields.get("uncovered")), "")
+        text = "Radii hold for the network in exact arithmetic, not as it is executed"
+        text += f", which does not cover {why}: rounding was seen to move margins by " if why else ": rounding is at most "
+        yield Finding("arithmetic", "note", f"{text}{beside}.")
 
     def _findings(self, result: Evaluation) -> Iterator[Finding]:
         idle = [entry["name"] for entry in self.config["attacks"] if entry["name"] not in {unit.attack for unit in self.units}]
@@ -292,6 +319,7 @@ class Reading:
                     "ok",
                     "Every flip was read back from disk and is misclassified, in the box and as near as stated.",
                 )
+        yield from self._rounding(result)
         if self.certified is not None and any("out of time" in str(fields["method"]) for fields in self.fields(self.certified)):
             left = int((self.column(self.certified, "values") == 0).sum())
             text = f"The time limit left samples without a certificate ({left} radii are 0): raise --time-limit."

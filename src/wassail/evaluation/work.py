@@ -17,14 +17,15 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.certificates.radii import radii
+from wassail.certificates.executed import refusal
+from wassail.certificates.radii import Radii, radii
 from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of
 from wassail.evaluation.plan import Unit, data_hash, plan
 from wassail.geometry import distances as distances_between
-from wassail.losses import predict
+from wassail.losses import margin, predict
 from wassail.network import Model, Network, Progress, check_data, check_model, device_of, frozen, mixed
 from wassail.threat import Domain, Threat
 from wassail.transport import Flips
@@ -41,6 +42,7 @@ class Settings:
     threats: tuple[Threat, ...]
     attacks: Mapping[str, Mapping[str, Any]]
     certify: str | None
+    arithmetic: str
     time_limit: float | None
     seed: int
     chunk: int
@@ -216,14 +218,28 @@ class Worker:
         if limit is not None and limit <= 0:
             flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain)
             none = torch.zeros(len(x), dtype=torch.float64)
-            return {"values": none, "exact": none.bool(), **flips_chunk(flips)}, {"method": "none: out of time"}
+            tensors = {
+                "values": none,
+                "exact": none.bool(),
+                "margins": none.clone(),
+                "errors": none.clone(),
+                **flips_chunk(flips),
+            }
+            return tensors, {"method": "none: out of time"}
         found = radii(
             self.graph, x, y, settings.norm, settings.domain, settings.certify or "auto",
-            upper=task.given["upper"], time_limit=limit, progress=tick,
+            arithmetic=settings.arithmetic, upper=task.given["upper"], time_limit=limit, progress=tick,
         )  # fmt: skip
         met = found.flips(self.model, x, y)
         flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain) if met is None else met
-        return {"values": found.values, "exact": found.exact, **flips_chunk(flips)}, {"method": found.method}
+        tensors = {"values": found.values, "exact": found.exact, **self._beside(found, x, y), **flips_chunk(flips)}
+        return tensors, {"method": found.method, "arithmetic": found.arithmetic, "uncovered": refusal(self.graph)}
+
+    def _beside(self, found: Radii, x: Tensor, y: Tensor) -> Tensors:
+        """The smallest margins at the samples, and how far rounding may move them, or did where no bound is known."""
+        run, exact = (margin(z.cpu().double(), y) for z in (self.logits(x), self.graph.logits(x)))
+        errors = (run - exact).abs() if found.errors is None else found.errors
+        return {"margins": (-exact).clamp(min=0), "errors": errors}
 
     def _pool(self, task: Task, tick: Progress) -> Result:
         """The nearest flip of each sample over all attacks, as they were stored, looked at once more.

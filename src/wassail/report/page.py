@@ -704,6 +704,7 @@ def _certificate(run: Evaluation) -> Html | None:
     exact = int(run.exact.sum()) if run.exact is not None else 0
     facts: list[tuple[str, object, str]] = [
         ("Method", name(run.certificate.get("method", "not recorded")), ""),
+        ("Arithmetic", name(run.certificate.get("arithmetic", "exact")), "that the radii hold for"),
         ("Exact radii", f"{exact:,}", f"of {len(run):,}"),
         ("Median radius", length(float(right.median())) if len(right) else "–", "of the correct samples"),
         ("Positive radii", f"{int((right > 0).sum()):,}", f"of {len(right):,} correct samples"),

@@ -92,8 +92,9 @@ def _print_sandwich(run: Evaluation) -> None:
     seconds = run.certificate.get("seconds")
     spent = "" if seconds is None else f", {seconds:.1f} s"
     exact = f"{int(run.exact.sum())} of {len(run)} exact"
+    how = f"{run.certificate.get('method')}, {run.certificate.get('arithmetic', 'exact')} arithmetic"
     out = console()
-    out.print(f"[bold]From both sides[/bold] (radii by {_plain(str(run.certificate.get('method')))}, {exact}{spent})")
+    out.print(f"[bold]From both sides[/bold] (radii by {_plain(how)}, {exact}{spent})")
     out.print(table)
     out.print(SANDWICH_DEFINITIONS)
 
