@@ -340,8 +340,8 @@ def _evaluate(options: argparse.Namespace) -> int:
             source, data, [Threat(norm, order, eps, domain) for eps in budgets for order in orders], own,
             out=folder, resume=options.resume or bool(options.add_attack), add=bool(options.add_attack),
             certify=options.certify, arithmetic=options.arithmetic, time_limit=seconds, passes=options.passes,
-            seed=options.seed, chunk=options.chunk, batch_size=options.batch_size, gradients=options.gradients, look=options.look, command=sys.argv[1:],
-            runner=runner, progress=_progress(options),
+            seed=options.seed, chunk=options.chunk, batch_size=options.batch_size, gradients=options.gradients,
+            look=options.look, command=sys.argv[1:], runner=runner, progress=_progress(options),
         )  # fmt: skip
     print_evaluation(run)
     if folder is not None:

@@ -73,8 +73,11 @@ class Execution:
 
 
 def gamma(roundings: int, dtype: torch.dtype) -> float:
-    """`gamma_m`, rounded up; inf for sums so long that nothing is known."""
-    part = roundings * UNIT[dtype]
+    """`gamma_m`, rounded up; inf for sums so long that nothing is known.
+
+    The graph is itself computed in float64, its folded weights and biases too: that is a part of it.
+    """
+    part = roundings * (UNIT[dtype] + 2 * UNIT[torch.float64])
     return part / (1 - part) * SLACK if part < 0.5 else float("inf")
 
 
@@ -150,14 +153,16 @@ def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
     return total
 
 
-def arithmetic_of(graph: Graph, arithmetic: str) -> Graph:
+def arithmetic_of(graph: Graph, arithmetic: str, dtype: torch.dtype | None = None) -> Graph:
     """The graph for certificates in an arithmetic, or an `InputError` that says what "executed" does not cover.
 
-    "auto": "executed" where the network is covered, else "exact".
+    "auto": "executed" where the network is covered, else "exact". dtype: of the samples.
     """
     if arithmetic not in ARITHMETICS:
         raise unknown("arithmetic", arithmetic, ARITHMETICS)
     reason = "" if arithmetic == "exact" else refusal(graph)
+    if not reason and arithmetic != "exact" and dtype is not None and graph.execution and dtype != graph.execution.dtype:
+        reason = f"samples in {dtype} for a network in {graph.execution.dtype}"
     if reason and arithmetic == "executed":
         raise InputError(f"arithmetic='executed' does not cover {reason}: use arithmetic='exact'.")
     return replace(graph, arithmetic="exact" if reason or arithmetic == "exact" else "executed")

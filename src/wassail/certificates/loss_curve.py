@@ -175,6 +175,7 @@ class LossCurve(Record):
         lines = [] if self.line is None else [self.line]
         if self.slope < math.inf:
             lines.append((self.slope, _total(self.mu, self.start)))
+        lines = [(lam, start + self.lift) for lam, start in lines]
         tops = (start + lam * eps + 4 * ULP * (abs(start) + lam * eps) for lam, start in lines)
         return min(self._grown(eps), *tops, math.inf)
 
@@ -280,7 +281,7 @@ def loss_curve(
     if not len(x):
         raise InputError("there are no samples: a curve is about the loss on data, give at least one.")
     graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
-    graph, run = _executed(model, graph, arithmetic, domain)
+    graph, run = _executed(model, graph, arithmetic, domain, x.dtype)
     x, y = x.to(graph.device), y.to(graph.device)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
@@ -318,12 +319,14 @@ def _check_certificate(
         raise InputError(f"the certificate is about {certificate.domain}, the curve about {domain}: certify there or on R^n.")
 
 
-def _executed(model: Model | Graph, graph: Graph, arithmetic: str, domain: Domain) -> tuple[Graph, Model | None]:
+def _executed(
+    model: Model | Graph, graph: Graph, arithmetic: str, domain: Domain, dtype: torch.dtype
+) -> tuple[Graph, Model | None]:
     """The graph in its arithmetic, and the model that evaluates points if it is the executed one."""
     missing = "the model itself" if isinstance(model, Graph) else "a box as its domain" if domain is None else ""
     if missing and arithmetic == "executed":
         raise InputError(f"a loss curve in executed arithmetic needs {missing}: give it, or use arithmetic='exact'.")
-    graph = arithmetic_of(graph, "exact" if missing and arithmetic == "auto" else arithmetic)
+    graph = arithmetic_of(graph, "exact" if missing and arithmetic == "auto" else arithmetic, dtype)
     return graph, None if graph.arithmetic == "exact" or isinstance(model, Graph) else model
 
 

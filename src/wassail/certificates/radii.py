@@ -274,7 +274,7 @@ def _prepared(
         logits = torch.cat(parts) if parts else None
         wrong = torch.zeros(0, dtype=torch.bool) if logits is None else predict(logits, y.cpu()) != y.cpu()
         graph = read(model, x.shape[1:], smooth=True, device=x.device)
-    return arithmetic_of(graph, arithmetic), x.to(graph.device), y.to(graph.device), wrong, logits
+    return arithmetic_of(graph, arithmetic, x.dtype), x.to(graph.device), y.to(graph.device), wrong, logits
 
 
 class _Search:
