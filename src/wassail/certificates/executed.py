@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 ARITHMETICS = ("auto", "executed", "exact")
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 LEAST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
-FEW = (
-    4  # roundings of an operation entry by entry with a constant: of the constant, of its inverse, of the result, and one more
-)
+UNKNOWN = ("mps",)  # kinds of device whose arithmetic is not that of IEEE 754, or not known to be
+FEW = 4  # roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result, and one more
 NORM = 16  # of a frozen batch norm, whichever way it is computed
 SLACK = 1 + 2.0**-24  # of the float64 sums in which errors are computed: up to 2^27 terms
 
@@ -214,7 +213,9 @@ def _nnpack() -> bool:
 
 def _settings(graph: Graph, run: Execution) -> str:
     """The settings of torch under which the bound does not hold."""
-    if torch.is_autocast_enabled(run.device):
+    if run.device in UNKNOWN:
+        return f"the device {run.device!r}, whose arithmetic is not known"
+    if run.device in ("cpu", "cuda") and torch.is_autocast_enabled(run.device):
         return "autocast"
     if run.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return "float32 products of fewer digits (set torch.set_float32_matmul_precision('highest'))"

@@ -407,7 +407,9 @@ class _Points:
             return self._logits(points)
         device = device_of(self.model, points.device)
         with frozen(self.model), torch.no_grad():
-            return torch.cat([self.model(part.to(device)).double().to(self.graph.device) for part in torch.split(points, BATCH_SIZE)])
+            return torch.cat(
+                [self.model(part.to(device)).double().to(self.graph.device) for part in torch.split(points, BATCH_SIZE)]
+            )
 
     def _logits(self, points: Tensor) -> Tensor:
         return torch.cat([self.graph.logits(part.double()) for part in torch.split(points, BATCH_SIZE)])

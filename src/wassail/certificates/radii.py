@@ -92,8 +92,8 @@ class Radii(Record):
         middle = float(self.values[sure].median()) if sure.any() else 0.0
         box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
         return (
-            f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}, {self.arithmetic} arithmetic: "
-            f"{int(sure.sum())} above 0, median of those {middle:.4g}, {int(self.exact.sum())} exact)"
+            f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}: {int(sure.sum())} above 0, median of those "
+            f"{middle:.4g}, {int(self.exact.sum())} exact; {self.arithmetic} arithmetic)"
         )
 
 
@@ -249,7 +249,7 @@ def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, doma
     """How far executed margins may be from exact ones on balls around the samples, `(N, K)`; None in exact arithmetic."""
     if graph.arithmetic == "exact":
         return None
-    parts = zip(torch.split(x, BATCH), torch.split(y, BATCH), torch.split(radius, BATCH))
+    parts = zip(torch.split(x, BATCH), torch.split(y, BATCH), torch.split(radius, BATCH)) if len(x) else ()
     found = [margin_errors(Sweep(graph, Balls.make(a, r, norm, domain)).run(), b) for a, b, r in parts]
     return torch.cat(found) if found else torch.zeros(0, graph.outputs, dtype=torch.float64)
 
@@ -257,7 +257,7 @@ def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, doma
 def _prepared(
     model: Model | Graph, x: Tensor, y: Tensor, domain: Domain, arithmetic: str
 ) -> tuple[Graph, Tensor, Tensor, Tensor, Tensor | None]:
-    """The structure, samples and labels on its device; which samples the model itself misclassifies, and its logits, on the CPU.
+    """The structure, samples and labels on its device; which samples the model itself gets wrong, and its logits, on the CPU.
 
     What a search knows of each sample, a few numbers, is kept on the CPU. Bounds are computed where the structure is.
     """
@@ -330,13 +330,15 @@ class _Search:
         if refusal(self.graph):
             if logits is None:
                 return None
-            seen = _least(logits.double().gather(1, self.y[:, None]) - logits.double(), self.y)
+            seen = _least(logits.double().gather(1, self.labels[:, None]) - logits.double(), self.labels)
             self.errors = torch.where(self.open, (self.clean - seen).abs(), 0.0)
             return "seen"
         graph = replace(self.graph, arithmetic="executed")
         self.errors = torch.zeros_like(self.clean)
-        for part in torch.split(self.open.nonzero()[:, 0], self.batch_size):
-            least = _least(margin_bounds(graph, self.x[part], self.y[part], 0.0, self.norm, self.domain), self.y[part])
+        left = self.open.nonzero()[:, 0]
+        for part in torch.split(left, self.batch_size) if len(left) else ():
+            x, y = (v[part.to(v.device)] for v in (self.x, self.y))
+            least = _least(margin_bounds(graph, x, y, 0.0, self.norm, self.domain).cpu(), self.labels[part])
             self.errors[part] = (self.clean[part] - least).clamp(min=0)
             if self.graph.arithmetic == "executed":
                 self.open[part] = least > 0
