@@ -99,7 +99,7 @@ def evaluate(
     if "nearest" in wanted:
         wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
     chosen = same_norm([threats] if isinstance(threats, Threat) else list(threats))
-    settings = _checked(Settings(chosen, wanted, certify, arithmetic, time_limit, seed, chunk, batch_size, gradients, look))
+    settings = _checked(Settings(chosen, wanted, certify, time_limit, seed, chunk, batch_size, gradients, look, arithmetic))
     worker = Worker(source.model, samples, settings, sample_weights(mu, len(samples)))
     mode = indicators.mode(source.model)
     with frozen(source.model):

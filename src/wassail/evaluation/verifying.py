@@ -396,18 +396,21 @@ def _unproved(run: Evaluation, graph: Graph, index: Tensor, method: str) -> tupl
     assert run.radii is not None and run.exact is not None
     x, _ = run.images(index.tolist())
     y, stated, exact, threat = run.y[index], run.radii[index], run.exact[index], run.threat
-    search = exact | torch.isinf(stated)
+    arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
+    # An executed radius is proved like any other: it is called exact for a flip that is near, and flips are looked at anyway.
+    search = torch.isinf(stated) | (exact if arithmetic == "exact" else torch.zeros_like(exact))
     bad = vague = 0
     left = (~search).nonzero()[:, 0]
     for way in dict.fromkeys(("crown", method, "auto")):  # a proof is a proof, so the cheapest way is tried first
         if len(left):
             eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
-            left = left[~proofs.verify(graph, x[left], y[left], eps, way, at=stated[left])]
+            left = left[~proofs.verify(graph, x[left], y[left], eps, way, arithmetic=arithmetic, at=stated[left])]
     bad += len(left)
     if bool(search.any()):
         found = proofs.radii(
-            graph, x[search], y[search], threat.norm, threat.domain, method, upper=run.distances[index][search]
-        )
+            graph, x[search], y[search], threat.norm, threat.domain, method, arithmetic=arithmetic,
+            upper=run.distances[index][search],
+        )  # fmt: skip
         claimed, sure = stated[search], exact[search]
         bad += int((found.values < claimed * (1 - EXACT)).sum())
         near = (found.values - claimed).abs() <= EXACT * claimed

@@ -42,13 +42,13 @@ class Settings:
     threats: tuple[Threat, ...]
     attacks: Mapping[str, Mapping[str, Any]]
     certify: str | None
-    arithmetic: str
     time_limit: float | None
     seed: int
     chunk: int
     batch_size: int | None
     gradients: str
     look: bool
+    arithmetic: str = "auto"
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
