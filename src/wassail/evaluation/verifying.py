@@ -36,6 +36,7 @@ CONFIDENCE = 0.95
 NOISE = 0.02  # of a chunk: so many flips another processor may win or lose by rounding when an attack is run again
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
+NEARLY = 2e-4  # the same in executed arithmetic
 
 
 @dataclass(frozen=True)
@@ -397,10 +398,10 @@ def _unproved(run: Evaluation, graph: Graph, index: Tensor, method: str) -> tupl
     x, _ = run.images(index.tolist())
     y, stated, exact, threat = run.y[index], run.radii[index], run.exact[index], run.threat
     arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
-    # An executed radius is proved like any other: it is called exact for a flip that is near, and flips are looked at anyway.
-    search = torch.isinf(stated) | (exact if arithmetic == "exact" else torch.zeros_like(exact))
-    bad = vague = 0
-    left = (~search).nonzero()[:, 0]
+    search, bad, vague = exact | torch.isinf(stated), 0, 0
+    # In executed arithmetic what an exact search finds depends, by rounding, on where it began: what is proved does not.
+    same = EXACT if arithmetic == "exact" else NEARLY
+    left = (~search if arithmetic == "exact" else torch.isfinite(stated)).nonzero()[:, 0]
     for way in dict.fromkeys(("crown", method, "auto")):  # a proof is a proof, so the cheapest way is tried first
         if len(left):
             eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
@@ -412,10 +413,10 @@ def _unproved(run: Evaluation, graph: Graph, index: Tensor, method: str) -> tupl
             upper=run.distances[index][search],
         )  # fmt: skip
         claimed, sure = stated[search], exact[search]
-        bad += int((found.values < claimed * (1 - EXACT)).sum())
-        near = (found.values - claimed).abs() <= EXACT * claimed
+        bad += int(((found.values < claimed * (1 - EXACT)) & ((arithmetic == "exact") | torch.isinf(claimed))).sum())
+        near = (found.values - claimed).abs() <= same * claimed
         near |= torch.isinf(found.values) & torch.isinf(claimed)
-        vague += int((sure & ~(near & found.exact) & (found.values >= claimed * (1 - EXACT))).sum())
+        vague += int((sure & ~(near & found.exact) & (found.values >= claimed * (1 - same))).sum())
     return bad, vague
 
 
