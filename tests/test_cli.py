@@ -185,7 +185,7 @@ def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
         code = main(["evaluate", "mine:line", "--data", "line.npz", "--eps", eps, "--order", "1", "inf", "--certify",
                      "--attacks", "nearest", "--out", str(out)])  # fmt: skip
         text = capsys.readouterr().out
-        assert code == 0 and "From both sides (radii by exact, 2 of 2 exact" in text
+        assert code == 0 and "From both sides (radii by exact, executed arithmetic, 2 of 2 exact" in text
         for order, truth in expected.items():
             row = [
                 line.split() for line in text.split("From both")[1].splitlines() if line.strip().startswith(f"Omega_{order}")
@@ -203,7 +203,7 @@ def test_evaluate_writes_what_its_files_give_again(files, capsys, monkeypatch, t
     options = ["--data", "good.npz", "-n", "6", "--eps", "0.05", "0.1", "--certify", "crown", "--attacks", "nearest", "fgsm"]
     assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "FGSM" in text and "radii by crown, 0 of 6 exact" in text and "certified: proved" in text
+    assert "FGSM" in text and "radii by crown, executed arithmetic, 0 of 6 exact" in text and "certified: proved" in text
     summary = json.loads((tmp_path / "results" / "summary.json").read_text(), parse_constant=pytest.fail)
     run = ws.Evaluation.load(tmp_path)
     assert run.certificate["method"] == "crown" and len(summary["pooled"]) == 6 and len(run) == 6

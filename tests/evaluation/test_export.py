@@ -95,7 +95,7 @@ def test_robustbench_entry(run: Evaluation, tmp_path: Path) -> None:
     entry = json.loads((tmp_path / "m.json").read_text())
     known = {"link", "name", "authors", "additional_data", "number_forward_passes", "dataset", "venue", "architecture", "eps",
              "clean_acc", "reported", "footnote", "unreliable", "external"}  # fmt: skip
-    assert set(entry) == known | {"wda_acc", "certified_acc"}
+    assert set(entry) == known | {"wda_acc", "certified_acc", "certified_arithmetic"}
     assert entry["dataset"] == "cifar10" and entry["eps"] == "8/255" and entry["authors"] == "A & <B>"
     assert entry["clean_acc"] == f"{100 * run.clean:.2f}" and entry["unreliable"] is False
     assert entry["external"] == f"{100 * run.curve(INF)(8 / 255)[1]:.2f}"
