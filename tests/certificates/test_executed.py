@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 
 import wassail as ws
 from wassail import losses
-from wassail.certificates.executed import arithmetic_of, gamma, margin_errors, refusal
+from wassail.certificates.executed import ahead, arithmetic_of, gamma, margin_errors, refusal
 from wassail.certificates.linear import Balls, Sweep, margins
 from wassail.certificates.radii import Radii
 from wassail.certificates.structure import Graph, Node, read
@@ -319,3 +321,19 @@ def test_an_evaluation_says_which_arithmetic_its_radii_hold_for(tmp_path: Path) 
     assert run.certificate["arithmetic"] == "exact" and "'tanh'" in finding.text and "was seen" in finding.text
     with pytest.raises(InputError, match="does not cover 'tanh'"):
         ws.evaluate(smooth, data, threat, ["fgsm"], arithmetic="executed", **options)
+
+
+def test_margins_are_moved_by_no_less_than_the_slack() -> None:
+    """In exact fractions, also where the slack is below the last digit of the bias."""
+    generator = torch.Generator().manual_seed(0)
+    graph = read(nn.Linear(3, 40), (3,))
+    for scale in (1e-12, 1.0, 1e17):
+        bias = scale * torch.randn(40, generator=generator, dtype=torch.float64)
+        slack = torch.rand(40, generator=generator, dtype=torch.float64)
+        slack[0] = 0.0
+        before = replace(graph, nodes=(*graph.nodes[:-1], replace(graph.nodes[-1], bias=bias)))
+        moved = ahead(before, slack).nodes[-1].bias
+        assert moved is not None and moved[0] == bias[0]
+        gained = [Fraction(a) - Fraction(b) for a, b in zip(moved.tolist(), bias.tolist())]
+        assert all(gain >= Fraction(wanted) for gain, wanted in zip(gained, slack.tolist()))
+        assert max(gained) <= 1.01 + 2e-15 * scale

@@ -39,7 +39,7 @@ LEAST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
 UNKNOWN = ("mps",)  # kinds of device whose arithmetic is not that of IEEE 754, or not known to be
 FEW = 4  # roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result, and one more
 NORM = 16  # of a frozen batch norm, whichever way it is computed
-SLACK = 1 + 2.0**-24  # of the float64 sums in which errors are computed: up to 2^27 terms
+SLACK = 1 + 2.0**-24  # of the float64 sums in which errors are computed, here and on their way to the margins: 2^27 terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +72,12 @@ class Execution:
 
 
 def gamma(roundings: int, dtype: torch.dtype) -> float:
-    """`gamma_m`, rounded up; inf for sums so long that nothing is known.
+    """`gamma_m`; inf for sums so long that nothing is known.
 
     The graph is itself computed in float64, its folded weights and biases too: that is a part of it.
     """
     part = roundings * (UNIT[dtype] + 2 * UNIT[torch.float64])
-    return part / (1 - part) * SLACK if part < 0.5 else float("inf")
+    return part / (1 - part) if part < 0.5 else float("inf")
 
 
 def step_error(node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources: Sequence[Node]) -> Tensor:
@@ -147,7 +147,7 @@ def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
         for j, part, rest in parts:
             middle[j] = middle[j] + part if j in middle else part
             reach[j] = reach[j] + rest if j in reach else rest
-    total = torch.where(torch.isnan(total), torch.inf, total) * SLACK
+    total = torch.where(torch.isnan(total), torch.inf, total)
     total[y] = 0.0
     return total
 
@@ -173,7 +173,7 @@ def ahead(graph: Graph, slack: Tensor) -> Graph:
     if last.map is None:
         raise InputError("a network whose logits are ReLUs has no margins to move: use another method.")
     bias = torch.zeros_like(slack) if last.bias is None else last.bias.expand(last.shape)
-    moved = bias + slack * SLACK + torch.where(slack > 0, 2.0**-51 * (bias.abs() + slack), 0.0)
+    moved = bias + slack + torch.where(slack > 0, 2.0**-51 * (bias.abs() + slack), 0.0)
     most = None if last.bias_most is None else last.bias_most + moved.abs()
     return replace(graph, nodes=(*graph.nodes[:-1], replace(last, bias=moved, bias_most=most)), arithmetic="exact")
 
