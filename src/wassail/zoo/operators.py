@@ -500,7 +500,10 @@ def _pieces(a: _Arguments) -> str:
         return f"an input of shape {tuple(a.self.shape)} has no axis {a.dim}"
     if hasattr(a, "chunks") or hasattr(a, "sections"):
         count = a.chunks if hasattr(a, "chunks") else a.sections
-        return "" if 1 <= a.results <= count <= max(size, a.results) else f"it makes {count} pieces of {size}"
+        made = count
+        if hasattr(a, "chunks") and count >= 1 and size:  # pieces of equal length, and so perhaps fewer
+            made = -(-size // -(-size // count))
+        return "" if count >= 1 and made == a.results else f"it makes {count} pieces of {size}"
     sizes = a.split_size if hasattr(a, "split_size") else a.split_sizes if hasattr(a, "split_sizes") else 1
     if isinstance(sizes, int):
         fits = sizes >= 1 and -(-size // sizes) == a.results
