@@ -219,10 +219,10 @@ class _Search:
             if self.late:
                 break
         full = np.ones((count, self.network.neurons), dtype=np.float32)
-        full[:, free.numpy()] = t.numpy()
-        picks, small = free[score.argmax(1)].tolist(), w.numpy().astype(np.float32)
+        full[:, free.numpy()] = _brief(t)
+        picks, small = free[score.argmax(1)].tolist(), _brief(w)
         for i, node in enumerate(fresh):
-            stretch = None if omega is None else omega[i].numpy().astype(np.float32)
+            stretch = None if omega is None else _brief(omega[i])
             self.keep(_Node(node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]))
 
     def form(self, part: Reduced, index: Tensor, omega: Tensor | None) -> Form:
@@ -339,10 +339,10 @@ class _Search:
             if loose.any():
                 flow = _influence(part, self.network, sizes).masked_fill(~free, -1.0)
                 pick = torch.where(loose, flow.argmax(1), pick)
-        small_w, small_t, states = w.numpy().astype(np.float32), t.numpy().astype(np.float32), state.numpy()
+        small_w, small_t, states = _brief(w), _brief(t), state.numpy()
         nodes = []
         for i, parent in enumerate(parents):
-            stretch = None if omega is None else omega[i].numpy().astype(np.float32)
+            stretch = None if omega is None else _brief(omega[i])
             nodes.append(_Node(states[i], parent.member, float(bounds[i]), small_w[i], small_t[i], stretch, int(pick[i])))
         return nodes
 
@@ -609,6 +609,12 @@ def _through(network: Piecewise, inputs: Tensor) -> Tensor:
 def _paths(network: Piecewise) -> Tensor:
     """The sum of the magnitudes of all paths from input i to output k, `(K, n)`: no entry of any J is larger."""
     return network.C.abs() + (network.D.abs() * _steepest(network)) @ _through(network, network.A.abs())
+
+
+def _brief(values: Tensor) -> np.ndarray:
+    """A starting point in float32: nothing is claimed of it, so what overflows is cut."""
+    most = torch.finfo(torch.float32).max
+    return values.clamp(-most, most).float().numpy()
 
 
 def _connected(network: Piecewise) -> bool:

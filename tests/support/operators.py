@@ -1,0 +1,190 @@
+"""Every operation that certificates read, with the values of its arguments that matter: one line for each.
+
+A line is a name, the shape of a sample, and what the network does with a batch before a random linear head. `smooth` tells
+those that are not piecewise linear. `refused` are values that cannot be certified, and must not be.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+INF = math.inf
+IMAGE = (2, 3, 3)
+Body = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One line of the table; scale: what its outputs are multiplied by, to be of order one."""
+
+    name: str
+    shape: tuple[int, ...]
+    body: Body
+    smooth: bool = False
+    scale: float = 1.0
+
+
+@cache
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Fixed weights of order one; made once, so that an exported program holds them as constants."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+
+
+def conv(**options: object) -> Body:
+    groups = int(options.get("groups", 1))  # type: ignore[call-overload]
+    return lambda x: F.conv2d(x, numbers(2, 2 // groups, 2, 2), numbers(2), **options)  # type: ignore[arg-type]
+
+
+def norm(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Body:
+    return lambda x: F.batch_norm(x, mean, var, weight, bias, eps=eps)
+
+
+TWO, ONES = numbers(2), torch.ones(2, dtype=torch.float64)
+MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
+TABLE = [
+    # Linear layers.
+    Operator("linear", (4,), lambda x: F.linear(x, numbers(3, 4), numbers(3))),
+    Operator("linear without bias", (4,), lambda x: F.linear(x, numbers(3, 4))),
+    Operator("linear with zero weights", (4,), lambda x: F.linear(x, 0 * numbers(3, 4), numbers(3)) + x[:, :3]),
+    Operator("linear of tokens", (3, 4), lambda x: F.linear(x, numbers(3, 4), numbers(3))),
+    Operator("linear, huge weights", (4,), lambda x: F.linear(x, 1e30 * numbers(3, 4), 1e30 * numbers(3)), scale=1e-30),
+    Operator("linear, tiny weights", (4,), lambda x: F.linear(x, 1e-30 * numbers(3, 4), 1e-30 * numbers(3)), scale=1e30),
+    Operator("linear, one subnormal weight", (2,), lambda x: F.linear(x, torch.tensor([[1e-310, 1.0], [1.0, 0.0]]).double())),
+    Operator("matmul", (4,), lambda x: x @ numbers(4, 3)),
+    Operator("conv", IMAGE, conv()),
+    Operator("conv, stride", IMAGE, conv(stride=2)),
+    Operator("conv, stride and padding", IMAGE, conv(stride=(2, 1), padding=(1, 2))),
+    Operator("conv, dilation", IMAGE, conv(dilation=2)),
+    Operator("conv, groups", IMAGE, conv(groups=2)),
+    Operator("conv, everything", IMAGE, conv(groups=2, stride=2, padding=2, dilation=2)),
+    Operator("conv, same padding", IMAGE, lambda x: F.conv2d(x, numbers(2, 2, 3, 3), padding="same")),
+    Operator("conv, valid padding", IMAGE, conv(padding="valid")),
+    Operator("batch norm", IMAGE, norm(TWO, ONES, TWO, TWO)),
+    Operator("batch norm, no gain", IMAGE, norm(TWO, 0.1 * ONES, None, None)),
+    Operator("batch norm, zero variance", IMAGE, norm(TWO, 0 * ONES, 0.01 * ONES, None)),
+    Operator("batch norm, negative gain", IMAGE, norm(0 * TWO, ONES, -ONES, TWO, eps=1e-3)),
+    # Activations.
+    Operator("relu", (4,), torch.relu),
+    Operator("leaky relu, slope 0", (4,), lambda x: F.leaky_relu(x, 0.0)),
+    Operator("leaky relu", (4,), lambda x: F.leaky_relu(x, 0.2)),
+    Operator("leaky relu, slope 1", (4,), lambda x: F.leaky_relu(x, 1.0)),
+    Operator("leaky relu, tiny slope", (4,), lambda x: F.leaky_relu(x, 1e-40)),
+    Operator("prelu", IMAGE, lambda x: F.prelu(x, torch.tensor([0.1, 0.9]).double())),
+    Operator("relu6", (4,), lambda x: F.relu6(9 * x)),
+    Operator("hardtanh", (4,), lambda x: F.hardtanh(x, -0.3, 0.4)),
+    Operator("clamp", (4,), lambda x: x.clamp(-0.2, 0.3)),
+    Operator("clamp from below", (4,), lambda x: x.clamp(min=0.1)),
+    Operator("clamp from above", (4,), lambda x: x.clamp(max=0.1)),
+    Operator("clamp, infinite", (4,), lambda x: x.clamp(-INF, INF)),
+    Operator("clamp, one point", (4,), lambda x: x.clamp(0.2, 0.2) + x),
+    Operator("abs", (4,), torch.abs),
+    Operator("maximum", (4,), lambda x: torch.maximum(x[:, :2], x[:, 2:])),
+    Operator("minimum", (4,), lambda x: torch.minimum(x[:, :2], x[:, 2:])),
+    Operator("maximum with a constant", (4,), lambda x: torch.maximum(x, numbers(4))),
+    Operator("minimum with a constant", (4,), lambda x: torch.minimum(x, numbers(4))),
+    # Poolings and sums.
+    Operator("max pool", IMAGE, lambda x: F.max_pool2d(x, 2)),
+    Operator("max pool, stride", IMAGE, lambda x: F.max_pool2d(x, 2, 1)),
+    Operator("max pool, padding", IMAGE, lambda x: F.max_pool2d(x, 2, 2, 1)),
+    Operator("max pool, ceil mode", IMAGE, lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True)),
+    Operator("max pool, dilation", IMAGE, lambda x: F.max_pool2d(x, 2, 1, 0, 2)),
+    Operator("average pool", IMAGE, lambda x: F.avg_pool2d(x, 2)),
+    Operator("average pool, padding", IMAGE, lambda x: F.avg_pool2d(x, 2, 1, 1)),
+    Operator("average pool, padding not counted", IMAGE, lambda x: F.avg_pool2d(x, 2, 1, 1, count_include_pad=False)),
+    Operator("average pool, ceil mode", IMAGE, lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True)),
+    Operator("average pool, divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
+    Operator("average pool, negative divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=-4)),
+    Operator("average pool, negative divisor, relu", IMAGE, lambda x: torch.relu(F.avg_pool2d(x, 2, 1, divisor_override=-4))),
+    Operator("average pool, negative divisor and padding", IMAGE, lambda x: F.avg_pool2d(x, 2, 1, 1, divisor_override=-1)),
+    Operator("average pool, huge divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=2**60), scale=2.0**60),
+    Operator("adaptive average pool", IMAGE, lambda x: F.adaptive_avg_pool2d(x, 2)),
+    Operator("average pool in one dimension", (2, 4), lambda x: F.avg_pool1d(x, 2)),
+    Operator("mean", IMAGE, lambda x: x.mean((2, 3))),
+    Operator("mean in float32", IMAGE, lambda x: x.mean((2, 3), dtype=torch.float32).double()),
+    Operator("sum", IMAGE, lambda x: x.sum(1)),
+    Operator("negative sum", IMAGE, lambda x: -x.sum(1) * 1.5),
+    # Arithmetic with constants, and preprocessing of every shape.
+    *(
+        Operator(f"normalised by {shape}", (1, 3, 3), lambda x, s=shape: (x - torch.full(s, 0.3)) / torch.full(s, 0.4))  # type: ignore[misc]
+        for shape in ((), (1,), (1, 1), (1, 1, 1), (1, 1, 1, 1))
+    ),
+    *(
+        Operator(f"normalised by {s}", IMAGE, lambda x, s=s: (x - numbers(*s)) / (0.5 + numbers(*s).abs()))  # type: ignore[misc]
+        for s in ((2, 1, 1), (1, 2, 1, 1), (2, 3, 3), (3,))
+    ),
+    Operator("shift far down", (4,), lambda x: torch.relu(x * 1e10 - 2e9), scale=1e-10),
+    Operator("shift far up", (4,), lambda x: torch.relu(3e9 - x * 1e10), scale=1e-10),
+    Operator("shift out of sight", (4,), lambda x: torch.relu(x - 1e12) + x),
+    Operator("scaled there and back", (4,), lambda x: torch.relu(torch.relu(x * 1e-200 - 2e-201) * 1e300), scale=1e-100),
+    Operator("scaled by 0", (4,), lambda x: x * torch.tensor([0.0, 1.0, -1.0, 0.0]).double()),
+    Operator("division by a negative number", (4,), lambda x: x / -0.7),
+    Operator("one minus", (4,), lambda x: 1 - x),
+    Operator("add with a factor", (4,), lambda x: torch.add(x, numbers(4), alpha=-2.5)),
+    Operator("add two with a factor", (4,), lambda x: torch.sub(x, x.flip(1), alpha=0.5)),
+    Operator("where", (3, 3), lambda x: torch.where(MASK, x, -2e9) * 1e-3),
+    Operator("where of two", (3, 3), lambda x: torch.where(MASK, x, -2 * x)),
+    Operator("masked fill", (3, 3), lambda x: x.masked_fill(MASK, 0.7)),
+    Operator("masked fill far down", (3, 3), lambda x: torch.relu(x.masked_fill(MASK, -1e12))),
+    # Moves.
+    Operator("reshape", IMAGE, lambda x: x.reshape(len(x), 3, 6)),
+    Operator("permute", IMAGE, lambda x: x.permute(0, 2, 3, 1)),
+    Operator("slice", IMAGE, lambda x: x[:, :, 1:, ::2]),
+    Operator("flip", IMAGE, lambda x: x.flip(2)),
+    Operator("roll", IMAGE, lambda x: x.roll(1, 3)),
+    Operator("pad", IMAGE, lambda x: F.pad(x, (1, 0, 0, 2))),
+    Operator("expand", (1, 4), lambda x: x.expand(-1, 3, -1)),
+    Operator("concatenation", (4,), lambda x: torch.cat([x, torch.relu(x), x.flip(1)], 1)),
+    Operator("stack", (4,), lambda x: torch.stack([x, -x], 2)),
+    Operator("chunk", (4,), lambda x: x.chunk(2, 1)[1] - x.chunk(2, 1)[0]),
+    # Smooth ones.
+    *(
+        Operator(f.__name__, (4,), f, smooth=True)
+        for f in (torch.sigmoid, torch.tanh, F.gelu, F.silu, F.softplus, F.elu, F.selu, F.celu)
+    ),
+    Operator("gelu by tanh", (4,), lambda x: F.gelu(x, approximate="tanh"), smooth=True),
+    Operator("softplus, beta", (4,), lambda x: F.softplus(x, 3.0, 20.0), smooth=True),
+    Operator("elu, alpha", (4,), lambda x: F.elu(x, 0.4), smooth=True),
+    Operator("sigmoid, steep", (4,), lambda x: torch.sigmoid(200 * (x - 0.4)), smooth=True),
+    Operator("tanh, saturated", (4,), lambda x: torch.tanh(1e4 * (x - 0.4)), smooth=True),
+    Operator("square", (4,), torch.square, smooth=True),
+    Operator("product", (4,), lambda x: x * x.flip(1), smooth=True),
+    Operator("layer norm", (3, 4), lambda x: F.layer_norm(x, (4,), numbers(4), numbers(4)), smooth=True),
+    Operator("softmax", (3, 3), lambda x: torch.softmax(x, -1), smooth=True),
+    Operator("softmax, another axis", (3, 3), lambda x: torch.softmax(3 * x, 1), smooth=True),
+    Operator("softmax, masked by -inf", (3, 3), lambda x: torch.softmax(x.masked_fill(MASK, -INF), -1), smooth=True),
+    Operator("softmax, masked by adding", (3, 3), lambda x: torch.softmax(x + torch.where(MASK, -1e30, 0.0), 2), smooth=True),
+    Operator("glu", (4,), lambda x: F.glu(x, 1), smooth=True),
+]
+REFUSED = [
+    Operator("plus infinity", (4,), lambda x: torch.relu(x - INF) + x),
+    Operator("where, infinite", (3, 3), lambda x: torch.relu(torch.where(MASK, x, -INF))),
+    Operator("leaky relu, negative slope", (4,), lambda x: F.leaky_relu(x, -0.1)),
+    Operator("leaky relu, steep", (4,), lambda x: F.leaky_relu(x, 1.5)),
+    Operator("softmax, all masked", (3, 3), lambda x: torch.softmax(x - 1e10, -1), smooth=True),
+    Operator("softplus, low threshold", (4,), lambda x: F.softplus(x, 1.0, 1.0), smooth=True),
+    Operator("clamp, so far that x is lost", (4,), lambda x: x.clamp(-1e30, 1e30)),
+    Operator("sine", (4,), torch.sin, smooth=True),
+]
+
+
+class Headed(nn.Module):
+    """An operation between fixed layers, with three logits; float64."""
+
+    def __init__(self, operator: Operator, seed: int = 0) -> None:
+        super().__init__()
+        self.operator = operator
+        x = torch.rand(2, *operator.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            size = operator.body(x).flatten(1).shape[1]
+        weight = numbers(3, size, seed=seed) * operator.scale / math.sqrt(size)
+        self.head = nn.Parameter(weight)
+        with torch.no_grad():
+            self.bias = nn.Parameter(-F.linear(operator.body(x).flatten(1), weight).mean(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.operator.body(x).flatten(1), self.head, self.bias)
