@@ -177,7 +177,8 @@ def _parser() -> argparse.ArgumentParser:
     certify.add_argument("--radius", default="0.01",
                          help="transformers: module constants on a ball of this radius around the first sample, too "
                          "(default: %(default)s)")  # fmt: skip
-    certify.add_argument("--time-limit", default="60", metavar="SECONDS", help="for all slopes (default: %(default)s)")
+    certify.add_argument("--time-limit", default=None, metavar="SECONDS",
+                         help="for all slopes (default: a budget of work instead, about a minute)")  # fmt: skip
     _common_options(certify, norm="2", threads=None, out="certificate.safetensors and certificate.json")
     certify.set_defaults(run=_certify)
 
@@ -454,7 +455,8 @@ def _certify(options: argparse.Namespace) -> int:
     if options.loss == "dlr":
         raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: use --loss margin or cross_entropy.")
     _known("loss", [options.loss], LOSSES)
-    seconds, radius = _seconds(options.time_limit), parse_eps(options.radius)
+    seconds = None if options.time_limit is None else _seconds(options.time_limit)
+    radius = parse_eps(options.radius)
     folder = _folder(options)
     import wassail as ws
     from wassail.certificates.structure import read

@@ -4,12 +4,14 @@ import math
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.certify import Certificate
 from wassail.certificates.slopes import Chords, allocate_gains, ray_slope
@@ -17,7 +19,12 @@ from wassail.certificates.structure import read
 from wassail.testing import check_certificate, corpus
 
 NORMS = (1.0, 2.0, math.inf)
-quick = partial(ws.certify, time_limit=4.0)
+
+
+def quick(*args: Any, seconds: float = 4.0, **options: Any) -> Certificate:
+    """With a budget of work that is worth so many seconds: no test here depends on the clock."""
+    with clock.limited(work=seconds * clock.SECOND):
+        return ws.certify(*args, **options)
 
 
 def linear(weight: list[list[float]], bias: list[float] | None = None) -> nn.Module:
@@ -110,7 +117,7 @@ def test_kit_accepts_ours(norm: float, domain: tuple[float, float] | None) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(corpus()))
 def test_kit_accepts_ours_everywhere(name: str) -> None:
-    check_certificate(partial(ws.certify, time_limit=20.0), names=(name,))
+    check_certificate(partial(quick, seconds=20.0), names=(name,))
 
 
 @pytest.mark.parametrize("slope", ["infinity", "anchor", "margin", "paper"])
@@ -219,7 +226,7 @@ def test_large_networks_get_brackets() -> None:
     )
     x, y = torch.rand(5, 1, 16, 16), torch.tensor([0, 1, 2, 3, 0])
     for domain in (None, (0.0, 1.0)):
-        found = ws.certify(model, x, y, math.inf, "cross_entropy", domain, time_limit=6.0)
+        found = quick(model, x, y, math.inf, "cross_entropy", domain, seconds=6.0)
         assert found.infinity is not None and found.anchor is not None and found.margin is not None and found.paper is not None
         assert found.infinity.upper <= found.anchor.upper <= found.margin.upper <= found.paper.upper < math.inf
         if domain is None:

@@ -193,13 +193,13 @@ def test_branching_on_relus_proves_more_than_linear_bounds() -> None:
     radius = 1.05 * ws.radii(graph, x, y, INF, None, "crown").values
     sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
     rivals = (margins(sweep, y)[0][0] < 0).nonzero()[:, 0]
-    proved, domains = branch_margins(sweep, 0, int(y), rivals, math.inf, 200)
+    proved, domains = branch_margins(sweep, 0, int(y), rivals, 200)
     assert len(rivals) and proved and domains > len(rivals)
     far = ws.nearest(graph.logits, x, y, INF, domain=None, passes=200).distances
     assert (radius <= far).all()
     sweep = Sweep(graph, Balls.make(x, 1.01 * far, INF, None)).run()
     rivals = (margins(sweep, y)[0][0] < 0).nonzero()[:, 0]
-    assert not branch_margins(sweep, 0, int(y), rivals, math.inf, 200)[0], "a ball with a flip inside cannot be proved"
+    assert not branch_margins(sweep, 0, int(y), rivals, 200)[0], "a ball with a flip inside cannot be proved"
 
 
 @pytest.mark.parametrize("name", ["pre-LN", "ReLU attention", "gate"])

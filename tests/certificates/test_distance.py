@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import wassail as ws
 from wassail import zoo as digits
+from wassail.certificates import clock
 from wassail.certificates import distance as module
 from wassail.certificates.cells import enumerate_cells, inequalities, nearest_point
 from wassail.certificates.distance import Distances, nearest_flip
@@ -371,12 +373,17 @@ def _inputs(graph: Graph, x: Tensor) -> dict[int, Tensor]:
     return {i: values[graph.nodes[i].inputs[0]] for i in graph.relus}
 
 
-def test_a_time_limit_returns_an_honest_bracket() -> None:
+def test_a_time_limit_returns_an_honest_bracket(monkeypatch: pytest.MonkeyPatch) -> None:
     model = perceptron(6, 20, 20, 4, seed=2)  # the first bounds on the whole ball prove nothing here
     graph, x = model, points(2, 6, seed=8)
     y = model.logits(x).argmax(1)
+    ticks = itertools.count()  # a clock that goes on by one second whenever somebody looks at it
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     for norm in NORMS:
-        full, cut = (nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=limit) for limit in (None, 0.0))
+        full, cut = (nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=limit) for limit in (None, 3000.0))
+        assert cut.cut and not full.cut
+        none = nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=0.0)
+        assert none.cut and not none.lower.any() and torch.isfinite(none.upper).all()
         check(cut, graph, x, y, norm, (0.0, 1.0))
         assert full.exact.all() and (cut.lower > 0).all()
         assert (cut.lower <= full.upper).all() and (full.lower <= cut.upper).all()

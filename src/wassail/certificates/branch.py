@@ -26,10 +26,11 @@ from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
 from wassail import rounding
-from wassail.certificates import parallel
+from wassail.certificates import clock, parallel
 from wassail.certificates.multipliers import Form, Reduced, balance, gather, reduce, split, start, stretched, tighten
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
+from wassail.certificates.ties import first_largest, largest
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT
@@ -84,19 +85,18 @@ def branch(
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
         raise InputError(f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf.")
     begin = time.monotonic()
-    deadline = math.inf if time_limit is None else begin + time_limit
     # Outputs in units near the value itself; a power of two changes no digit.
     size = float(_norm_of_sizes(_paths(network), norm_in, norm_out))
     unit = 2.0 ** round(math.log2(size)) if size > 0 else 1.0
     scaled = replace(network, C=network.C / unit, D=network.D / unit, e=network.e / unit)
-    search = _Search(scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed), deadline)
+    search = _Search(scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed))
 
     def told() -> None:
         if tick is not None:
             tick(unit * search.lower, unit * search.upper, search.nodes)
 
     try:
-        with parallel.crew(workers) as pool:
+        with parallel.crew(workers) as pool, clock.limited(time_limit):
             search.open()
             while search.heap and not search.late and (nodes is None or search.nodes < nodes):
                 if pool is not None and len(search.heap) >= parallel.ENOUGH * pool.workers:
@@ -105,16 +105,12 @@ def branch(
                 else:
                     search.step()
                     told()
-        search.centre()
-    except (KeyboardInterrupt, _OutOfTime):
+            search.centre()
+    except (KeyboardInterrupt, clock.Late):
         pass  # what is known so far is valid
     complete = search.upper - search.lower <= 2 * CLOSE * search.upper
     seconds = time.monotonic() - begin
     return Bracket(unit * search.lower, unit * search.upper, search.witness, search.nodes, seconds, complete)
-
-
-class _OutOfTime(Exception):
-    """The time limit passed in the middle of a batch."""
 
 
 @dataclass(eq=False)
@@ -142,7 +138,6 @@ class _Search:
     norm_in: float
     norm_out: float
     generator: torch.Generator
-    deadline: float
     lower: float = 0.0
     witness: Tensor | None = None
     nodes: int = 0
@@ -171,8 +166,8 @@ class _Search:
 
     @property
     def late(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() > self.deadline
+        """Whether the time, or the budget of work, is used up."""
+        return clock.late()
 
     @property
     def cut(self) -> float:
@@ -214,13 +209,14 @@ class _Search:
         w, t = start(self.form(part, index, omega), self.network.layer[free], self.how)
         bounds = np.array([node.bound for node in fresh])
         for gap in (1.0, 0.3, 0.1, 0.03, GAP, GAP, GAP) if self.how.stretch else (1.0, 0.3, 0.1, 0.03, GAP):
+            clock.spend(count * 10 * (self.network.neurons + self.how.weights) ** 3)
             proved, w, t, score, omega = self.tighten(part, index, w, t, omega, 10, gap)
             bounds = np.minimum(bounds, self.norm(proved))
             if self.late:
                 break
         full = np.ones((count, self.network.neurons), dtype=np.float32)
         full[:, free.numpy()] = _brief(t)
-        picks, small = free[score.argmax(1)].tolist(), _brief(w)
+        picks, small = free[first_largest(score)].tolist(), _brief(w)
         for i, node in enumerate(fresh):
             stretch = None if omega is None else _brief(omega[i])
             self.keep(_Node(node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]))
@@ -296,12 +292,12 @@ class _Search:
         rows = np.arange(len(states))
         states[rows, np.repeat([p.pick for p in parents], 2)] = rows % 2
         self.nodes += len(states)
+        clock.spend(len(states) * STEPS * (self.network.neurons + self.how.weights) ** 3)
         state, possible, low, high = self.settle(torch.from_numpy(states))
         kept = possible.nonzero()[:, 0]
         kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
         for begin in range(0, len(kept), CHUNK):
-            if self.late:
-                raise _OutOfTime
+            clock.check()
             part = kept[begin : begin + CHUNK]
             above = [parents[i // 2] for i in part.tolist()]
             reduced = reduce(self.network, state[part])
@@ -334,11 +330,12 @@ class _Search:
                 omega[rows] = some
             bounds[rows.numpy()] = np.minimum(bounds[rows.numpy()], self.norm(proved))
             t[rows] = t[rows].scatter(1, order, last)
-            pick[rows] = index.gather(1, score.masked_fill(index < 0, -1.0).argmax(1, keepdim=True))[:, 0]
+            best = first_largest(score.masked_fill(index < 0, -1.0))
+            pick[rows] = index.gather(1, best[:, None])[:, 0]
             loose = torch.from_numpy(bounds >= entries) & free.any(1)  # here the entries decide, not the multipliers
             if loose.any():
                 flow = _influence(part, self.network, sizes).masked_fill(~free, -1.0)
-                pick = torch.where(loose, flow.argmax(1), pick)
+                pick = torch.where(loose, first_largest(flow), pick)
         small_w, small_t, states = _brief(w), _brief(t), state.numpy()
         nodes = []
         for i, parent in enumerate(parents):
@@ -406,14 +403,15 @@ class _Search:
         points = self.inside(torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads]))
         masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
         values = self.norms(torch.from_numpy(masks))
-        self.walk(points[torch.from_numpy(first)[values.topk(min(WALKERS, len(values))).indices]])
+        self.walk(points[torch.from_numpy(first)[largest(values, min(WALKERS, len(values)))]])
 
     def walk(self, points: Tensor) -> None:
         """From each point to the best neighbouring cell while that helps."""
         best = self.norms(self.network.mask(points))
         for _ in range(ROUNDS):
             near = self.neighbours(points)
-            gain, which = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1).max(1)
+            values = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1)
+            gain, which = values.amax(1), first_largest(values)
             better = gain > best * (1 + 1e-12)
             if self.late or not better.any():
                 break
@@ -501,22 +499,22 @@ class _Problem:
         """Go on with a part for so many seconds. If the time of the whole search runs out, its nodes stay as they were."""
         begin, nodes = time.monotonic(), part.nodes
         search = _Search(
-            self.network, self.region, self.norm_in, self.norm_out, torch.Generator(), begin + part.left, part.lower,
-            part.witness, part.count,
+            self.network, self.region, self.norm_in, self.norm_out, torch.Generator(), part.lower, part.witness, part.count,
         )  # fmt: skip
         search.root = self.root
         most = math.inf if part.most is None else part.count + part.most
         try:
-            for node in part.nodes:
-                search.keep(node)
-            while search.heap and search.nodes < most:
-                search.step()
-                spent = time.monotonic() - begin
-                # Below the middle of the part others have nodes with larger bounds, and lower may be poor yet.
-                if spent > seconds or (search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle):
-                    break
-            nodes = [entry[2] for entry in search.heap]
-        except _OutOfTime:
+            with clock.limited(part.left):
+                for node in part.nodes:
+                    search.keep(node)
+                while search.heap and search.nodes < most:
+                    search.step()
+                    spent = time.monotonic() - begin
+                    # Below the middle of the part others have nodes with larger bounds, and lower may be poor yet.
+                    if spent > seconds or (search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle):
+                        break
+                nodes = [entry[2] for entry in search.heap]
+        except clock.Late:
             pass
         return _Report(nodes, search.lower, search.witness, search.settled, search.nodes - part.count)
 
@@ -559,7 +557,7 @@ class _Shared:
             return None
         most = None if self.most is None else 1 + (self.most - search.nodes) // self.workers
         count = search.nodes // (4 * self.workers)  # says how many it splits at once: few, so that the largest come first
-        part = _Part(taken, search.lower, search.witness, count, search.deadline - time.monotonic(), most)
+        part = _Part(taken, search.lower, search.witness, count, clock.seconds_left(), most)
         self.out.append(part)
         search.away = max(part.bound for part in self.out)
         return part

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
 from wassail.errors import InputError
@@ -87,6 +88,8 @@ def enumerate_cells(network: Piecewise, region: Region, limit: int = 100_000) ->
     """
     masks, points, complete = [], [], True
     for mask, point in _walk(network, _affine_forms(network), region):
+        clock.check()
+        clock.spend(network.neurons * (network.neurons + network.inputs) * network.inputs)
         if point is None:
             complete = False
             continue

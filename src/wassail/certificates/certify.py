@@ -6,12 +6,14 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.device import HOST
 from wassail.certificates.infinity import infinity, tightness
@@ -39,12 +41,13 @@ from wassail.geometry import distances as distances_between
 from wassail.losses import LIPSCHITZ, predict
 from wassail.network import Model, Progress, _bar, check_data, versions
 from wassail.records import Record
-from wassail.threat import Domain, Number, Threat, dual, parse_domain, parse_eps, parse_norm
+from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_eps, parse_norm
 from wassail.transport import Distribution, sample_weights
 
 SLOPES = ("infinity", "anchor", "margin", "paper")
 CELLS_INPUTS, CELLS_NEURONS, CELLS = 6, 40, 1500  # networks whose cells are all looked at
 FEW_INPUTS, FEW_SAMPLES = 2, 50  # smooth networks whose steepest chord is closed in by boxes
+WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
 DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 
 
@@ -154,16 +157,17 @@ def certify(
     *,
     slopes: Iterable[str] = SLOPES,
     mu: Tensor | None = None,
-    time_limit: float = 60.0,
+    time_limit: float | None = None,
     seed: int = 0,
     progress: Progress = False,
 ) -> Certificate:
     """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY 3).
 
     norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain: None for R^n, or a box.
-    slopes: which of "infinity", "anchor", "margin", "paper" to compute; time_limit: seconds for all of them; an interrupt keeps
-    those that are done. Small networks get exact slopes by their cells and by branch and bound, large ones brackets by
-    propagation and evaluated points. Smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the
+    slopes: which of "infinity", "anchor", "margin", "paper" to compute. time_limit: seconds for all of them, shared evenly, and
+    `info["cut"]` says whether it stopped something; without one there is a budget of work (about a minute), so that the answer
+    does not depend on the clock. An interrupt keeps those that are done.
+    Small networks get exact slopes by their cells and by branch and bound, large ones brackets by propagation and evaluated points. Smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the
     slope at infinity is that of their recession function, and the upper slopes are those of `lipschitz`.
     """
     r, domain = parse_norm(norm), parse_domain(domain)
@@ -182,17 +186,19 @@ def certify(
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
     with _bar(progress, "certificate") as report:
-        return _Work(graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), time_limit, seed).run(wanted, report)
+        limit = None if time_limit is None else number(time_limit, "time_limit")
+        with clock.limited(limit, WORK if limit is None else math.inf):
+            return _Work(graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), seed).run(wanted, report)
 
 
 class _Work:
     """One certificate in the making: each slope is kept as soon as it is known."""
 
     def __init__(
-        self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, mu: Tensor, limit: float, seed: int
+        self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, mu: Tensor, seed: int
     ) -> None:
         self.graph, self.x, self.y, self.norm, self.loss, self.domain, self.mu = graph, x, y, norm, loss, domain, mu
-        self.end, self.seed = time.monotonic() + limit, seed
+        self.seed, self.cut = seed, False
         self.labels = sorted(set(y.tolist()))
         self.region = Region.make(domain, graph.inputs)  # the CPU's, like samples and cells; propagation has its own
         self.found: dict[str, Bound] = {}
@@ -213,13 +219,18 @@ class _Work:
             cells = self.small is not None and not self.graph.smooth
             todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
             for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in todo):
-                began = time.monotonic()
-                getattr(self, f"_{name}")(max(1.0, (self.end - began) / (len(todo) - done)))
+                began, parts = time.monotonic(), len(todo) - done
+                with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+                    with suppress(clock.Late):
+                        getattr(self, f"_{name}")()
+                    self.cut |= clock.out_of_time()
+                self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
                 bound = self.found[name]
                 self.found[name] = replace(bound, info={**bound.info, "seconds": time.monotonic() - began})
                 report((done + 1) / len(todo))
             if "infinity" in todo or "anchor" in todo:
-                self._far_line()
+                with suppress(clock.Late):
+                    self._far_line()
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
         rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
@@ -234,6 +245,7 @@ class _Work:
             "empirical_above": self._rounded_up(loss_above(margin, self.y, self.loss)),
             "versions": versions(), "seed": self.seed, "labels": self.labels, "order": 1, "smooth": self.graph.smooth,
             **({} if self.graph.smooth else {"neurons": self.graph.neurons}), **({"interrupted": True} if interrupted else {}),
+            "cut": self.cut,
         }  # fmt: skip
         get = {name: bound for name, bound in self.found.items() if name in wanted}.get
         return Certificate(
@@ -245,38 +257,35 @@ class _Work:
     def _has_ray(self) -> bool:
         return self.domain is None and "infinity" in self.found and "label" in self.found["infinity"].info
 
-    def _margin(self, seconds: float) -> None:
-        self.found["margin"] = lipschitz(
-            self.graph, self.norm, self.domain, labels=self.labels, time_limit=seconds, seed=self.seed
-        )
+    def _margin(self) -> None:
+        self.found["margin"] = lipschitz(self.graph, self.norm, self.domain, labels=self.labels, seed=self.seed)
 
-    def _paper(self, seconds: float) -> None:
+    def _paper(self) -> None:
         factor = 2 ** (1 / self.norm)
-        bound = lipschitz(
-            self.graph, self.norm, self.domain, outputs="logits", norm_out=dual(self.norm), time_limit=seconds, seed=self.seed
-        )
+        bound = lipschitz(self.graph, self.norm, self.domain, outputs="logits", norm_out=dual(self.norm), seed=self.seed)
         low, high = factor * bound.lower * (1 - 2.0**-50), factor * bound.upper * (1 + 2.0**-50)
         self.found["paper"] = Bound(low, high, bound.method, bound.witness, bound.info)
 
-    def _infinity(self, seconds: float) -> None:
+    def _infinity(self) -> None:
         far = None if self.region.bounded else recession(self.graph)
         if far is None:
             self.found["infinity"] = Bound(0.0, 0.0, "bounded domain" if self.region.bounded else "bounded")
         elif far.neurons <= DENSE_NEURONS:
-            self.found["infinity"] = infinity(far.piecewise(), self.norm, self.labels, time_limit=seconds, seed=self.seed)
+            self.found["infinity"] = infinity(far.piecewise(), self.norm, self.labels, seed=self.seed)
         else:
             self.found["infinity"] = ray_slope(far.to(self.graph.device), self.norm, self.labels, self.seed)
 
-    def _anchor(self, seconds: float) -> None:
-        began = time.monotonic()
+    def _anchor(self) -> None:
         self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
         if self.small is not None:
-            self._cells(self.small, seconds / 2 if self.graph.smooth else seconds)
+            parts = 2 if self.graph.smooth else 1
+            with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+                self._cells(self.small)
         few = self.graph.inputs <= FEW_INPUTS and len(self.x) <= FEW_SAMPLES and len(self.graph.nodes[0].shape) == 1
         if self.graph.smooth and few:
-            self._boxes(max(1.0, seconds - (time.monotonic() - began)))
+            self._boxes()
 
-    def _cells(self, network: Piecewise, seconds: float) -> None:
+    def _cells(self, network: Piecewise) -> None:
         """From the cells of a small network, S and the second line; of a smooth one's shadow, the line and points to try."""
         assert self.shadow is not None
         x, fine = self.x.double().flatten(1), 1e-4 if self.loss == "cross_entropy" else 1e-6
@@ -286,9 +295,9 @@ class _Work:
         try:
             chord, offset, self.seen = anchor_and_offset(
                 network, x, self.y, lam, norm=self.norm, domain=self.domain, loss=self.loss, mu=self.mu, tolerance=fine,
-                time_limit=seconds, cells_limit=CELLS,
+                cells_limit=CELLS,
             )  # fmt: skip
-        except InputError:  # too many cells
+        except (InputError, clock.Late):  # too many cells
             return
         if math.isfinite(offset) and math.isfinite(lam):
             # Either loss changes by no more than the margin that changes most.
@@ -327,7 +336,7 @@ class _Work:
                 lines.append((tail.lam, self._rounded_up(tail.height)))
             self.line = min(lines, default=None)
 
-    def _boxes(self, seconds: float) -> None:
+    def _boxes(self) -> None:
         """S of a smooth network with one or two inputs."""
         tail = None if self.region.bounded else self._tail()
         if tail is None and not self.region.bounded:  # nothing is known far away
@@ -335,7 +344,7 @@ class _Work:
         search = ChordSearch(
             self.graph.to(HOST), self.x, self.y, self.norm, self.domain, self.loss, self.found["margin"].upper, tail
         )
-        upper = search.run(time.monotonic() + seconds)
+        upper = search.run()
         self.found["anchor"] = Bound(below(search.steepest, upper, "anchor"), upper, "boxes")
         parts = [(search.found.root, search.found.points), *([] if self.seen is None else [self.seen])]
         self.seen = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -27,13 +28,14 @@ from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
 from wassail import rounding
-from wassail.certificates import parallel
+from wassail.certificates import clock, parallel
 from wassail.certificates.condense import STEPS, absolute, layered
 from wassail.certificates.device import HOST
 from wassail.certificates.executed import ahead
 from wassail.certificates.propagate import crown, gamma
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
+from wassail.certificates.ties import in_order, largest, steep_below
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, steepest
 from wassail.rounding import sized
@@ -49,6 +51,7 @@ WEIGHT = 1e-5  # of the undecided neurons in the least-distance program, relativ
 ELASTIC = 1e4  # price of violating a side, in distances to the nearest flip: keeps linear programs feasible
 FAR = 1e6  # on R^n the search ends so many times farther away than the nearest plane tangent to a margin
 CHASE, CHASED = 10, 16  # steps of the first search for a flip, and nodes of a batch from whose points it goes on
+RETREAT = 0.2  # share of the time that is kept for smaller balls when a ball is not closed
 RESTART = 0.9  # a flip nearer than this, relative to the ball, is worth a smaller ball
 # How far past the boundary a point may have to go to be seen as a flip.
 PUSH = 1 + torch.tensor([0, 1e-13, 1e-12, 1e-11, 1e-10], dtype=torch.float64)
@@ -60,7 +63,7 @@ class Distances:
 
     lower `(N,)`: proved, no point of the closed ball of this radius in the domain ties or flips; upper `(N,)`: distance of
     points `(N, *shape)`, which do (inf, and the sample itself, where none is known); exact `(N,)`: they agree to the tolerance;
-    nodes `(N,)`: partial sign patterns bounded.
+    nodes `(N,)`: partial sign patterns bounded; cut: whether the time ran out for some of them.
     """
 
     lower: Tensor
@@ -68,6 +71,7 @@ class Distances:
     points: Tensor
     exact: Tensor
     nodes: Tensor
+    cut: bool = False
 
 
 def nearest_flip(
@@ -107,19 +111,19 @@ def nearest_flip(
         raise InputError("the samples contain NaN or infinity: give real samples.")
     hints = torch.full((len(x),), math.inf, dtype=torch.float64) if upper is None else upper.detach().cpu().double()
     known = torch.zeros(len(x), dtype=torch.float64) if lower is None else lower.detach().cpu().double()
-    end = math.inf if time_limit is None else time.monotonic() + time_limit
-    found = []
-    with parallel.crew(workers) as pool:
+    found, cut = [], False
+    with parallel.crew(workers) as pool, clock.limited(time_limit):
         for i in range(len(x)):
-            now = time.monotonic()
-            deadline = now + max(end - now, 0.0) / (len(x) - i)
             own = graph if slack is None else ahead(graph, slack[i])
-            search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, deadline, pool)
-            search.run(float(hints[i]), float(known[i]))
+            search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, pool)
+            with clock.limited(clock.seconds_left() / (len(x) - i)):
+                search.run(float(hints[i]), float(known[i]))
+            cut |= search.cut
             found.append(search)
     low, high = (torch.tensor([getattr(s, side) for s in found], dtype=torch.float64) for side in ("lower", "upper"))
     points = torch.stack([s.point.reshape(x.shape[1:]) for s in found]) if found else x.clone()
-    return Distances(low, high, points, _close(low, high, tolerance), torch.tensor([s.nodes for s in found], dtype=torch.int64))
+    nodes = torch.tensor([s.nodes for s in found], dtype=torch.int64)
+    return Distances(low, high, points, _close(low, high, tolerance), nodes, cut)
 
 
 def _close(lower: Tensor, upper: Tensor, tolerance: float) -> Tensor:
@@ -213,7 +217,7 @@ class _Relaxed:
         m, h = len(self.e), len(self.c)
         low, high = self.low.expand(m, h), self.high.expand(m, h)
         side = torch.where(high <= 0, 0, torch.where(low >= 0, 1, -1))
-        alpha = torch.where(high > -low, 1.0, self.slope)
+        alpha = torch.where(steep_below(low, high), 1.0, self.slope)
         zero = torch.zeros(m, dtype=torch.float64)
         return _Nodes(torch.arange(m), side, low, high, alpha, torch.zeros_like(low), zero, torch.zeros(m, 0).long())
 
@@ -261,7 +265,7 @@ class _Relaxed:
                 a = torch.cat([self.A[rows], -self.A[rows]]).expand(m, -1, -1)
                 b = torch.cat([self.c[rows], -self.c[rows]]).expand(m, -1)
                 size = self.size[rows].repeat(2).expand(m, -1)
-                down = torch.where(side < 0, torch.where(high > -low, 1.0, self.slope), up)
+                down = torch.where(side < 0, torch.where(steep_below(low, high), 1.0, self.slope), up)
                 for before in reversed(self.blocks[:k]):
                     here = w[:, :, before]
                     v = here * torch.where(here >= 0, down[:, None, before], up[:, None, before])
@@ -328,19 +332,19 @@ class _Search:
         domain: Domain,
         within: float | None,
         tolerance: float,
-        deadline: float,
         pool: parallel.Pool | None = None,
     ) -> None:
         self.graph, self.x, self.y, self.norm, self.domain = graph, x.flatten(), y, norm, domain
-        self.within, self.tolerance, self.deadline, self.pool = within, tolerance, deadline, pool
+        self.within, self.tolerance, self.pool = within, tolerance, pool
         self.shape = x.shape
         self.lower, self.upper, self.point, self.nodes = 0.0, math.inf, self.x, 0
+        self.cut = False  # whether the time ran out
         self.rivals = torch.tensor([j for j in range(graph.outputs) if j != y], dtype=torch.int64)
 
     @property
     def late(self) -> bool:
         """Whether the time is up."""
-        return time.monotonic() > self.deadline
+        return clock.late()
 
     @property
     def decided(self) -> bool:
@@ -365,21 +369,33 @@ class _Search:
         # A little beyond the hint, so that the flip itself is found.
         near = min(hint * (1 + 1e-6), self.upper, 4 * first if self.upper == math.inf else math.inf)
         radius = min(max(near, known, 1e-3 * first), self.upper, limit)
-        while not self.decided:
-            if self.cover(radius):
-                radius = self.upper
-            elif self.lower < radius * (1 - self.tolerance):  # a flip in the ball, or no more time
-                self.retreat(radius)
-                break
-            elif radius >= limit or radius >= self.upper:
-                if limit == far <= radius and self.domain is not None:
-                    self.lower = math.inf  # no point of the box is that far
-                break
-            else:
-                radius = min(4 * radius, self.upper, limit)
+        with clock.limited(clock.seconds_left() * (1 - RETREAT)):
+            try:
+                away = self.close(radius, far, limit)
+            except clock.Late:
+                away = radius
+            self.cut = clock.out_of_time()
+        if away is not None:
+            with suppress(clock.Late):
+                self.retreat(away)
         if self.lower > self.upper * (1 + self.tolerance):
             raise InputError(f"there is a flip at {self.upper:g}, but {known:g} was given as a proved radius: check it.")
         self.lower = min(self.lower, self.upper * (1 - 2.0**-50)) if self.upper < math.inf else self.lower
+
+    def close(self, radius: float, far: float, limit: float) -> float | None:
+        """Ball after ball; the radius of one that is not closed, a flip in it or no more time, if it comes to that."""
+        while not self.decided:
+            if self.cover(radius):
+                radius = self.upper
+            elif self.lower < radius * (1 - self.tolerance):
+                return radius
+            elif radius >= limit or radius >= self.upper:
+                if limit == far <= radius and self.domain is not None:
+                    self.lower = math.inf  # no point of the box is that far
+                return None
+            else:
+                radius = min(4 * radius, self.upper, limit)
+        return None
 
     def retreat(self, radius: float) -> None:
         """What bounds without branching prove in smaller balls, when the time is up: a ball half as large is easier."""
@@ -473,7 +489,7 @@ class _Search:
 
     def grown(self, net: _Relaxed, nodes: _Nodes, radius: float) -> _Nodes:
         """The nodes with the least bounds replaced by their children."""
-        order = nodes.bound.argsort()
+        order = in_order(nodes.bound)
         chosen, rest = nodes.take(order[: net.batch]), nodes.take(order[net.batch :])
         return rest.join(self.bounded(net, self.children(net, chosen), radius))
 
@@ -499,7 +515,7 @@ class _Search:
         points = self.lowest(line, min(radius, self.upper))
         bound = torch.maximum(nodes.bound, net.reach(line).clamp(max=radius))
         nodes = replace(nodes, bound=bound, pick=self.choose(net, nodes, line, points))
-        near = bound.argsort()[:CHASED]
+        near = in_order(bound)[:CHASED]
         self.chase(points[near], nodes.rival[near], 2)
         cut = min(radius, self.upper) * (1 - self.tolerance / 2)
         undecided = (nodes.side < 0).sum(1)
@@ -551,7 +567,7 @@ class _Search:
         gap = line.w * (torch.maximum(v, net.slope * v) - line.factor * v - line.shift)
         width = (nodes.high - nodes.low).clamp(min=1e-300)
         gap = gap.clamp(min=0) + 1e-6 * line.w.abs() * nodes.high * -nodes.low / width
-        return torch.where(nodes.side < 0, gap, -1.0).topk(min(SPLITS, gap.shape[1]), 1).indices
+        return largest(torch.where(nodes.side < 0, gap, -1.0), min(SPLITS, gap.shape[1]))
 
     def solved(self, net: _Relaxed, nodes: _Nodes, i: int, radius: float) -> _Nodes:
         """The nodes with the best multipliers there are for node i, and the bound they prove."""
@@ -565,7 +581,7 @@ class _Search:
         bound, pick = nodes.bound.clone(), nodes.pick.clone()
         bound[i] = max(float(bound[i]), min(proved, radius))
         if (one.side[0] < 0).any():
-            pick[i] = torch.where(one.side[0] < 0, answer.gap, -1.0).topk(pick.shape[1]).indices
+            pick[i] = largest(torch.where(one.side[0] < 0, answer.gap, -1.0), pick.shape[1])
         return replace(nodes, bound=bound, pick=pick)
 
 
@@ -608,12 +624,13 @@ class _Problem:
     def work(self, part: _Part, seconds: float) -> _Report:
         """Go on with a part for so many seconds, or until a flip is found that changes the ball."""
         search, begin = copy.copy(self.search), time.monotonic()
-        search.deadline, search.nodes, search.upper, search.point = begin + part.left, 0, part.upper, part.point
+        search.nodes, search.upper, search.point = 0, part.upper, part.point
         nodes, settled = search.sift(part.nodes, math.inf, self.radius)
-        while len(nodes) and not (search.late or search.decided or search.upper < RESTART * self.radius):
-            nodes, settled = search.sift(search.grown(self.net, nodes, self.radius), settled, self.radius)
-            if time.monotonic() > begin + seconds:
-                break
+        with clock.limited(part.left), suppress(clock.Late):
+            while len(nodes) and not (search.late or search.decided or search.upper < RESTART * self.radius):
+                nodes, settled = search.sift(search.grown(self.net, nodes, self.radius), settled, self.radius)
+                if time.monotonic() > begin + seconds:
+                    break
         return _Report(nodes, settled, search.upper, search.point.clone(), search.nodes)
 
 
@@ -640,11 +657,10 @@ class _Shared:
         """Every so many-th of the nodes with the least bounds."""
         if not len(self.open):
             return None
-        search, order = self.search, self.open.bound.argsort()
+        search, order = self.search, in_order(self.open.bound)
         chosen = torch.zeros(len(order), dtype=torch.bool)
         chosen[order[::shares][: parallel.MOST]] = True
-        left = search.deadline - time.monotonic()
-        part = _Part(self.open.take(chosen), search.upper, search.point, left)
+        part = _Part(self.open.take(chosen), search.upper, search.point, clock.seconds_left())
         self.open = self.open.take(~chosen)
         self.out.append(part)
         return part

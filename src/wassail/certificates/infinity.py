@@ -24,10 +24,12 @@ import torch
 from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.cells import Array, enumerate_cells, inequalities, masks_at, nearest_point
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
+from wassail.certificates.ties import BAND, firm, first_largest, quiet, steep_below
 from wassail.errors import InputError, unknown
 from wassail.geometry import maximiser, operator_norm, vector_norm
 from wassail.rounding import sized
@@ -68,7 +70,8 @@ def infinity(
     norm = parse_norm(norm)
     if method == "cells":
         return infinity_by_cells(network, norm, labels)
-    return _Search(network, norm, labels, seed).run(time_limit, 0 if method == "ascent" else nodes)
+    with clock.limited(time_limit):
+        return _Search(network, norm, labels, seed).run(0 if method == "ascent" else nodes)
 
 
 def infinity_by_cells(network: Piecewise, norm: float, labels: Sequence[int], limit: int = 100_000) -> Bound:
@@ -319,19 +322,19 @@ class _Search:
         self.heap: list[tuple[float, int, _Node]] = []
         self.tie, self.count = itertools.count(), 0
 
-    def run(self, time_limit: float | None, nodes: int | None) -> Bound:
+    def run(self, nodes: int | None) -> Bound:
         """Ascent, the root, then the search; the bracket is valid whenever it stops."""
-        start = time.monotonic()
+        start, cut = time.monotonic(), False
         busy = self.ceiling = float((vector_norm(self.rounding.ends, dual(self.norm)) + self.rounding.output).max())
         try:
+            clock.check()
             self.ascend()
             free = torch.full((len(self.pairs), self.gaps.neurons), -1, dtype=torch.int8)
             half, zero = torch.full(free.shape, 0.5, dtype=torch.float64), torch.zeros(free.shape, dtype=torch.float64)
             self.bound(free, torch.arange(len(free)), half, zero, [busy] * len(free))
             busy = 0.0
             while self.heap and -self.heap[0][0] > self.cutoff:
-                if time_limit is not None and time.monotonic() - start > time_limit:
-                    break
+                clock.check()
                 if nodes is not None and self.count >= nodes:
                     break
                 busy = -self.heap[0][0]  # what an interrupt may leave unfinished
@@ -339,9 +342,11 @@ class _Search:
                 busy = 0.0
         except KeyboardInterrupt:
             pass
+        except clock.Late:
+            cut = clock.out_of_time()
         upper = max(self.closed, busy, -self.heap[0][0] if self.heap else 0.0, self.lower)
         info = {"norm": self.norm, "label": self.pair[0], "rival": self.pair[1]}
-        info |= {"nodes": self.count, "seconds": time.monotonic() - start, "seed": self.generator.initial_seed()}
+        info |= {"nodes": self.count, "seconds": time.monotonic() - start, "cut": cut, "seed": self.generator.initial_seed()}
         return Bound(self.lower, upper, "ascent and relaxation" if nodes == 0 else "branch", self.witness, info)
 
     @property
@@ -382,6 +387,7 @@ class _Search:
         self.offer(u)
         different = np.unique(value.numpy().round(9), return_index=True)[1]  # many starts end in the same place
         for index in different[-POLISHED:].tolist():
+            clock.check()
             self.polish(u[index], int(output[index]))
 
     def polish(self, u: Tensor, output: int) -> None:
@@ -410,6 +416,8 @@ class _Search:
     def bound(self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor, known: list[float]) -> None:
         """Bound nodes given as rows, `known` being upper bounds so far; those still open go on the heap."""
         self.count += len(state)
+        size = self.gaps.neurons * (self.gaps.neurons + self.gaps.inputs)
+        clock.spend(len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size)
         low, high = self.intervals(state)
         value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
         for i in range(len(state)):
@@ -482,7 +490,8 @@ class _Search:
                 break
             grads = torch.autograd.grad(value.sum(), (alpha, beta))
             with torch.no_grad():
-                for i, (variable, grad) in enumerate(zip((alpha, beta), grads)):  # Adam (Kingma & Ba 2015)
+                for i, (variable, grad) in enumerate(zip((alpha, beta), quiet(grads))):  # Adam (Kingma & Ba 2015)
+                    assert grad is not None
                     moments[i] = 0.9 * moments[i] + 0.1 * grad
                     moments[i + 2] = 0.999 * moments[i + 2] + 0.001 * grad.square()
                     size = (moments[i + 2] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
@@ -495,7 +504,7 @@ class _Search:
         A free neuron errs by at most `min(high, -low)`; the error travels along the paths that held neurons leave open.
         Constraints that it reaches are left out, and if that costs something the neuron is split.
         """
-        gaps, mask = self.gaps, (state == 1) | ((state < 0) & (high > -low))
+        gaps, mask = self.gaps, (state == 1) | ((state < 0) & steep_below(low, high))
         error = torch.where(state < 0, torch.minimum(high, -low) * (1 - gaps.slope), 0.0)
         through = torch.where(state == 0, gaps.slope.abs(), gaps.slope.abs().clamp(min=1))
         spread = torch.linalg.solve(torch.eye(gaps.neurons, dtype=torch.float64) - through[:, None] * gaps.B.abs(), error)
@@ -509,7 +518,7 @@ class _Search:
         weight = torch.from_numpy(y) / length[used]
         value = torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm)) + self.rounding.output[output]
         value += gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
-        return min(float(value), upper), int(error.argmax()) if lost.any() else -1
+        return min(float(value), upper), int(first_largest(error)) if lost.any() else -1
 
 
 def _pull(network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
@@ -520,7 +529,7 @@ def _pull(network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, ext
     """
     met = t[..., :0]
     for rows in reversed([rows for rows in network.blocks() if rows.stop <= t.shape[-1]]):
-        c = t[..., rows]
+        c = firm(t[..., rows])
         v = torch.where(c > 0, up[..., rows], low[..., rows]) * c + extra[..., rows]
         x = x + v @ network.A[rows]
         t = t[..., : rows.start] + v @ network.B[rows, : rows.start]
@@ -532,7 +541,7 @@ def _lines(slope: Tensor, state: Tensor, low: Tensor, high: Tensor) -> tuple[Ten
     """For each neuron on `[low, high]`: slope and offset of the chord above it, slope of a line through 0 below it."""
     free = (high - slope * low) / (high - low).clamp(min=1e-300)
     chord = torch.where(state == 1, 1.0, torch.where(state == 0, slope, free))
-    line = torch.where((state == 1) | ((state < 0) & (high > -low)), 1.0, slope)
+    line = torch.where((state == 1) | ((state < 0) & steep_below(low, high)), 1.0, slope)
     offset: Tensor = torch.where(state < 0, high * (1 - chord), 0.0)
     return chord, offset, line
 
@@ -569,5 +578,5 @@ def _choose(loss: Tensor, layer: Tensor) -> int:
     """
     if not (loss > 0).any():
         return -1
-    fair = loss >= SHARE * loss.max()
-    return int(torch.where(layer == layer[fair].min(), loss, -1.0).argmax())
+    fair = loss >= SHARE * (1 - BAND) * loss.max()
+    return int(first_largest(torch.where(layer == layer[fair].min(), loss, -1.0)))

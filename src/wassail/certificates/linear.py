@@ -31,12 +31,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail import rounding
+from wassail.certificates import clock
 from wassail.certificates.activations import ACTIVATIONS, UNBOUNDED, within
 from wassail.certificates.curves import Curve, Normalise, Plane, Product
 from wassail.certificates.device import HOST, plain
 from wassail.certificates.executed import step_error
 from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
+from wassail.certificates.ties import firm, quiet, steep_below
 from wassail.errors import InputError
 from wassail.geometry import fill
 from wassail.rounding import FLOOR, TINY
@@ -328,6 +330,7 @@ class Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""
         with torch.no_grad():
             for i, node in enumerate(self.graph.nodes):
+                clock.check()
                 if node.map is not None:
                     self._affine(i, node, node.map)
                 elif node.curve is not None:
@@ -664,6 +667,7 @@ class Sweep:
         best = rows.new_full((len(rows),), math.inf, dtype=torch.float64)
         kept = {i: a.clone() for i, a in alpha.items()}
         for step in range(1, steps + 1):
+            clock.check()
             with torch.enable_grad():
                 leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
                 constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
@@ -674,7 +678,7 @@ class Sweep:
             value = value.detach()
             better = value < best
             best = torch.where(better, value, best)
-            for (i, old), g in zip(alpha.items(), pulls):
+            for (i, old), g in zip(alpha.items(), quiet(pulls)):
                 old = old.detach()
                 kept[i] = torch.where(better.reshape(-1, *[1] * (old.ndim - 1)), old, kept[i])
                 if g is None:  # no undecided neuron of this node feeds the row's
@@ -713,6 +717,7 @@ class Sweep:
                     constant = constant + off + far
                     continue
                 line = self._lines(kind, i, owner, alpha)
+                w = firm(w)
                 size = w.abs()
                 constant = constant + _dot(w, line.off) + _dot(size, line.far)
                 _accumulate(weight, node.inputs[0], torch.addcmul(w * line.mid, size, line.rad))
@@ -813,7 +818,7 @@ class _Shape:
         up = torch.where(
             crossing, (high - slope * low) / torch.where(crossing, high - low, 1.0), (low >= 0) * (1 - slope) + slope
         )
-        return up, torch.where(crossing, torch.where(high > -low, 1.0, slope), up)  # the smaller triangle wins
+        return up, torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
 
     def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Arithmetic) -> Lines:
         """The lines with about these slopes: slopes are rounded first, then the shifts are made to hold for them.
@@ -931,18 +936,21 @@ def _cut(owner: Tensor, place: Tensor, counts: list[int], most: int) -> Iterator
     most, start, total, samples = max(most, 1), 0, 0, 0
     for count in counts:
         if total and (total + count > most or count >= ALONE):
+            clock.check()
             yield owner[start : start + (total if samples > 1 else 1)], place[start : start + total]
             start, total, samples = start + total, 0, 0
         if count >= ALONE:
             parts = -(-count // most)
             small, larger = divmod(count, parts)
             for part in range(parts):
+                clock.check()
                 size = small + (part < larger)
                 yield owner[start : start + 1], place[start : start + size]
                 start += size
         else:
             total, samples = total + count, samples + (count > 0)
     if total:
+        clock.check()
         yield owner[start:] if samples > 1 else owner[start : start + 1], place[start:]
 
 

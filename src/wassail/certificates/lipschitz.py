@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.branch import branch
 from wassail.certificates.condense import condensed
@@ -30,6 +32,7 @@ from wassail.certificates.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.region import Ball, Region, Where
 from wassail.certificates.semidefinite import MEMORY, segmented
 from wassail.certificates.structure import Graph, Matrix, read
+from wassail.certificates.ties import first_largest, largest
 from wassail.certificates.transformer import Walk
 from wassail.errors import InputError, unknown
 from wassail.geometry import maximiser, operator_norm
@@ -38,7 +41,7 @@ from wassail.threat import Number, dual, number, parse_norm
 
 METHODS = ("auto", "product", "propagate", "sdp", "exact")
 OUTPUTS = ("margins", "logits")
-AUTO_SECONDS = 60.0  # what `auto` and `sdp` take at most when no time limit is given
+AUTO = 60 * clock.SECOND  # operations that `auto` and `sdp` take at most when no time limit is given
 STEPS = (0.1, 0.3, 1.0, 1.0)  # of the search for steep points, in parts of the domain's width or of the scale
 SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
 NARROW = 64  # inputs
@@ -70,10 +73,11 @@ def lipschitz(
     slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}` (norm_out: default `norm`). norm: the input norm r.
     domain: None for all of R^n, a box `(low, high)` of numbers or tensors, or a `Ball`.
     method: "product" (of transformers: by their modules), "propagate", "sdp" (ReLUs and activations), "exact", or "auto", which
-    climbs the ladder until the bracket is closed or the time limit (default 60 s) is reached; every method returns the best of
-    the cheaper ones too. "exact" branches on the neurons of a ReLU network, and on the inputs of a smooth one until the gap is
-    1e-6. time_limit: in seconds; nodes: of branch and bound, which without either runs until it is exact. An interrupt (Ctrl-C)
-    returns the bracket so far.
+    climbs the ladder until the bracket is closed or its limit is reached; every method returns the best of the cheaper ones
+    too. "exact" branches on the neurons of a ReLU network, and on the inputs of a smooth one until the gap is 1e-6.
+    time_limit: in seconds; without one "auto" and "sdp" have a budget of work (about a minute), so the answer never depends on
+    the clock; with one `info["cut"]` says whether it stopped a rung. nodes: of branch and bound, which without either runs
+    until it is exact. An interrupt (Ctrl-C) returns the bracket so far.
     shape: of one sample, where neither the domain nor the first layer tells it.
     workers: who shares the branch and bound of a ReLU network: a number of processes, or a pool of `certificates.parallel`.
     The lower side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by 1e-12.
@@ -94,8 +98,10 @@ def lipschitz(
     else:
         q = r if norm_out is None else parse_norm(norm_out)
     with _bar(progress, "Lipschitz constant") as report:
-        ladder = Ladder(graph, region, r, q, limit, most, seed, report, workers)
-        bound = ladder.climb(method)
+        ladder = Ladder(graph, region, r, q, most, seed, report, workers)
+        free = limit is not None or clock.seconds_left() < math.inf or method in ("product", "propagate", "exact")
+        with clock.limited(limit, math.inf if free else AUTO):
+            bound = ladder.climb(method)
     neurons = sum(node.size for node in graph.nodes if node.slope is not None or node.activation is not None)
     info = {
         "norm": r, "norm_out": q, "outputs": outputs, "domain": str(region), "seed": seed, "versions": versions(),
@@ -113,7 +119,6 @@ class Ladder:
     region: Region
     norm_in: float
     norm_out: float
-    time_limit: float | None = None
     nodes: int | None = None
     seed: int = 0
     report: Callable[[float], None] = lambda share: None
@@ -123,38 +128,52 @@ class Ladder:
     method: str = "product"
     witness: Tensor | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    cut: bool = False  # whether the clock stopped a rung
 
     def climb(self, method: str) -> Bound:
         """Rung by rung up to `method`."""
-        self.began = time.monotonic()
+        began = time.monotonic()
         try:
-            self._sample()
             self._improve(product(self.graph, self.norm_in, self.norm_out), "product")
+            self._sample()
+            self._improve(self.upper, "product")
             if self.graph.curved:
                 self._improve(modules(self.graph, self.region, self.norm_in, self.norm_out, self._spans), "modules")
             if method != "product":
                 (self._smooth if self.graph.smooth else self._local)(method)
         except KeyboardInterrupt:  # the bracket so far is an answer
             self.info["interrupted"] = True
-        return Bound(self.lower, self.upper, self.method, self.witness, {**self.info, "seconds": self._spent()})
+        except clock.Late:
+            self.cut |= clock.out_of_time()
+        info = {**self.info, "cut": self.cut, "seconds": time.monotonic() - began}
+        return Bound(self.lower, self.upper, self.method, self.witness, info)
+
+    @contextmanager
+    def _share(self, parts: int = 1) -> Iterator[None]:
+        """A part of what is left for one rung; what it has not reached then is left to the others."""
+        with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+            with suppress(clock.Late):
+                yield
+            self.cut |= clock.out_of_time()
 
     def _local(self, method: str) -> None:
         bounds = condensed(crown(self.graph, self.region))
         self.info["undecided"] = bounds.open
         self.report(0.1)
         self._improve(propagated(bounds, self.norm_in, self.norm_out, tighten=False), "propagate")
-        patient = method == "propagate" and self.time_limit is None
-        if not self._closed() and (patient or self._price(bounds) < self._left() / (1 if method == "propagate" else 2)):
-            self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        if not self._closed() and self._affordable(bounds, 1 if method == "propagate" else 2):
+            with self._share(1 if method == "propagate" else 2):
+                self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
         branches = method == "exact" or (method == "auto" and bounds.open <= SMALL and self._dense(bounds))
         narrow = branches and self.graph.inputs <= NARROW  # there branch and bound starts with the same bound at once
         if not self._closed() and method in ("sdp", "auto") and not narrow:
-            self._improve(segmented(bounds, self.norm_in, self.norm_out, self._left() / (2 if branches else 1)), "sdp")
+            with self._share(2 if branches else 1):
+                self._improve(segmented(bounds, self.norm_in, self.norm_out), "sdp")
         self.report(0.3)
         if not self._closed() and branches:
             network = bounds.graph.piecewise(bounds.states(), DENSE)
-            self._branch(network, None if method == "exact" and self.time_limit is None else self._left())
+            self._branch(network)
 
     @cached_property
     def _spans(self) -> Mapping[int, Span]:
@@ -166,34 +185,35 @@ class Ladder:
         spans = self._spans
         self._improve(float(entry_norms(*entries(self.graph, spans), self.norm_in, self.norm_out)), "propagate")
         self.report(0.1)
-        neurons = sum(node.size for node in self.graph.nodes if node.map is None)  # a tangent from each of them
-        patient = method == "propagate" and self.time_limit is None
         share = 2 if self.graph.inputs <= FEW or not self.graph.curved else 1  # of the time left: is there a rung after it?
-        price = 2 * self._pace(self.graph) * neurons
-        if not self._closed() and self.region.bounded and (patient or price < self._left() / share):
-            self._improve(float(entry_norms(*entries(self.graph, spans, True), self.norm_in, self.norm_out)), "propagate")
+        neurons = sum(node.size for node in self.graph.nodes if node.map is None)  # a tangent from each of them
+        price = 2 * self.graph.operations * neurons
+        if not self._closed() and self.region.bounded and price < clock.work_left() / share:
+            with self._share(share):
+                self._improve(float(entry_norms(*entries(self.graph, spans, True), self.norm_in, self.norm_out)), "propagate")
         if not self.graph.curved:
             self._elementwise(method, spans)
         self.report(0.3)
         hopeless = math.isinf(self.upper) and not self.region.bounded  # cutting infinity in two leaves it infinite
         if not self._closed() and not hopeless and (method == "exact" or (method == "auto" and self.graph.inputs <= FEW)):
-            self._search(None if method == "exact" and self.time_limit is None else self._left())
+            self._search()
 
     def _elementwise(self, method: str, spans: Mapping[int, Span]) -> None:
         """What holds for ReLUs and for every function with a range of slopes."""
         bounds = smooth_bounds(self.graph, self.region, spans)
         steepest = {i: max(float(side.abs().max()) for side in bounds.derivative(i)) for i in bounds.spans}
         self._improve(product(self.graph, self.norm_in, self.norm_out, steepest), "product")
-        patient = method == "propagate" and self.time_limit is None
-        if not self._closed() and (patient or self._price(bounds) < self._left() / (1 if method == "propagate" else 2)):
-            self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        if not self._closed() and self._affordable(bounds, 1 if method == "propagate" else 2):
+            with self._share(1 if method == "propagate" else 2):
+                self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
         narrow = self.graph.inputs <= FEW and method != "sdp"  # there the search does better
-        fits = bounds.open <= MANY  # no neuron is decided here, and its time limit is looked at between pieces only
+        fits = bounds.open <= MANY  # no neuron is decided here
         if not self._closed() and method in ("sdp", "auto") and not narrow and fits:
-            self._improve(segmented(secants(bounds), self.norm_in, self.norm_out, self._left()), "sdp")
+            with self._share():
+                self._improve(segmented(secants(bounds), self.norm_in, self.norm_out), "sdp")
 
-    def _search(self, limit: float | None) -> None:
+    def _search(self) -> None:
         def value(x: Tensor) -> Tensor:
             return jacobian_norms(jacobians(self.graph, x), self.norm_in, self.norm_out) * (1 - 1e-12)
 
@@ -210,33 +230,29 @@ class Ladder:
         search = Search(
             self.graph, self.region, self.norm_in, self.norm_out, value, climb, self.lower, self.witness, best=self.upper
         )
-        search.run(limit, self.nodes, tick)
+        search.run(self.nodes, tick)
+        self.cut |= clock.out_of_time() and search.upper > search.lower * (1 + 1e-6)
 
     def _dense(self, bounds: Bounds) -> bool:
         """Whether the dense form fits."""
         return (self.graph.inputs + bounds.open) * max(node.size for node in bounds.graph.nodes) <= MEMORY
 
-    def _price(self, bounds: Bounds) -> float:
-        """About how many seconds it takes to substitute every undecided neuron's gradient and every entry, both sides."""
-        return self._pace(bounds.graph) * 2 * self.graph.outputs * (bounds.open + self.graph.inputs)
+    def _affordable(self, bounds: Bounds, parts: int) -> bool:
+        """Whether a part of the budget pays for the gradient of every undecided neuron and every entry, both sides."""
+        price = 4 * bounds.graph.operations * self.graph.outputs * (bounds.open + self.graph.inputs)
+        return price < clock.work_left() / parts
 
-    def _pace(self, graph: Graph) -> float:
-        """Seconds for one sample of a large batch."""
-        count = max(1, min(256, 2**22 // max(node.size for node in graph.nodes)))
-        start = time.monotonic()
-        float(graph.values(torch.zeros(count, *graph.nodes[0].shape, dtype=torch.float64))[-1].sum())  # a device is waited for
-        return (time.monotonic() - start) / count
-
-    def _branch(self, network: Piecewise, limit: float | None) -> None:
+    def _branch(self, network: Piecewise) -> None:
         def tick(lower: float, upper: float, nodes: int) -> None:
             self.info["nodes"] = nodes
             self.report(0.3 + 0.7 * lower / max(upper, 1e-300) if math.isfinite(upper) else 0.3)
 
         found = branch(  # on the CPU, where the dense form is and programs are solved
-            network, self.region.to(HOST), self.norm_in, self.norm_out, time_limit=limit, nodes=self.nodes, seed=self.seed,
-            tick=tick, workers=self.workers,
+            network, self.region.to(HOST), self.norm_in, self.norm_out, nodes=self.nodes, seed=self.seed, tick=tick,
+            workers=self.workers,
         )  # fmt: skip
         self.info["nodes"] = found.nodes
+        self.cut |= clock.out_of_time() and not found.complete
         if found.lower > self.lower and found.witness is not None:
             self.lower, self.witness = found.lower, found.witness
         self._improve(found.upper, "branch")
@@ -255,14 +271,15 @@ class Ladder:
             seen: list[tuple[Tensor, Tensor]] = []
             for step in (*STEPS, 0.0):
                 jacobian, norms = self._keep(x)
+                clock.check()
                 seen.append((x, norms))
-                steepest = torch.linalg.vector_norm(jacobian, dual(self.norm_in), dim=2).argmax(1)
+                steepest = first_largest(torch.linalg.vector_norm(jacobian, dual(self.norm_in), dim=2))
                 row = maximiser(jacobian.take_along_dim(steepest[:, None, None], 1)[:, 0], self.norm_in)
                 # Steps are measured entry by entry, whatever the norm.
                 x = self.region.inside(x + step * spread * row / row.abs().amax().clamp(min=1e-300))
             if self.graph.smooth:
                 x, norms = (torch.cat(parts) for parts in zip(*seen))
-                steep = norms.topk(max(4, few // 2)).indices
+                steep = largest(norms, max(4, few // 2))
                 self._keep(ascend(self.graph, self.region, x[steep], self.norm_in, self.norm_out, spread))
 
     def _keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,12 +300,6 @@ class Ladder:
 
     def _closed(self) -> bool:
         return self.upper - self.lower <= 1e-12 * self.upper
-
-    def _spent(self) -> float:
-        return time.monotonic() - self.began
-
-    def _left(self) -> float:
-        return max(1.0, (AUTO_SECONDS if self.time_limit is None else self.time_limit) - self._spent())
 
 
 def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = True) -> float:
@@ -350,7 +361,7 @@ def ascend(graph: Graph, region: Region, x: Tensor, norm_in: float, norm_out: fl
 def _steepest(jacobian: Tensor, norm_in: float, norm_out: float) -> Tensor:
     """`w` `(m, K)` with `||J^T w||` about the norm: in turn the best direction for the outputs and the best outputs for it."""
     rows = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2)
-    w = torch.zeros_like(rows).scatter(1, rows.argmax(1, keepdim=True), 1.0)
+    w = torch.zeros_like(rows).scatter(1, first_largest(rows)[:, None], 1.0)
     for _ in range(4):
         u = maximiser((w[:, None] @ jacobian)[:, 0], norm_in)
         w = maximiser((jacobian @ u[:, :, None])[:, :, 0], dual(norm_out))

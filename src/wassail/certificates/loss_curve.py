@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.bound import below
 from wassail.certificates.certify import Certificate
 from wassail.certificates.executed import arithmetic_of, margin_errors
@@ -44,6 +45,7 @@ from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_norm, parse_order
 from wassail.transport import Distribution, sample_weights
 
+WORK = 10 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
 RADII = 22  # of the default grid, each the square root of 2 times the one before, up to the width of the domain
 CLIMB = 8  # evaluations a sample and radius of the search for points of high loss
 FAR = 10  # radii on R^n beyond the grid, each 4 times the one before: where the slope at infinity shows
@@ -257,7 +259,7 @@ def loss_curve(
     grid: Sequence[Number] | None = None,
     mu: Tensor | None = None,
     steps: int = 0,
-    time_limit: float = 10.0,
+    time_limit: float | None = None,
     certificate: Certificate | None = None,
     progress: Progress = False,
 ) -> LossCurve:
@@ -268,8 +270,9 @@ def loss_curve(
     with one point a sample, for example `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of
     the domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of the linear bounds
     (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a
-    box it is looked for there and, as a box is a part of R^n, on R^n. certificate: what `certify` found for the same samples
-    and loss, on this domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
+    box it is looked for there and, as a box is a part of R^n, on R^n. Without a limit it has a budget of work (about 10 s), so
+    that the curve does not depend on the clock. certificate: what `certify` found for the same samples and loss, on this
+    domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
     arithmetic: as in `radii`; executed needs the model itself and a box, and its points are evaluated by the model.
     """
     r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
@@ -466,7 +469,7 @@ def _above(
     loss: str,
     domain: Domain,
     steps: int,
-    seconds: float,
+    seconds: float | None,
     report: Callable[[float], None],
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], float]:
     """The certified side of a curve: start `(N,)`, grid `(T,)`, ceiling, left and rise `(N, T + 1)`; and the slope.
@@ -482,7 +485,8 @@ def _above(
     exact = replace(graph, arithmetic="exact")
     for where in dict.fromkeys((domain, None)):  # in a box a help, on R^n a must; a box is a part of R^n
         if domain is None or not graph.curved:  # in a box the slopes of attention are of no help
-            slope = min(slope, lipschitz(exact, norm, where, labels=labels.tolist(), time_limit=seconds).upper)
+            with clock.limited(work=WORK if seconds is None else math.inf):
+                slope = min(slope, lipschitz(exact, norm, where, labels=labels.tolist(), time_limit=seconds).upper)
     ceiling, left, rise = [], [], []
     for place, (before, radius) in enumerate(itertools.pairwise(edges)):
         ends = [

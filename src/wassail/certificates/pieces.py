@@ -9,19 +9,20 @@ neuron keeps its side along most of them, and its slope is as good as its limit 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.bound import below
 from wassail.certificates.jacobian import Rays, boxed, entries, entry_norms, far_ranges, ranges
 from wassail.certificates.linear import Balls
 from wassail.certificates.propagate import Span
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Graph
+from wassail.certificates.ties import first_largest, in_order
 
 CLOSE = 1e-6  # relative gap at which the search stops
 BATCH = 256  # pieces that are cut at once
@@ -97,17 +98,17 @@ class Search:
         face = torch.tensor([k for _, _, k in boxes], device=c.device)
         lows, highs = torch.stack([a for a, _, _ in boxes]), torch.stack([b for _, b, _ in boxes])
         found = self._bounded(lows, highs, face, c.new_full((len(boxes),), self.best))
-        self.open = found.take(found.bound.argsort(descending=True, stable=True))  # the largest first, always
+        self.open = found.take(in_order(found.bound, descending=True))  # the largest first, always
 
     @property
     def upper(self) -> float:
         """The largest bound of a piece, open or not."""
-        return max(self.settled, self.lower, float(self.open.bound[0]) if len(self.open.bound) else 0.0)
+        return float(max(self.settled, self.lower, *self.open.bound.tolist()))
 
-    def run(self, time_limit: float | None, nodes: int | None, tick: Callable[[Search], None]) -> None:
-        """Until the bracket is closed to `CLOSE`, or time or nodes run out; tick: called after every batch."""
-        deadline = math.inf if time_limit is None else time.monotonic() + time_limit
-        while len(self.open.bound) and time.monotonic() < deadline and (nodes is None or self.nodes < nodes):
+    def run(self, nodes: int | None, tick: Callable[[Search], None]) -> None:
+        """Until the bracket is closed to `CLOSE`, or a limit (`clock`) or the nodes run out; tick: called after every batch."""
+        while len(self.open.bound) and not clock.late() and (nodes is None or self.nodes < nodes):
+            clock.spend(2 * min(len(self.open.bound), self.batch) * 4 * self.graph.operations * self.graph.outputs)
             self.step()
             tick(self)
 
@@ -121,9 +122,9 @@ class Search:
         found = self._bounded(low[inside], high[inside], face[inside], parent[inside])
         self._look(found)
         found = found.join(rest)
-        found = found.take(found.bound.argsort(descending=True, stable=True))
+        found = found.take(in_order(found.bound, descending=True))
         open_ = found.bound > self.lower * (1 + CLOSE)
-        settled = max([settled, *found.bound[~open_][:1].tolist()])
+        settled = max([settled, *found.bound[~open_].tolist()])
         self.open, self.settled, self.nodes = found.take(open_), settled, self.nodes + len(low)
 
     def _halves(self, p: Pieces) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -222,7 +223,7 @@ class Search:
         start = torch.minimum(low.abs(), high.abs())[rows, face]
         width = high - low
         width[rows, face] = start**-0.5
-        return width.argmax(1)
+        return first_largest(width)
 
 
 def _boxes(low: Tensor, high: Tensor) -> Balls:
@@ -237,7 +238,7 @@ def _smear(width: Tensor, steep: Tensor) -> Tensor:
     An input that seems not to matter is cut as well, once the others are ten times as short.
     """
     steep = torch.nan_to_num(steep, nan=1e300, posinf=1e300).amax(1)
-    return (width * (steep + 0.1 * steep.amax(1, keepdim=True) + 1e-300)).argmax(1)
+    return first_largest(width * (steep + 0.1 * steep.amax(1, keepdim=True) + 1e-300))
 
 
 def _up(values: Tensor) -> Tensor:

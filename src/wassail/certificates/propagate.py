@@ -20,9 +20,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, Pick, rounding_map
+from wassail.certificates.ties import firm, quiet, steep_below
 from wassail.rounding import length, sized
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
@@ -98,6 +100,7 @@ def intervals(graph: Graph, region: Region) -> Bounds:
     spans: dict[int, Span] = {}
     slack = gamma(graph)
     for i, node in enumerate(graph.nodes):
+        clock.check()
         given = [span[j] for j in node.inputs]
         if node.slope is not None:
             spans[i] = (given[0][0][0], given[0][1][0])
@@ -165,6 +168,8 @@ def substitute(bounds: Bounds, node: int, rows: Tensor, steps: int = 0) -> Tenso
 
 def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
     """The best of `steps` choices of the lower lines: any slope between the neuron's two gives a bound, so all of them do."""
+    clock.check()
+    clock.spend((2 + 4 * steps) * len(rows) * bounds.graph.operations)
     alpha: dict[int, Tensor] = {}
     for i in bounds.spans:
         if i < last and bounds.unstable(i).any():
@@ -173,13 +178,14 @@ def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
     best = _substitute(bounds, last, rows)
     first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
     for step in range(1, steps + 1 if alpha else 1):
+        clock.check()
         with torch.enable_grad():
             leaves = {i: a.detach().requires_grad_(True) for i, a in alpha.items()}
             value = _substitute(bounds, last, rows, leaves)
             if not value.requires_grad:  # no undecided neuron feeds this node
                 break
             pulls = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-        for i, g in zip(alpha, pulls):  # Adam, written out: rows do not touch each other
+        for i, g in zip(alpha, quiet(pulls)):  # Adam, written out: rows do not touch each other
             g = torch.zeros_like(alpha[i]) if g is None else g
             first[i], second[i] = 0.9 * first[i] + 0.1 * g, 0.99 * second[i] + 0.01 * g.square()
             move = (first[i] / (1 - 0.9**step)) / ((second[i] / (1 - 0.99**step)).sqrt() + 1e-12)
@@ -201,6 +207,7 @@ def _substitute(bounds: Bounds, last: int, rows: Tensor, alpha: Mapping[int, Ten
             (up, up_shift), (down, _) = _value_lines(bounds.spans[i], node.slope)
             if alpha is not None and i in alpha:
                 down = torch.where(bounds.unstable(i), alpha[i], down)
+            w = firm(w)
             plus = w.clamp(min=0)
             constant = constant + _rows(plus * up_shift).sum(1)
             _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
@@ -222,8 +229,7 @@ def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
     width = torch.where(crossing, high - low, 1.0)
     up = torch.where(crossing, (high - slope * low) / width, torch.where((low >= 0) & (high > 0), 1.0, slope))
     shift = torch.where(crossing, (slope * low - up * low).clamp(min=0), 0.0)
-    # The smaller triangle wins (CROWN's adaptive rule).
-    down = torch.where(crossing, torch.where(high > -low, 1.0, slope), up)
+    down = torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
     return (up, shift), (down, torch.zeros_like(down))
 
 
@@ -391,7 +397,9 @@ def _tightened(found: Gradients, i: int, wanted: Tensor) -> Span:
     widest = max(n.size for n in graph.nodes[i:])
     part = max(1, ROWS // (2 * widest * len(low)))
     for k in range(0, len(where), part):
+        clock.check()
         some = where[k : k + part]
+        clock.spend(4 * len(low) * len(some) * graph.operations)
         unit = low.new_zeros(1, len(some), low.shape[1]).scatter(2, some[None, :, None], 1.0)
         top, bottom = torch.split(found._substitute(i, unit, shared=True), len(some), 1)
         slack = found._error() * size[:, some]

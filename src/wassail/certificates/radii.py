@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,14 +13,17 @@ import torch
 from torch import Tensor
 
 from wassail import rounding
+from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.executed import arithmetic_of, margin_errors, refusal
 from wassail.certificates.linear import Balls, Span, Sweep, margin_bounds, margins
 from wassail.certificates.lipschitz import jacobians, lipschitz
 from wassail.certificates.parallel import Pool, Workers, crew
-from wassail.certificates.split import branch_margins, branch_samples
+from wassail.certificates.split import STEPS as ASCENT
+from wassail.certificates.split import WIDTH, branch_margins, branch_samples
 from wassail.certificates.structure import Graph, read
+from wassail.certificates.ties import BAND
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
@@ -38,7 +42,10 @@ POWER = 3.5  # how the margin falls below its tangent, before two radii are know
 HASTE = 6  # rounds after which the bracket is halved
 WIDER, GROWTH = 4.0, 8  # the ball of an exact search in executed arithmetic: beyond what is proved, and how often it may grow
 SMALL = 300  # ReLUs up to which distances are sought exactly
-PATIENCE = 2.0  # seconds of branching for a sample when no time limit is given
+# Without a time limit: domains bounded for a sample by branching, radii tried, and operations for the constants of a pair.
+PATIENCE, FEWEST, MOST = 2 * clock.SECOND, 64, 2048
+TRIES = 24
+PAIR = clock.SECOND
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,27 +153,29 @@ def radii(
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
     limit = None if time_limit is None else number(time_limit, "time_limit")
     aim = None if eps is None or order is None else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
-    with _bar(progress, "certified radii") as report, crew(workers) as pool:
+    with _bar(progress, "certified radii") as report, crew(workers) as pool, clock.limited(limit):
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
         seen = search.sift(logits)
         if start is not None:
             search.resume(start)
         if chosen == "lipschitz":
-            found = _by_lipschitz(graph, x, y, r, box, limit)
+            found, search.cut = _by_lipschitz(graph, x, y, r, box)
             search.lower = torch.where(search.open, torch.maximum(search.lower, found.cpu()), search.lower)
         elif start is None or chosen == "crown":
-            search.run(0)
+            with clock.limited(clock.seconds_left() / (1 if chosen == "crown" else 2)):  # a better method comes after it
+                search.run(0)
         if chosen == "alpha-crown":
             search.run(steps)
         if chosen == "branch":
-            search.branch(limit, pool)
+            search.branch(pool)
         if chosen == "exact":
-            search.close(limit, pool)
+            search.close(pool)
     info = {
         "seconds": time.monotonic() - began, "sweeps": search.sweeps, "rows": search.rows, "tolerance": search.tolerance,
-        "versions": versions(), **({"steps": steps} if chosen == "alpha-crown" else {}),
-        **({"eps": aim[0], "order": aim[1]} if aim else {}), **({} if seen is None else {"errors": seen}),
+        "cut": search.cut, "domains": search.domains, "versions": versions(),
+        **({"steps": steps} if chosen == "alpha-crown" else {}), **({"eps": aim[0], "order": aim[1]} if aim else {}),
+        **({} if seen is None else {"errors": seen}),
     }  # fmt: skip
     return Radii(search.lower, search.exact, chosen, r, box, search.points, info, graph.arithmetic, search.errors)
 
@@ -198,33 +207,40 @@ def verify(
     proved, labels = torch.zeros(len(x), dtype=torch.bool), y.cpu()
     wanted = torch.full((len(x),), threat.eps, dtype=torch.float64) if at is None else at.detach().cpu().double()
     if method == "lipschitz":
-        values = _by_lipschitz(graph, x, y, threat.norm, threat.domain, time_limit)
+        with clock.limited(None if time_limit is None else number(time_limit, "time_limit")):
+            values = _by_lipschitz(graph, x, y, threat.norm, threat.domain)[0]
         return (values.cpu() >= wanted) & ~wrong
     exact = method in ("exact", "auto") and _small(graph)
     branching = method in ("branch", "exact", "auto") and not exact
-    end = None if time_limit is None else time.monotonic() + time_limit
-    with _bar(progress, "verification") as report:
+    limit = None if time_limit is None else number(time_limit, "time_limit")
+    most = _domains(graph) if limit is None else 10**6
+    with _bar(progress, "verification") as report, clock.limited(limit):
         left = (~wrong).nonzero()[:, 0]
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
             for done, part in enumerate(torch.split(left, batch_size) if len(left) else ()):
                 report((turn + done * batch_size / max(len(left), 1)) / 2)
                 some = part.to(x.device)
-                sweep = Sweep(graph, Balls.make(x[some], wanted[part], threat.norm, threat.domain), inner).run()
-                lower = margins(sweep, y[some])[0].cpu()
+                try:
+                    sweep = Sweep(graph, Balls.make(x[some], wanted[part], threat.norm, threat.domain), inner).run()
+                    lower = margins(sweep, y[some])[0].cpu()
+                except clock.Late:
+                    return proved
                 proved[part] = _least(lower, labels[part]) > 0
                 for group in _groups((~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph):
-                    share = PATIENCE if end is None else (end - time.monotonic()) / (len(left) - done * batch_size - group[0])
-                    proved[part[group]] = _branched(sweep, lower, group, labels[part], share * len(group))
+                    share = clock.seconds_left() / (len(left) - done * batch_size - group[0]) * len(group)
+                    found = _branched(sweep, lower, group, labels[part], [most] * len(group), share)
+                    proved[part[group]] = torch.tensor([good for good, _ in found])
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
-            rest = None if end is None else max(end - time.monotonic(), 0.0)
+            shared = len(left)
             for eps in torch.unique(wanted[left]).tolist():
                 mine = left[wanted[left] == eps]
-                limit = None if rest is None else rest * len(mine) / len(left)
                 a, b = (v[mine.to(v.device)] for v in (x, y))
-                slack = _slack(graph, a, b, wanted[mine], threat.norm, threat.domain)
-                found = nearest_flip(graph, a, b, threat.norm, threat.domain, slack=slack, within=eps, time_limit=limit)
-                proved[mine] = found.lower >= eps
+                with clock.limited(clock.seconds_left() * len(mine) / shared), suppress(clock.Late):
+                    slack = _slack(graph, a, b, wanted[mine], threat.norm, threat.domain)
+                    found = nearest_flip(graph, a, b, threat.norm, threat.domain, slack=slack, within=eps)
+                    proved[mine] = found.lower >= eps
+                shared -= len(mine)
     return proved
 
 
@@ -233,16 +249,29 @@ def _groups(rows: list[int], graph: Graph) -> list[list[int]]:
     return [[k] for k in rows] if graph.device == HOST else [rows] if rows else []
 
 
-def _branched(sweep: Sweep, lower: Tensor, rows: list[int], y: Tensor, seconds: float, pool: Pool | None = None) -> Tensor:
-    """Whether branching proves samples `rows` of a sweep, whose margins are bounded by `lower` `(N, K)`; bool.
+def _branched(
+    sweep: Sweep, lower: Tensor, rows: list[int], y: Tensor, most: list[int], seconds: float, pool: Pool | None = None
+) -> list[tuple[bool, int]]:
+    """Whether branching proves samples `rows` of a sweep, whose margins are bounded by `lower` `(N, K)`; by how many domains.
 
-    lower and the labels y `(N,)` are on the CPU. pool: for a single sample.
+    lower and the labels y `(N,)` are on the CPU. most: domains for each; seconds: for all, inf for no limit. pool: for a
+    single sample.
     """
-    label, end = [int(y[k]) for k in rows], time.monotonic() + seconds
+    label = [int(y[k]) for k in rows]
     rivals = [[j for j in range(lower.shape[1]) if j != c and not lower[k, j] > 0] for k, c in zip(rows, label)]
-    if pool is not None:
-        return torch.tensor([branch_margins(sweep, rows[0], label[0], torch.tensor(rivals[0]), end, pool=pool)[0]])
-    return torch.tensor([proved for proved, _ in branch_samples(sweep, rows, label, rivals, end)])
+    with clock.limited(seconds):
+        if pool is not None:
+            return [branch_margins(sweep, rows[0], label[0], torch.tensor(rivals[0]), most[0], pool)]
+        return branch_samples(sweep, rows, label, rivals, most)
+
+
+def _domains(graph: Graph) -> int:
+    """How many domains branching may bound for a sample when there is no time limit: fewer for large networks.
+
+    A step of the ascent in a domain is a pass backward and one forward through the bound, node by node.
+    """
+    each = 3 * ASCENT * (graph.operations + 10**4 * len(graph.nodes))
+    return int(min(max(PATIENCE / each, FEWEST), MOST))
 
 
 def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain) -> Tensor | None:
@@ -297,6 +326,8 @@ class _Search:
         self.graph, self.x, self.y, self.norm, self.domain = graph, x, y, norm, domain
         self.aim, self.tolerance, self.batch_size, self.report = aim, tolerance, batch_size, report
         self.sweeps = self.rows = 0  # sweeps, and the coefficient vectors they substituted backward
+        self.domains = 0  # bounded by branching
+        self.cut = False  # whether the clock has stopped something
         parts = [graph.logits(part) for part in torch.split(x, 64) if n]  # not all nodes of all samples at once
         self.here = torch.cat(parts).cpu() if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
         self.labels = y.cpu()
@@ -364,6 +395,9 @@ class _Search:
         for part, y in zip(torch.split(self.x, 64), torch.split(self.y, 64)):
             if not len(y):
                 return torch.zeros(0, dtype=torch.float64)
+            if clock.late():  # nothing will be tried
+                found.append(torch.zeros(len(y), dtype=torch.float64))
+                continue
             flat = jacobians(self.graph, part.double().flatten(1))
             rows = flat.take_along_dim(y[:, None, None], 1) - flat
             length = torch.linalg.vector_norm(rows, dual(self.norm), dim=2)
@@ -383,15 +417,27 @@ class _Search:
             self.upper, self.depth = self.flip.clone(), torch.full_like(self.height, math.nan)
             self.known = {}
         for round_ in range(ROUNDS):
-            active = (self.open & (self.lower < self.upper / (1 + self.tolerance)) & ~self._idle()).nonzero()[:, 0]
+            wide = self.lower * (1 + self.tolerance) < self.upper * (1 - BAND)  # not by rounding alone
+            active = (self.open & wide & ~self._idle()).nonzero()[:, 0]
             self.report(1 - len(active) / max(len(self.x), 1))
             if not len(active):
                 return
             radius = self._next(round_)
             if again and round_ == 0:
                 radius = torch.where(self.lower > 0, 1.15 * self.lower, radius)
-            for part in torch.split(active, self.batch_size):
-                self._try(part, radius[part], steps)
+            try:
+                for part in self._parts(active, first=round_ == 0):
+                    self._try(part, radius[part], steps)
+            except clock.Late:  # the brackets are what is proved
+                self.cut = True
+                return
+
+    def _parts(self, active: Tensor, first: bool) -> Iterator[Tensor]:
+        """The samples in batches; with a time limit the first are small, so that some are done whatever a batch takes."""
+        size = 1 if first and clock.seconds_left() < math.inf else self.batch_size
+        while len(active):
+            yield active[:size]
+            active, size = active[size:], min(2 * size, self.batch_size)
 
     def _idle(self) -> Tensor:
         """Samples whose radius cannot change the certified accuracy at the aim, whatever the brackets become.
@@ -481,42 +527,32 @@ class _Search:
             for kept, side in zip(self.known[j], span):
                 kept[here[wide]] = side[wide]
 
-    def branch(self, limit: float | None, pool: Pool | None) -> None:
+    def branch(self, pool: Pool | None) -> None:
         """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
-        end = time.monotonic() + (PATIENCE * len(left) if limit is None else limit)
         goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
+        most = _domains(self.graph) if clock.seconds_left() == math.inf else 10**6
         if self.graph.device != HOST and pool is None:
-            self._branch_together(left, end, goal)
+            with suppress(clock.Late):
+                self._climb(left, goal, most)
+            self.cut |= clock.out_of_time()
             return
         for done, i in enumerate(left):
             self.report(done / len(left))
-            stop = time.monotonic() + (end - time.monotonic()) / (len(left) - done)
-            x, y, step = self.x[i : i + 1], self.y[i : i + 1], 0.2
-            high = float(self.flip[i])
-            while step > self.tolerance and time.monotonic() < stop:
-                low = float(self.lower[i])
-                radius = low * (1 + step)
-                if goal is not None and low < goal < high:  # at order inf nothing else matters
-                    radius, step = goal, goal / low - 1
-                if radius >= high:
-                    radius, step = (low + high) / 2, (high / low - 1) / 2
-                if step <= self.tolerance or (goal is not None and not low < goal < high):
-                    break
-                sweep = Sweep(self.graph, Balls.make(x, torch.tensor([radius]), self.norm, self.domain)).run()
-                self.sweeps += 1
-                lower, label = margins(sweep, y)[0].cpu(), self.labels[i : i + 1]
-                share = (stop - time.monotonic()) / 3
-                if _least(lower, label) > 0 or _branched(sweep, lower, [0], label, share, pool):
-                    self.lower[i], step = radius, 1.5 * step
-                else:
-                    high, step = radius, step / 2
+            with clock.limited(clock.seconds_left() / (len(left) - done)):
+                with suppress(clock.Late):
+                    self._climb([i], goal, most, pool)
+                self.cut |= clock.out_of_time()
 
-    def _branch_together(self, left: list[int], end: float, goal: float | None) -> None:
-        """The same on a device, all samples in step: a sweep and a batch of domains for a round of radii."""
-        climbs = {i: _Climb(float(self.lower[i]), float(self.flip[i])) for i in left}
-        while climbs and time.monotonic() < end:
+    def _climb(self, left: list[int], goal: float | None, most: int, pool: Pool | None = None) -> None:
+        """Some samples in step: a sweep and a batch of domains for a round of radii.
+
+        Every radius that is tried may take a third of the domains, or of the time, that are left.
+        """
+        climbs = {i: _Climb(float(self.lower[i]), float(self.flip[i]), most) for i in left}
+        while climbs:
+            clock.check()
             radius = torch.zeros(len(self.x), dtype=torch.float64)
             for i, climb in list(climbs.items()):
                 tried = climb.next(goal, self.tolerance)
@@ -524,45 +560,61 @@ class _Search:
                     del climbs[i]
                 else:
                     radius[i] = tried
-            for part in torch.split(torch.tensor(list(climbs), dtype=torch.int64), self.batch_size):
+            for part in torch.split(torch.tensor(list(climbs), dtype=torch.int64), self.batch_size) if climbs else ():
                 here = part.to(self.x.device, non_blocking=True)
                 sweep = Sweep(self.graph, Balls.make(self.x[here], radius[part], self.norm, self.domain)).run()
                 self.sweeps += 1
                 lower, label = margins(sweep, self.y[here])[0].cpu(), self.labels[part]
                 proved = _least(lower, label) > 0
                 rows = (~proved).nonzero()[:, 0].tolist()
+                spent = [0] * len(part)
                 if rows:
-                    share = (end - time.monotonic()) / 3 / max(len(climbs) / len(part), 1)
-                    proved[rows] = _branched(sweep, lower, rows, label, share)
-                for i, good in zip(part.tolist(), proved.tolist()):
-                    climbs[i].told(good)
+                    share = clock.seconds_left() / 3 / max(len(climbs) / len(part), 1)
+                    each = [max(climbs[int(part[k])].rest // 3, WIDTH) for k in rows]
+                    for k, (good, count) in zip(rows, _branched(sweep, lower, rows, label, each, share, pool)):
+                        proved[k], spent[k] = good, count
+                self.domains += sum(spent)
+                for k, i in enumerate(part.tolist()):
+                    climbs[i].told(bool(proved[k]), spent[k])
                     self.lower[i] = climbs[i].low
+                    if proved[k] and self._whole(i, climbs[i].low):
+                        self.lower[i], self.open[i] = math.inf, False
+                        del climbs[i]
 
-    def close(self, limit: float | None, pool: Pool | None) -> None:
+    def _whole(self, i: int, radius: float) -> bool:
+        """Whether the ball of sample i holds the whole domain."""
+        if self.domain is None:
+            return False
+        x = self.x[i].double().cpu()
+        far = torch.maximum(x - self.domain[0], self.domain[1] - x)
+        return float(torch.linalg.vector_norm(far.flatten(), self.norm)) * (1 + 1e-9) <= radius
+
+    def close(self, pool: Pool | None) -> None:
         """By branch and bound, from what is proved and the flips that are known."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & ~self._idle()).nonzero()[:, 0]
         self.points = self.x.double().cpu().clone()  # never the caller's own tensor
         if self.graph.arithmetic == "executed":
-            self._close_executed(left, limit, pool)
+            with suppress(clock.Late):
+                self._close_executed(left, pool)
+            self.cut |= clock.out_of_time()
             return
         some = left.to(self.x.device)
         found = nearest_flip(
             self.graph, self.x[some], self.y[some], self.norm, self.domain,
-            upper=self.flip[left], lower=self.lower[left], time_limit=limit,
-            workers=pool,
+            upper=self.flip[left], lower=self.lower[left], workers=pool,
         )  # fmt: skip
         self.lower[left] = torch.maximum(self.lower[left], found.lower)
         self.exact[left] = found.exact
+        self.cut |= found.cut
         self.points[left] = found.points
 
-    def _close_executed(self, left: Tensor, limit: float | None, pool: Pool | None) -> None:
+    def _close_executed(self, left: Tensor, pool: Pool | None) -> None:
         """The distance at which exact margins meet the bound on the rounding error, which holds for one ball only.
 
         The ball is a few times what is proved, so that it holds the distance, and larger where it does not.
         """
         assert self.points is not None
-        end = None if limit is None else time.monotonic() + limit
         whole = torch.full((len(self.x),), math.inf, dtype=torch.float64)
         if self.domain is not None:
             flat = self.x.cpu().double().flatten(1)
@@ -576,10 +628,8 @@ class _Search:
             x, y = (v[left.to(v.device)] for v in (self.x, self.y))
             radius = ball[left]
             slack = _slack(self.graph, x, y, radius, self.norm, self.domain)
-            rest = None if end is None else max(end - time.monotonic(), 0.0)
-            found = nearest_flip(
-                self.graph, x, y, self.norm, self.domain, upper=self.flip[left], slack=slack, time_limit=rest, workers=pool
-            )
+            found = nearest_flip(self.graph, x, y, self.norm, self.domain, upper=self.flip[left], slack=slack, workers=pool)
+            self.cut |= found.cut
             all_ = (radius >= whole[left]) & (found.lower == math.inf)
             self.lower[left] = torch.maximum(self.lower[left], torch.where(all_, math.inf, torch.minimum(found.lower, radius)))
             inside = found.upper < radius
@@ -604,12 +654,17 @@ class _Search:
 
 @dataclass
 class _Climb:
-    """The radii that branching is tried at for one sample: steps that grow with success and shrink with failure."""
+    """The radii that branching is tried at for one sample: steps that grow with success and shrink with failure.
+
+    rest: domains that may still be bounded.
+    """
 
     low: float
     high: float
+    rest: int
     step: float = 0.2
     radius: float = 0.0
+    tries: int = 0
 
     def next(self, goal: float | None, tolerance: float) -> float | None:
         """Where to look; None at the end. goal: nothing but this radius matters."""
@@ -618,11 +673,13 @@ class _Climb:
             self.radius, self.step = goal, goal / self.low - 1
         if self.radius >= self.high:
             self.radius, self.step = (self.low + self.high) / 2, (self.high / self.low - 1) / 2
+        self.tries += 1
         over = self.step <= tolerance or (goal is not None and not self.low < goal < self.high)
-        return None if over else self.radius
+        return None if over or self.rest <= 0 or self.tries > TRIES else self.radius
 
-    def told(self, proved: bool) -> None:
-        """Whether that radius is proved."""
+    def told(self, proved: bool, count: int) -> None:
+        """Whether that radius is proved, and by how many domains."""
+        self.rest -= count
         if proved:
             self.low, self.step = self.radius, 1.5 * self.step
         else:
@@ -638,38 +695,42 @@ def _small(graph: Graph) -> bool:
     return not graph.smooth and graph.neurons <= SMALL
 
 
-def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, limit: float | None) -> Tensor:
+def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> tuple[Tensor, bool]:
     """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with constants over the whole domain, `(N,)`, rounded down.
 
     Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside. The constants are those of the
-    exact function; in executed arithmetic the margins also lose what rounding may take within that radius.
+    exact function; in executed arithmetic the margins also lose what rounding may take within that radius. Second: whether the
+    clock stopped a constant early, or left a sample without margins, which then has 0.
     """
     exact = replace(graph, arithmetic="exact")
     rung = "auto" if _small(graph) else "propagate" if graph.smooth else "product"
-    found = torch.full((len(x),), math.inf, dtype=torch.float64)
+    found, cut = torch.full((len(x),), math.inf, dtype=torch.float64), False
     classes = graph.outputs
-    pairs_of = zip(torch.split(x, BATCH), torch.split(y, BATCH))
-    here = torch.cat([margin_bounds(exact, a, b, 0.0, norm, domain) for a, b in pairs_of] or [found[:, None]])
-    labels = sorted(set(y.tolist()))
-    pairs = [(k, j) for k in labels for j in range(classes) if j != k]
-    known: dict[tuple[int, int], float] = {}
-    for k, j in pairs:
-        if (j, k) not in known:
-            row = torch.zeros(1, classes, dtype=torch.float64)
-            row[0, k], row[0, j] = 1.0, -1.0
-            head = exact.head(row)
-            each = None if limit is None else limit / len(pairs)
-            known[j, k] = known[k, j] = lipschitz(
-                head, norm, domain, outputs="logits", norm_out=math.inf, method=rung, time_limit=each or 1.0
-            ).upper
-    here, y = here.cpu(), y.cpu()
+    parts = []
+    for a, b in zip(torch.split(x, BATCH), torch.split(y, BATCH)):
+        try:
+            parts.append(margin_bounds(exact, a, b, 0.0, norm, domain))
+        except clock.Late:
+            parts.append(torch.zeros(len(a), classes, dtype=torch.float64, device=x.device))
+            cut = True
+    here, y = torch.cat(parts or [found[:, None]]).cpu(), y.cpu()
+    pairs = sorted({(min(j, k), max(j, k)) for k in set(y.tolist()) for j in range(classes) if j != k})
     steep = torch.full_like(here, math.inf)  # at y itself nothing is asked
-    for k, j in pairs:
-        steep[y == k, j] = max(known[k, j], 1e-300)
+    for done, (k, j) in enumerate(pairs):
+        row = torch.zeros(1, classes, dtype=torch.float64)
+        row[0, k], row[0, j] = 1.0, -1.0
+        work = PAIR if clock.seconds_left() == math.inf else math.inf
+        with clock.limited(clock.seconds_left() / (len(pairs) - done), work):
+            bound = lipschitz(exact.head(row), norm, domain, outputs="logits", norm_out=math.inf, method=rung)
+        cut |= bool(bound.info["cut"])
+        steep[y == k, j] = steep[y == j, k] = max(bound.upper, 1e-300)
 
     def radius(slack: Tensor | float) -> Tensor:
         return ((here - slack).clamp(min=0) / steep).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
 
     found = radius(0.0)
-    slack = _slack(graph, x, y.to(x.device), found, norm, domain)
-    return found if slack is None else torch.minimum(found, radius(slack))
+    try:
+        slack = _slack(graph, x, y.to(x.device), found, norm, domain)
+    except clock.Late:
+        return torch.zeros_like(found), True
+    return found if slack is None else torch.minimum(found, radius(slack)), cut

@@ -8,19 +8,20 @@ Sivaranjani 2024), a schedule, and a bound that is proved by a Cholesky factor w
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.multipliers import Form, forms, prove, reduce, split, tighten
 from wassail.certificates.norms import change, matrix_norm, product
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import Bounds
 from wassail.certificates.structure import Graph, Node, Scale
+from wassail.certificates.ties import first_largest
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
 MOST = 1100  # neurons: one Newton step at this size takes seconds
@@ -28,7 +29,7 @@ WIDE = 1500  # neurons and weights together
 MEMORY = 2**28  # numbers in the largest node of a dense form
 
 
-def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float = math.inf) -> float:
+def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float | None = None) -> float:
     """An upper bound on `||J||_{r -> s}` on every set where only the neurons of this network change sides; inf if none.
 
     For r = 1 and inf there are two: from the 2-norm, `||J||_{r -> s} <= ||J||_{2 -> s} max ||u||_2 / ||u||_r`, and directly.
@@ -42,7 +43,8 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
     if network.neurons > MOST:
         return math.inf
     network, scale = _balanced(network)
-    return scale * _from_two(network, norm_in, norm_out, time_limit)
+    with clock.limited(time_limit):
+        return scale * _from_two(network, norm_in, norm_out)
 
 
 def _balanced(network: Piecewise) -> tuple[Piecewise, float]:
@@ -66,40 +68,40 @@ def _power(size: Tensor) -> Tensor:
     return torch.where(size > 0, torch.exp2(size.clamp(min=1e-300).log2().round()), 1.0)
 
 
-def _from_two(network: Piecewise, norm_in: float, norm_out: float, time_limit: float) -> float:
+def _from_two(network: Piecewise, norm_in: float, norm_out: float) -> float:
     if norm_in == 2:
-        return _semidefinite(network, 2.0, norm_out, time_limit)
-    began = time.monotonic()
-    best = change(network.inputs, norm_in, 2.0) * _semidefinite(network, 2.0, norm_out, time_limit / 2) * (1 + 2.0**-50)
-    return min(best, _semidefinite(network, norm_in, norm_out, time_limit - (time.monotonic() - began)))
+        return _semidefinite(network, 2.0, norm_out)
+    with clock.limited(clock.seconds_left() / 2, clock.work_left() / 2):
+        best = change(network.inputs, norm_in, 2.0) * _semidefinite(network, 2.0, norm_out) * (1 + 2.0**-50)
+    return best if clock.late() else min(best, _semidefinite(network, norm_in, norm_out))
 
 
-def _semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float) -> float:
+def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
     """Members (rows, columns: `multipliers.split`) from the largest start down, each until it is below the largest so far."""
-    deadline = time.monotonic() + time_limit
     how = split(network.inputs, network.outputs, norm_in, norm_out)
     size = network.neurons + how.weights
     if size > WIDE or how.members * size**2 > MEMORY:
         return math.inf
+    clock.spend(2 * how.members * size**3)
     reduced = reduce(network, torch.full((1, network.neurons), -1))
     form = forms(reduced, how, torch.arange(network.neurons)[None])
     w, t = start(form, network.layer, how.weights, how.kind.endswith(".T"))
     value = prove(form, w, t)
     done = torch.zeros(len(value), dtype=torch.bool)
-    while not done.all() and time.monotonic() < deadline:
-        worst = int(torch.where(done, -math.inf, value).argmax())
+    while not done.all() and not clock.late():
+        worst = int(first_largest(torch.where(done, -math.inf, value)))
         settled = float(value[done].max()) if done.any() else 0.0
         if value[worst] <= settled:
             break
         one = form.take(torch.tensor([worst]))
-        value[worst], best = _settle(one, w[worst, None], t[worst, None], value[worst], settled, deadline)
+        value[worst], best = _settle(one, w[worst, None], t[worst, None], value[worst], settled)
         done[worst] = True
         if how.weights == 1:  # what is good for one row or column is often good for all
             value = torch.minimum(value, _with(form, best.expand(len(value), -1)))
     return how.factor * math.sqrt(float(value.max())) * (1 + 2.0**-50)
 
 
-def segmented(bounds: Bounds, norm_in: float, norm_out: float, time_limit: float = math.inf, most: int = MOST) -> float:
+def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST) -> float:
     """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces' norms multiplied.
 
     Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite bound can carry; the product
@@ -107,7 +109,6 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, time_limit: float
     active is dropped there. The matrices are small and worked on one after the other: on the CPU.
     """
     graph, states = bounds.graph.to(HOST), {i: state.to(HOST) for i, state in bounds.states().items()}
-    deadline = time.monotonic() + time_limit
     pieces = _pieces(graph, states, most)
     total = 1.0
     for number, (first, last) in enumerate(reversed(pieces)):
@@ -116,8 +117,12 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, time_limit: float
         best = product(piece, enter, leave)
         columns = piece.inputs + sum(int((side < 0).sum()) for side in sides.values())
         if columns * max(node.size for node in piece.nodes) <= MEMORY:
-            left = max(1.0, (deadline - time.monotonic()) / (1 if number == len(pieces) - 1 else 2))
-            best = min(best, semidefinite(piece.piecewise(sides), enter, leave, left))
+            if clock.late():  # the product is what is known of this piece
+                total *= best * (1 + 2.0**-50)
+                continue
+            share = 1 if number == len(pieces) - 1 else 2
+            with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
+                best = min(best, semidefinite(piece.piecewise(sides), enter, leave))
         total *= best * (1 + 2.0**-50)
     return total
 
@@ -162,21 +167,22 @@ def _piece(graph: Graph, states: Mapping[int, Tensor], first: int, last: int) ->
     return Graph(tuple(nodes)), sides
 
 
-def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float, deadline: float) -> tuple[Tensor, Tensor]:
-    """Newton with a shrinking barrier until the proved bound stops falling, is `enough`, or time is up; and its multipliers."""
+def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float) -> tuple[Tensor, Tensor]:
+    """Newton with a shrinking barrier until the proved bound stops falling, is `enough`, or late; and its multipliers."""
     best = t
     for gap in GAPS:
         before = value
         for _ in range(6):
-            if time.monotonic() > deadline:
+            if clock.late():
                 break
+            clock.spend(3 * 2 * (w.shape[1] + t.shape[1] + form.A.shape[2]) ** 3)
             last = w.sum()
             _, w, t, _ = tighten(form, w, t, torch.full((1,), enough, dtype=torch.float64), 3, gap)
             if (last - w.sum()).abs() < 0.1 * gap * w.sum():
                 break
         proved = _proved(form, w, t)[0]
         value, best = (proved, t) if proved < value else (value, best)
-        if value <= enough or time.monotonic() > deadline or (gap < 0.1 and before - value < 1e-3 * before):
+        if value <= enough or clock.late() or (gap < 0.1 and before - value < 1e-3 * before):
             break
     return value, best
 

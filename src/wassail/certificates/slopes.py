@@ -9,7 +9,6 @@ few dimensions to cut: there `ChordSearch` closes in the steepest chord from abo
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.curves import Softmax
 from wassail.certificates.jacobian import adjoint, boxed, ranges
@@ -26,6 +26,7 @@ from wassail.certificates.propagate import crown, gamma, linear_upper, magnitude
 from wassail.certificates.recession import highest, spans
 from wassail.certificates.region import Ball, Region, Where
 from wassail.certificates.structure import Graph
+from wassail.certificates.ties import in_order
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.network import Model
@@ -299,8 +300,8 @@ class ChordSearch:
         self.least = self.clean - self.error
         self.steepest, self.found = 0.0, Chords(y[:0], self.x[:0], self.clean[:0], self.clean[:0], y[:0])
 
-    def run(self, end: float) -> float:
-        """An upper bound on S, within `CLOSE` of the steepest chord known unless it is `end` (of `time.monotonic`)."""
+    def run(self) -> float:
+        """An upper bound on S, within `CLOSE` of the steepest chord known unless a limit (`clock`) is reached."""
         scale = max(1.0, float(self.x.abs().max())) if self.high == math.inf else self.high - self.low
         radius = torch.full((len(self.x),), scale * 2.0**-5, dtype=torch.float64)
         every = torch.arange(len(self.x))
@@ -318,9 +319,10 @@ class ChordSearch:
             settled = max([settled, *bound[done].tolist()])
             root, low, high, bound = root[~done], low[~done], high[~done], bound[~done]
             wide = (~small & (radius > 2.0**-30 * scale)).nonzero().flatten()
-            if time.monotonic() > end or not (len(bound) or len(wide)):
+            clock.spend(8 * CELLS * self.graph.operations)
+            if clock.late() or not (len(bound) or len(wide)):
                 return float(max([settled, *inner.tolist(), *bound.tolist()]))
-            order = bound.argsort(descending=True)
+            order = in_order(bound, descending=True)
             pick, rest = order[:CELLS], order[CELLS:]
             halves = _halves(root[pick], low[pick], high[pick], bound[pick])
             radius[wide] /= 2

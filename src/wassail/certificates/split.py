@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates import parallel
+from wassail.certificates import clock, parallel
 from wassail.certificates.device import HOST
 from wassail.certificates.linear import LARGE, Arithmetic, Lines, Sweep, _accumulate, _dot, _flat, _take, _unflat
+from wassail.certificates.ties import firm, quiet
 from wassail.rounding import FAINT
 
 ROOT = 30  # steps of the ascent at the root of a rival
@@ -72,20 +74,19 @@ def branch_margins(
     sample: int,
     y: int,
     rivals: Tensor,
-    deadline: float,
     most: int = 10**6,
     pool: parallel.Pool | None = None,
 ) -> tuple[bool, int]:
     """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and how many domains it took.
 
-    False when the deadline (of `time.monotonic`) or the number of domains runs out first. sweep: with `bends` kept. pool: who
-    shares the open domains.
+    False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept. most: domains that may be
+    bounded, the batch under way is finished. pool: who shares the open domains.
     """
-    return _branched(sweep, [sample], [y], [rivals.tolist()], deadline, most, pool)[0]
+    return _branched(sweep, [sample], [y], [rivals.tolist()], [most], pool)[0]
 
 
 def branch_samples(
-    sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], deadline: float, most: int = 10**6
+    sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], most: list[int]
 ) -> list[tuple[bool, int]]:
     """The same for several samples of a sweep: whether each is proved, and how many domains it took.
 
@@ -98,13 +99,12 @@ def branch_samples(
         samples: their places in the sweep.
         y: their labels.
         rivals: of each, the classes that are left to exclude.
-        deadline: of `time.monotonic`.
         most: domains bounded for each sample; the batch under way is finished.
     """
     if sweep.graph.device == HOST:
-        each = zip(samples, y, rivals)
-        return [_branched(sweep, [k], [label], [some], deadline, most)[0] for k, label, some in each]
-    return _branched(sweep, samples, y, rivals, deadline, most)
+        each = zip(samples, y, rivals, most)
+        return [_branched(sweep, [k], [label], [some], [count])[0] for k, label, some, count in each]
+    return _branched(sweep, samples, y, rivals, most)
 
 
 def _branched(
@@ -112,8 +112,7 @@ def _branched(
     samples: list[int],
     y: list[int],
     rivals: list[list[int]],
-    deadline: float,
-    most: int,
+    most: list[int],
     pool: parallel.Pool | None = None,
 ) -> list[tuple[bool, int]]:
     """One tree for all samples; pool: for a single one."""
@@ -121,24 +120,28 @@ def _branched(
     count = torch.zeros(len(samples), dtype=torch.int64)
     failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
     domains = tree.roots([some if tree.open[k] else [] for k, some in enumerate(rivals)])
-    if len(domains):
-        domains = tree.bounded(domains, ROOT)
-        count += torch.bincount(domains.owner, minlength=len(count))
-    open_ = domains.unproved()
-    while len(open_):
-        over = torch.full_like(failed, time.monotonic() > deadline) | (count > most)
-        failed[open_.owner] |= over[open_.owner]
-        open_ = open_.where(~failed[open_.owner])
-        if pool is not None and len(open_) >= parallel.ENOUGH * pool.workers:
-            shared = _Shared(open_, int(count), deadline, most)
-            parallel.share(shared, tree, pool)
-            open_, count[0] = shared.open, shared.count
-            if shared.failed:
-                return [(False, shared.count)]
-        elif len(open_):
-            open_, made, lost = tree.grown(open_)
-            count, failed = count + made, failed | lost
+    open_, budget = domains, torch.tensor(most)
+    try:
+        if len(domains):
+            domains = tree.bounded(domains, ROOT)
+            count += torch.bincount(domains.owner, minlength=len(count))
+            open_ = domains.unproved()
+        while len(open_):
+            clock.check()
+            failed[open_.owner] |= (count > budget)[open_.owner]
             open_ = open_.where(~failed[open_.owner])
+            if pool is not None and len(open_) >= parallel.ENOUGH * pool.workers:
+                shared = _Shared(open_, int(count), most[0])
+                parallel.share(shared, tree, pool)
+                open_, count[0] = shared.open, shared.count
+                if shared.failed:
+                    return [(False, shared.count)]
+            elif len(open_):
+                open_, made, lost = tree.grown(open_)
+                count, failed = count + made, failed | lost
+                open_ = open_.where(~failed[open_.owner])
+    except clock.Late:
+        failed[open_.owner] = True
     return list(zip((~failed).tolist(), count.tolist()))
 
 
@@ -164,7 +167,6 @@ class _Shared:
 
     open: _Domains
     count: int
-    deadline: float
     most: int
     failed: bool = False
     out: list[_Part] = field(default_factory=list)
@@ -173,7 +175,7 @@ class _Shared:
     def over(self) -> bool:
         """Whether all is proved, or nothing ever will be, or time or domains have run out."""
         done = not (len(self.open) or self.out)
-        return done or self.failed or time.monotonic() > self.deadline or self.count > self.most
+        return done or self.failed or clock.late() or self.count > self.most
 
     def __len__(self) -> int:
         return len(self.open)
@@ -183,8 +185,8 @@ class _Shared:
         if not len(self.open):
             return None
         chosen = torch.zeros_like(self.open.bound, dtype=torch.bool)
-        chosen[self.open.bound.argsort()[::shares][: parallel.MOST]] = True
-        part = _Part(self.open.where(chosen), self.deadline - time.monotonic())
+        chosen[_in_order(self.open.bound)[::shares][: parallel.MOST]] = True
+        part = _Part(self.open.where(chosen), clock.seconds_left())
         self.open = self.open.where(~chosen)
         self.out.append(part)
         return part
@@ -203,6 +205,11 @@ class _Shared:
         self.failed = self.failed or lost
         self.open = _Domains.join([self.open, part.domains])
         self.out.remove(part)
+
+
+def _in_order(bound: Tensor) -> Tensor:
+    """The places of bounds from the least on; those that are equal in float32 keep their order, whatever else is there."""
+    return bound.float().argsort(stable=True)
 
 
 class _Tree:
@@ -286,25 +293,30 @@ class _Tree:
     def work(self, part: _Part, seconds: float) -> _Report:
         """Go on with a part for so many seconds (`parallel.Problem`)."""
         begin, count, domains = time.monotonic(), 0, part.domains
-        while len(domains) and time.monotonic() < begin + part.left:
-            domains, made, lost = self.grown(domains)
-            count += int(made)
-            if bool(lost):
-                return _Report(None, count)
-            if time.monotonic() > begin + seconds:
-                break
+        with clock.limited(part.left), suppress(clock.Late):
+            while len(domains):
+                clock.check()
+                domains, made, lost = self.grown(domains)
+                count += int(made)
+                if bool(lost):
+                    return _Report(None, count)
+                if time.monotonic() > begin + seconds:
+                    break
         return _Report(domains, count)
 
     def grown(self, open_: _Domains) -> tuple[_Domains, Tensor, Tensor]:
         """The worst domains of each sample replaced by their unproved children.
 
-        Second and third: how many were bounded for each sample, `(S,)`, and which samples have one that cannot be proved.
+        Second and third: how many were bounded for each sample, `(S,)`, one with patience by its steps, and which samples have
+        one that cannot be proved.
         """
         count, lost = torch.zeros(len(self.open), dtype=torch.int64), torch.zeros(len(self.open), dtype=torch.bool)
         worst, rest = self._worst(open_)
         ended = worst.pick < 0  # no relaxation is left to remove
         if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
-            lost[self.bounded(worst.where(ended), LAST).unproved().owner] = True
+            last = worst.where(ended)
+            count += LAST // STEPS * torch.bincount(last.owner, minlength=len(count))
+            lost[self.bounded(last, LAST).unproved().owner] = True
             worst = worst.where(~ended & ~lost[worst.owner])
         if not len(worst):
             return rest, count, lost
@@ -314,7 +326,7 @@ class _Tree:
 
     def _worst(self, open_: _Domains) -> tuple[_Domains, _Domains]:
         """The `WIDTH` domains of each sample with the least bounds, and the others."""
-        order = open_.bound.argsort(stable=True)
+        order = _in_order(open_.bound)
         order = order[open_.owner[order].argsort(stable=True)]
         owner = open_.owner[order]
         first = torch.searchsorted(owner, owner)  # where the sample's own begin
@@ -354,6 +366,7 @@ class _Tree:
         exact = _take(self.slope, rows.own)
         slope = exact.float()
         for step in range(1, steps + 1):
+            clock.check()
             with torch.enable_grad():
                 alpha, beta = alpha.detach().requires_grad_(True), beta.detach().requires_grad_(True)
                 value, _, size = self._margin(self.sweep.fast, rows, domains.sign, alpha, beta)
@@ -364,7 +377,8 @@ class _Tree:
             if step == 1:  # multipliers are about as large as coefficients
                 scale = size.clamp(min=1e-6)
             moves = []
-            for (first, second), g in zip(moments, pulls):
+            for (first, second), g in zip(moments, quiet(pulls)):
+                assert g is not None
                 first.mul_(0.9).add_(g, alpha=0.1)
                 second.mul_(0.99).addcmul_(g, g, value=0.01)
                 moves.append((first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12))
@@ -397,6 +411,7 @@ class _Tree:
                 for j, back in zip(node.inputs, kind.maps[i].transpose(w)):
                     _accumulate(weight, j, back)
                 continue
+            w = firm(w)
             if i in kind.planes:
                 off, far = kind.planes[i].pull(weight, node.inputs, w, rows.owner)
                 constant = constant + off + far

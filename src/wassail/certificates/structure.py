@@ -71,6 +71,13 @@ class Matrix:
         return Matrix(self.weight.to(device), _moved(self.most, device))
 
 
+def _fan_in(map_: Linear) -> int:
+    """Multiplications for one output."""
+    if isinstance(map_, Matrix):
+        return map_.weight.shape[1]
+    return map_.weight[0].numel() if isinstance(map_, Conv) else 1
+
+
 @dataclass(frozen=True, eq=False)
 class Sizes:
     """A map of magnitudes >= 0, none of which is below `FAINT` unless it is 0: errors relative to it cover underflow, too."""
@@ -402,6 +409,11 @@ class Graph:
     def neurons(self) -> int:
         """H, the number of ReLUs."""
         return sum(self.nodes[i].size for i in self.relus)
+
+    @property
+    def operations(self) -> int:
+        """Multiplications of a forward pass of one sample: what budgets of work are counted in."""
+        return sum(node.size * (1 if node.map is None else _fan_in(node.map)) for node in self.nodes)
 
     def values(self, x: Tensor) -> list[Tensor]:
         """Every node at samples `(m, *shape)` in float64, where the network is."""

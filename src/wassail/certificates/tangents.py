@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.curves import Normalise, Product, Softmax
 from wassail.certificates.device import HOST
 from wassail.certificates.propagate import Span, _terms, derivative_span
@@ -297,6 +298,8 @@ def _gathered(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tenso
 
 def _carried(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int, where: Tensor) -> Tensor:
     """The same for some entries of the node."""
+    clock.check()
+    clock.spend(2 * len(rest[start]) * len(where) * graph.operations)
     count, k = len(rest[start]), len(where)
     unit = rest[start].new_zeros(k, graph.nodes[start].size).scatter(1, where[:, None], 1.0)
     tangent = {start: unit.expand(count, -1, -1).reshape(count, k, *graph.nodes[start].shape)}

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,6 +35,7 @@ from scipy.optimize import linprog, nnls  # type: ignore[import-untyped]
 from scipy.sparse import block_diag  # type: ignore[import-untyped]
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.cells import enumerate_cells, nearest_point
 from wassail.certificates.piecewise import Piecewise
@@ -96,23 +97,38 @@ def worst_case_network(
     """The worst expected loss within Wasserstein-`order` distance `eps` of samples x `(N, n)`, labels y and weights mu `(N,)`.
 
     norm: ground norm r; domain: a box `(low, high)` or None for R^n; loss: "margin" or "cross_entropy". Stops when the bracket
-    is narrower than `tolerance * max(1, |upper|)`, or at the time limit (seconds) with the bracket so far; listing the cells,
-    with a first certificate for each, is not interrupted. The upper side rests on that list (`enumerate_cells`: all cells that
+    is narrower than `tolerance * max(1, |upper|)`, or at the time limit (seconds) with the bracket so far; a limit that ends
+    before the cells are listed is an `InputError`. The upper side rests on that list (`enumerate_cells`: all cells that
     hold a ball of radius 1e-9).
     """
     p = parse_order(order)
     if not 0 <= eps < math.inf:
         raise InputError(f"eps is {eps!r}, but a budget must be finite and not negative.")
-    problem = _Problem(network, x, y, norm, domain, loss, mu, cells_limit, time_limit)
-    # X is convex and Omega_p lies in Omega_1, so the margin slope holds for every order (THEORY 3).
-    clean = problem.average(problem.clean + problem.errors)
-    upper, lam = clean + problem.steepest * eps * (1 + LIFT), math.nan
-    if p == math.inf or eps == 0 or problem.steepest == 0:
-        penalty = Penalty(math.inf, eps)
-        upper, plan = min(upper, problem.dual(penalty, tolerance * max(1.0, abs(clean)) / 4)), problem.best(penalty)
-    else:
-        upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
-    return problem.report(plan, upper, lam, p)
+    with _limited(time_limit):
+        problem = _Problem(network, x, y, norm, domain, loss, mu, cells_limit)
+        # X is convex and Omega_p lies in Omega_1, so the margin slope holds for every order (THEORY 3).
+        clean = problem.average(problem.clean + problem.errors)
+        upper, lam = clean + problem.steepest * eps * (1 + LIFT), math.nan
+        if p == math.inf or eps == 0 or problem.steepest == 0:
+            penalty = Penalty(math.inf, eps)
+            upper, plan = min(upper, problem.dual(penalty, tolerance * max(1.0, abs(clean)) / 4)), problem.best(penalty)
+        else:
+            upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
+        return problem.report(plan, upper, lam, p)
+
+
+@contextmanager
+def _limited(time_limit: float | None) -> Iterator[None]:
+    """A time limit; before the cells are listed nothing is known, so that there is nothing to keep."""
+    with clock.limited(time_limit):
+        try:
+            yield
+        except clock.Late:
+            if time_limit is None:  # the limit of somebody else
+                raise
+            raise InputError(
+                f"the cells were not listed within the time limit of {time_limit:g} s: give more time, or use loss_curve."
+            ) from None
 
 
 def _descend(problem: _Problem, eps: float, p: float, upper: float, tolerance: float) -> tuple[float, float, Plan]:
@@ -156,13 +172,14 @@ def growth(
     cells_limit: int = 100_000,
 ) -> tuple[Tensor, Tensor]:
     """`sup { loss(x', y_i) - loss(x_i, y_i) : x' in X, ||x' - x_i||_r <= radius }`, both sides, `(N, len(radii))` each."""
-    problem = _Problem(network, x, y, norm, domain, loss, None, cells_limit, time_limit)
-    lower, upper = np.zeros((2, len(problem.clean), len(radii)))
-    for i, (place, radius) in itertools.product(range(len(lower)), enumerate(radii)):
-        penalty = Penalty(math.inf, float(radius))
-        upper[i, place] = problem.evaluate(i, penalty, tolerance) - problem.clean[i] + problem.errors[i]
-        lower[i, place] = problem.highest(i, penalty) - problem.clean[i]
-    return torch.from_numpy(np.minimum(lower, upper)), torch.from_numpy(upper)
+    with _limited(time_limit):
+        problem = _Problem(network, x, y, norm, domain, loss, None, cells_limit)
+        lower, upper = np.zeros((2, len(problem.clean), len(radii)))
+        for i, (place, radius) in itertools.product(range(len(lower)), enumerate(radii)):
+            penalty = Penalty(math.inf, float(radius))
+            upper[i, place] = problem.evaluate(i, penalty, tolerance) - problem.clean[i] + problem.errors[i]
+            lower[i, place] = problem.highest(i, penalty) - problem.clean[i]
+        return torch.from_numpy(np.minimum(lower, upper)), torch.from_numpy(upper)
 
 
 def anchor(
@@ -183,7 +200,8 @@ def anchor(
     no sample has a steeper one. The lower side is a chord between evaluated points. Above, a chord to a point at distance t is
     at most `lam + (h_i(lam) - loss(x_i)) / t`; nearer than that the loss is at most as steep as the pieces that lie so near.
     """
-    return _steepest_chord(_Problem(network, x, y, norm, domain, loss, None, cells_limit, time_limit), tolerance)
+    with _limited(time_limit):
+        return _steepest_chord(_Problem(network, x, y, norm, domain, loss, None, cells_limit), tolerance)
 
 
 def anchor_and_offset(
@@ -205,11 +223,12 @@ def anchor_and_offset(
     On R^n `lam` must not be below the slope at infinity, where the supremum is infinite (THEORY 3). Last, the points evaluated
     on the way: the sample each belongs to `(M,)`, and the point `(M, n)`.
     """
-    problem = _Problem(network, x, y, norm, domain, loss, mu, cells_limit, time_limit)
-    chord, offset = _steepest_chord(problem, tolerance), problem.dual(Penalty(1.0, lam), tolerance)
-    roots = [torch.full((pool.size,), i) for i, pool in enumerate(problem.pools)]
-    points = [torch.from_numpy(pool.rows[:, 2:].copy()) for pool in problem.pools]
-    return chord, offset, (torch.cat(roots), torch.cat(points))
+    with _limited(time_limit):
+        problem = _Problem(network, x, y, norm, domain, loss, mu, cells_limit)
+        chord, offset = _steepest_chord(problem, tolerance), problem.dual(Penalty(1.0, lam), tolerance)
+        roots = [torch.full((pool.size,), i) for i, pool in enumerate(problem.pools)]
+        points = [torch.from_numpy(pool.rows[:, 2:].copy()) for pool in problem.pools]
+        return chord, offset, (torch.cat(roots), torch.cat(points))
 
 
 def _steepest_chord(problem: _Problem, tolerance: float) -> Bound:
@@ -232,7 +251,11 @@ def _steepest_chord(problem: _Problem, tolerance: float) -> Bound:
     lower, witness = chords[sample][0], torch.from_numpy(chords[sample][1].copy())
     rival = int(strongest_rival(problem.network.logits(witness[None]), problem.y[sample : sample + 1])[1])
     return Bound(
-        below(lower, upper, "steepest chord"), upper, "cells", witness, {**problem.info, "sample": sample, "rival": rival}
+        below(lower, upper, "steepest chord"),
+        upper,
+        "cells",
+        witness,
+        {**problem.info, "cut": clock.out_of_time(), "sample": sample, "rival": rival},
     )
 
 
@@ -572,9 +595,7 @@ class _Problem:
         loss: str,
         mu: Tensor | None,
         limit: int,
-        time_limit: float | None,
     ) -> None:
-        self.end = math.inf if time_limit is None else time.monotonic() + time_limit
         if loss == "dlr":
             raise InputError("the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or 'cross_entropy'.")
         if loss not in LIPSCHITZ:
@@ -606,7 +627,7 @@ class _Problem:
         self.errors = self._error(self.points)
 
     def late(self) -> bool:
-        return time.monotonic() > self.end
+        return clock.late()
 
     def average(self, values: Array) -> float:
         """`sum_i mu_i values_i`, rounded up."""
@@ -661,7 +682,7 @@ class _Problem:
             leaves = family.leaves.rows.astype(np.int64)
             heights = family.bounds(x, penalty)[leaves] + family.offsets.rows
             tops = heights.max(1)
-            busy = np.argsort(-tops)[:BATCH]
+            busy = np.argsort(-tops, kind="stable")[:BATCH]
             busy = busy[tops[busy] > best + tolerance]
             vertices = leaves[busy, heights[busy].argmax(1)]
             todo = sorted(set(vertices[~solved[vertices]].tolist()))
@@ -670,6 +691,7 @@ class _Problem:
                 return float(max(tops.max(), best))
             for leaf in ripe:
                 family.split(leaf)
+            clock.spend(len(todo) * clock.STEP)
             points = family.solve(todo, x, penalty, tolerance)
             self.add(i, points, penalty.lam if penalty.order == math.inf else math.inf)
             solved[todo] = True
@@ -721,7 +743,7 @@ class _Problem:
         atoms = torch.from_numpy(np.array([self.pools[i].rows[at, 2:] for i, at, _ in plan]))
         losses, moved = self.loss(self.network.logits(atoms), self.y[root]), distances(atoms, self.x[root], self.norm)
         lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
-        info = {**self.info, "order": order, "points": sum(pool.size for pool in self.pools)}
+        info = {**self.info, "cut": clock.out_of_time(), "order": order, "points": sum(pool.size for pool in self.pools)}
         cost = transport_cost(masses, torch.ones_like(masses), moved, order)
         far = bool((moved >= FAR).any())
         return WorstCase(Bound(lower, upper, "cells", None, info), lam, atoms, self.y[root], masses, root, cost, far)

@@ -108,6 +108,8 @@ def _fields(parts: list[dict[str, Any]]) -> dict[str, Any]:
                 merged[name] = sorted({*merged.get(name, []), *value})
             elif name == "lost":
                 merged[name] = merged.get(name, 0) + value
+            elif name == "cut":  # if any of them was
+                merged[name] = bool(merged.get(name)) or value
             else:
                 merged.setdefault(name, value)
     if "method" in merged:

@@ -320,10 +320,14 @@ class Reading:
                     "Every flip was read back from disk and is misclassified, in the box and as near as stated.",
                 )
         yield from self._rounding(result)
-        if self.certified is not None and any("out of time" in str(fields["method"]) for fields in self.fields(self.certified)):
+        known = [] if self.certified is None else self.fields(self.certified)
+        # Before `cut` was stored, only samples that nothing was tried for were told.
+        if self.certified is not None and any(fields.get("cut") or "out of time" in str(fields["method"]) for fields in known):
             left = int((self.column(self.certified, "values") == 0).sum())
-            text = f"The time limit left samples without a certificate ({left} radii are 0): raise --time-limit."
-            yield Finding("time-limit", "note", text)
+            text = "The time limit cut the certificates: radii are smaller than without it, and depend on the machine"
+            if left:
+                text = f"The time limit left samples without a certificate ({left} radii are 0)"
+            yield Finding("time-limit", "note", f"{text}: raise --time-limit.")
 
     def _unfinished(self) -> Iterator[Finding]:
         """What is not there: not computed yet, or damaged since."""

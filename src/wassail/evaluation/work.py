@@ -225,7 +225,7 @@ class Worker:
                 "errors": none.clone(),
                 **flips_chunk(flips),
             }
-            return tensors, {"method": "none: out of time"}
+            return tensors, {"method": "none: out of time", "cut": True}
         found = radii(
             self.graph, x, y, settings.norm, settings.domain, settings.certify or "auto",
             arithmetic=settings.arithmetic, upper=task.given["upper"], time_limit=limit, progress=tick,
@@ -233,7 +233,8 @@ class Worker:
         met = found.flips(self.model, x, y)
         flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain) if met is None else met
         tensors = {"values": found.values, "exact": found.exact, **self._beside(found, x, y), **flips_chunk(flips)}
-        return tensors, {"method": found.method, "arithmetic": found.arithmetic, "uncovered": refusal(self.graph)}
+        fields = {"method": found.method, "arithmetic": found.arithmetic, "uncovered": refusal(self.graph)}
+        return tensors, {**fields, **({"cut": True} if found.info["cut"] else {})}
 
     def _beside(self, found: Radii, x: Tensor, y: Tensor) -> Tensors:
         """The smallest margins at the samples, and how far rounding may move them, or did where no bound is known."""

@@ -1,0 +1,89 @@
+"""Limits of a stage, in seconds or in work: where they are looked at, and what happens then.
+
+Without a time limit nothing here looks at the clock: what may take long has a budget of work instead, operations counted by
+the sizes of what is computed, so that a result depends on its input only. Every loop of a certificate calls `check` between
+two pieces of work. A stage that reaches its limit stops with `Late`; whoever called it keeps what was proved before, and says
+that it was cut if that was the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+SECOND = 3e9  # operations that count as a second: about what one core does
+STEP = 1e6  # operations that the least piece of work costs, whatever its size
+
+
+class Late(Exception):
+    """A limit is reached in the middle of a stage."""
+
+
+@dataclass
+class _Limit:
+    """end: of `time.monotonic`; work: operations left; outer: the limit around this one, which is charged too."""
+
+    end: float = math.inf
+    work: float = math.inf
+    outer: _Limit | None = None
+
+
+_LIMIT: ContextVar[_Limit] = ContextVar("limit", default=_Limit())  # noqa: B039  (never charged: it has no outer, no end)
+
+
+def seconds_left() -> float:
+    """Seconds until the limit, never below 0; inf without one."""
+    end = _LIMIT.get().end
+    return math.inf if end == math.inf else max(0.0, end - time.monotonic())
+
+
+def work_left() -> float:
+    """Operations until the limit; inf without one."""
+    return max(0.0, _LIMIT.get().work)
+
+
+def out_of_time() -> bool:
+    """Whether the clock, not the budget of work, says stop."""
+    return seconds_left() == 0.0
+
+
+def late() -> bool:
+    """Whether a limit is reached."""
+    return work_left() == 0.0 or out_of_time()
+
+
+def check() -> None:
+    """Stop the stage if a limit is reached."""
+    if late():
+        raise Late
+
+
+def spend(work: float) -> None:
+    """Charge operations to the limit, and to those around it."""
+    limit: _Limit | None = _LIMIT.get()
+    while limit is not None:
+        limit.work -= STEP + work
+        limit = limit.outer
+
+
+@contextmanager
+def limited(seconds: float | None = None, work: float = math.inf) -> Iterator[None]:
+    """Limit a stage; a limit around it still holds.
+
+    Args:
+        seconds: None or inf for none.
+        work: operations, inf for none.
+    """
+    outer = _LIMIT.get()
+    end = outer.end
+    if seconds is not None and seconds < math.inf:
+        end = min(end, time.monotonic() + seconds)
+    token = _LIMIT.set(_Limit(end, min(work, outer.work), outer))
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
