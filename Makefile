@@ -6,7 +6,7 @@ PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=
 # One thread for each test worker: two workers that each start two threads slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow test-browser test-mutants fuzz lint format bench train clean
+.PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint format bench train clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -26,6 +26,9 @@ test: .venv/dev  ## the whole suite but the slow tests
 
 test-slow: .venv/dev  ## the slow tests
 	$(PYTEST) -m slow
+
+test-kernels: .venv/dev  ## what sits on ties under other kernels, with one and two threads
+	$(BIN)/python tests/kernels/run.py
 
 test-browser: .venv/dev  ## the HTML pages in headless Chromium, which is installed if it can be; else skipped with a reason
 	OMP_NUM_THREADS=1 $(BIN)/python tests/browser/run.py

@@ -25,7 +25,7 @@ def zoo() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(1)  # the suite itself runs on several workers
+    torch.set_num_threads(int(os.environ.get("WASSAIL_TEST_THREADS", "1")))  # the suite itself runs on several workers
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

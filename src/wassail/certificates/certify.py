@@ -167,8 +167,9 @@ def certify(
     slopes: which of "infinity", "anchor", "margin", "paper" to compute. time_limit: seconds for all of them, shared evenly, and
     `info["cut"]` says whether it stopped something; without one there is a budget of work (about a minute), so that the answer
     does not depend on the clock. An interrupt keeps those that are done.
-    Small networks get exact slopes by their cells and by branch and bound, large ones brackets by propagation and evaluated points. Smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the
-    slope at infinity is that of their recession function, and the upper slopes are those of `lipschitz`.
+    Small networks get exact slopes by their cells and by branch and bound, large ones brackets by propagation and points.
+    Smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the slope at infinity is that of their
+    recession function, and the upper slopes are those of `lipschitz`.
     """
     r, domain = parse_norm(norm), parse_domain(domain)
     wanted = tuple(slopes)

@@ -320,9 +320,9 @@ class Reading:
                     "Every flip was read back from disk and is misclassified, in the box and as near as stated.",
                 )
         yield from self._rounding(result)
-        known = [] if self.certified is None else self.fields(self.certified)
+        parts = [] if self.certified is None else self.fields(self.certified)
         # Before `cut` was stored, only samples that nothing was tried for were told.
-        if self.certified is not None and any(fields.get("cut") or "out of time" in str(fields["method"]) for fields in known):
+        if self.certified is not None and any(fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts):
             left = int((self.column(self.certified, "values") == 0).sum())
             text = "The time limit cut the certificates: radii are smaller than without it, and depend on the machine"
             if left:
