@@ -9,7 +9,8 @@ from figures import AGREE, answers, apart, bounds, cases
 from torch import Tensor
 
 import wassail as ws
-from wassail.certificates import linear, propagate, ties
+from wassail import ties
+from wassail.certificates import linear, propagate
 
 pytestmark = pytest.mark.kernels
 

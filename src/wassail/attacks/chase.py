@@ -28,6 +28,7 @@ from wassail.device import take
 from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
 from wassail.losses import strongest_rival
 from wassail.network import Tick, generators
+from wassail.ties import LOGITS, in_order, largest
 
 CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead
 RIVALS = 10  # gradients at the sample: all rivals up to 11 classes, else those with the largest logits
@@ -117,7 +118,7 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     rows = hunt.rows
     rows = rows[hunt.able(rows, count)]
     z, y, x = hunt.clean[rows], hunt.y[rows], hunt.x[rows]
-    rivals = z.scatter(1, y[:, None], -math.inf).topk(count, dim=1).indices
+    rivals = largest(z.scatter(1, y[:, None], -math.inf), count, band=LOGITS)
     if not len(rows):
         return rows, rivals, x[:, None]
     w = hunt.start.gradients(y, rivals, rows).flatten(0, 1)
@@ -126,7 +127,7 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     step = plane_step(x.repeat_interleave(count, 0), w, gap + need, hunt.norm, hunt.domain)
     length = vector_norm(step, hunt.norm)
     unreached = inner(w, step) < gap * (1 - 1e-4)  # the box ends before the plane: such rivals come last
-    order = torch.where(unreached, math.inf, length).reshape(-1, count).argsort(dim=1, stable=True)
+    order = in_order(torch.where(unreached, math.inf, length).reshape(-1, count), band=LOGITS)
     every = torch.arange(len(rows), device=rows.device)[:, None]
     return rows, rivals.gather(1, order), step.reshape(-1, count, *x.shape[1:])[every, order]
 

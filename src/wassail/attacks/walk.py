@@ -21,6 +21,7 @@ from wassail.geometry import clip, project, steepest
 from wassail.losses import flip_tolerance, margin, predict
 from wassail.network import Network, Tape, Tick
 from wassail.threat import Domain
+from wassail.ties import LOGITS, largest
 
 SELECT = ("margin", "logit")
 # The paper's step sizes for its own (norm, eps) pairs.
@@ -42,7 +43,7 @@ def default_step(norm: float, eps: float) -> float:
 
 def top_rivals(z: Tensor, y: Tensor, count: int) -> Tensor:
     """The `count` classes with the largest logits other than the label, best first: `(n, K), (n,) -> (n, count)`."""
-    return z.scatter(1, y[:, None], -math.inf).topk(min(count, z.shape[1] - 1), dim=1).indices
+    return largest(z.scatter(1, y[:, None], -math.inf), min(count, z.shape[1] - 1), band=LOGITS)
 
 
 def check_walk(step: float, steps: int, topk: int | None, select: str) -> None:

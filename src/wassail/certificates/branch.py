@@ -30,11 +30,11 @@ from wassail.certificates import clock, parallel
 from wassail.certificates.multipliers import Form, Reduced, balance, gather, reduce, split, start, stretched, tighten
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
-from wassail.certificates.ties import first_largest, largest
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT
 from wassail.threat import dual
+from wassail.ties import first_largest, largest
 
 Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed

@@ -220,8 +220,8 @@ class _Work:
             cells = self.small is not None and not self.graph.smooth
             todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
             for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in todo):
-                began, parts = time.monotonic(), len(todo) - done
-                with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+                began, share = time.monotonic(), len(todo) - done
+                with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
                     with suppress(clock.Late):
                         getattr(self, f"_{name}")()
                     self.cut |= clock.out_of_time()

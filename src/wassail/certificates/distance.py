@@ -35,11 +35,11 @@ from wassail.certificates.executed import ahead
 from wassail.certificates.propagate import crown, gamma
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph
-from wassail.certificates.ties import in_order, largest, steep_below
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, steepest
 from wassail.rounding import sized
 from wassail.threat import Domain, dual, parse_domain, parse_norm
+from wassail.ties import in_order, largest, steep_below
 
 BATCH, MEMORY = 128, 2**25  # nodes split at once, and numbers in the largest tensor of that: at most
 SPLITS, TOGETHER = 3, 128  # neurons that a node is split on at once, while that makes at most so many nodes

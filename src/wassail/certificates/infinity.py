@@ -29,11 +29,11 @@ from wassail.certificates.bound import Bound, below
 from wassail.certificates.cells import Array, enumerate_cells, inequalities, masks_at, nearest_point
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
-from wassail.certificates.ties import BAND, firm, first_largest, quiet, steep_below
 from wassail.errors import InputError, unknown
 from wassail.geometry import maximiser, operator_norm, vector_norm
 from wassail.rounding import sized
 from wassail.threat import dual, parse_norm
+from wassail.ties import BAND, firm, first_largest, quiet, steep_below
 
 METHODS = ("auto", "ascent", "branch", "cells")
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again

@@ -38,11 +38,11 @@ from wassail.certificates.device import HOST, plain
 from wassail.certificates.executed import step_error
 from wassail.certificates.propagate import _terms
 from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum, rounding_map
-from wassail.certificates.ties import firm, quiet, steep_below
 from wassail.errors import InputError
 from wassail.geometry import fill
 from wassail.rounding import FLOOR, TINY
 from wassail.threat import Domain, dual
+from wassail.ties import firm, quiet, steep_below
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
 Chunk: TypeAlias = "tuple[Tensor, Tensor]"  # owner and place of rows

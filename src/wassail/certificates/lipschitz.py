@@ -32,12 +32,12 @@ from wassail.certificates.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.region import Ball, Region, Where
 from wassail.certificates.semidefinite import MEMORY, segmented
 from wassail.certificates.structure import Graph, Matrix, read
-from wassail.certificates.ties import first_largest, largest
 from wassail.certificates.transformer import Walk
 from wassail.errors import InputError, unknown
 from wassail.geometry import maximiser, operator_norm
 from wassail.network import Model, Progress, _bar, versions
 from wassail.threat import Number, dual, number, parse_norm
+from wassail.ties import first_largest, largest
 
 METHODS = ("auto", "product", "propagate", "sdp", "exact")
 OUTPUTS = ("margins", "logits")

@@ -22,7 +22,7 @@ from wassail.certificates.linear import Balls
 from wassail.certificates.propagate import Span
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Graph
-from wassail.certificates.ties import first_largest, in_order
+from wassail.ties import first_largest, in_order
 
 CLOSE = 1e-6  # relative gap at which the search stops
 BATCH = 256  # pieces that are cut at once

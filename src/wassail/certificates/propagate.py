@@ -24,8 +24,8 @@ from wassail.certificates import clock
 from wassail.certificates.activations import ACTIVATIONS
 from wassail.certificates.region import Region
 from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, Pick, rounding_map
-from wassail.certificates.ties import firm, quiet, steep_below
 from wassail.rounding import length, sized
+from wassail.ties import firm, quiet, steep_below
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
 ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size

@@ -23,13 +23,13 @@ from wassail.certificates.parallel import Pool, Workers, crew
 from wassail.certificates.split import STEPS as ASCENT
 from wassail.certificates.split import WIDTH, branch_margins, branch_samples
 from wassail.certificates.structure import Graph, read
-from wassail.certificates.ties import BAND
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
 from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, check_model, device_of, frozen, versions
 from wassail.records import Record, check_equal
 from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_eps, parse_norm, parse_order
+from wassail.ties import BAND
 from wassail.transport import Flips, sample_weights
 
 METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")
@@ -130,7 +130,9 @@ def radii(
     method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on balls, searched over the radius),
     "alpha-crown" (with `steps` of an ascent on the slopes), "branch" (branch and bound on undecided neurons with such bounds,
     networks of any size), "exact" (the distance itself, for small ReLU networks; larger ones are branched), or "auto": exact
-    for small ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by then is kept.
+    for small ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by then is
+    kept, and `info["cut"]` says whether the clock stopped something. Without one "branch" has a budget of domains for each
+    sample and "lipschitz" one of work for each pair of classes: nothing depends on the clock.
     upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
     which the search goes on. eps and order steer: samples whose radius cannot change the certified accuracy over
     `Omega_order(eps)` any more are left as they are (mu: sample weights).
@@ -151,7 +153,7 @@ def radii(
     graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
     chosen = method if method != "auto" else "exact" if _small(graph) else "crown"
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
-    limit = None if time_limit is None else number(time_limit, "time_limit")
+    limit = None if time_limit is None else number(time_limit, "time_limit") - (time.monotonic() - began)
     aim = None if eps is None or order is None else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
     with _bar(progress, "certified radii") as report, crew(workers) as pool, clock.limited(limit):
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
@@ -198,7 +200,7 @@ def verify(
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the threat plays no part.
     arithmetic: as in `radii`.
-    method: as in `radii`; "auto" is "crown", then "branch" for what is left, 2 seconds a sample, or "exact" on small networks.
+    method: as in `radii`; "auto" is "crown", then "branch" for what is left, or "exact" on small networks.
     at: a radius of each sample to prove, float64 `(N,)`, in place of the threat's eps.
     """
     if method not in METHODS:

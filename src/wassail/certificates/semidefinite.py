@@ -21,7 +21,7 @@ from wassail.certificates.norms import change, matrix_norm, product
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.propagate import Bounds
 from wassail.certificates.structure import Graph, Node, Scale
-from wassail.certificates.ties import first_largest
+from wassail.ties import first_largest
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
 MOST = 1100  # neurons: one Newton step at this size takes seconds

@@ -26,11 +26,11 @@ from wassail.certificates.propagate import crown, gamma, linear_upper, magnitude
 from wassail.certificates.recession import highest, spans
 from wassail.certificates.region import Ball, Region, Where
 from wassail.certificates.structure import Graph
-from wassail.certificates.ties import in_order
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.network import Model
 from wassail.threat import Domain, Number, dual
+from wassail.ties import in_order
 
 STARTS, CLIMB = 6, 25  # rays per pair of classes, steps each
 CELLS, CLOSE = 512, 1e-4  # cells that are bounded at once; relative gap at which the search for the steepest chord stops

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from wassail.certificates import clock, parallel
 from wassail.certificates.device import HOST
 from wassail.certificates.linear import LARGE, Arithmetic, Lines, Sweep, _accumulate, _dot, _flat, _take, _unflat
-from wassail.certificates.ties import firm, quiet
 from wassail.rounding import FAINT
+from wassail.ties import firm, quiet
 
 ROOT = 30  # steps of the ascent at the root of a rival
 STEPS = 12  # at every other domain, which starts where its parent stopped

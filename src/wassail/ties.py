@@ -3,6 +3,11 @@
 Two processors, two thread counts or two batch sizes sum in another order, so equal numbers differ in their last bits. A
 choice between them (a slope, a split, an order of work) would then differ by chance, and the bounds with it, by far more than
 rounding. Here numbers within `BAND` of each other count as equal, and the first of them is taken.
+
+No tolerance is needed where both sides of a choice meet: the better of two bounds, the best of several steps, a neuron whose
+span ends at 0 (its two lines are the same there), the multiplier that fills a ball. Nor where a number is compared with one
+that it equals by chance only: whether a margin is above 0 at a radius, since radii are tried a third of the tolerance off
+the place where the margin is expected to meet 0.
 """
 
 from __future__ import annotations
@@ -14,7 +19,8 @@ from torch import Tensor
 
 BAND = 2.0**-30  # relative: far above the noise of float64, far below what a choice can gain
 COARSE = 2.0**-13  # the same for float32
-FAINT = {torch.float32: 2.0**-18, torch.float64: 2.0**-36}  # of the largest coefficient of a row
+LOGITS = 2.0**-18  # of the largest logit of a sample, whatever their type: rivals that near are equal
+NOISE = {torch.float32: 2.0**-18, torch.float64: 2.0**-36}  # of the largest coefficient of a row
 TRIANGLE = 2.0**-16  # of a span's width: spans may carry the noise of float32
 
 
@@ -52,12 +58,13 @@ def firm(rows: Tensor) -> Tensor:
         return rows
     size = rows.detach().abs()
     most = size.flatten(1).amax(1).reshape(-1, *[1] * (rows.ndim - 1))
-    return torch.where(size > FAINT[rows.dtype] * most, rows, rows.detach())
+    return torch.where(size > NOISE[rows.dtype] * most, rows, rows.detach())
 
 
-def _levels(values: Tensor, dim: int) -> Tensor:
+def _levels(values: Tensor, dim: int, band: float | None = None) -> Tensor:
     """The values as whole multiples of `BAND` times the largest finite one along `dim`."""
-    band = BAND if values.dtype == torch.float64 else COARSE
+    if band is None:
+        band = BAND if values.dtype == torch.float64 else COARSE
     size = torch.where(torch.isfinite(values), values.abs(), 0.0)
     scale = band * size.amax(dim, keepdim=True)
     return torch.where(scale > 0, (values / torch.where(scale > 0, scale, 1.0)).round(), values)
@@ -68,13 +75,13 @@ def first_largest(values: Tensor, dim: int = -1) -> Tensor:
     return _levels(values, dim).argmax(dim)
 
 
-def in_order(values: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
-    """`argsort`, where values that are equal up to rounding keep their order."""
+def in_order(values: Tensor, dim: int = -1, descending: bool = False, band: float | None = None) -> Tensor:
+    """`argsort`, where values that are equal up to rounding keep their order; band: what counts as equal, if not the usual."""
     if not values.numel():
         return values.argsort(dim=dim, descending=descending, stable=True)
-    return _levels(values, dim).argsort(dim=dim, descending=descending, stable=True)
+    return _levels(values, dim, band).argsort(dim=dim, descending=descending, stable=True)
 
 
-def largest(values: Tensor, count: int, dim: int = -1) -> Tensor:
+def largest(values: Tensor, count: int, dim: int = -1, band: float | None = None) -> Tensor:
     """The places of the `count` largest, as `topk` gives them."""
-    return in_order(values, dim, descending=True).narrow(dim, 0, count)
+    return in_order(values, dim, descending=True, band=band).narrow(dim, 0, count)
