@@ -322,16 +322,20 @@ class ChordSearch:
             clock.spend(8 * CELLS * self.graph.operations)
             if clock.late() or not (len(bound) or len(wide)):
                 return float(max([settled, *inner.tolist(), *bound.tolist()]))
-            order = in_order(bound, descending=True)
-            pick, rest = order[:CELLS], order[CELLS:]
-            halves = _halves(root[pick], low[pick], high[pick], bound[pick])
-            radius[wide] /= 2
-            ring = self._ring(wide, radius[wide])
-            inner[wide] = torch.minimum(inner[wide], self._inner(radius)[wide])
-            new = [torch.cat(parts) for parts in zip(halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double()))]
-            limit = torch.minimum(self._cells(*new[:3]), new[3])
-            root, low, high = (torch.cat([a[rest], b]) for a, b in zip((root, low, high), new))
-            bound = torch.cat([bound[rest], limit])
+            before = inner.clone()  # for the larger balls, rings included
+            try:
+                order = in_order(bound, descending=True)
+                pick, rest = order[:CELLS], order[CELLS:]
+                halves = _halves(root[pick], low[pick], high[pick], bound[pick])
+                radius[wide] /= 2
+                ring = self._ring(wide, radius[wide])
+                inner[wide] = torch.minimum(inner[wide], self._inner(radius)[wide])
+                new = [torch.cat(parts) for parts in zip(halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double()))]
+                limit = torch.minimum(self._cells(*new[:3]), new[3])
+                root, low, high = (torch.cat([a[rest], b]) for a, b in zip((root, low, high), new))
+                bound = torch.cat([bound[rest], limit])
+            except clock.Late:  # the bounds of before hold
+                return float(max([settled, *before.tolist(), *bound.tolist()]))
 
     def _reach(self, scale: float) -> tuple[float, float]:
         """How far the cells go, and the steepest chord beyond them."""
