@@ -216,7 +216,7 @@ def test_limits_and_interrupts_leave_a_valid_bracket() -> None:
 
 def test_what_is_out_counts() -> None:
     net, region = random_net(3), Region.make((-1.0, 1.0), 3)
-    search = branching._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0), INF)
+    search = branching._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
     search.open()
     while len(search.heap) < 4:
         search.step()
@@ -287,7 +287,7 @@ def test_hanging_workers_prove_no_distance(digits: tuple[Graph, Tensor, Tensor])
 
 def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) -> None:
     graph, x, y = digits
-    search = distances._Search(graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9, INF)
+    search = distances._Search(graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9)
     search.upper = 0.5
     net = distances._Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
     shared = distances._Shared(search, net.roots(), 0.2, 0.2)

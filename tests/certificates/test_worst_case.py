@@ -221,7 +221,7 @@ def test_chords_are_bounded_at_any_multiplier(loss: str, norm: float) -> None:
     """Dinkelbach's iteration ends at the right multiplier; the bound on the chords may not rely on that."""
     network, x, y = random_case(43, 2, [4], 2, count=3)
     grid = grid_points(-1, 1, 201, 2)
-    problem = _Problem(network, x, y, norm, (-1.0, 1.0), loss, None, 1000, None)
+    problem = _Problem(network, x, y, norm, (-1.0, 1.0), loss, None, 1000)
     for i, (row, k) in enumerate(zip(x, y)):
         rise = LIPSCHITZ[loss](network.logits(grid), k.expand(len(grid))) - LIPSCHITZ[loss](network.logits(row[None]), k[None])
         steepest = float((rise / torch.linalg.vector_norm(grid - row, norm, dim=1)).max())
@@ -359,7 +359,7 @@ def test_samples_on_cell_boundaries(norm: float) -> None:
 def test_any_multipliers_give_an_upper_bound(norm: float, domain: tuple[float, float] | None) -> None:
     """The inequality behind every upper side, at random u >= 0, against points of the cells, for three penalties."""
     network, x, y = random_case(37, 2, [4], 3)
-    problem = _Problem(network, x, y, norm, domain, "margin", None, 1000, None)
+    problem = _Problem(network, x, y, norm, domain, "margin", None, 1000)
     g = np.random.default_rng(0)
     points = grid_points(-1, 1, 101, 2).numpy() * (1 if domain else 5)
     for i, k in enumerate(y.tolist()):
@@ -380,10 +380,14 @@ def test_any_multipliers_give_an_upper_bound(norm: float, domain: tuple[float, f
 
 
 @pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
-def test_no_time_at_all(loss: str) -> None:
+def test_no_time_after_the_cells(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, x, y = random_case(41, 2, [3], 3, count=2)
+    with pytest.raises(InputError, match="more time"):
+        worst_case_network(network, x, y, norm=2, order=1, eps=0.3, loss=loss, time_limit=0)
     for order in (1, 2, math.inf):
-        hurried = worst_case_network(network, x, y, norm=2, order=order, eps=0.3, loss=loss, time_limit=0).bound
+        with monkeypatch.context() as patch:
+            patch.setattr(_Problem, "late", lambda self: True)
+            hurried = worst_case_network(network, x, y, norm=2, order=order, eps=0.3, loss=loss).bound
         exact = worst_case_network(network, x, y, norm=2, order=order, eps=0.3, loss=loss, tolerance=1e-2).bound
         assert hurried.lower <= exact.upper and exact.lower <= hurried.upper < math.inf
 

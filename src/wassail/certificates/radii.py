@@ -158,7 +158,8 @@ def radii(
     with _bar(progress, "certified radii") as report, crew(workers) as pool, clock.limited(limit):
         search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
         search.settle(wrong)
-        seen = search.sift(logits)
+        with clock.unlimited():  # on points, where nothing is left to substitute
+            seen = search.sift(logits)
         if start is not None:
             search.resume(start)
         if chosen == "lipschitz":
