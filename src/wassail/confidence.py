@@ -37,7 +37,7 @@ def kolmogorov(samples: int, confidence: float) -> float:
         samples: how many i.i.d. samples there are, at least 1.
         confidence: between 0 and 1, for example 0.95.
     """
-    from scipy.stats import ksone
+    from scipy.stats import ksone  # type: ignore[import-untyped]
 
     alpha = 1 - checked(confidence)
     if samples < 1:
