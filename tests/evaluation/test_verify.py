@@ -120,6 +120,19 @@ def test_radii_beyond_what_is_true(run: Path) -> None:
     assert "11 of 11 radii could not be proved again." in found.problems
 
 
+def test_exact_radii_a_little_beyond_what_is_true(run: Path) -> None:
+    """By a ten-millionth: no tolerance lets a false radius pass."""
+
+    def edit(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
+        without_flips(unit, tensors, fields)
+        if unit.startswith("radii@"):
+            tensors["values"] *= 1 + 1e-7
+
+    forged = forge(run, edit)
+    assert forged.exact is not None and forged.exact.all()
+    assert "11 of 11 radii could not be proved again." in forged.verify(network(), radii=True).problems
+
+
 def without_flips(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
     if "distances" not in tensors:
         return
