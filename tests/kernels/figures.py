@@ -67,9 +67,11 @@ def cases() -> Iterator[tuple[str, Graph, Tensor, Tensor]]:
         yield name, graph, x, graph.logits(x).argmax(1)
 
 
-def bounds() -> Iterator[tuple[str, Tensor]]:
-    """What a radius or a slope is made of: spans, gradients, margins."""
+def bounds(few: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """What a radius or a slope is made of: spans, gradients, margins; few: of one network with pools only."""
     for name, graph, x, y in cases():
+        if few and name == "pools 2":
+            continue
         region = Region.make((0.0, 1.0), graph.inputs)
         found = crown(graph, region)
         for i, span in found.spans.items():
