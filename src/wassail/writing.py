@@ -4,8 +4,8 @@ A file is written beside its place under the name `NAME.tmp`, as a new file. It 
 is flushed. So its place holds all of it or what was there before, whenever the process or the machine stops.
 
 No link is followed. A name that is there already, be it a link, is replaced and never written into. Below a run (a folder whose
-`config.json` says so) every folder on the way is opened by its descriptor, and one that is a link is refused. What lies above a
-run is the user's own choice of a place, where links are as good as folders.
+`config.json` says so) links are refused, and every folder on the way is opened by its descriptor. What lies above a run is the
+user's own choice of a place, where links are as good as folders.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def saving_folder(path: FilePath) -> Iterator[Path]:
     try:
         make(place.parent)
         with _Folder(place.parent) as above:
+            if above.in_run:
+                above.check(place.name)
             if above.lstat(place.name) is not None:
                 _check_empty(place)
             _remove(half, above)
@@ -117,6 +119,8 @@ def replacing(path: FilePath, root: FilePath | None = None) -> Iterator[IO[bytes
     place = Path(path)
     with _Folder(place.parent, root) as folder:
         name, half = place.name, place.name + TEMPORARY
+        if folder.in_run:
+            folder.check(name)
         folder.unlink(half)
         number = folder.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
@@ -238,7 +242,7 @@ class _Folder:
         self.path, self.number = path, -1
         base = _root(path, root)
         parts = () if base is None else path.absolute().relative_to(base).parts
-        self.root = path if base is None else base
+        self.root, self.in_run = path if base is None else base, base is not None
         if not _BY_DESCRIPTOR:
             self._checked(parts, make)
             return

@@ -67,15 +67,19 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("ending", ["", ".part", ".tmp"])
-def test_a_link_in_the_way_is_replaced_and_never_written_into(run: Path, victim: Path, name: str, ending: str) -> None:
+def test_a_link_in_the_way_is_never_written_into(
+    run: Path, victim: Path, name: str, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     link = run / (PLACES[name] + ending)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to("../victim" if link.parent == run else "../../victim")
     os.link(victim, victim.with_name("second"))
     code = cli.main(COMMANDS[name](run))
     assert victim.read_text() == "precious" and not victim.is_symlink()
-    if ending == "" and name == "png":
-        assert code == 2
+    if ending == "":
+        said = capsys.readouterr().err
+        assert code == 2 and said.count("\n") == 1 and "is a symbolic link, which a run has none of" in said
+        assert link.is_symlink()
         return
     place = run / PLACES[name]
     assert code == 0 and not place.is_symlink() and place.exists()
@@ -105,6 +109,9 @@ def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) 
     (run / "export").mkdir()
     for ending in ("", ".part", ".tmp"):
         (run / "export" / f"samples.csv{ending}").symlink_to(start)
+    assert cli.main(["export", str(run), "csv"]) == 2
+    assert start.read_text() == "# mine\n"
+    (run / "export/samples.csv").unlink()
     assert cli.main(["export", str(run), "csv"]) == 0
     assert start.read_text() == "# mine\n"
     with (run / "export/samples.csv").open(newline="", encoding="utf-8") as file:
@@ -113,9 +120,12 @@ def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) 
 
 
 def test_the_pages_of_evaluate_follow_no_link(run: Path, victim: Path) -> None:
-    for name in ("report.html", "report.html.part", "report.html.tmp", "sandwich.png", "sandwich.png.tmp"):
-        (run / name).unlink(missing_ok=True)
+    for name in ("report.html.part", "report.html.tmp", "sandwich.png", "sandwich.png.tmp"):
         (run / name).symlink_to("../victim")
+    with pytest.raises(InputError, match=r"^'sandwich.png' in '.*' is a symbolic link"):
+        cli._write_pages(ws.Evaluation.load(run), run)
+    assert victim.read_text() == "precious"
+    (run / "sandwich.png").unlink()
     cli._write_pages(ws.Evaluation.load(run), run)
     assert victim.read_text() == "precious"
     assert (run / "sandwich.png").read_bytes().startswith(b"\x89PNG") and not (run / "sandwich.png").is_symlink()
