@@ -67,7 +67,7 @@ class Record:
 
 def check_equal(name: str, ours: Any, theirs: Any) -> None:
     """Refuse to combine results that were computed for different things."""
-    same = torch.equal(ours, theirs) if isinstance(ours, Tensor) else ours == theirs
+    same = torch.equal(ours.cpu(), theirs.cpu()) if isinstance(ours, Tensor) else ours == theirs
     if not same:
         detail = "" if isinstance(ours, Tensor) else f" ({ours} and {theirs})"
         raise InputError(f"the two results differ in {name}{detail}: combine results for the same samples and threat.")

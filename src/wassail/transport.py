@@ -118,9 +118,9 @@ class Flips(Record):
             renamed = [torch.tensor([methods.index(name) for name in flips.methods])[flips.found_by] for flips in (best, other)]
             best = Flips(
                 best.x, best.y,
-                torch.where(column(nearer, best.x), other.points, best.points),
+                torch.where(column(nearer, best.x), other.points.to(best.x.device), best.points),
                 torch.minimum(best.distances, other.distances),
-                torch.where(local, other.labels, best.labels),
+                torch.where(local, other.labels.to(best.x.device), best.labels),
                 best.forwards + other.forwards, best.backwards + other.backwards, best.checks + other.checks,
                 torch.where(nearer, renamed[1], renamed[0]), best.norm, best.domain, methods,
                 {"merged": [dict(best.info), dict(other.info)], "versions": versions()},

@@ -11,7 +11,7 @@ from support.devices import WAYS, differences, network, samples, there
 from wassail.attacks.autoattack import stage
 from wassail.attacks.catalogue import ATTACKS
 from wassail.attacks.nearest import METHODS
-from wassail.network import Network
+from wassail.network import Network, mixed
 
 EPS = {1.0: 0.8, 2.0: 0.3, math.inf: 0.1}
 NORMS = tuple(EPS)
@@ -163,6 +163,26 @@ def test_a_model_that_has_buffers_only(data):
     call = engine("deepfool", 2.0)
     found, _ = there(call, Fixed(), x, y, "samples here")
     assert differences(call(Fixed(), x, y), found) == []
+
+
+@pytest.mark.parametrize("name", ["digits-cnn", "digits-gelu", "digits-vit"])
+def test_other_layers(name):
+    x, y = (part[:3] for part in ws.zoo.data("digits"))
+    model = ws.zoo.load(name)
+
+    def call(model, x, y):
+        return ws.wda_pp(model, x, y, ws.Threat(2, 1, 0.5), steps=1, search=1, topk=2)
+
+    assert differences(call(model, x, y), there(call, model, x, y)[0]) == []
+
+
+def test_mixed_precision_is_asked_of_the_device_of_the_batch(data):
+    def call(model, x, y):
+        return ws.fgsm(mixed(model), x, y, ws.Threat(2, math.inf, 0.3))
+
+    model, x, y = data
+    plain = ws.fgsm(model, x, y, ws.Threat(2, math.inf, 0.3))
+    assert differences(plain, there(call, model, x, y)[0]) == []  # this device casts nothing
 
 
 # Two waits an iteration at most: a longer run against a shorter one, so that what is done once does not count.

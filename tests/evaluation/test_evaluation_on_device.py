@@ -90,6 +90,19 @@ def test_flips_and_distributions(data):
         assert differences(call(model, x, y), there(call, model, x, y, way, float64=False)[0]) == []
 
 
+def test_flips_of_two_devices_are_merged(data):
+    model, x, y = data
+    first, second = (ws.nearest(model, x, y, 2, method=name, passes=15) for name in ("deepfool", "fmn"))
+
+    def call(model, x, y):
+        elsewhere = ws.nearest(model, x, y, 2, method="fmn", passes=15)
+        return first.merge(elsewhere), elsewhere.merge(first)
+
+    (one, other), _ = there(call, model, x, y)
+    assert one.points.device.type == "cpu" and other.points.device.type == "second"
+    assert differences((first.merge(second), second.merge(first)), (one, other)) == []
+
+
 def test_results_are_saved_and_loaded(data, tmp_path):
     def call(model, x, y):
         flips = ws.nearest(model, x, y, 2, passes=12)

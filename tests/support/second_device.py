@@ -304,6 +304,8 @@ def _local_scalar_dense(tensor: Any) -> Any:
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
 DEVICE = torch.device(NAME, 0)
+_autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # allowed, and casts nothing
+_autocast.fallback(torch.library.fallthrough_kernel)
 _library = torch.library.Library("aten", "IMPL")  # what torch calls below its dispatch of Python
 _library.impl("empty.memory_format", _empty, "PrivateUse1")
 _library.impl("empty_strided", _empty_strided, "PrivateUse1")
