@@ -167,12 +167,13 @@ def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, doma
     """
     limit = radius.cpu().double() if isinstance(radius, Tensor) else torch.full((), radius, dtype=torch.float64)
     assert (limit >= 0).all(), "a radius is not negative"
-    ulp = torch.finfo(point.dtype).eps
+    ulp, given = torch.finfo(point.dtype).eps, point
+    point, center = point.cpu(), center.cpu()  # where the lengths are: one wait instead of some for every try
     for tries in itertools.count():
         length = distances(point, center, norm)
         over = length > limit
         if not over.any():
-            return point
+            return given if tries == 0 else point.to(given.device)
         shrink = torch.where(over, limit / length * (1 - ulp * 2**tries), 1).clamp(min=0)
         moved = clip(center + column(shrink, point) * (point - center), domain)
         point = torch.where(column(over, point), moved, point)
