@@ -231,8 +231,8 @@ def verify(
                 proved[part] = _least(lower, labels[part]) > 0
                 for group in _groups((~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph):
                     share = clock.seconds_left() / (len(left) - done * batch_size - group[0]) * len(group)
-                    found = _branched(sweep, lower, group, labels[part], [most] * len(group), share)
-                    proved[part[group]] = torch.tensor([good for good, _ in found])
+                    decided = _branched(sweep, lower, group, labels[part], [most] * len(group), share)
+                    proved[part[group]] = torch.tensor([good for good, _ in decided])
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
             shared = len(left)
