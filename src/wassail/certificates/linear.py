@@ -671,7 +671,7 @@ class Sweep:
             with torch.enable_grad():
                 leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
                 constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
-                value = constant + self.inputs.upper(a, owner)
+                value = constant + self.inputs.upper(firm(a), owner)
                 if not value.requires_grad:  # no undecided neuron feeds the rows
                     return kept
                 pulls: tuple[Tensor | None, ...] = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)

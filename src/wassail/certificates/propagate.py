@@ -219,7 +219,7 @@ def _substitute(bounds: Bounds, last: int, rows: Tensor, alpha: Mapping[int, Ten
             _accumulate(weight, j, part)
     if 0 not in weight:
         return constant
-    return constant + bounds.region.upper(_rows(weight[0]), cut=not weight[0].requires_grad)
+    return constant + bounds.region.upper(firm(_rows(weight[0])), cut=not weight[0].requires_grad)
 
 
 def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:

@@ -431,7 +431,7 @@ class _Tree:
             score[:, part], size[:, part] = gain.detach(), chosen.detach().abs()
             flat = self._replaced(i, flat * line.mid, place, coefficient)
             _accumulate(weight, node.inputs[0], _unflat(flat, node.shape))
-        a = _flat(weight[0])
+        a = firm(_flat(weight[0]))
         z = _take(sweep.centre[last], rows.owner)
         here = z.gather(1, y[:, None])[:, 0] - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
         total = constant + sweep.inputs.upper(a, rows.owner)
