@@ -607,3 +607,13 @@ def test_networks_of_the_usual_kinds_are_read(tmp_path: Path) -> None:
         torch.testing.assert_close(found(y), model(y))
         grads = [torch.autograd.grad(network(y).square().sum(), y)[0] for network in (found, model)]
         torch.testing.assert_close(*grads)
+
+
+def test_the_lock_file_is_that_of_the_constraints() -> None:
+    root = Path(__file__).parents[1]
+    pinned = {line for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
+    text = (root / "requirements-lock.txt").read_text()
+    locked = {line.removesuffix(" \\") for line in text.splitlines() if "==" in line and not line.startswith("#")}
+    assert pinned - locked == {line for line in pinned if line.startswith("torch==")}
+    assert locked <= pinned and "://" not in text
+    assert text.count("--hash=sha256:") >= len(locked)
