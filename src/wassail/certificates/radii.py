@@ -241,8 +241,8 @@ def verify(
                 a, b = (v[mine.to(v.device)] for v in (x, y))
                 with clock.limited(clock.seconds_left() * len(mine) / shared), suppress(clock.Late):
                     slack = _slack(graph, a, b, wanted[mine], threat.norm, threat.domain)
-                    found = nearest_flip(graph, a, b, threat.norm, threat.domain, slack=slack, within=eps)
-                    proved[mine] = found.lower >= eps
+                    distances = nearest_flip(graph, a, b, threat.norm, threat.domain, slack=slack, within=eps)
+                    proved[mine] = distances.lower >= eps
                 shared -= len(mine)
     return proved
 
