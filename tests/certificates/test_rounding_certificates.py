@@ -13,14 +13,25 @@ from test_rounding_parts import scattered
 from torch import Tensor
 
 from support.rounding import MODES, long, rounded
-from wassail.certificates import attention, curves, infinity, jacobian, multipliers, norms, recession, slopes, tangents
+from wassail.certificates import (
+    attention,
+    curves,
+    infinity,
+    jacobian,
+    multipliers,
+    norms,
+    recession,
+    slopes,
+    tangents,
+    transformer,
+)
 from wassail.certificates import certify as certify_module
 from wassail.certificates import loss_curve as loss_curve_module
 from wassail.certificates.bound import Bound
 from wassail.certificates.certify import Certificate, _Work
 from wassail.certificates.linear import Balls
 from wassail.certificates.loss_curve import LossCurve, _ends, _total
-from wassail.certificates.structure import Concat, Conv, Graph, Matrix, Node, Sum
+from wassail.certificates.structure import Concat, Conv, Graph, Matrix, Node, Scale, Sum
 from wassail.transport import transport_cost
 
 INF = math.inf
@@ -495,3 +506,71 @@ def test_a_semidefinite_proof_of_a_tall_map(mode: str) -> None:
             with rounded(mode):
                 value = multipliers.prove(form, w, torch.zeros(1, 0, dtype=DOUBLE))
             assert np.longdouble(float(value)) >= truth * (1 - np.longdouble(2) ** -60), (m, n, shift)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_transformer_tokens_are_no_longer_than_their_radius(mode: str) -> None:
+    for d in (2, 7, 23):
+        gain, bias = scattered(d, seed=d).abs(), scattered(d, seed=d + 1)
+        graph = Graph(
+            (
+                Node((), (4, d), ""),
+                Node((0,), (4, d), "", curve=curves.Normalise(1e-5)),
+                Node((1,), (4, d), "", Scale(gain), bias),
+            )
+        )
+        with rounded(mode):
+            plain, scaled = transformer.radius(graph, 1), transformer.radius(graph, 2)
+        root = np.sqrt(np.longdouble(d))
+        assert np.longdouble(plain) >= root
+        assert np.longdouble(scaled) >= root * long(gain).max() + np.sqrt((long(bias) ** 2).sum())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_transformer_derivatives_by_tokens(mode: str) -> None:
+    """Products of ranges: every corner lies within centre +- radius."""
+    centre, radius = scattered(2, 3, 4, seed=90), 1e-3 * scattered(2, 3, 4, seed=91).abs()
+    row, wide = scattered(2, 3, seed=92), 1e-3 * scattered(2, 3, seed=93).abs()
+    weight = scattered(5, 3, seed=94)
+    tokens = transformer._Tokens(0, centre, radius)
+    node = Node((0,), (2, 5), "", Matrix(weight))
+    walk = transformer.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
+    with rounded(mode):
+        found = tokens.times(row, wide)
+        mapped = walk._carry(1, [tokens])
+        length = transformer._Tokens(0, centre[:, :1], torch.zeros_like(centre[:, :1])).norm()
+    for a in (-1, 1):
+        for b in (-1, 1):
+            value = (long(centre) + a * long(radius)) * (long(row) + b * long(wide))[..., None]
+            assert (np.abs(value - long(found.centre)) <= long(found.radius)).all()
+    assert mapped is not None
+    for sign in (-1, 1):  # the corner of the entries where a row of the product is largest
+        corner = np.sign(long(weight))[:, None, :, None] * sign * long(radius)[None]
+        value = (long(weight)[:, None, :, None] * (long(centre)[None] + corner)).sum(2).transpose(1, 0, 2)
+        assert (sign * (value - long(mapped.centre)) <= long(mapped.radius)).all()
+    assert np.longdouble(length) >= np.sqrt((long(centre)[:, 0] ** 2).sum(1)).max()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_transformer_matrices_that_cancel_in_their_product(mode: str) -> None:
+    """Two maps in a row whose product is a millionth of the product of their sizes."""
+    first = scattered(1, 6, seed=95).expand(2, 6) * (1 + 1e-7 * scattered(2, 6, seed=96))
+    second = torch.tensor([[1.0, -1.0]], dtype=DOUBLE)
+    graph = Graph((Node((), (6,), ""), Node((0,), (2,), "", Matrix(first)), Node((1,), (1,), "", Matrix(second))))
+    walk = transformer.Walk(graph, {}, {})
+    with rounded(mode):
+        *_, (_, found) = walk._linear(2)
+    exact = np.sqrt(((long(second) @ long(first)) ** 2).sum())
+    assert np.exp(np.longdouble(found)) >= exact * (1 - 1e-14)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_dual_of_one_sample_that_stays(mode: str) -> None:
+    """A multiplier above the slope: the value is the multiplier and the loss at the sample, however small that is beside it."""
+    for k in range(30):
+        lam, start = 1 + float(uniform(1, seed=k)), 1e-4 * float(uniform(1, seed=k + 30))
+        one = curve(1.0, [INF, INF], [INF, INF], [0.0, 0.0], start, 0.25)
+        edge = torch.cat([torch.zeros(1, dtype=DOUBLE), one.grid])
+        with rounded(mode):
+            value, _ = one._dual(1.0, lam, edge)
+        assert Fraction(value) >= Fraction(lam) + Fraction(start)

@@ -22,7 +22,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/infinity.py": _tests("rounding_certificates::cuts infinity", "infinity"),
     "certificates/jacobian.py": _tests("rounding_certificates::norms step rays", "jacobian"),
     "certificates/linear.py": _tests("rounding_parts", "rounding_linear", "linear"),
-    "certificates/loss_curve.py": _tests("rounding_certificates::one_sample losses lines plan radii", "loss_curve"),
+    "certificates/loss_curve.py": _tests("rounding_certificates::one_sample losses lines plan radii dual", "loss_curve"),
     "certificates/multipliers.py": _tests("rounding_certificates::semidefinite"),
     "certificates/norms.py": _tests("rounding_certificates::norms", "norms"),
     "certificates/propagate.py": _tests("rounding_linear", "propagate"),
@@ -38,12 +38,54 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "evaluation/intervals.py": ("evaluation/test_intervals.py::p_value",),
 }
 
-EXCUSED: dict[tuple[str, str, str], str] = {}
+STEERS = "steers a search: no claim rests on it"
+EXCUSED: dict[tuple[str, str, str], str] = {
+    # (file, end of the function's name, text): why no test has to miss it
+    ("", "_ascend", "1e-12"): STEERS,
+    ("", "_optimised", "1e-12"): STEERS,
+    ("", "bounded", "1e-12"): STEERS,
+    ("", "_close", "1e-12"): "tells two maps apart at random points",
+    (
+        "certificates/activations.py",
+        "",
+        "_up(math.log(2))",
+    ): "not in a function; the distance to the shadow is tested against log 2",
+    ("certificates/distance.py", "nearest_flip", "slack"): "a margin that is asked for, not a rounding term",
+    ("certificates/distance.py", "_least_distance", "residual"): "the residual of a program, whose answer is checked",
+    ("certificates/distance.py", "reach", "1e-12"): "chooses p: every p between 0 and |a| gives a bound",
+    ("certificates/infinity.py", "", "CLOSED"): STEERS,
+    ("certificates/infinity.py", "solve", "error"): "an error of the relaxation, not of rounding",
+    ("certificates/lipschitz.py", "_closed", "1e-12"): STEERS,
+    (
+        "certificates/loss_curve.py",
+        "_grown",
+        "1e-12",
+    ): "where the search for a multiplier begins: every multiplier gives a bound",
+    ("certificates/loss_curve.py", "_above", "NEAR"): "the first radius, which may be any",
+    (
+        "certificates/multipliers.py",
+        "prove",
+        "INFLATE",
+    ): "makes the weight larger, which is returned: the proof is that of the larger one",
+    ("certificates/region.py", "inside", "1e-12"): "moves sample points inside: no claim rests on it",
+    ("certificates/semidefinite.py", "start", "1e-12"): STEERS,
+    ("certificates/semidefinite.py", "_with", "1e-300"): STEERS,
+    (
+        "certificates/transformer.py",
+        "_slope",
+        "2.0**-50",
+    ): "`UP`, added to the logarithm in `stretch`, is more than 4000 terms lose",
+    ("certificates/linear.py", "_affine", "_up("): "second order: four of the terms in `count` are spare",
+    ("certificates/linear.py", "_affine", "_rounding("): "second order: four of the terms in `count` are spare",
+}
 
 
 def excused(mutant: Mutant) -> bool:
-    """Whether the place is no rounding term: a tolerance that steers a search, for example."""
-    return any(mutant.file == file and mutant.where.endswith(where) and old in mutant.old for file, where, old in EXCUSED)
+    """Whether no test has to miss a place, and why is in the table."""
+    for (file, where, old), reason in EXCUSED.items():
+        if file in mutant.file and mutant.where.endswith(where) and mutant.old.startswith(old):
+            return bool(reason)
+    return False
 
 
 NAMED: tuple[tuple[str, str, str, str], ...] = (
