@@ -263,7 +263,9 @@ def test_never_above_what_is_known_on_all_of_space(name: str) -> None:
     model, (x, y) = load(name), data("digits")
     x, y = x[:6], y[:6]
     slopes = certify(model, x, y, 2, "cross_entropy", None, slopes=["margin"], time_limit=1)
-    curve = loss_curve(model, x, y, 2, 1, "cross_entropy", grid=[0.05, 0.2, 1.0, 4.0], time_limit=1, certificate=slopes)
+    curve = loss_curve(
+        model, x, y, 2, 1, "cross_entropy", grid=[0.05, 0.2, 1.0, 4.0], time_limit=1, certificate=slopes, arithmetic="exact"
+    )
     assert curve.slope <= slopes.margin.upper < INF
     for eps in (0.01, 0.1, 0.3, 1.0, 3.0):
         for order in (1.0, 2.0, INF):
@@ -284,7 +286,9 @@ def test_the_cells_of_a_certificate_count(loss: str) -> None:
     for name, (model, x, y) in nets().items():
         for norm, domain in ((2.0, None), (INF, (0.0, 1.0))):
             known = certify(model, x, y, norm, loss, None if name == "line" else domain, time_limit=1)
-            curve = loss_curve(model, x, y, norm, 1, loss, domain, grid=GRID[::3], time_limit=0.2, certificate=known)
+            curve = loss_curve(
+                model, x, y, norm, 1, loss, domain, grid=GRID[::3], time_limit=0.2, certificate=known, arithmetic="exact"
+            )
             for eps in (0.03, 0.6):
                 low, high = curve(eps)
                 assert low <= high <= known.upper(eps) * (1 + 1e-9) + 1e-12

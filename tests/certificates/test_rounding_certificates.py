@@ -79,6 +79,11 @@ def test_norms_of_convolutions(mode: str) -> None:
     for bound in (dense, torus, two):
         assert np.longdouble(bound) >= left * right * (1 - np.longdouble(2) ** -60) and bound < float(left * right) * (1 + 1e-8)
     assert np.longdouble(rows) >= long(kernel).sum(1).max() and np.longdouble(columns) >= long(kernel).sum(0).max()
+    other = Conv(uniform(4, 40, seed=3)[:, :, None, None], (40, 3, 3), (1, 1), (0, 0), (1, 1), 1)
+    with rounded(mode):
+        sides = [norms._map_norm(other, norm, (40, 3, 3), (4, 3, 3)) for norm in (INF, 1.0)]
+    sums = long(other.weight)[:, :, 0, 0]
+    assert np.longdouble(sides[0]) >= sums.sum(1).max() and np.longdouble(sides[1]) >= sums.sum(0).max()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -411,7 +416,7 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(loss_curve_module, "Sweep", lambda *_: SimpleNamespace(run=lambda: SimpleNamespace(inputs=inputs)))
     monkeypatch.setattr(loss_curve_module, "margins", lambda *_: (base, base, torch.zeros(n, 2, 1, dtype=DOUBLE)))
     monkeypatch.setattr(Balls, "upper", lambda *_: rho.flatten())
-    graph = SimpleNamespace(outputs=2)
+    graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
     with rounded(mode):
         _, near, line = _ends(graph, inputs.x, y, before, radius, INF, None, 0)  # type: ignore[arg-type]
     ratio = np.longdouble(radius) / np.longdouble(before)
@@ -423,7 +428,6 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(loss_curve_module, "margin_bounds", lambda *_: lower)
     monkeypatch.setattr(loss_curve_module, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE))
     monkeypatch.setattr(loss_curve_module, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, ""))
-    graph = SimpleNamespace(outputs=2, curved=False, smooth=False)
     with rounded(mode):
         (_, grid, _, left, rise), _ = loss_curve_module._above(
             graph, inputs.x, y, [before, radius], INF, "margin", None, 0, 1.0, lambda share: None,  # type: ignore[arg-type]
@@ -463,22 +467,36 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_highest_margin_of_bounded_networks_whose_rows_cancel(mode: str) -> None:
-    """Two logits that hardly differ: the coefficients of their difference have few digits, and each layer adds to that."""
-    first, bias = scattered(6, 5, seed=80), scattered(6, seed=81)
-    head = scattered(1, 6, seed=82).expand(2, 6) * (1 + 1e-9 * scattered(2, 6, seed=83))
-    nodes = (
-        Node((), (5,), "the input"), Node((0,), (5,), "", activation="tanh"), Node((1,), (6,), "", Matrix(first), bias),
-        Node((2,), (2,), "", Matrix(head), torch.tensor([0.3, 0.3], dtype=DOUBLE)),
-    )  # fmt: skip
-    token = replace(nodes[1], activation=None, curve=curves.Normalise(1e-5))
+    """Two layers whose product is a billionth of their sizes: its coefficients have few digits, and so has the bias."""
+    head = torch.tensor([[0.0, 0.0], [0.7, 0.9]], dtype=DOUBLE)
+    row, noise = scattered(1, 5, seed=80).abs(), 1e-9 * scattered(1, 5, seed=83).abs()
+    first = torch.cat([row * (1 + noise), -row * (0.7 / 0.9)])
+    bias = torch.tensor([1.3 * (1 + 1e-9), -1.3 * (0.7 / 0.9)], dtype=DOUBLE)
+    nothing = torch.zeros(2, dtype=DOUBLE)
+    for weight, shift in ((first, nothing), (-first, nothing), (0 * first, bias), (0 * first, -bias)):
+        nodes = (
+            Node((), (5,), "the input"), Node((0,), (5,), "", activation="tanh"), Node((1,), (2,), "", Matrix(weight), shift),
+            Node((2,), (2,), "", Matrix(head), nothing),
+        )  # fmt: skip
+        token = replace(nodes[1], activation=None, curve=curves.Normalise(1e-5))
+        with rounded(mode):
+            top = recession.highest(Graph(nodes), [0])
+            reached = recession.highest(Graph((nodes[0], token, *nodes[2:])), [0])
+        slope, start = long(head)[1] @ long(weight), long(head)[1] @ long(shift)
+        assert long(top)[0, 1] >= np.abs(slope).sum() + start
+        # A normalised token comes as near to the length sqrt(5) as one likes.
+        assert long(reached)[0, 1] >= np.sqrt((slope**2).sum()) * np.sqrt(np.longdouble(5)) * (1 - 1e-10) + start
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_semidefinite_proof_with_a_weight_for_each_input(mode: str) -> None:
+    """The bound is the sum of the weights, as they stand after they were made larger."""
+    n, w = 60, uniform(1, 60, seed=86)
+    none = torch.zeros(1, 0, n, dtype=DOUBLE), torch.zeros(1, 0, 0, dtype=DOUBLE), torch.zeros(1, 1, 0, dtype=DOUBLE)
+    form = multipliers.Form(none[0], none[1], 1e-3 * torch.ones(1, 1, n, dtype=DOUBLE), none[2], True)
     with rounded(mode):
-        top = recession.highest(Graph(nodes), [0])
-        reached = recession.highest(Graph((nodes[0], token, *nodes[2:])), [0])
-    gap = long(head)[1] - long(head)[0]
-    row = gap @ long(first)
-    assert long(top)[0, 1] >= np.abs(row).sum() + gap @ long(bias)
-    # A normalised token is no longer than sqrt(5): the bound by its length.
-    assert long(reached)[0, 1] >= np.sqrt((row**2).sum()) * np.sqrt(np.longdouble(5)) * (1 - 1e-6) + gap @ long(bias)
+        value, larger = multipliers.prove(form, w, torch.zeros(1, 0, dtype=DOUBLE)), w * (1 + multipliers.INFLATE)
+    assert np.longdouble(float(value)) >= long(larger).sum() and float(value) < INF
 
 
 @pytest.mark.parametrize("mode", MODES)

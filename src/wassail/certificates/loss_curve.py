@@ -272,7 +272,7 @@ def loss_curve(
     (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a
     box it is looked for there and, as a box is a part of R^n, on R^n. Without a limit it has a budget of work (about 10 s), so
     that the curve does not depend on the clock. certificate: what `certify` found for the same samples and loss, on this
-    domain or on R^n: its slopes and its line count, too, so that the curve is never above it.
+    domain or on R^n: its slopes and its line count, too, so that the exact curve is never above it.
     arithmetic: as in `radii`; executed needs the model itself and a box, and its points are evaluated by the model.
     """
     r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
@@ -527,7 +527,8 @@ def _ends(
     inner = replace(sweep.inputs, radius=torch.full_like(sweep.inputs.radius, before))
     owner = torch.arange(len(y) * graph.outputs, device=y.device) // graph.outputs
     rho = inner.upper(-a.flatten(0, 1), owner).reshape_as(base)
-    near, line = (base - r - 4 * ULP * (base.abs() + r) for r in (rho, rho * (radius / before) * (1 + 4 * ULP)))
+    # Of the four units one each is for the quotient, the product and the difference.
+    near, line = (base - r - 4 * ULP * (base.abs() + r) for r in (rho, rho * (radius / before)))
     own = torch.zeros_like(base).scatter(1, y[:, None], 1.0) > 0
     return far, near.masked_fill(own, 0.0), line.masked_fill(own, 0.0)
 

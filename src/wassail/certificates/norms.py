@@ -33,9 +33,9 @@ def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
     hard = norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2
     signs = m if norm_out == 1 and (norm_in == 2 or m <= n) else n
     if not hard or signs <= FEW_SIGNS:
-        return float(operator_norm(matrix, norm_in, norm_out)) * UP * (1 + max(m, n) * 2.0**-50)
+        return float(operator_norm(matrix, norm_in, norm_out)) * (1 + (m + n + 16) * 2.0**-50)
     spectral = float(torch.linalg.matrix_norm(matrix, 2)) * change(n, norm_in, 2) * change(m, 2, norm_out)
-    return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * UP * (1 + max(m, n) * 2.0**-50)
+    return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * (1 + (m + n + 16) * 2.0**-50)
 
 
 def positive_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
