@@ -445,7 +445,7 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(certify_module, "lipschitz", lambda *_, low=low, high=high, **__: Bound(low, high, ""))
         work = SimpleNamespace(norm=2.0, graph=None, domain=None, seed=0, found={})
         with rounded(mode):
-            _Work._paper(work, 1.0)  # type: ignore[arg-type]
+            _Work._paper(work)  # type: ignore[arg-type]
         found = work.found["paper"]
         assert Fraction(found.lower) ** 2 <= 2 * Fraction(low) ** 2 and Fraction(found.upper) ** 2 >= 2 * Fraction(high) ** 2
     x, drift = scattered(20, 30, seed=71), scattered(2, 2, seed=72).abs()
