@@ -356,7 +356,7 @@ class Sweep:
     def _total(self, j: int) -> Tensor:
         """`sum |d_j|` is at most this, `(N,)`."""
         low, high = self.spans[j]
-        return torch.maximum(-low, high).reshape(len(low), -1).sum(1) * (1 + 2.0**-20)
+        return torch.maximum(-low, high).reshape(len(low), low.shape[1:].numel()).sum(1) * (1 + 2.0**-20)
 
     def _sink(self, kind: Arithmetic, i: int, operations: int, total: Tensor) -> None:
         """The floor of node i: on top of that of all nodes before it, `operations` for each entry of its inputs.
