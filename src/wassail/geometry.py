@@ -249,13 +249,17 @@ def _per_row(radius: Radius, like: Tensor) -> Tensor:
     return radius.to(like).expand(len(like))
 
 
-def fill(rate: Tensor, cap: Tensor, target: Tensor) -> Tensor:
-    """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short."""
-    return _fill(rate, cap, target)[0]
+def fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> Tensor:
+    """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short.
+
+    ask: False on a device that the host must wait for leaves rows as they are after `2 ROUNDS` rounds: below t, if that is not
+    enough. For callers to whom any t will do.
+    """
+    return _fill(rate, cap, target, ask)[0]
 
 
-def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> tuple[Tensor, bool]:
-    """`fill`, and whether the caps of some row fall short.
+def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[Tensor, bool]:
+    """`fill`, and whether the caps of some row fall short (False if that is not asked).
 
     On the CPU rows that are done leave. On another device `ROUNDS` rounds are made before the host asks whether all are done:
     a row that is done changes no more.
@@ -267,7 +271,7 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> tuple[Tensor, bool]:
     level = target / rate.sum(1)
     count = torch.full_like(rows, -1)
     while len(rows):
-        for _ in range(ROUNDS if waits(t) else 1):
+        for _ in range(ROUNDS * (1 if ask else 2) if waits(t) else 1):
             spent = torch.minimum(level[:, None] * rate, cap)
             open_ = spent < cap
             speed, left = (rate * open_).sum(1), open_.sum(1)
@@ -278,6 +282,8 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor) -> tuple[Tensor, bool]:
             count = left
         if waits(t):
             t = torch.where(target > 0, level, 0)
+            if not ask:
+                return t, False
             unfinished, short = torch.stack([going.any(), torch.isinf(t).any()]).tolist()
             if not unfinished:
                 return t, short

@@ -224,7 +224,7 @@ def _water(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     """The value for r = 2: `d = min(t size, room)` with the t that fills the ball, and `lam = 1 / (2 t)`."""
     top = size.amax(1, keepdim=True)
     unit = torch.where(room > 0, size / torch.where(top > 0, top, 1), 0.0)  # at most 1, so that squares do not overflow
-    t = fill(unit.square(), room.square(), radius.square()).sqrt()[:, None]
+    t = fill(unit.square(), room.square(), radius.square(), ask=False).sqrt()[:, None]  # any t gives a bound
     lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
     # The maximum of |a| d - lam d^2 over 0 <= d <= room; with a multiplier of 0 the walls alone hold.
     step = torch.where(lam > 0, torch.minimum(size / (2 * torch.where(lam > 0, lam, 1)), room), room)

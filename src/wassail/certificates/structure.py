@@ -539,7 +539,7 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False, device: torch
         graph = replace(graph, execution=replace(graph.execution, device=x.device.type)) if graph.execution else graph
         probe = torch.cat([x, -x, 4 * x])
         graph = equilibrated(graph, probe.cpu())
-        truth, ours = model(probe).double().cpu(), graph.logits(probe.cpu())
+        truth, ours = model(probe).cpu().double(), graph.logits(probe.cpu())
     if not torch.isfinite(truth).all():
         raise InputError("the model returns NaN or infinity at random points: check its weights and preprocessing.")
     if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):

@@ -545,6 +545,7 @@ class PaperWalk(Walk):
     @classmethod
     def make(cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None) -> PaperWalk:
         """The same for every region."""
+        graph = graph.to(HOST)
         return cls(graph, everywhere(graph, Region.make(None, graph.inputs)), find(graph, outer=True))
 
     def _either(self, steps: float, module: float) -> float:

@@ -1,0 +1,246 @@
+"""Certificates on a second device: the figures of the CPU to the last bit, computed there, with few questions to it."""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.support.second_device import second_device
+from torch import Tensor, nn
+
+import wassail as ws
+from wassail.certificates import split
+from wassail.certificates.linear import Balls, Sweep, margins
+from wassail.certificates.structure import Graph, read
+
+INF, BOX = math.inf, (0.0, 1.0)
+Call = Callable[[nn.Module, Tensor, Tensor], Any]
+
+
+class Attention(nn.Module):
+    """Two tokens that attend to each other, with a LayerNorm before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.all, self.head = nn.LayerNorm(3), nn.Linear(3, 9), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(-1, 2, 3)
+        q, k, v = self.all(self.norm(x)).chunk(3, -1)
+        return self.head((x + torch.softmax(q @ k.mT, -1) @ v).flatten(1))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "relu": (lambda: nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), (3,)),
+    "plane": (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3)), (2,)),
+    "images": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 3, 2), nn.LeakyReLU(0.1), nn.Flatten(),
+            nn.Linear(3, 3),
+        ),
+        (1, 4, 4),
+    ),
+    "smooth": (lambda: nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3)), (2,)),
+    "tokens": (Attention, (6,)),
+}  # fmt: skip
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(5)
+    model = NETS[name][0]()
+    for p in model.parameters():
+        p.data *= 1.5
+    return model
+
+
+def data(name: str, count: int = 2) -> tuple[Tensor, Tensor]:
+    x = torch.rand(count, *NETS[name][1], generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        return x, made(name)(x).argmax(1)
+
+
+def radius(method: str, norm: float, **more: Any) -> Call:
+    def call(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+        found = ws.radii(model, x, y, norm, method=method, tolerance=0.5, steps=2, **more)
+        return found.values, found.exact, found.points
+
+    return call
+
+
+def verified(method: str, norm: float, eps: float) -> Call:
+    return lambda model, x, y: ws.verify(model, x, y, ws.Threat(norm, INF, eps), method)
+
+
+def constant(method: str, norm: float, domain: Any = BOX) -> Call:
+    def call(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+        found = ws.lipschitz(model, norm, domain, method=method, nodes=12, shape=x.shape[1:])
+        return found.lower, found.upper, found.method, found.witness
+
+    return call
+
+
+def curve(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    found = ws.loss_curve(model, x, y, 2, grid=[0.1, 0.4], points=[x.clone()])
+    return found(0.05), found(0.3), found.points, found.ceiling
+
+
+def certified(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    found = ws.certify(model, x, y, 2, domain=None)
+    return found.bounds(0.2), found.infinity, found.margin, found.points
+
+
+def local(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    found = ws.certify(model, x, y, INF, domain=BOX, slopes=("margin",))
+    return found.bounds(0.2), found.points
+
+
+def cells(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    found = ws.worst_case(model, x, y, ws.Threat(2, 1, 0.1))
+    return found.bound.lower, found.bound.upper, found.atoms
+
+
+def modules(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    found = ws.corollary(model, 2, BOX, x.shape[1:])
+    return found.rows, found.empirical, found.local
+
+
+def slope(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    found = ws.paper_smooth_slope(model, 2, BOX, shape=x.shape[1:])
+    return found.lower, found.upper
+
+
+CASES: dict[str, tuple[str, Call]] = {
+    "crown 1": ("relu", radius("crown", 1)),
+    "crown 2": ("relu", radius("crown", 2)),
+    "crown inf": ("images", radius("crown", INF)),
+    "crown, executed": ("relu", radius("crown", INF, arithmetic="executed")),
+    "crown, attention": ("tokens", radius("crown", INF)),
+    "alpha-crown": ("relu", radius("alpha-crown", INF)),
+    "branch": ("relu", radius("branch", 2)),
+    "exact": ("plane", radius("exact", INF)),
+    "lipschitz radii": ("plane", radius("lipschitz", 2)),
+    "verify": ("plane", verified("auto", 2, 0.05)),
+    "verify by branching": ("images", verified("branch", INF, 0.1)),
+    "loss curve": ("plane", curve),
+    "lipschitz product": ("images", constant("product", INF)),
+    "lipschitz propagate": ("images", constant("propagate", 2)),
+    "lipschitz exact": ("relu", constant("exact", 2)),
+    "lipschitz sdp": ("plane", constant("sdp", 2, None)),
+    "lipschitz smooth": ("smooth", constant("exact", INF)),
+    "certify": ("plane", certified),
+    "certify in a box": ("plane", local),
+    "worst case": ("plane", cells),
+    "corollary": ("tokens", modules),
+    "paper's slope": ("plane", slope),
+}
+
+
+# For a tensor of this kind torch asks for singular vectors too, and LAPACK then computes the values by another routine.
+SPECTRAL = {"lipschitz product", "lipschitz propagate", "lipschitz sdp", "corollary", "certify", "certify in a box"}
+
+
+@cache
+def wanted(case: str) -> Any:
+    name, call = CASES[case]
+    return call(made(name), *data(name))
+
+
+def same(a: Any, b: Any, digits: float) -> bool:
+    """To the last bit, or numbers to so many digits."""
+    if isinstance(a, Tensor):
+        return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(same(p, q, digits) for p, q in zip(a, b))
+    if isinstance(a, ws.Bound):
+        return same((a.lower, a.upper, a.method), (b.lower, b.upper, b.method), digits)
+    return bool(a == b or (digits and isinstance(a, float) and math.isclose(a, b, rel_tol=digits)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_figures_of_the_cpu(case: str) -> None:
+    """Models and data on the device, in turn with data on the CPU."""
+    name, call = CASES[case]
+    x, y = data(name)
+    expected = wanted(case)
+    with second_device() as second:
+        model = made(name).to(second.device)
+        there = list(CASES).index(case) % 2 == 0
+        found = call(model, *((x.to(second.device), y.to(second.device)) if there else (x, y)))
+    assert same(found, expected, 1e-14 if case in SPECTRAL else 0.0), (found, expected)
+    assert not second.draws, "random numbers come from the CPU"
+
+
+def test_without_float64_the_work_is_done_on_the_cpu() -> None:
+    """As on Apple's MPS: the figures are those of the CPU, and a warning says where they come from."""
+    name, call = CASES["crown 1"]
+    x, y = data(name)
+    with second_device(float64=False) as second:
+        model = made(name).to(second.device)
+        with pytest.warns(RuntimeWarning, match="has no float64: certificates are computed on the CPU"):
+            found = call(model, x.to(second.device), y.to(second.device))
+    assert same(found, wanted("crown 1"), 0.0)
+
+
+def layers(graph: Graph) -> int:
+    return sum(node.map is None and bool(node.inputs) for node in graph.nodes)
+
+
+@pytest.mark.parametrize(("name", "norm"), [("relu", 1.0), ("relu", 2.0), ("images", INF), ("tokens", INF)])
+def test_a_sweep_asks_a_device_at_most_four_times_a_layer(name: str, norm: float) -> None:
+    """However many samples there are. The first sweep is not counted: a graph is asked a few things once."""
+    asked = []
+    with second_device() as second:
+        graph = read(made(name).to(second.device), NETS[name][1], smooth=True)
+        for count in (1, 1, 3):
+            x, y = (v.to(second.device) for v in data(name, count))
+            ball = torch.full((count,), 0.2, device=second.device)
+            second.waits.clear()
+            sweep = Sweep(graph, Balls.make(x, ball, norm, BOX)).run()
+            lower = margins(sweep, y)[0]
+            asked.append(second.total)
+            assert lower.device == second.device and sweep.graph.device == second.device
+            assert all(side.device == second.device for span in sweep.spans.values() for side in span)
+    assert max(asked[1:]) <= 4 * layers(graph), second.worst()
+
+
+def branched(graph: Graph, x: Tensor, y: Tensor, rows: list[int], most: int) -> list[tuple[bool, int]]:
+    """What branching makes of some samples of a sweep over all of them."""
+    ball = torch.full((len(x),), 0.35, device=x.device)
+    sweep = Sweep(graph, Balls.make(x, ball, INF, BOX)).run()
+    labels = y.tolist()
+    rivals = [[j for j in range(3) if j != labels[k]] for k in rows]
+    return split.branch_samples(sweep, rows, [labels[k] for k in rows], rivals, [most] * len(rows))
+
+
+def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdicts and trees of each sample alone, on either device; a device is asked at most four times a round."""
+    monkeypatch.setattr(split, "ROOT", 3)
+    monkeypatch.setattr(split, "STEPS", 2)
+    monkeypatch.setattr(split, "LAST", 4)
+    monkeypatch.setattr(split, "WIDTH", 4)
+    x, y = data("relu", 4)
+    graph = read(made("relu"), x.shape[1:])
+    expected = branched(graph, x, y, [0, 1, 2, 3], 16)
+    sizes: list[int] = []
+    bounded = split._Tree.bounded
+
+    def spy(self: split._Tree, domains: split._Domains, steps: int) -> split._Domains:
+        sizes.append(len(domains.owner.unique()))
+        return bounded(self, domains, steps)
+
+    monkeypatch.setattr(split._Tree, "bounded", spy)
+    with second_device() as second:
+        there, x, y = graph.to(second.device), x.to(second.device), y.to(second.device)
+        branched(there, x, y, [0], 1)
+        alone = second.total
+        second.waits.clear()
+        sizes.clear()
+        found = branched(there, x, y, [3, 0, 1, 2], 16)
+        rounds = len(sizes)
+        waits = second.total - alone
+    assert [found[k] for k in (1, 2, 3, 0)] == expected
+    assert len({count for _, count in expected}) > 1, "trees of several sizes"
+    assert max(sizes) >= 3, "domains of several samples in one batch"
+    assert waits <= 4 * rounds, second.worst()
