@@ -48,12 +48,11 @@ def flipped(model: nn.Module, x: Tensor, y: Tensor, radius: Tensor, norm: float 
 @pytest.mark.parametrize("method", ["crown", "lipschitz", "exact"])
 def test_a_ball_of_an_executed_certificate_holds_no_point_that_the_float32_network_misclassifies(method: str) -> None:
     model = cancelling()
-    x = torch.rand(30, 8, generator=torch.Generator().manual_seed(2))
+    x = torch.rand(16, 8, generator=torch.Generator().manual_seed(2))
     graph = read(model, (8,))
     y = graph.logits(x).argmax(1)
-    options = {"time_limit": 2.0} if method != "crown" else {}
-    exact = ws.radii(model, x, y, "inf", (0.0, 1.0), method, arithmetic="exact", **options)
-    executed = ws.radii(model, x, y, "inf", (0.0, 1.0), method, arithmetic="executed", **options)
+    exact = ws.radii(model, x, y, "inf", (0.0, 1.0), method, arithmetic="exact")
+    executed = ws.radii(model, x, y, "inf", (0.0, 1.0), method, arithmetic="executed")
     assert (exact.arithmetic, executed.arithmetic) == ("exact", "executed")
     assert flipped(model, x, y, exact.values) > 0  # the hole
     assert flipped(model, x, y, executed.values) == 0
@@ -65,13 +64,13 @@ def test_branching_and_verification_above_the_rounding_error() -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
     y = read(model, (8,)).logits(x).argmax(1)
     crown = ws.radii(model, x, y, "2", (0.0, 1.0), "crown", arithmetic="executed")
-    branch = ws.radii(model, x, y, "2", (0.0, 1.0), "branch", arithmetic="executed", time_limit=1.0)
+    branch = ws.radii(model, x, y, "2", (0.0, 1.0), "branch", arithmetic="executed")
     assert (branch.values >= crown.values * (1 - 1e-9)).all() and (crown.values > 0).any()
     assert flipped(model, x, y, branch.values, 2) == 0
     middle = float(crown.values[crown.values > 0].median())
     for method in ("crown", "alpha-crown", "branch", "exact", "lipschitz"):
         threat = ws.Threat("2", "inf", middle, (0.0, 1.0))
-        proved = ws.verify(model, x, y, threat, method, arithmetic="executed", time_limit=1.0)
+        proved = ws.verify(model, x, y, threat, method, arithmetic="executed")
         assert flipped(model, x, y, proved * middle, 2) == 0
         if method in ("crown", "alpha-crown", "branch"):
             assert proved[crown.values >= middle].all()
@@ -271,7 +270,7 @@ def test_a_loss_curve_of_the_executed_network(loss: str) -> None:
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
     y = read(model, (8,)).logits(x).argmax(1)
     grid = [1e-4, 1e-2]
-    options = {"norm": "inf", "order": "inf", "loss": loss, "grid": grid, "time_limit": 1.0}
+    options = {"norm": "inf", "order": "inf", "loss": loss, "grid": grid}
     exact, executed = (ws.loss_curve(model, x, y, arithmetic=kind, **options) for kind in ("exact", "executed"))
     assert (exact.arithmetic, executed.arithmetic) == ("exact", "executed")
     assert exact.lift == 0 < executed.lift
