@@ -6,6 +6,7 @@ Where a bound is exact but for rounding, a missing rounding term shows: the boun
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 from support.rounding import MODES, Array, long, rounded
 from wassail.certificates.jacobian import adjoint, one_region, ranges
 from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.propagate import crown, gradients, intervals, linear_upper
+from wassail.certificates.propagate import Gradients, crown, gradients, intervals, linear_upper
 from wassail.certificates.recession import spans
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Graph, Matrix, Node
@@ -188,6 +189,8 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             biases.append(9 - weight @ here)
             here = torch.full((len(weight),), 9.0, dtype=torch.float64)
         graph = perceptron(weights, biases)
+        # The same with a neuron on each logit, which is about 0: paths cancel, so that intervals alone do not say much.
+        more = perceptron([*weights, torch.eye(sizes[-1]).double()], [*biases[:-1], biases[-1] - 9, 0 * biases[-1]])
         x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-20], dtype=torch.float64)
         y = torch.tensor([0, 1, 0])
         with rounded(mode):
@@ -197,6 +200,7 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             rows = torch.eye(sizes[-1], dtype=torch.float64)
             above = [linear_upper(crown(graph, region), len(graph.nodes) - 1, rows) for region in regions]
             slopes = [gradients(crown(graph, region), rows) for region in regions]
+            ends = [crown(more, region).spans[len(graph.nodes)] for region in regions[:2]]
         total = long(weights[0])
         for weight in weights[1:]:
             total = long(weight) @ total
@@ -206,6 +210,9 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             reach = np.repeat(long(radius)[i], sizes[-1])
             rise = support_function(total, free, free, reach, norm)
             assert (long(above[i]) >= z + rise).all()
+            if i < 2:
+                near = values(more, long(x)[i])[len(graph.nodes) - 1]
+                assert (long(ends[i][0]) <= near - rise).all() and (long(ends[i][1]) >= near + rise).all()
             gap = total - total[int(y[i])]
             truth = z[int(y[i])] - z - support_function(gap, free, free, reach, norm)
             others = np.arange(sizes[-1]) != int(y[i])
@@ -272,3 +279,16 @@ def _scaled(node: Node, factor: float) -> Node:
     if not isinstance(node.map, Matrix):
         return node
     return replace(node, map=Matrix(node.map.weight * factor), bias=None if node.bias is None else node.bias * factor)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("s", NORMS)
+def test_lengths_of_gradients(s: float, mode: str) -> None:
+    """Of entries that are known exactly."""
+    entries = normal(30, 40, seed=11)
+    found = SimpleNamespace(bounds=SimpleNamespace(open=0))
+    with rounded(mode):
+        length = Gradients.norm(found, s, (entries, entries))  # type: ignore[arg-type]
+    size = np.abs(long(entries))
+    truth = size.sum(1) if s == 1 else size.max(1) if s == INF else np.sqrt((size**2).sum(1))
+    assert (long(length) >= truth * (1 - np.longdouble(2) ** -62)).all()

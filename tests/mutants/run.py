@@ -27,7 +27,7 @@ PACKAGE = ROOT / "src" / "wassail"
 sys.path[:0] = [str(HERE), str(ROOT / "src"), str(ROOT / "tests")]
 
 from find import Mutant, mutants  # noqa: E402
-from table import GUARDS, excused, named  # noqa: E402
+from table import GUARDS, ONLY_NAMED, excused, named  # noqa: E402
 
 OPTIONS = [
     "-p",
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    every = [*mutants(PACKAGE, SOURCES), *named(SOURCES)]
+    every = [*mutants(PACKAGE, {f: s for f, s in SOURCES.items() if f not in ONLY_NAMED}), *named(SOURCES)]
     todo = [m for m in every if not excused(m) and (not arguments.text or any(t in m.name for t in arguments.text))]
     if arguments.list:
         print("\n".join(m.name for m in todo))

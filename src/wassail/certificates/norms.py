@@ -104,7 +104,7 @@ def _dense(conv: Conv, shape: tuple[int, ...], output: tuple[int, ...]) -> float
         matrix = conv.transpose(eye.reshape(-1, *output))[0].flatten(1)
     lost = matrix.numel() * FLOOR[torch.float64]  # squares that underflow
     top = float(torch.linalg.eigvalsh(matrix @ matrix.T)[-1])
-    return math.sqrt(top * (1 + 4 * len(matrix) * 2.0**-52) + lost) * UP
+    return math.sqrt(top * (1 + 4 * (sum(matrix.shape) + 16) * 2.0**-52) + lost)
 
 
 def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
@@ -130,8 +130,8 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
         spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
         top = float(torch.linalg.eigvalsh(spectrum @ spectrum.mH)[:, -1].max())
         lost = 8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0  # squares that underflow
-        best = max(best, math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2]) * 2.0**-52) + lost))
-    return best * UP
+        best = max(best, math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * 2.0**-52) + lost))
+    return best
 
 
 def product(graph: Graph, norm_in: float, norm_out: float, steepest: Mapping[int, float] | None = None) -> float:
