@@ -183,6 +183,17 @@ def test_without_float64_the_work_is_done_on_the_cpu() -> None:
     assert same(found, wanted("crown 1"), 0.0)
 
 
+def test_an_evaluation_says_that_a_device_has_no_float64() -> None:
+    x, y = data("plane")
+    threats = [ws.Threat(INF, INF, 0.05)]
+    with second_device(float64=False) as second:
+        model = made("plane").to(second.device)
+        with pytest.warns(RuntimeWarning, match="has no float64"):
+            result = ws.evaluate(model, (x, y), threats, ["fgsm"], certify="crown")
+    told = [finding.text for finding in result.findings if finding.name == "device"]
+    assert told == ["The device second has no float64: radii were computed on the CPU."]
+
+
 def layers(graph: Graph) -> int:
     return sum(node.map is None and bool(node.inputs) for node in graph.nodes)
 

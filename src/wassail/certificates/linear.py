@@ -296,7 +296,7 @@ class Sweep:
     """
 
     def __init__(self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None) -> None:
-        if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled("cpu"):
+        if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(graph.device.type):
             raise InputError(
                 "torch is set to round float32 products to fewer digits: certify outside autocast and with "
                 "torch.set_float32_matmul_precision('highest')."

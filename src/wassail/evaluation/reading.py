@@ -321,6 +321,8 @@ class Reading:
                 )
         yield from self._rounding(result)
         parts = [] if self.certified is None else self.fields(self.certified)
+        for name in sorted({str(fields["no_float64"]) for fields in parts if "no_float64" in fields}):
+            yield Finding("device", "note", f"The device {name} has no float64: radii were computed on the CPU.")
         # Before `cut` was stored, only samples that nothing was tried for were told.
         if self.certified is not None and any(fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts):
             left = int((self.column(self.certified, "values") == 0).sum())

@@ -234,7 +234,9 @@ class Worker:
         flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain) if met is None else met
         tensors = {"values": found.values, "exact": found.exact, **self._beside(found, x, y), **flips_chunk(flips)}
         fields = {"method": found.method, "arithmetic": found.arithmetic, "uncovered": refusal(self.graph)}
-        return tensors, {**fields, **({"cut": True} if found.info["cut"] else {})}
+        here = device_of(self.model, self.graph.device)
+        lacking = {"no_float64": here.type} if here != self.graph.device else {}
+        return tensors, {**fields, **({"cut": True} if found.info["cut"] else {}), **lacking}
 
     def _beside(self, found: Radii, x: Tensor, y: Tensor) -> Tensors:
         """The smallest margins at the samples, and how far rounding may move them, or did where no bound is known."""
