@@ -33,7 +33,7 @@ test-kernels: .venv/dev  ## what sits on ties under other kernels, with one and 
 test-browser: .venv/dev  ## the HTML pages in headless Chromium, which is installed if it can be; else skipped with a reason
 	OMP_NUM_THREADS=1 $(BIN)/python tests/browser/run.py
 
-test-mutants: .venv/dev  ## removes the rounding terms of the certificates one by one: every one must be missed by a test
+test-mutants: .venv/dev  ## removes the rounding terms of the certificates one by one, and prints those that no test misses
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
 
 SECONDS ?= 60

@@ -39,6 +39,17 @@ GUARDS: dict[str, tuple[str, ...]] = {
 }
 
 ONLY_NAMED = ("network.py", "evaluation/intervals.py")  # files without rounding terms of a certificate
+# Files whose terms are not all guarded yet: what survives there is printed and counted, but does not fail the run.
+OPEN = (
+    *(
+        f"certificates/{name}.py"
+        for name in (
+            "activations", "attention", "curves", "distance", "infinity", "jacobian", "linear", "norms", "propagate",
+            "semidefinite", "slopes", "split", "tangents", "transformer",
+        )
+    ),
+    "transport.py",
+)  # fmt: skip
 STEERS = "steers a search: no claim rests on it"
 EXCUSED: dict[tuple[str, str, str], str] = {
     # (file, end of the function's name, text): why no test has to miss it
