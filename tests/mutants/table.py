@@ -44,7 +44,7 @@ OPEN = (
     *(
         f"certificates/{name}.py"
         for name in (
-            "activations", "attention", "curves", "distance", "infinity", "jacobian", "linear", "norms", "propagate",
+            "activations", "attention", "curves", "distance", "infinity", "jacobian", "linear", "norms", "propagate", "recession",
             "semidefinite", "slopes", "split", "tangents", "transformer",
         )
     ),
