@@ -44,8 +44,8 @@ OPEN = (
     *(
         f"certificates/{name}.py"
         for name in (
-            "activations", "attention", "curves", "distance", "infinity", "jacobian", "linear", "norms", "propagate", "recession",
-            "semidefinite", "slopes", "split", "tangents", "transformer",
+            "activations", "attention", "curves", "distance", "infinity", "jacobian", "linear", "norms", "propagate",
+            "recession", "semidefinite", "slopes", "split", "tangents", "transformer",
         )
     ),
     "transport.py",
