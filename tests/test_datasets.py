@@ -243,6 +243,9 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch
     assert spooled == [10240, 10]
     monkeypatch.setattr(files, "free_memory", lambda: 2 * size)
     assert len(open_data(path)) == size // 1024
+    monkeypatch.setattr(files, "REST", size // 2)  # a large memory is no reason to fill it
+    assert "would unpack" in refused(lambda: open_data(path))
+    monkeypatch.undo()
     monkeypatch.setattr(files, "LIMIT", size - 1)
     assert "would unpack" in refused(lambda: open_data(path))
 

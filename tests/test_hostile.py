@@ -217,6 +217,63 @@ def test_a_weight_is_not_filled_up_with_what_was_in_memory(tmp_path: Path) -> No
     refused(lambda: read_state(tmp_path / "sparse.pt"))
 
 
+def _checkpoint(path: Path, pickled: bytes, name: str = "data.pkl") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"archive/{name}", b"\x80\x02" + pickled)
+        archive.writestr("archive/version", "3\n")
+        archive.writestr("archive/byteorder", "little")
+    return path
+
+
+def _nested(depth: int) -> bytes:
+    """A tuple of two tuples of two tuples: its hash takes 2^depth steps."""
+    pairs = (b"h" + bytes([place]) + b"h" + bytes([place]) + b"\x86q" + bytes([place + 1]) for place in range(depth))
+    return b"K\x01\x85q\x00" + b"".join(pairs)
+
+
+_LETTER = b"X\x01\x00\x00\x00a"
+_MANY = b"X\x00\x00\x01\x00" + b"a" * (1 << 16) + b"q\x02X\x06\x00\x00\x00latin1q\x03c_codecs\nencode\nq\x04"
+CHECKPOINTS = {
+    "a tuple of tuples as a key": b"}" + _nested(60) + b"K\x02s.",
+    "a set of tuples": b"cbuiltins\nset\n](" + _nested(60) + b"e\x85R.",
+    "bytes of any number": b"}" + _LETTER + b"cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x00\x01\x85Rs.",
+    "memory as it is found": b"}" + _LETTER + b"ctorch\nTensor\nM\x00\x10\x85Rs.",
+    "text copied": b"}" + _LETTER + b"](" + _MANY + b"h\x04h\x02h\x03\x86R" * 2000 + b"es.",
+    "keys of one hash": b"}("
+    + b"".join(b"\x8a\x0a" + (k * ((1 << 61) - 1)).to_bytes(10, "little") + b"N" for k in range(20_000))
+    + b"u.",
+}
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTS)
+def test_a_checkpoint_that_takes_more_than_its_length(tmp_path: Path, kind: str) -> None:
+    for name in ("data.pkl", "DATA.PKL"):  # torch takes either
+        path = _checkpoint(tmp_path / "w.pt", CHECKPOINTS[kind], name)
+        text = refused(lambda path=path: read_state(path))
+        assert "over and over" in text or "any size" in text
+    old = tmp_path / "old.pt"
+    old.write_bytes(b"\x80\x02" + CHECKPOINTS[kind])  # as before torch 1.6
+    text = refused(lambda: read_state(old))
+    assert "over and over" in text or "any size" in text
+
+
+def test_an_archive_with_two_directories(tmp_path: Path) -> None:
+    """Torch reads the one that the end names, Python the one before the end."""
+    path = _checkpoint(tmp_path / "w.pt", CHECKPOINTS["a tuple of tuples as a key"])
+    path.write_bytes(b"in front" + path.read_bytes())
+    assert "no archive" in refused(lambda: read_state(path))
+
+
+def test_checkpoints_of_the_usual_kinds_are_read(tmp_path: Path) -> None:
+    state = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).state_dict()
+    state["tied"] = state["0.weight"]
+    more = {"state_dict": state, "epoch": 3, "seed": 1 << 40, "raw": b"bytes", "best": {"at": (1, (2, 3))}, "groups": {0: [1]}}
+    for old in (False, True):
+        torch.save(more, tmp_path / "w.pt", _use_new_zipfile_serialization=not old)
+        found = read_state(tmp_path / "w.pt")
+        assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+
+
 def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path: Path) -> None:
     data = bytearray(build.state(tmp_path / "w.pt").read_bytes())
     place = data.index(read_state(tmp_path / "w.pt")["1.weight"].numpy().tobytes())
@@ -396,9 +453,22 @@ def test_a_tuple_of_tuples_is_no_key(tmp_path: Path) -> None:
     for place in range(60):
         nested += b"h" + bytes([place]) + b"h" + bytes([place]) + b"\x86q" + bytes([place + 1])
     (folder / "test_batch").write_bytes(b"\x80\x02}" + nested + b"I1\ns.")
-    assert "neither text nor a number" in refused(lambda: open_data(folder))
+    assert "is no text" in refused(lambda: open_data(folder))
     (folder / "test_batch").write_bytes(b"\x80\x02(" + nested + b"I1\nd.")
     refused(lambda: open_data(folder))
+
+
+def test_pickles_of_cifar_that_take_more_than_their_length(tmp_path: Path) -> None:
+    folder = build.cifar(tmp_path / "cifar-10-batches-py")
+    text = b"X" + struct.pack("<I", 1 << 16) + b"a" * (1 << 16) + b"q\x02X\x06\x00\x00\x00latin1q\x03"
+    copies = b"\x80\x02](" + text + b"c_codecs\nencode\nq\x04" + b"h\x04h\x02h\x03\x86R" * 50 + b"e."
+    (folder / "test_batch").write_bytes(copies)
+    assert "over and over" in refused(lambda: open_data(folder))
+    same = (1 << 61) - 1  # its multiples have the hash 0: a dict of n of them takes n^2 steps
+    (folder / "test_batch").write_bytes(b"\x80\x02}I%d\nNs." % same)
+    assert "is no text" in refused(lambda: open_data(folder))
+    (folder / "test_batch").write_bytes(b"\x80\x02Np%d\n." % same)
+    assert "numbers its values" in refused(lambda: open_data(folder))
 
 
 def test_other_pickles_of_strangers(tmp_path: Path) -> None:
@@ -473,6 +543,24 @@ def test_postscript_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder / f"image.{end}").write_bytes(page)
         assert "cannot identify image file" in refused(lambda folder=folder: open_data(folder.parent))
     assert not started
+
+
+def test_a_jpeg_that_goes_over_its_pixels_again_and_again(tmp_path: Path) -> None:
+    """Each scan takes 14 bytes, and the time of all pixels: 100 KB would take minutes."""
+    import io
+
+    from PIL import Image
+
+    folder = tmp_path / "images" / "class0"
+    folder.mkdir(parents=True)
+    written = io.BytesIO()
+    Image.new("L", (64, 64)).save(written, "JPEG", progressive=True)
+    data = written.getvalue()
+    last = data.rindex(b"\xff\xda")
+    (folder / "a.jpg").write_bytes(data)
+    assert open_data(tmp_path / "images").read(0, 1)[0].shape == (1, 3, 64, 64)
+    (folder / "a.jpg").write_bytes(data[:last] + data[last:-2] * 200 + b"\xff\xd9")
+    assert "scans" in refused(lambda: open_data(tmp_path / "images").read(0, 1))
 
 
 def test_an_image_that_unpacks_to_too_much(tmp_path: Path) -> None:

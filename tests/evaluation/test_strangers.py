@@ -1,6 +1,7 @@
 """Runs from strangers: nothing of the reader's is written to, whatever links a run holds."""
 
 import csv
+import inspect
 import os
 import shutil
 import stat
@@ -16,8 +17,11 @@ from safetensors.torch import save_file
 
 import wassail as ws
 from wassail import cli, writing
+from wassail.attacks.catalogue import ATTACKS
 from wassail.errors import InputError
+from wassail.evaluation import export
 from wassail.evaluation.export import write
+from wassail.evaluation.reading import Reading
 from wassail.evaluation.store import Store
 from wassail.report.page import duration, report
 
@@ -203,6 +207,32 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.as_posix() for path in tmp_path.rglob("*")] == [f"{tmp_path}/png", f"{tmp_path}/png/a"]
     with pytest.raises(InputError, match="is not empty"), writing.saving_folder(tmp_path / "png"):
         pass
+
+
+def test_the_configuration_names_no_file_to_be_written(run: Path, victim: Path) -> None:
+    """`state` of AutoAttack is a file that is kept; verifying a run asks the attacks of its configuration for their titles."""
+    text = (run / "config.json").read_text()
+    place = victim.with_name("new")
+    forged = text.replace('"name": "fgsm"', f'"name": "autoattack", "state": "{place}"')
+    assert forged != text
+    (run / "config.json").write_text(forged)
+    with pytest.raises(InputError, match="state"):
+        Reading(Store.open(run))
+    assert not place.exists()
+
+
+def test_no_other_attack_of_the_catalogue_writes_files() -> None:
+    for name, entry in ATTACKS.items():
+        found = [key for key, value in inspect.signature(entry.run).parameters.items() if "Path" in str(value.annotation)]
+        assert set(found) <= {"state"}, name
+
+
+def test_an_id_that_would_fill_the_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ws.Evaluation.load(run)
+    monkeypatch.setattr(export, "ID_BYTES", 100)
+    with pytest.raises(InputError, match="too long for an array"):
+        write(loaded, "npz", tmp_path)
+    assert not list(tmp_path.glob("*.npz*"))
 
 
 def test_a_record_replaces_a_link(tmp_path: Path, victim: Path) -> None:

@@ -36,6 +36,7 @@ from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
 FORMATS = ("csv", "robustbench", "pt", "npz", "png")
 BLOCK = 100  # samples read at once
+ID_BYTES = 1 << 29  # that the ids may take as an array
 # RobustBench's boards and the eps of each; how many samples its figures are for.
 BOARDS = {
     ("cifar10", "Linf"): 8 / 255,
@@ -195,10 +196,13 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
 
     Written block by block: memory does not grow with the number of samples. Needs no pickle to read.
     """
+    names = [visible(name) for name in run.ids]
+    if 4 * len(names) * max(map(len, names), default=0) > ID_BYTES:  # each is as long as the longest in an array
+        raise InputError(f"an id of {max(map(len, names))} characters is too long for an array: export the run as CSV.")
     small = {
         "distances": run.distances.numpy(), "labels": run.labels.numpy(),
         "y": run.y.numpy(), "predicted": run.predicted.numpy(),
-        "ids": np.array([visible(name) for name in run.ids], dtype=np.str_),
+        "ids": np.array(names, dtype=np.str_),
     }  # fmt: skip
     with saving(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open("x_adv.npy", "w", force_zip64=True) as member:

@@ -62,6 +62,8 @@ def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) ->
     units: list[Unit] = []
     for name in sorted(attacks, key=lambda name: catalogue.find(name).passes):
         orders, options = catalogue.find(name).orders, attacks[name]
+        if "state" in options:  # the configuration of a run from elsewhere must not name a file to be written
+            raise InputError(f"the attack {name!r} is asked to keep a file (state), and a run keeps its own: leave it out.")
         if orders == "one":
             units.append(Unit(f"attack@{name}", name, threats[0], options))
             continue

@@ -231,13 +231,14 @@ class _Folder:
             self.notes.unchecked.append(f"whether the samples are those of {self.run.data!r}: give data (--data).")
         elif len(data) != len(self.run):
             self.notes.problems.append(f"the run has {len(self.run)} samples and the data have {len(data)}.")
-        other = logits = sums = names = 0
+        other = logits = sums = names = blank = 0
         for chunk, start, stop in self.reading.chunks:
             kept, fields = self.store.get(CLEAN, chunk)
             x, y = unpack(kept["x"]), kept["y"]
             sums += fields.get("sha256") != data_hash(x, y)
             then = kept["logits"]
             now = self._logits(x)
+            blank += bool(fields.get("unknown"))
             if not fields.get("unknown") and (now.shape != then.shape or _off(now, then)):
                 logits += 1
             if data is not None and len(data) == len(self.run):
@@ -245,6 +246,8 @@ class _Folder:
                 same = theirs.shape == x.shape and torch.equal(theirs.to(x.dtype), x) and torch.equal(labels, y)
                 other += not same
                 names += list(map(str, fields.get("ids", []))) != list(map(str, data.ids(start, stop)))
+        if blank:
+            self.notes.unchecked.append(f"the logits of {blank} chunks: the run says that it does not know them.")
         blocks = {"chunks hold other samples than the data": other, "chunks name their samples otherwise than the data": names}
         blocks |= {"chunks hold other logits than the model's": logits, "chunks have samples that are not those hashed": sums}
         told = "the samples are those of the data, and the logits" if data is not None else "the logits"

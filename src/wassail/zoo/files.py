@@ -136,8 +136,8 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
 
 
 def refuse_bomb(name: str, size: int, packed: int) -> None:
-    """Raise before anything is unpacked that cannot be meant: too large at all, or absurdly compressed and beyond memory."""
-    if size > LIMIT or (size > RATIO * packed and size > free_memory()):
+    """Raise before anything is unpacked that cannot be meant: too large at all, or absurdly compressed and large."""
+    if size > LIMIT or (size > RATIO * packed and size > min(REST, free_memory())):
         raise InputError(
             f"{name} would unpack {packed} bytes to {size}: that is no data set (or save it uncompressed, with numpy.savez)."
         )
@@ -408,16 +408,39 @@ _PICKLER: Any = pickle._Unpickler  # in Python: it looks before it stores
 
 
 class _Unpickler(_PICKLER):  # type: ignore[misc]
-    """Reads a pickle by the opcodes above; keys are text, bytes or numbers, as the hash of nested tuples may never end."""
+    """Reads a pickle by the opcodes above.
+
+    Keys are text or bytes: the hash of nested tuples may never end, and integers can be chosen that have all the same one.
+
+    Args:
+        data: the pickle.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = {
         code: _PICKLER.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPCODES.split())
     }
 
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self._left = len(data)  # bytes that text may turn into: each was written out once
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, and code in a file is never run")
-        return _ALLOWED[module, name]
+        found = _ALLOWED[module, name]
+        return self._encode if found is _encode else found
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        self._left -= len(text)
+        if self._left < 0:
+            raise pickle.UnpicklingError("it uses the same text over and over")
+        return _encode(text, encoding)
+
+    def load_put(self) -> None:
+        place = int(self.readline()[:-1])
+        if not 0 <= place < 1 << 32:
+            raise pickle.UnpicklingError("it numbers its values as no program does")
+        self.memo[place] = self.stack[-1]
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("it refers to objects outside itself")
@@ -458,6 +481,7 @@ class _Unpickler(_PICKLER):  # type: ignore[misc]
             raise pickle.UnpicklingError("it adds to something that takes nothing")
         return self.stack[-1]
 
+    dispatch[pickle.PUT[0]] = load_put
     dispatch[pickle.DICT[0]] = load_dict
     dispatch[pickle.SETITEM[0]] = load_setitem
     dispatch[pickle.SETITEMS[0]] = load_setitems
@@ -467,8 +491,8 @@ class _Unpickler(_PICKLER):  # type: ignore[misc]
 
 
 def _check_keys(keys: list[Any]) -> None:
-    if not all(isinstance(key, (str, bytes, int)) for key in keys):
-        raise pickle.UnpicklingError("a key of a dict in it is neither text nor a number")
+    if not all(isinstance(key, (str, bytes)) for key in keys):
+        raise pickle.UnpicklingError("a key of a dict in it is no text")
 
 
 def restricted_unpickle(path: Path) -> Any:
@@ -478,7 +502,7 @@ def restricted_unpickle(path: Path) -> Any:
         raise InputError(f"cannot read data from {str(path)!r}: no batch of CIFAR has {path.stat().st_size} bytes.")
     data = path.read_bytes()
     try:
-        return _plain(_Unpickler(io.BytesIO(data), encoding="bytes").load())
+        return _plain(_Unpickler(data).load())
     except InputError:
         raise
     except Exception as error:  # damaged pickles fail in every way there is

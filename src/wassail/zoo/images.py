@@ -19,6 +19,7 @@ from wassail.zoo.weights import regular, sha256
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # those of the extensions: others start programs (PostScript)
 PIXELS = 1 << 25  # of an image, packed or resized
+SCANS = 100  # of a progressive JPEG, which has ten or so: each goes over all pixels, and takes 14 bytes of the file
 _NAME = re.compile(r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?")
 _WORDNET = re.compile(r"n\d{8}")
 _IMAGENET = 1000
@@ -202,8 +203,22 @@ def open_image(file: Any, name: str) -> Any:
                 wide, high = image.size
                 if wide * high > PIXELS:
                     raise ValueError(f"it would unpack to {wide} x {high} pixels, more than the {PIXELS} that are taken")
+                if image.format in ("JPEG", "MPO"):
+                    _check_scans(image.fp)
                 image.load()
                 return image.copy()
     except Exception as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(f"cannot read the image {name!r}: {reason}.") from None
+
+
+def _check_scans(file: Any) -> None:
+    """Raise ValueError where a JPEG file goes over its pixels again and again."""
+    place, found, size, last = file.tell(), 0, 0, b""
+    file.seek(0)
+    while piece := file.read(1 << 20):
+        found += (last + piece).count(b"\xff\xda")
+        size, last = size + len(piece), piece[-1:]
+    file.seek(place)
+    if found > SCANS + (size >> 16):  # in its metadata the two bytes may be by chance
+        raise ValueError(f"it has {found} scans, more than the {SCANS} that are taken")

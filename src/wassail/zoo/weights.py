@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
+import pickletools
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,11 @@ from wassail.errors import InputError
 _HOLDERS = ("state_dict", "model_state_dict", "model", "net", "last")  # where training scripts put their state dict
 _REPEATED = 1 << 20  # numbers of a tensor that says the same bytes over and over, as expanded ones do
 _PREFIXES = ("module.", "model.")  # left behind by DataParallel and by wrappers that normalise
+_EXPANDED = 1 << 22  # values of a pickle if those that it uses again were written out each time
+_LONG = 1 << 14  # integers beyond 32 bits: as keys, they can be chosen to have one hash
+_COPIED = 64 << 20  # bytes that are made out of text
+_MAKERS = ("torch Tensor", "builtins bytearray", "__builtin__ bytearray")  # called with a number: memory, as it is found
+_OLD_PICKLES = 5  # of a file without an archive: three about the file, the object, the names of its storages
 
 
 def regular(path: str | Path, what: str) -> None:
@@ -45,15 +52,62 @@ def load_tensors(path: str | Path) -> Any:
     then, and would else be filled up with whatever was in the memory.
     """
     if not zipfile.is_zipfile(path):  # as torch 1.5 and before wrote them
+        with open(path, "rb") as file:
+            for _ in range(_OLD_PICKLES):
+                check_pickle(file)
         return torch.load(path, map_location="cpu", weights_only=True)
     with zipfile.ZipFile(path) as archive:
+        # Torch would look for the directory elsewhere then.
+        if archive.comment or min((info.header_offset for info in archive.infolist()), default=0):
+            raise ValueError("it is no archive as torch.save writes them")
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{info.filename} in it is compressed, which torch.save does not do")
         damaged = archive.testzip()
     if damaged is not None:
         raise ValueError(f"{damaged} in it is damaged")
+    check_pickle(io.BytesIO(torch._C.PyTorchFileReader(str(path)).get_record("data.pkl")))
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def check_pickle(file: IO[bytes]) -> None:
+    """Raise ValueError where the restricted unpickler would take time or memory out of proportion to a pickle.
+
+    It runs no code, but hashes a tuple of tuples of tuples for as long as that takes, and makes arrays of any size.
+    What is followed here is how the values nest, and nothing is made of them.
+    """
+    stack: list[Any] = []  # a number of values for each value, the name for a function, None for a mark
+    memory: dict[int, Any] = {}
+    expanded = long = copies = longest = 0
+    for opcode, argument, _ in pickletools.genops(file):
+        if opcode.name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memory[argument])
+            expanded += stack[-1] if isinstance(stack[-1], int) else 1
+        elif opcode.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memory[len(memory) if argument is None else argument] = stack[-1]
+        elif opcode.name == "MARK":
+            stack.append(None)
+        else:
+            before = opcode.stack_before
+            taken: list[Any] = []
+            if pickletools.stackslice in before:
+                while (value := stack.pop()) is not None:
+                    taken.append(value)
+                before = before[: before.index(pickletools.markobject)]
+            taken += [stack.pop() for _ in before]
+            if opcode.name in ("REDUCE", "NEWOBJ") and taken[-1] in (
+                "torch Tensor",
+                "builtins bytearray",
+                "__builtin__ bytearray",
+            ):
+                raise ValueError("it makes an array of any size")
+            copies += opcode.name == "REDUCE" and taken[-1] == "_codecs encode"
+            long += opcode.name in ("LONG", "LONG1", "LONG4")
+            longest = max(longest, len(argument) if isinstance(argument, (str, bytes)) else 0)
+            size = 1 + sum(value for value in taken if isinstance(value, int)) if "TUPLE" in opcode.name else 1
+            stack += [argument if opcode.name == "GLOBAL" else size] * len(opcode.stack_after)
+        if expanded > _EXPANDED or long > _LONG or (copies > 1 and copies * longest > _COPIED):
+            raise ValueError("it uses its values over and over, which no state dict does")
 
 
 def plain_tensors(state: Mapping[Any, Any]) -> None:
