@@ -186,6 +186,20 @@ def test_what_is_hostile_for_other_batches_only_is_found_then(tmp_path: Path) ->
         model(torch.rand(6, 3, 3))
 
 
+def test_what_grows_faster_than_the_batch_is_refused(tmp_path: Path) -> None:
+    """64 numbers for the two samples that are tried in a process with limits, 64 million for the twenty that come next."""
+    p = Program(3)
+    n = p.call("sym_size.int", self=p.x, dim=0)
+    size = n
+    for _ in range(5):
+        size = p.call("_operator.mul", a=size, b=n)
+    x = p.call("add.Tensor", self=p.x, other=p.call("sum.default", self=p.call("ones.default", size=[size])))
+    model = load_exported(p.save(tmp_path / "e.pt2", x))
+    assert model(torch.rand(2, 3)).shape == (2, 3)
+    with pytest.raises(InputError, match="would have 64000000 for 20"):
+        model(torch.rand(20, 3))
+
+
 def test_a_weight_of_many_numbers_in_few_bytes(tmp_path: Path) -> None:
     many = 10**9
     p = Program(4)

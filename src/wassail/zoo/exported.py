@@ -69,6 +69,7 @@ _DTYPES = {
     1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
     8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
 }  # fmt: skip
+GROWTH, SMALL = 2, 1 << 12  # by which a result may grow faster than the batch, and the numbers that do not matter
 REPEATED = 1 << 20  # numbers of a weight that says the same bytes over and over, as expanded tensors do
 _FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format}
 
@@ -205,7 +206,8 @@ class ExportedClassifier(nn.Module):
         self.steps, self.logits, self.batch, self.version = steps, logits, batch, version
         self.sample, self.shape, self.kind = sample
         self.rows = "together"
-        self.approved: set[int] = set()  # sizes of a batch for which every call was looked at
+        self.approved: set[tuple[int, torch.dtype]] = set()  # batches for which every call was looked at
+        self.measured: dict[int, tuple[int, int]] = {}  # by step: rows, and numbers of its results
         self.places: dict[str, str] = {}
         for place, (name, value) in enumerate(tensors.items()):
             self.places[name] = f"tensor_{place}"
@@ -267,18 +269,18 @@ class ExportedClassifier(nn.Module):
 
         Nothing in the program depends on the values of the samples, so once for each number of rows is enough.
         """
-        if rows in self.approved or type(x) not in (Tensor, nn.Parameter):  # what traces the model computes nothing
+        if (rows, x.dtype) in self.approved or type(x) not in (Tensor, nn.Parameter):  # what traces the model computes nothing
             return
         try:
             self._run(torch.empty(rows, *self.shape, dtype=x.dtype, device="meta"), check=True)
         except Exception as error:  # torch's operators raise whatever hostile arguments make them stumble over
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(f"the exported program cannot run on a batch of {rows}: {reason}.") from error
-        self.approved.add(rows)
+        self.approved.add((rows, x.dtype))
 
     def _run(self, x: Tensor, check: bool = False) -> Tensor:
         values: dict[str, Any] = {self.sample: x}
-        for step in self.steps:
+        for place, step in enumerate(self.steps):
             positional = [self._value(argument, values, x) for argument in step.positional]
             named = {name: self._value(argument, values, x) for name, argument in step.named.items()}
             if check and isinstance(step.what, Operator):
@@ -287,6 +289,7 @@ class ExportedClassifier(nn.Module):
             found = step.what.run(*positional, **named)
             if check:
                 self._look(step, found, named, len(x))
+                self._measure(place, found, len(x))
             if len(step.results) == 1:
                 found = (found,)
             for names, result in zip(step.results, found):
@@ -311,6 +314,14 @@ class ExportedClassifier(nn.Module):
             before = named[step.keeps]
             if found.shape != before.shape or found.dtype != before.dtype:
                 raise ValueError("an operator that writes into its argument changes its shape")
+
+    def _measure(self, place: int, found: Any, rows: int) -> None:
+        """Raise ValueError where a result grows faster than the batch: the batch that was tried says nothing then."""
+        tensors = found if isinstance(found, (list, tuple)) else (found,)
+        numbers = sum(math.prod(value.shape) for value in tensors if isinstance(value, Tensor))
+        first, then = self.measured.setdefault(place, (max(rows, 1), numbers))
+        if numbers > GROWTH * then * max(rows / first, 1) + SMALL:
+            raise ValueError(f"a value has {then} numbers for {first} samples and would have {numbers} for {rows}")
 
     def _value(self, argument: Any, values: Mapping[str, Any], x: Tensor) -> Any:
         if isinstance(argument, _Name):

@@ -77,7 +77,7 @@ def check_pickle(file: IO[bytes]) -> None:
     What is followed here is how the values nest, and nothing is made of them.
     """
     stack: list[Any] = []  # a number of values for each value, the name for a function, None for a mark
-    memory: dict[int, Any] = {}
+    memory: dict[Any, Any] = {}
     expanded = long = copies = longest = 0
     for opcode, argument, _ in pickletools.genops(file):
         if opcode.name in ("GET", "BINGET", "LONG_BINGET"):
