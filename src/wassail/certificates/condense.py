@@ -40,7 +40,8 @@ def absolute(graph: Graph) -> Graph:
     """The network of absolute weights and biases."""
 
     def absolute(node: Node) -> Node:
-        bias = None if node.bias is None else node.bias.abs()
+        size = node.bias_size
+        bias = size if isinstance(size, Tensor) else None
         return node if node.map is None else replace(node, map=rounding_map(node.map), bias=bias)
 
     return Graph(tuple(absolute(node) for node in graph.nodes))

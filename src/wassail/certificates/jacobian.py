@@ -127,7 +127,7 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
         t = rays.start.reshape(-1, *[1] * len(node.shape))
         if node.map is not None:
             bias = t.new_zeros(()) if node.bias is None else node.bias / t * (1 + 2.0**-51)
-            low, high = _affine(replace(node, bias=None), node.map, q, graph.rounding)
+            low, high = _affine(replace(node, bias=None, bias_most=None), node.map, q, graph.rounding)
             error = (graph.rounding + 2.0**-50) * (node.bias_size / t + _finite(low) + _finite(high))
             scaled = low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
         elif node.slope is not None:

@@ -58,7 +58,8 @@ class Shadow:
         for i, node in enumerate(graph.nodes):
             if node.map is not None:
                 far = node.map.magnitude().forward(*[error[j] for j in node.inputs])
-                far = far + node.bias.abs() if biases and node.bias is not None else far
+                if biases and node.bias is not None:
+                    far = far + node.bias.abs() + gamma(graph) * node.bias_size
             else:
                 far = error[node.inputs[0]] if node.inputs else torch.zeros(1, *node.shape, dtype=torch.float64)
             error.append(far + self.own[i] if i in self.own else far)

@@ -440,14 +440,15 @@ class Graph:
     def homogeneous(self) -> Graph:
         """The same network with all biases zero: its recession function (THEORY 3), if it is piecewise linear."""
         self.refuse_smooth()
-        return Graph(tuple(replace(node, bias=None) for node in self.nodes))
+        return Graph(tuple(replace(node, bias=None, bias_most=None) for node in self.nodes))
 
     def head(self, weight: Tensor) -> Graph:
         """The network followed by a linear map `(J, K)`, merged into the last layer where that is a matrix."""
         last, weight = self.nodes[-1], weight.to(self.device).double()
         bias = None if last.bias is None else weight @ last.bias.expand(last.shape)
+        most = None if last.bias_most is None else weight.abs() @ last.bias_most.expand(last.shape)
         if isinstance(last.map, Matrix):
-            node = replace(last, map=Matrix(weight @ last.map.weight), bias=bias, shape=(len(weight),))
+            node = replace(last, map=Matrix(weight @ last.map.weight), bias=bias, bias_most=most, shape=(len(weight),))
             return Graph((*self.nodes[:-1], node))
         node = Node((len(self.nodes) - 1,), (len(weight),), "the margins", Matrix(weight))
         return Graph((*self.nodes, node))
@@ -791,9 +792,24 @@ class _Reader:
         return axis
 
     def _affine(
-        self, map_: Linear, bias: Tensor | None, source: _Index, shape: tuple[int, ...], steps: tuple[Step, ...] | None = None
+        self,
+        map_: Linear,
+        bias: Tensor | None,
+        source: _Index,
+        shape: tuple[int, ...],
+        steps: tuple[Step, ...] | None = None,
+        most: Tensor | None = None,
     ) -> _Index:
-        """A node of its own, or folded with the one before it. steps: what is executed, if it is not the map itself."""
+        """A node of its own, or folded with the one before it.
+
+        Args:
+            map_: the map.
+            bias: what is added.
+            source: the node before it.
+            shape: of one sample.
+            steps: what is executed, if it is not the map itself.
+            most: the magnitudes that the bias is a sum of, if it is one.
+        """
         before = self.nodes[source]
         steps = (_step(map_, bias),) if steps is None else steps
         if isinstance(before.map, Scale) and isinstance(map_, Matrix | Conv | Scale) and not self._is_gain(before):
@@ -801,12 +817,25 @@ class _Reader:
             if folded is not None:
                 if before.bias is not None:
                     shift = map_.forward(before.bias.expand(before.shape)[None])[0]
+                    size = map_.magnitude().forward(_sizes(before).expand(before.shape)[None])[0]
+                    most = _added(size, bias, most)
                     bias = shift if bias is None else shift + bias
-                return self._affine(folded, bias, _Index(before.inputs[0], source.lead), shape, (*_steps(before), *steps))
-        return self._add_node(Node((source,), shape, self.place, map_, bias, steps=steps), source.lead)
+                start = _Index(before.inputs[0], source.lead)
+                return self._affine(folded, bias, start, shape, (*_steps(before), *steps), most)
+        return self._add_node(Node((source,), shape, self.place, map_, bias, bias_most=most, steps=steps), source.lead)
 
-    def _scaled(self, source: _Index, factor: Tensor, bias: Tensor | None, step: Step | None = None) -> _Index:
-        """`factor x + bias`, entry by entry. step: what is executed, if it is not this."""
+    def _scaled(
+        self, source: _Index, factor: Tensor, bias: Tensor | None, step: Step | None = None, most: Tensor | None = None
+    ) -> _Index:
+        """`factor x + bias`, entry by entry.
+
+        Args:
+            source: the node of x.
+            factor: broadcasts against one sample.
+            bias: broadcasts against one sample.
+            step: what is executed, if it is not this.
+            most: the magnitudes that the bias is a sum of, if it is one.
+        """
         before = self.nodes[source]
         step = _step(Scale(factor), bias) if step is None else step
         steps = (*_steps(before), step)
@@ -818,13 +847,16 @@ class _Reader:
             if folded is not None:
                 moved = None if before.bias is None else before.bias * factor
                 total = bias if moved is None else moved if bias is None else moved + bias
-                return self._add_node(replace(before, map=folded, bias=total, steps=steps), source.lead)
+                if moved is not None:
+                    most = _added(_sizes(before) * factor.abs(), bias, most)
+                return self._add_node(replace(before, map=folded, bias=total, bias_most=most, steps=steps), source.lead)
         if (
             before.map is not None and bias is not None and bool((factor == 1).all())
         ):  # a shift only, as of a position embedding
-            bias = bias if before.bias is None else before.bias + bias
-            return self._add_node(replace(before, bias=bias, steps=steps), source.lead)
-        return self._affine(Scale(factor), bias, source, before.shape, (step,))
+            if before.bias is not None:
+                most, bias = _added(_sizes(before), bias, most), before.bias + bias
+            return self._add_node(replace(before, bias=bias, bias_most=most, steps=steps), source.lead)
+        return self._affine(Scale(factor), bias, source, before.shape, (step,), most)
 
     def _exactly(self, source: _Index, factor: Tensor, bias: Tensor | None) -> _Index:
         """The same as a part of an operation that is exact in floating point, but for the constant itself."""
@@ -913,9 +945,9 @@ class _Reader:
         if isinstance(node.map, Scale) and not self._is_gain(node):
             factor = node.map.factor
             factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
-            bias = None if node.bias is None else entries(node.bias)
+            bias, most = (None if v is None else entries(v) for v in (node.bias, node.bias_most))
             steps = tuple(_moved_step(step, entries) for step in _steps(node))
-            return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output, steps)
+            return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output, steps, most)
         same = torch.equal(where, torch.arange(node.size))
         if same and output == node.shape:
             return _Index(source, lead)
@@ -1034,7 +1066,7 @@ class _Reader:
         ones = self._along(x, 1)
         most = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
         step = Step(Scale(factor.reshape(ones)), most.reshape(ones), NORM)
-        return self._scaled(x, factor.reshape(ones), shift.reshape(ones), step)
+        return self._scaled(x, factor.reshape(ones), shift.reshape(ones), step, 2 * most.reshape(ones))
 
     def _along(self, x: _Index, dim: int) -> list[int]:
         """The shape in which a vector along an axis broadcasts against one sample."""
@@ -1436,6 +1468,22 @@ def _step(map_: Linear, bias: Tensor | None) -> Step:
         terms = math.prod(map_.weight.shape[1:])
         return Step(map_, size, terms + 2, sliding=max(map_.weight.shape[2:]) > 1)
     return Step(map_, size, FEW)
+
+
+def _sizes(node: Node) -> Tensor:
+    """The magnitudes that the bias of a node is a sum of."""
+    size = node.bias_size
+    assert isinstance(size, Tensor)
+    return size
+
+
+def _added(moved: Tensor, bias: Tensor | None, most: Tensor | None) -> Tensor:
+    """The magnitudes of a bias that was moved through a map, and of one that is added to it.
+
+    Twice: the factors of the map were rounded before, and the sum is rounded after.
+    """
+    size = most if most is not None else torch.zeros_like(moved) if bias is None else bias.abs()
+    return 2 * (moved + size)
 
 
 def _steps(node: Node) -> tuple[Step, ...]:
