@@ -336,3 +336,15 @@ def test_margins_are_moved_by_no_less_than_the_slack() -> None:
         gained = [Fraction(a) - Fraction(b) for a, b in zip(moved.tolist(), bias.tolist())]
         assert all(gain >= Fraction(wanted) for gain, wanted in zip(gained, slack.tolist()))
         assert max(gained) <= 1.01 + 2e-15 * scale
+
+
+def test_logits_that_are_relus_have_radii() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU()).eval()
+    x = torch.rand(4, 2)
+    y = model(x).argmax(1)
+    found = ws.radii(model, x, y)
+    assert (found.method, found.arithmetic) == ("exact", "executed")
+    assert (found.values > 0).all() and found.values.isfinite().all() and not flipped(model, x, y, found.values)
+    distance = ws.radii(model, x, y, arithmetic="exact").values
+    assert (found.values <= distance).all() and torch.allclose(found.values, distance, rtol=1e-3)

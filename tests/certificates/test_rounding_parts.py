@@ -268,7 +268,7 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     up, above = shape.slopes()[0][0], shape.shift(shape.slopes()[0], True)[0]
     here, most = c.clamp(min=0), torch.maximum(-low, high)
     error = 2.0**-48 * most + 1e-7 * scattered(count, seed=22).abs()
-    columns = {"up": up, "above": above, "c": c, "here": here, "error": error, "slope": torch.zeros(count, dtype=DOUBLE)}
+    columns = {"up": up, "above": above, "c": c, "here": here, "error": error, "slope": torch.zeros_like(c), "most": most}
     tree = SimpleNamespace(**{name: column[None] for name, column in columns.items()})
     rows, every = SimpleNamespace(own=torch.tensor([0])), slice(0, count)
     w, alpha, beta = scattered(5, count, seed=23), uniform(5, count, seed=24), uniform(5, count, seed=25)

@@ -1,6 +1,7 @@
 """Branch and bound with linear bounds: it proves what is true and nothing else, checked where distances are known exactly."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from wassail.certificates import clock
 from wassail.certificates.distance import nearest_flip
 from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.split import branch_margins
+from wassail.certificates.split import _Rows, _Tree, branch_margins
 from wassail.certificates.structure import read
 from wassail.testing import _Residual
 
@@ -105,3 +106,23 @@ def test_it_stops_at_its_limits():
     assert 20 < domains <= 20 + 64 + len(rivals)
     with clock.limited(0.0):
         assert branch_margins(sweep, 0, int(y[0]), rivals) == (False, 0)
+
+
+def test_a_multiplier_that_cancels_a_coefficient_leaves_its_rounding() -> None:
+    """The line of a neuron that is off, by fractions: it holds at both ends of the span, one of them far, one near 0."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.LeakyReLU(0.1), nn.Linear(1, 2)).double()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+    balls = Balls.make(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1), math.inf, (-1e-12, 1.0))
+    sweep = Sweep(read(model, (1,)), balls).run()
+    tree, none = _Tree(sweep, [0], [0]), torch.zeros(1, dtype=torch.int64)
+    rows, off = _Rows(none, none, none + 1), torch.full((1, 1), -1.0, dtype=torch.float64)
+    slope, c, here = (Fraction(float(v)) for v in (tree.slope, tree.c, tree.here))
+    for size in range(1, 40):
+        w = torch.full((1, 1), size / 7, dtype=torch.float64)
+        beta = w * tree.slope
+        a, b, _ = tree._neurons(w, rows, slice(0, 1), off, torch.ones_like(w), beta, 1)
+        for side in sweep.spans[1]:
+            d = Fraction(float(side))
+            value = Fraction(float(w)) * (slope * (c + d) - here) - Fraction(float(beta)) * (c + d)
+            assert value <= Fraction(float(a)) * d + Fraction(float(b))

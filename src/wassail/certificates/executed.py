@@ -169,9 +169,13 @@ def arithmetic_of(graph: Graph, arithmetic: str, dtype: torch.dtype | None = Non
 
 def ahead(graph: Graph, slack: Tensor) -> Graph:
     """The exact network with `slack` `(K,)`, none below 0, added to its logits, rounded up: its margins are smaller by that."""
+    from wassail.certificates.structure import Node, Scale
+
     last = graph.nodes[-1]
-    if last.map is None:
-        raise InputError("a network whose logits are ReLUs has no margins to move: use another method.")
+    if last.map is None:  # logits that are ReLUs: a layer that adds to them
+        one = Scale(torch.ones((), dtype=torch.float64, device=graph.device))
+        last = Node((len(graph.nodes) - 1,), last.shape, last.place, one)
+        graph = replace(graph, nodes=(*graph.nodes, last))
     bias = torch.zeros_like(slack) if last.bias is None else last.bias.expand(last.shape)
     moved = bias + slack + torch.where(slack > 0, 2.0**-51 * (bias.abs() + slack), 0.0)
     most = None if last.bias_most is None else last.bias_most + moved.abs()

@@ -254,11 +254,12 @@ class _Tree:
                 one.error,
                 node.slope.expand(shape.c.shape),
                 one.down,
+                torch.maximum(-shape.low, shape.high),
             )
             columns.append([self._gathered(i, _flat(v.double()), places) for v in values])
         none = torch.zeros(len(samples), 0, dtype=torch.float64, device=device)
-        whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 7))
-        self.up, self.above, self.c, self.here, self.error, self.slope, self.down = whole
+        whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
+        self.up, self.above, self.c, self.here, self.error, self.slope, self.down, self.most = whole
 
     def _gathered(self, i: int, flat: Tensor, places: Tensor) -> Tensor:
         """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are fewer."""
@@ -444,9 +445,8 @@ class _Tree:
 
         terms: at most so many of them are added up.
         """
-        up, above, c, here, error, slope = (
-            _take(v[:, part], rows.own).to(w.dtype) for v in (self.up, self.above, self.c, self.here, self.error, self.slope)
-        )
+        kept = (self.up, self.above, self.c, self.here, self.error, self.slope, self.most)
+        up, above, c, here, error, slope, most = (_take(v[:, part], rows.own).to(w.dtype) for v in kept)
         plus = w.clamp(min=0)
         minus = w - plus
         relaxed = plus * above + minus * (alpha * c - here)
@@ -454,7 +454,8 @@ class _Tree:
         push = beta * sign
         coefficient = torch.where(sign == 0, plus * up + minus * alpha, w * side + push)
         added = torch.where(sign == 0, relaxed, w * (side * c - here) + push * c)
-        size = w.abs() * (above.abs() + c.abs() + here.abs() + FAINT) + beta * c.abs()
+        # most: a multiplier may cancel the coefficient, but not what the product with the slope was rounded by.
+        size = w.abs() * (above.abs() + c.abs() + here.abs() + most + FAINT) + beta * c.abs()
         # Of the products and of their sum. Not w.shape[1], which depends on the samples that share the tree.
         slack = coefficient.abs() * error + (terms + 64) * 2.0**-52 * size
         return coefficient, added + slack, torch.where(sign == 0, relaxed, 0.0)
