@@ -85,6 +85,18 @@ def test_an_honest_run_holds_and_says_what_was_not_checked(made: Path) -> None:
     assert forge(shutil.copytree(made, made.parent / "same"), lambda *_: None).verify(model, samples(), True)
 
 
+@pytest.mark.parametrize("options", [{"steps": 10**9}, {"steps": 10**4, "restarts": 10**4}])
+def test_options_that_would_keep_the_reader_waiting(tmp_path: Path, options: dict[str, int]) -> None:
+    """The attacks of a configuration are run again: not for a billion steps."""
+    model, place = network(), tmp_path / "run"
+    ws.evaluate(model, samples(), [ws.Threat("inf", "inf", 0.01)], ["pgd"], out=place, look=False)
+    content = json.loads((place / "config.json").read_text())
+    content["config"]["attacks"][0] |= options
+    (place / "config.json").write_text(json.dumps(content, indent=1) + "\n")
+    found = ws.Evaluation.load(place).verify(model)
+    assert "too many steps" in str(found) and "run again on samples" not in str(found)
+
+
 def test_radii_just_below_the_flips(run: Path) -> None:
     """Radii that an attack suggests and nobody proved, called exact."""
     honest = ws.Evaluation.load(run)
@@ -148,10 +160,10 @@ def without_flips(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str,
 def test_all_flips_deleted(run: Path) -> None:
     forged = forge(run, without_flips)
     assert forged.best[0].accuracy == forged.clean
-    found = forged.verify(network())
-    assert re.search(
-        r"FGSM finds \d+ flips among samples \d+ to \d+ that the run does not have: flips were left out", str(found)
-    )
+    # The seed decides which of the three chunks is attacked, and in one of them FGSM finds none.
+    found = [str(forged.verify(network(), seed=seed)) for seed in range(4)]
+    told = r"FGSM finds \d+ flips among samples \d+ to \d+ that the run does not have: flips were left out"
+    assert any(re.search(told, text) for text in found)
 
 
 def test_all_weight_on_one_sample(run: Path) -> None:

@@ -33,6 +33,7 @@ from wassail.zoo.datasets import open_data
 from wassail.zoo.weights import fingerprint
 
 CONFIDENCE = 0.95
+STEPS = 1_000_000  # of an attack that is run again: the product of its options that count
 NOISE = 0.02  # of a chunk: so many flips another processor may win or lose by rounding when an attack is run again
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
@@ -175,7 +176,10 @@ class _Folder:
         self._samples()
         self._flips()
         for unit in self.reading.finished:
-            self._title(unit)
+            if _endless(unit):
+                self.notes.unchecked.append(f"the title and the share of {unit.key}: its options ask for too many steps.")
+            else:
+                self._title(unit)
         self._again()
 
     def _files(self) -> None:
@@ -326,7 +330,7 @@ class _Folder:
 
     def _again(self) -> None:
         """The cheapest attack once more on a chunk drawn at random: a run may have left flips out."""
-        units = [unit for unit in self.reading.finished if not unit.whole]
+        units = [unit for unit in self.reading.finished if not unit.whole and not _endless(unit)]
         if not units or not len(self.run):
             return
         unit = min(units, key=lambda unit: unit.entry.passes)
@@ -355,6 +359,12 @@ class _Folder:
             self.reading.threats, attacks, None, None, int(config["seed"]), self.reading.chunks.size, config["batch_size"],
             str(config["gradients"]), bool(config["look"]),
         )  # fmt: skip
+
+
+def _endless(unit: Unit) -> bool:
+    """Whether the options of an attack, which the run names, would keep its reader waiting for ever."""
+    counts = [value for key, value in unit.options.items() if isinstance(value, int) and key != "seed"]
+    return math.prod(max(value, 1) for value in counts) > STEPS
 
 
 def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes) -> None:
