@@ -160,6 +160,13 @@ def test_every_operator_is_a_function() -> None:
         assert "empty" not in name
 
 
+def test_a_stride_of_which_the_gradient_never_ends(tmp_path: Path) -> None:
+    p = Program(4, 6)
+    x = p.call("conv1d.default", input=p.x, weight=p.weight(torch.ones(2, 4, 3)), stride=[2**31 - 1])
+    x = p.call("sum.dim_IntList", self=x, dim=[2])
+    assert "its stride is" in refused(lambda: load_exported(p.save(tmp_path / "e.pt2", x)))
+
+
 def test_integers_that_are_squared_end(tmp_path: Path) -> None:
     p = Program(4)
     size = p.call("sym_size.int", self=p.x, dim=1)

@@ -297,7 +297,8 @@ def _convolution(a: _Arguments) -> str:
     if channels != (first if transposed else second * a.groups):
         return f"a kernel of shape {tuple(a.weight.shape)} meets {channels} channels in {a.groups} groups"
     stride, dilation = _wide(a.stride, axes), _wide(a.dilation, axes)
-    if len(stride) != axes or len(dilation) != axes or min(*stride, *dilation) < 1:
+    # With a stride of 2^31 - 1 the gradient takes for ever.
+    if len(stride) != axes or len(dilation) != axes or min(*stride, *dilation) < 1 or max(*stride, *dilation) > 1 << 16:
         return f"its stride is {stride} and its dilation {dilation}"
     extent = [d * (width - 1) + 1 for d, width in zip(dilation, kernel)]
     if isinstance(a.padding, str):
