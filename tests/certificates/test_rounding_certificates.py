@@ -12,7 +12,7 @@ from test_rounding_linear import perceptron, uniform
 from test_rounding_parts import scattered
 from torch import Tensor
 
-from support.rounding import MODES, long, rounded
+from support.rounding import MODES, long, rounded, serial
 from wassail.certificates import (
     attention,
     curves,
@@ -31,6 +31,7 @@ from wassail.certificates.bound import Bound
 from wassail.certificates.certify import Certificate, _Work
 from wassail.certificates.linear import Balls
 from wassail.certificates.loss_curve import LossCurve, _ends, _total
+from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.structure import Concat, Conv, Graph, Matrix, Node, Scale, Sum
 from wassail.transport import transport_cost
 
@@ -592,3 +593,66 @@ def test_the_dual_of_one_sample_that_stays(mode: str) -> None:
         with rounded(mode):
             value, _ = one._dual(1.0, lam, edge)
         assert Fraction(value) >= Fraction(lam) + Fraction(start)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_highest_margin_of_bounded_networks_with_many_entries_behind_few_sums(mode: str) -> None:
+    """Three convolutions of 16 terms each reach 4096 entries: one sum of 4096 terms, where gamma counts 48."""
+    shapes = [(1, 64, 64), (1, 16, 16), (1, 4, 4), (2, 1, 1)]
+    kernels = [uniform(1, 1, 4, 4, seed=k) for k in (110, 111, 112)]
+    kernels[2] = torch.cat([torch.zeros_like(kernels[2]), kernels[2]])
+    nodes = [Node((), shapes[0], "the input"), Node((0,), shapes[0], "", activation="tanh")]
+    for kernel, before, after in zip(kernels, shapes, shapes[1:]):
+        nodes.append(Node((len(nodes) - 1,), after, "", Conv(kernel, before, (4, 4), (0, 0), (1, 1), 1)))
+    with rounded(mode), serial():
+        top = recession.highest(Graph(tuple(nodes)), [0])
+    exact = math.prod(sum(map(Fraction, kernel.flatten().tolist())) for kernel in kernels)
+    assert Fraction(float(top[0, 1])) >= exact and float(top[0, 1]) < float(exact) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_slope_at_infinity_behind_walls_that_cancel(mode: str) -> None:
+    """A wall that is all rounding: `w u <= 0` allows u = 1, where the margin is 1, and `w` as computed forbids it."""
+    wrong = 0
+    for seed in range(30):
+        first, second = 0.5 + uniform(3, seed=seed), 0.5 + uniform(3, seed=seed + 100)
+        second[2] = -(first[0] * second[0] + first[1] * second[1]) / first[2] * (1 + (seed % 3 - 1) * 2.0**-53)
+        zero = torch.zeros(4, 4, dtype=DOUBLE)
+        inner = zero.clone()
+        inner[3, :3] = second
+        network = Piecewise(
+            torch.cat([first, zero[0, :1]])[:, None], inner, zero[0], torch.tensor([[0.0], [1.0]], dtype=DOUBLE),
+            zero[:2], zero[0, :2], zero[0], torch.tensor([0, 0, 0, 1]),
+        )  # fmt: skip
+        truth = sum(Fraction(a) * Fraction(b) for a, b in zip(first.tolist(), second.tolist()))
+        state = torch.tensor([[1, 1, 1, int(truth > 0)]], dtype=torch.int8)
+        free, output = torch.tensor([[1, 1, 1, -1]], dtype=torch.int8), torch.tensor([0])
+        half = torch.full((1, 4), 0.5, dtype=DOUBLE)
+        beta = torch.tensor([[0, 0, 0, 2.0**50]], dtype=DOUBLE)
+        with rounded(mode):
+            search = infinity._Search(network, 2.0, [0], 0)
+            search.ceiling = 1.0
+            low, high = search.intervals(free)
+            value = search.relax(state, output, *search.intervals(state), half, beta)[0]
+            solved, _ = search.solve(state[0], 0, low[0], high[0], INF)
+            cone = infinity._over_cones(network, 2.0, [(state[0] == 1, (0, 1))], "cells")
+            row = infinity.inequalities(network, state[0] == 1)[0][3, 0]
+        wrong += float(row) > 0
+        assert Fraction(float(low[0, 3])) <= truth <= Fraction(float(high[0, 3]))
+        assert float(value) >= 1 and solved >= 1 and cone.upper >= 1
+    assert wrong or mode == "nearest"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_slope_at_infinity_of_a_node_without_walls(mode: str) -> None:
+    weight = scattered(2, 40, seed=130)
+    none = torch.zeros(1, dtype=DOUBLE)
+    network = Piecewise(
+        torch.ones(1, 40, dtype=DOUBLE), none[None], none, weight, torch.zeros(2, 1, dtype=DOUBLE), weight[:, 0], none,
+        torch.tensor([0]),
+    )  # fmt: skip
+    free = torch.tensor([-1], dtype=torch.int8)
+    with rounded(mode):
+        search = infinity._Search(network, INF, [0], 0)
+        found, _ = search.solve(free, 0, none - 1, none + 1, INF)
+    assert np.longdouble(found) >= np.abs(long(weight)[1] - long(weight)[0]).sum()

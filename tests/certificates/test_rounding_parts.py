@@ -10,6 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
+import mpmath  # comes with torch, through sympy
 import numpy as np
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from support.rounding import MODES, long, rounded
 from wassail.certificates import linear
-from wassail.certificates.activations import ACTIVATIONS
+from wassail.certificates.activations import ACTIVATIONS, Activation, _Gated, _up
 from wassail.certificates.distance import _Relaxed, nearest_flip
 from wassail.certificates.linear import Arithmetic, Balls, Span, Sweep, _ends, _rounding, _Shape, _Spread, margins
 from wassail.certificates.split import _Tree
@@ -341,3 +342,125 @@ def test_room_of_a_relaxed_network(mode: str) -> None:
         net = _Relaxed(graph, x, 0, 2.0, INF, (-1.0, 1.0))
     for room, wall in ((net.below, long(x) + 1), (net.above, 1 - long(x))):
         assert (long(room) >= wall).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_distances_from_spans_of_chosen_sides_that_cancel(mode: str) -> None:
+    """Two active neurons that nearly cancel in a third: its span, given their sides, has few digits."""
+    for seed in range(6):
+        near, gain = 1 + 1e-9 * float(normal(1, seed=seed)), 1 + float(uniform(1, seed=seed + 50))
+        first = torch.tensor([[gain], [gain * near]], dtype=DOUBLE)
+        ratio = float(uniform(1, seed=seed + 60)) + 0.5
+        second = torch.tensor([[1e6 * near * ratio, -1e6 * ratio]], dtype=DOUBLE)
+        zero = torch.zeros(2, dtype=DOUBLE)
+        graph = perceptron([first, second, torch.ones(2, 1, dtype=DOUBLE)], [zero, zero[:1], zero])
+        net = _Relaxed(graph, torch.zeros(1, dtype=DOUBLE), 0, 1 / 3, INF, None)
+        root = net.roots()
+        assert root.side.shape == (1, 3)
+        side, low, high = root.side.clone(), root.low.clone(), root.high.clone()
+        side[:, :2], side[:, 2], low[:, 2], high[:, 2] = 1, -1, -1.0, 1.0
+        with rounded(mode):
+            tight = net.tighten(replace(root, side=side, low=low, high=high))
+        slope = sum(Fraction(a) * Fraction(b) for a, b in zip(first[:, 0].tolist(), second[0].tolist()))
+        end = slope * Fraction(1 / 3)  # at x = 1/3, where both are active
+        assert Fraction(float(tight.low[0, 2])) <= end <= Fraction(float(tight.high[0, 2]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_distances_from_spans_behind_a_wide_layer(mode: str) -> None:
+    """Six thousand active neurons vanish in the condensed network: its one coefficient and its bias are long sums."""
+    width = 6000
+    first, second = 1 + uniform(width, 1, seed=70), uniform(1, width, seed=71)
+    whole = second @ first
+    bias = -whole[0]
+    graph = perceptron(
+        [first, second, torch.ones(2, 1, dtype=DOUBLE)],
+        [torch.zeros(width, dtype=DOUBLE), bias, torch.zeros(2, dtype=DOUBLE)],
+    )
+    with rounded(mode):
+        net = _Relaxed(graph, torch.ones(1, dtype=DOUBLE), 0, 2.0**-40, INF, None)
+    assert len(net.low) == 1
+    slope = sum(Fraction(a) * Fraction(b) for a, b in zip(first[:, 0].tolist(), second[0].tolist()))
+    low, high = (slope * (1 + Fraction(step)) + Fraction(float(bias)) for step in (-(2.0**-40), 2.0**-40))
+    assert Fraction(float(net.low)) <= low and Fraction(float(net.high)) >= high
+
+
+def test_distances_that_are_proved_are_not_reached() -> None:
+    """A proved radius that equals the distance of the flip: the bracket stays open."""
+    graph = perceptron([torch.tensor([[-1.0], [0.0]], dtype=DOUBLE)], [torch.tensor([1.0, 0.0], dtype=DOUBLE)])
+    task = graph, torch.zeros(1, 1, dtype=DOUBLE), torch.tensor([0]), INF, None
+    found = nearest_flip(*task, lower=nearest_flip(*task).upper)
+    assert 1 - 1e-12 < float(found.lower) < float(found.upper)
+
+
+class Kinked(Activation):
+    """A concave function whose derivative is computed as 0 where it is `0.99 2^-50`, the error that is allowed.
+
+    It rises (falls, mirrored) up to the kink and drops after it.
+    """
+
+    rise, kink = 0.99 * 2.0**-50, 2.0**20
+
+    def value(self, v: Tensor) -> Tensor:
+        v = self.right * v
+        return torch.where(v < self.kink, self.rise * v, self.rise * self.kink - (v - self.kink))
+
+    def derivative(self, v: Tensor) -> Tensor:
+        return torch.where(self.right * v < self.kink, 0.0, -self.right)
+
+    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+        return slope.new_full((), -INF), slope.new_full((), INF)
+
+    def _where(self, slope: Tensor, above: bool) -> Tensor:
+        return torch.zeros_like(slope)
+
+    def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_shifts_pay_for_the_error_of_a_derivative(side: float) -> None:
+    """A flat line that seems to touch in 0 has to clear the kink, which is a million away, just before the end."""
+    f = Kinked("kinked", 0.0, -INF, 0.0, side, INF)
+    low, high = torch.tensor(sorted([-side, side * (f.kink + 2.0**-29)]), dtype=DOUBLE)
+    v, slack = f.touch(torch.zeros((), dtype=DOUBLE), low, high, True)
+    assert float(f.value(v) + slack) >= float(f.value(torch.tensor(side * f.kink, dtype=DOUBLE)))
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "softplus"])
+def test_shifts_of_one_point(name: str) -> None:
+    """An interval of one number: lines and ranges have to clear the exact value there, and the exact derivative."""
+    exact = {
+        "gelu": lambda v: v * mpmath.erfc(-v / mpmath.sqrt(2)) / 2, "silu": lambda v: v / (1 + mpmath.exp(-v)),
+        "tanh": mpmath.tanh, "softplus": lambda v: mpmath.log1p(mpmath.exp(v)),
+    }[name]  # fmt: skip
+    f, v, slope = ACTIVATIONS[name], 3 * normal(60, seed=120), normal(60, seed=121)
+    ranges, steep = torch.stack(f.span(v, v)), torch.stack(f.derivative_range(v, v))
+    with mpmath.workdps(40):
+        for point, (least, most), (flat, steepest) in zip(v.tolist(), ranges.T.tolist(), steep.T.tolist()):
+            assert least <= exact(mpmath.mpf(point)) <= most
+            assert flat <= mpmath.diff(exact, mpmath.mpf(point), h=mpmath.mpf(10) ** -15) <= steepest
+    for above, sign in ((True, 1), (False, -1)):
+        place, slack = f.touch(slope, v, v, above)
+        assert torch.equal(place, v)
+        line = f.value(v) - slope * v + sign * slack
+        with mpmath.workdps(40):
+            for point, tilt, found in zip(v.tolist(), slope.tolist(), line.tolist()):
+                assert sign * (found - (exact(mpmath.mpf(point)) - mpmath.mpf(tilt) * point)) >= 0
+
+
+def test_shifts_of_gated_activations_to_a_relu() -> None:
+    """The distance is the depth of the dip, exactly computed, and no less."""
+    with mpmath.workdps(40):
+        truth = {
+            "gelu": lambda v: v * mpmath.erfc(-v / mpmath.sqrt(2)) / 2,
+            "gelu_tanh": lambda v: v / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3))),
+            "silu": lambda v: v / (1 + mpmath.exp(-v)),
+        }
+        for name, function in truth.items():
+            lowest = mpmath.findroot(lambda v, function=function: mpmath.diff(function, v), ACTIVATIONS[name].lowest)
+            again = _Gated.make(name, ACTIVATIONS[name].gate)  # type: ignore[attr-defined]
+            assert again.distance_to_relu >= -function(lowest)
+        assert _up(math.log(2)) >= mpmath.log(2)
+    for size in (0.0, 1e-30, 1 / 3, 1e5):
+        assert _up(size) - size >= 2.0**-50 * (size + 1)

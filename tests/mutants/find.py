@@ -6,7 +6,7 @@ never by line number, so the list follows the code as it moves:
 - a power `2.0**-k` with k >= 20, or a literal below 1e-9 in a sum or a product, becomes 0;
 - a constant of the module that is such a number becomes 0 at each place that reads it, and one just above 1 becomes 1;
 - a value that is rounded up by one unit in the last place (`_up`, `nextafter`) is left as it is;
-- a name like `slack` becomes 0 at each place that reads it, one at a time.
+- a name like `slack`, or a part of it, becomes 0 at each place that reads it, one at a time.
 """
 
 from __future__ import annotations
@@ -66,16 +66,21 @@ def value(node: ast.AST) -> float | None:
     return None
 
 
+def name(node: ast.AST) -> str:
+    """The last word of `a` or `a.b.c`, empty for anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
 def constants(tree: ast.Module) -> dict[str, str]:
     """Constants of a module that are rounding terms, and what they become."""
     found = {}
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            name, number = statement.targets[0].id, value(statement.value)
+            target, number = statement.targets[0].id, value(statement.value)
             if number is not None and 0 < abs(number) < SMALL:
-                found[name] = "0.0"
+                found[target] = "0.0"
             elif number is not None and 0 < number - 1 < SMALL:
-                found[name] = "1.0"
+                found[target] = "1.0"
     return found
 
 
@@ -91,6 +96,9 @@ class Finder(ast.NodeVisitor):
         tree = ast.parse(source)
         imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
         self.constants = {**{k: v for k, v in shared.items() if k in imported}, **constants(tree)}
+        called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
+        parts = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in called]
+        self.objects = {name(n.value) for n in parts} & TERMS  # terms that have parts: these are the numbers
         self.path: list[str] = []
         self.inner: list[ast.AST] = []
         self.reads: list[dict[str, int]] = []
@@ -143,7 +151,7 @@ class Finder(ast.NodeVisitor):
             return
         if node.id in self.constants:
             self.add(node, self.constants[node.id])
-        elif node.id in TERMS and self.reads and self.reads[-1].get(node.id, 0) > 1:
+        elif node.id in TERMS - self.objects and self.reads and self.reads[-1].get(node.id, 0) > 1:
             self.add(node, f"(0.0 * {node.id})")
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
@@ -152,17 +160,21 @@ class Finder(ast.NodeVisitor):
         self.visit(node.slice)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if isinstance(node.ctx, ast.Load) and node.attr in TERMS:
+        if isinstance(node.ctx, ast.Load) and (node.attr in TERMS - self.objects or name(node.value) in TERMS):
             self.add(node, f"(0.0 * {ast.unparse(node)})")
-        self.generic_visit(node)
+        if name(node.value) not in TERMS:
+            self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in RAISED and self.path[-1:] not in (["_up"], ["up"]):
+        called = name(node.func)
+        if called in RAISED and self.path[-1:] not in (["_up"], ["up"]):
             self.add(node, f"({ast.unparse(node.args[0])})")
-        if name in CALLED:
+        if called in CALLED:
             self.add(node, "0.0")
-        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute):
+            self.visit(node.func.value)  # a method is no number
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
 
 
 def mutants(root: Path, sources: Mapping[str, str]) -> list[Mutant]:

@@ -70,6 +70,11 @@ class Loop:
         self.todo, self.arguments = todo, arguments
         self.alive: list[Mutant] = []
         self.done = 0
+        self.broken = False  # in a child: whether a test failed because the change makes no sense
+
+    def pytest_exception_interact(self, call: Any) -> None:
+        """A test that fails of a wrong type has not noticed that a number is missing."""
+        self.broken |= call.excinfo is not None and call.excinfo.type in (TypeError, AttributeError)
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """Shares the mutants among the workers and prints what they report."""
@@ -109,7 +114,7 @@ class Loop:
             os.close(end)
             try:
                 os.setpgid(0, 0)
-                run_tests(session, mutant, pipe)
+                run_tests(session, mutant, pipe, self)
             except BaseException as error:
                 os.write(pipe, f"error {type(error).__name__}: {error}".encode())
             finally:
@@ -127,7 +132,7 @@ class Loop:
         return "hangs"
 
 
-def run_tests(session: Any, mutant: Mutant, pipe: int) -> None:
+def run_tests(session: Any, mutant: Mutant, pipe: int, loop: Loop) -> None:
     """In a child process: the change, and the tests up to the first that fails."""
     exchange(mutant)
     items = guards_of(session, mutant)
@@ -136,7 +141,7 @@ def run_tests(session: Any, mutant: Mutant, pipe: int) -> None:
         following = items[number + 1] if number + 1 < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
-            os.write(pipe, f"killed by {item.name}".encode())
+            os.write(pipe, f"{'broken' if loop.broken else 'killed by'} {item.name}".encode())
             return
     os.write(pipe, b"alive")
 

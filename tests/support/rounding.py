@@ -41,6 +41,23 @@ def rounded(mode: str) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def serial() -> Iterator[None]:
+    """`Tensor.sum` over one axis adds its terms one after the other, as a kernel may: the longest chain of roundings."""
+    fast = Tensor.sum
+
+    def slow(values: Tensor, dim: Any = None, *rest: Any, **more: Any) -> Tensor:
+        if not isinstance(dim, int) or rest or more or not values.shape[dim]:
+            return fast(values, *(() if dim is None else (dim,)), *rest, **more)
+        return values.cumsum(dim).select(dim, -1)
+
+    Tensor.sum = slow  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        Tensor.sum = fast  # type: ignore[method-assign]
+
+
 def long(values: Tensor | float) -> Array:
     """The same numbers with 64 bits each: sums and products of a few hundred of them are exact to 2^-55."""
     return torch.as_tensor(values).detach().double().numpy().astype(np.longdouble)

@@ -380,6 +380,7 @@ class _Search:
                 self.retreat(away)
         if self.lower > self.upper * (1 + self.tolerance):
             raise InputError(f"there is a flip at {self.upper:g}, but {known:g} was given as a proved radius: check it.")
+        # A radius is never both proved and reached.
         self.lower = min(self.lower, self.upper * (1 - 2.0**-50)) if self.upper < math.inf else self.lower
 
     def close(self, radius: float, far: float, limit: float) -> float | None:
@@ -405,7 +406,7 @@ class _Search:
                 return
             net = _Relaxed(self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain)
             line = net.line(self.ascend(net, net.roots(), radius))
-            self.lower = max(self.lower, min(float(net.reach(line).min()), radius) * (1 - 2.0**-50))
+            self.lower = max(self.lower, min(float(net.reach(line).min()), radius))  # `reach` is rounded down
 
     @property
     def farthest(self) -> float:
@@ -466,7 +467,7 @@ class _Search:
         while True:
             open_, settled = self.sift(open_, settled, radius)
             least = min(settled, float(open_.bound.min()) if len(open_) else math.inf, self.upper)
-            self.lower = max(self.lower, least * (1 - 2.0**-50))
+            self.lower = max(self.lower, least)  # every bound is rounded down, and the radius is a number
             if not len(open_) or self.late or self.decided:
                 return False
             if self.upper < RESTART * radius:

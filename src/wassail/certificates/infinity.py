@@ -566,9 +566,12 @@ def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tens
         size = torch.linalg.vector_norm(a + point @ walls, 2, dim=-1, keepdim=True)
         new = (point - step * (cross + point @ gram + size * rest[:, None])).clamp(min=0)
         point, y = new + i / (i + 3) * (new - y), new
-    error = (sum(walls.shape[1:]) + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
-    rests = (y @ rest[..., None])[..., 0] * (1 + 1e-12)
-    return torch.minimum(plain, torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1) + b + rests).clamp(min=0)
+    # With h walls: h + 2 roundings in `a + y walls`, n + 2 in its length, h + 1 in `y . rest` and 2 in the sum of all.
+    # `y . rest` needs no term of its own for its share c: at the best u, with `q = walls u + rest >= 0`, the value is too
+    # large by `y . q + error . |u|` at least, and `c y . rest = c (y . q - y walls u) <= y . q + error . |u|`.
+    error = (2 * walls.shape[1] + walls.shape[2] + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
+    length = torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1)
+    return torch.minimum(plain, length + b + (y @ rest[..., None])[..., 0]).clamp(min=0)
 
 
 def _choose(loss: Tensor, layer: Tensor) -> int:
