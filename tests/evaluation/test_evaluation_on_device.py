@@ -99,7 +99,7 @@ def test_flips_of_two_devices_are_merged(data):
         return first.merge(elsewhere), elsewhere.merge(first)
 
     (one, other), _ = there(call, model, x, y)
-    assert one.points.device.type == "cpu" and other.points.device.type == "second"
+    assert one.points.device.type == "cpu" and other.points.device.type == "elsewhere"
     assert differences((first.merge(second), second.merge(first)), (one, other)) == []
 
 
@@ -142,8 +142,8 @@ def test_the_command_line_takes_a_device(tmp_path):
     options += ["--attacks", "wda++", "fgsm"]
     assert main(["attack", *options, "--out", str(tmp_path / "here")]) == 0
     with second_device() as second:
-        assert main(["attack", *options, "--device", "second", "--out", str(tmp_path / "there")]) == 0
-        assert main(["evaluate", *options, "--device", "second", "--out", str(tmp_path / "more"), "--no-look"]) == 0
+        assert main(["attack", *options, "--device", "elsewhere", "--out", str(tmp_path / "there")]) == 0
+        assert main(["evaluate", *options, "--device", "elsewhere", "--out", str(tmp_path / "more"), "--no-look"]) == 0
     assert second.total > 0  # it was used
     assert len(stored(tmp_path / "here")) >= 4
     assert differences(stored(tmp_path / "here"), stored(tmp_path / "there")) == []

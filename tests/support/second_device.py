@@ -7,7 +7,7 @@
     second.waits            # where: "item at network.py:12" -> how often
     assert not second.draws # random numbers that were drawn on the device
 
-A tensor on it says that it lives on "second:0". Its numbers are in a tensor on the CPU, `tensor.inside`, so results are
+A tensor on it says that it lives on "elsewhere:0". Its numbers are in a tensor on the CPU, `tensor.inside`, so results are
 those of the CPU to the last bit and every difference is a mistake of the code under test. Like CUDA it refuses:
 
 - operations on tensors of two devices; a tensor without dimensions on the CPU may join elementwise operations;
@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-NAME = "second"
+NAME = "elsewhere"
 SOURCE = "/wassail/"  # waits are charged to the innermost line of a file below a folder of this name
 
 # The result, or its size, is read on the host.
