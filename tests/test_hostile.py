@@ -400,7 +400,8 @@ def test_an_endless_loop_beside_the_logits_is_ended(tmp_path: Path) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "took more than" in text and "--trust" in text
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
-    assert after.ru_maxrss < 1 << 20  # kilobytes, of the largest child yet
+    # Kilobytes, of the largest child yet: an earlier test may have had a larger one.
+    assert after.ru_maxrss <= max(before.ru_maxrss, 1 << 20)
 
 
 LIMITED = """

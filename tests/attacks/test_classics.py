@@ -410,6 +410,7 @@ def test_pgd_stops_at_a_flip_and_restarts_only_the_rest() -> None:
     assert lost.any() and (margin(model(three.points), y) >= margin(model(one.points), y) - 1e-12)[lost].all()
 
 
+@pytest.mark.filterwarnings("ignore:.*samples were not searched:wassail.errors.ModelWarning")
 def test_cw_keeps_its_budget() -> None:
     shares = []
     for passes in (1, 2, 3, 12, 200):

@@ -106,6 +106,7 @@ class Stubborn(nn.Module):
         return z + 1e4 * nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 10)
 
 
+@pytest.mark.filterwarnings("ignore:.*samples were not searched:wassail.errors.ModelWarning")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
 def test_budgets_are_kept_exactly(name: str, norm: float) -> None:

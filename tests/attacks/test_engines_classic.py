@@ -145,6 +145,7 @@ def test_a_curved_boundary() -> None:
     assert 1.01 < loose.mean() < 1.05 and loose.min() > 1 - 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:.*samples were not searched:wassail.errors.ModelWarning")
 @pytest.mark.parametrize("passes", [1, 2, 5, 13, 60])
 @pytest.mark.parametrize("classes", [2, 10])
 @each_pair

@@ -268,7 +268,7 @@ def test_interrupt_inside_a_step(monkeypatch: pytest.MonkeyPatch, where: str) ->
 
 def test_nodes_closed_by_a_new_lower_bound_still_count_above(monkeypatch: pytest.MonkeyPatch) -> None:
     net, region = random_net([4, 8, 8, 2], 3), Region.make(None, 4)
-    search = module._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0), INF)
+    search = module._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
     search.open()
     while len(search.heap) < 5:
         search.step()
@@ -417,7 +417,7 @@ def test_certificates_of_emptiness() -> None:
 def test_points_on_a_wall_or_outside_are_no_witness() -> None:
     one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     net = Piecewise(one, 0 * one, zero, one, -one, zero, zero, torch.zeros(1, dtype=torch.int64))  # x - relu(x): flat for x > 0
-    search = module._Search(net, Region.make((0.0, 1.0), 1), 2.0, 2.0, torch.Generator().manual_seed(0), INF)
+    search = module._Search(net, Region.make((0.0, 1.0), 1), 2.0, 2.0, torch.Generator().manual_seed(0))
     assert search.visit(torch.tensor([[0.0], [-0.5]]).double()) == [None, None]
     assert search.lower == 0 and search.witness is None
     found = branch(net, Region.make((0.0, 1.0), 1), 2, 2)

@@ -387,7 +387,8 @@ def test_a_time_limit_returns_an_honest_bracket(monkeypatch: pytest.MonkeyPatch)
         none = nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=0.0)
         assert none.cut and not none.lower.any()
         check(cut, graph, x, y, norm, (0.0, 1.0))
-        assert full.exact.all() and (cut.lower > 0).all()
+        # Each look at this clock costs a second, so that smaller balls may get none: what is proved is a bracket, not its size.
+        assert full.exact.all() and not cut.exact.any()
         assert (cut.lower <= full.upper).all() and (full.lower <= cut.upper).all()
         assert (cut.nodes < full.nodes).any()
 
