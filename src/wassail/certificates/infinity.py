@@ -417,7 +417,7 @@ class _Search:
         """Bound nodes given as rows, `known` being upper bounds so far; those still open go on the heap."""
         self.count += len(state)
         size = self.gaps.neurons * (self.gaps.neurons + self.gaps.inputs)
-        clock.spend(len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size)
+        clock.spend(len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size + 4 * STEPS * clock.STEP)
         low, high = self.intervals(state)
         value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
         for i in range(len(state)):

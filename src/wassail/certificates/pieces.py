@@ -28,6 +28,7 @@ CLOSE = 1e-6  # relative gap at which the search stops
 BATCH = 256  # pieces that are cut at once
 NUMBERS = 2**21  # in one tensor of a pass over many pieces
 FAR = 2.0**40  # rays are cut no further out
+OVERHEAD = 25 * clock.STEP  # operations that a batch costs for each node, however small: dozens of calls of torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,8 @@ class Search:
     def run(self, nodes: int | None, tick: Callable[[Search], None]) -> None:
         """Until the bracket is closed to `CLOSE`, or a limit (`clock`) or the nodes run out; tick: called after every batch."""
         while len(self.open.bound) and not clock.late() and (nodes is None or self.nodes < nodes):
-            clock.spend(2 * min(len(self.open.bound), self.batch) * 4 * self.graph.operations * self.graph.outputs)
+            count = 2 * min(len(self.open.bound), self.batch)
+            clock.spend(count * 4 * self.graph.operations * self.graph.outputs + OVERHEAD * len(self.graph.nodes))
             self.step()
             tick(self)
 
