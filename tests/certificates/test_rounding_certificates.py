@@ -32,7 +32,7 @@ from wassail.certificates.certify import Certificate, _Work
 from wassail.certificates.linear import Balls
 from wassail.certificates.loss_curve import LossCurve, _ends, _total
 from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.structure import Concat, Conv, Graph, Matrix, Node, Scale, Sum
+from wassail.certificates.structure import Average, Concat, Conv, Graph, Matrix, Node, Scale, Sum
 from wassail.transport import transport_cost
 
 INF = math.inf
@@ -97,6 +97,16 @@ def test_norms_of_sums_and_concatenations(mode: str) -> None:
             for map_ in (Sum(50), Concat(1, (1,) * 50))
         )
     assert Fraction(added) >= total and Fraction(joined) ** 2 >= length
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_norms_of_sums_over_an_axis(mode: str) -> None:
+    """The sum of n numbers stretches by the square root of n."""
+    for n in range(2, 12):
+        map_ = Average(lambda v: v.sum(1, keepdim=True), (n,))
+        with rounded(mode):
+            found = norms._map_norm(map_, 2.0, (n,), (1,))
+        assert Fraction(found) ** 2 >= n and found < math.sqrt(n) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("mode", MODES)

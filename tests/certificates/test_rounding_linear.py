@@ -292,3 +292,26 @@ def test_lengths_of_gradients(s: float, mode: str) -> None:
     size = np.abs(long(entries))
     truth = size.sum(1) if s == 1 else size.max(1) if s == INF else np.sqrt((size**2).sum(1))
     assert (long(length) >= truth * (1 - np.longdouble(2) ** -62)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_beside_an_undecided_neuron_that_leads_nowhere(mode: str) -> None:
+    """All other neurons are active: every partial derivative is one number, and substitution is exact but for its sums."""
+    width, n = 40, 5
+    for seed in range(3):
+        weights = [normal(width, n, seed=seed + 160), normal(2, width, seed=seed + 170)]
+        x, radius = uniform(n, seed=seed + 180), 0.1
+        weights[1][:, 0] = 0
+        bias = torch.full((width,), 50.0, dtype=torch.float64)
+        bias[0] = -(weights[0][0] @ x)
+        graph = perceptron(weights, [bias, torch.zeros(2, dtype=torch.float64)])
+        with rounded(mode):
+            found = gradients(crown(graph, Region.make(Ball(x, radius, INF, None), n)), torch.tensor([[-1.0, 1.0]]))
+            low, high = found.entries()
+            lengths = {s: found.norm(s, (low - 1e-3, high + 1e-3)) for s in (1.0, 2.0)}
+        assert found.bounds.open == 1
+        exact = (long(weights[1])[1] - long(weights[1])[0]) @ long(weights[0])
+        room = np.longdouble(2) ** -57
+        assert (long(low)[0] <= exact + room).all() and (long(high)[0] >= exact - room).all()
+        assert long(lengths[1.0])[0] >= np.abs(exact).sum() - room
+        assert long(lengths[2.0])[0] >= np.sqrt((exact**2).sum()) - room

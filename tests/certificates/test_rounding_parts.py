@@ -172,13 +172,14 @@ def test_what_is_proved_serves_smaller_balls(mode: str) -> None:
     with rounded(mode):
         bottom, top = sweep.proved()[1]
     assert (long(bottom) <= long(c) + long(low)).all() and (long(top) >= long(c) + long(high)).all()
-    # Ranges that say more than intervals do: they alone decide.
-    tight = {1: (-1e-3 * uniform(1, 6, seed=6) - 1e-3, 1e-3 * uniform(1, 6, seed=7) + 1e-3)}
-    with rounded(mode):
-        again = Sweep(graph, balls, known=tight).run()
-    low, high = again.spans[1]
-    assert (long(again.centre[1]) + long(low) <= long(tight[1][0])).all()
-    assert (long(again.centre[1]) + long(high) >= long(tight[1][1])).all()
+    # Ranges that say more than intervals do: they alone decide. Next to the smaller ones the centres are large.
+    for scale in (1.0, 1e-6):
+        tight = {1: (scale * (-1e-3 * uniform(1, 6, seed=6) - 1e-3), scale * (1e-3 * uniform(1, 6, seed=7) + 1e-3))}
+        with rounded(mode):
+            again = Sweep(graph, balls, known=tight).run()
+        low, high = again.spans[1]
+        assert (long(again.centre[1]) + long(low) <= long(tight[1][0])).all()
+        assert (long(again.centre[1]) + long(high) >= long(tight[1][1])).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -464,3 +465,39 @@ def test_shifts_of_gated_activations_to_a_relu() -> None:
         assert _up(math.log(2)) >= mpmath.log(2)
     for size in (0.0, 1e-30, 1 / 3, 1e5):
         assert _up(size) - size >= 2.0**-50 * (size + 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("norm", [1.0, 2.0, INF])
+def test_spans_of_an_affine_map(norm: float, mode: str) -> None:
+    """In balls so small that the centre's own rounding is all there is, and in larger ones up to their rim."""
+    n = 40
+    weight, bias, x = normal(12, n, seed=140), normal(12, seed=141), 1 + uniform(1, n, seed=142)
+    value = (long(weight) * long(x)).sum(1) + long(bias)
+    for radius in (2.0**-100, 1 / 3):
+        with rounded(mode):
+            sweep = Sweep(perceptron([weight], [bias]), Balls.make(x, torch.full((1,), radius).double(), norm, None)).run()
+        size = np.abs(long(weight))
+        length = size.max(1) if norm == 1 else size.sum(1) if norm == INF else np.sqrt((size**2).sum(1))
+        far = length * long(sweep.balls.radius) * (1 - np.longdouble(2) ** -60)
+        centre, (low, high) = long(sweep.centre[1])[0], sweep.spans[1]
+        room = np.longdouble(2) ** -57  # what 64 bits lose in the sum of forty
+        assert (centre + long(high)[0] >= value + far - room).all() and (centre + long(low)[0] <= value - far + room).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [SINGLE, DOUBLE])
+def test_coefficients_pay_for_the_sums_they_are(dtype: torch.dtype, mode: str) -> None:
+    """Rows `w` of 60 entries through a map to one input: `<w, W d>` is a long sum, taken in the type of the pass."""
+    if dtype == SINGLE and mode != "nearest":
+        return  # float32 counts 2^-24 an operation, which is for rounding to nearest
+    width, radius = 60, 1 / 3
+    weight, w = normal(width, 1, seed=150), normal(200, width, seed=151).to(dtype)
+    owner = torch.zeros(len(w)).long()
+    with rounded(mode):
+        balls = Balls.make(torch.zeros(1, 1, dtype=DOUBLE), torch.full((1,), radius, dtype=DOUBLE), INF, None)
+        sweep = Sweep(perceptron([weight], [torch.zeros(width, dtype=DOUBLE)]), balls).run()
+        constant, a, owners = sweep._substitute(sweep.fast if dtype == SINGLE else sweep.exact, 1, w, owner, True)
+        top = constant + sweep.inputs.upper(a.double(), owners)
+    most = np.abs((long(w) * long(weight)[:, 0]).sum(1)) * long(balls.radius)[0]
+    assert (long(top)[: len(w)] >= most - np.longdouble(2) ** -57).all() and (long(top)[len(w) :] >= most - 2.0**-57).all()

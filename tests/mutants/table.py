@@ -44,7 +44,7 @@ OPEN = (
     *(
         f"certificates/{name}.py"
         for name in (
-            "attention", "curves", "jacobian", "linear", "norms", "propagate",
+            "attention", "curves", "jacobian", "linear",
             "semidefinite", "slopes", "split", "tangents", "transformer",
         )
     ),

@@ -403,7 +403,9 @@ class Sweep:
         low, high = (middle - width).clamp(max=0), (middle + width).clamp(min=0)
         if node.inputs == (0,) and self.balls.norm != math.inf and isinstance(map_, Matrix | Conv):
             radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
-            ball = radius * _row_norms(map_, dual(self.balls.norm)) * (1 + terms * 2.0**-51) + wide * reach + residual
+            # The length of a row of n entries is off by n / 2 + 3 roundings, the sum by 2. What is reached is at most the exact
+            # length times the radius, and at most `reach`: that many roundings of the smaller one are in `wide * reach`.
+            ball = radius * _row_norms(map_, dual(self.balls.norm)) + wide * reach + residual
             low, high = torch.maximum(low, -ball), torch.minimum(high, ball)
         if i in self.known:
             bottom, top = (side - self.centre[i] for side in self.known[i])

@@ -293,7 +293,8 @@ class Gradients:
         size = _rows(self.sizes[0])
         scale = (slope.abs() * size).sum(1) + shift.abs().sum(1)
         chord = (self._substitute(0, slope[:, None, :])[:, 0] + shift.sum(1)) + self._error() * scale
-        return torch.minimum(best, chord if s == 1 else chord.clamp(min=0).sqrt() * (1 + 2.0**-50))
+        # The root is one of the roundings that gamma counts beyond the sums, and `scale` is at least the square of the norm.
+        return torch.minimum(best, chord if s == 1 else chord.clamp(min=0).sqrt())
 
     def _error(self) -> float:
         return gamma(self.bounds.graph) * (len(self.bounds.spans) + 2)
