@@ -21,6 +21,7 @@ from wassail.certificates import (
     multipliers,
     norms,
     recession,
+    semidefinite,
     slopes,
     tangents,
     transformer,
@@ -666,3 +667,33 @@ def test_the_slope_at_infinity_of_a_node_without_walls(mode: str) -> None:
         search = infinity._Search(network, INF, [0], 0)
         found, _ = search.solve(free, 0, none - 1, none + 1, INF)
     assert np.longdouble(found) >= np.abs(long(weight)[1] - long(weight)[0]).sum()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_of_semidefinite_bounds(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roots and products of what was proved: of one network, from another norm, and of pieces with and without time."""
+    zero = torch.zeros(2, dtype=DOUBLE)
+    network = perceptron([scattered(2, 3, seed=190), scattered(2, 2, seed=192)], [zero, zero]).piecewise()
+    values = (1 + uniform(40, 3, seed=191)).tolist()
+    small = SimpleNamespace(inputs=1, nodes=[SimpleNamespace(size=1)])
+    large = SimpleNamespace(inputs=1, nodes=[SimpleNamespace(size=2 * semidefinite.MEMORY)])
+    bounds = SimpleNamespace(graph=SimpleNamespace(to=lambda _: SimpleNamespace(nodes=[0] * 4)), states=dict)
+    monkeypatch.setattr(semidefinite.clock, "late", lambda: True)
+    monkeypatch.setattr(semidefinite, "_pieces", lambda *_: [(0, 1), (1, 2), (2, 3)])
+    for row in values:
+        monkeypatch.setattr(semidefinite, "prove", lambda *_, row=row: torch.tensor(row[:1], dtype=DOUBLE))
+        with rounded(mode):
+            one = semidefinite._semidefinite(network, 2.0, 2.0)
+        assert Fraction(one) ** 2 >= Fraction(row[0]) and one < math.sqrt(row[0]) * (1 + 1e-9)
+        with monkeypatch.context() as patch:
+            patch.setattr(semidefinite, "_semidefinite", lambda *_, row=row: row[0])
+            with rounded(mode):
+                other = semidefinite._from_two(network, INF, 2.0)
+        assert Fraction(other) ** 2 >= 3 * Fraction(row[0]) ** 2
+        for piece in (small, large):
+            left = iter(row)
+            monkeypatch.setattr(semidefinite, "_piece", lambda *_, piece=piece: (piece, {}))
+            monkeypatch.setattr(semidefinite, "product", lambda *_, left=left: next(left))
+            with rounded(mode):
+                total = semidefinite.segmented(bounds, 2.0, 2.0)  # type: ignore[arg-type]
+            assert Fraction(total) >= math.prod(map(Fraction, row)) and total < math.prod(row) * (1 + 1e-9)

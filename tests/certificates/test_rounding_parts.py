@@ -501,3 +501,11 @@ def test_coefficients_pay_for_the_sums_they_are(dtype: torch.dtype, mode: str) -
         top = constant + sweep.inputs.upper(a.double(), owners)
     most = np.abs((long(w) * long(weight)[:, 0]).sum(1)) * long(balls.radius)[0]
     assert (long(top)[: len(w)] >= most - np.longdouble(2) ** -57).all() and (long(top)[len(w) :] >= most - 2.0**-57).all()
+
+
+def test_split_neurons_keep_the_errors_of_the_sweep() -> None:
+    """What rounding adds to the input of a neuron is nine operations at least, of a number as large as its span."""
+    graph = perceptron([normal(8, 3, seed=200), normal(2, 8, seed=201)], [torch.zeros(8).double(), torch.zeros(2).double()])
+    sweep = Sweep(graph, Balls.make(torch.zeros(1, 3, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), INF, None)).run()
+    tree = _Tree(sweep, [0], [0])
+    assert tree.error.shape == (1, 8) and (tree.error >= 9 * 2.0**-53 * tree.most).all() and (tree.most > 0).all()

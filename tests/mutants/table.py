@@ -45,7 +45,7 @@ OPEN = (
         f"certificates/{name}.py"
         for name in (
             "attention", "curves", "jacobian", "linear",
-            "semidefinite", "slopes", "split", "tangents", "transformer",
+            "slopes", "tangents", "transformer",
         )
     ),
     "transport.py",
