@@ -227,6 +227,7 @@ Every instance asks whether a network gives one label everywhere in a box of inp
 winner of the year (alpha-beta-CROWN), else that of at least two tools with none against them, else *open*. Our attack
 (`ws.nearest`) and our proofs (`ws.verify` by `crown` and `branch`) ran on the same instances, both whatever the other says.
 Everything of ours is in float64 and about exact arithmetic, as the competition is; one thread, processor seconds.
+The limit on a proof is one of the clock: a busy machine proves less.
 
 A *contradiction* is a proof of ours where the public verdict is refuted, a flip of ours where it is proved, or a proof and a
 flip of ours on one instance.
