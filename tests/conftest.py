@@ -31,3 +31,8 @@ def _one_thread() -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = len(terminalreporter.stats.get("skipped", []))
     terminalreporter.write_line(f"skipped: {skipped} (see the reasons above)" if skipped else "skipped: 0")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a second device come last: autograd starts threads for it, and no process forked after that can use it."""
+    items.sort(key=lambda item: "device" in item.path.name)

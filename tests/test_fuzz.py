@@ -49,7 +49,7 @@ def test_every_end_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     readers = {"accepted": reader(lambda path: None), "refused": reader(refuse), "foreign": reader(raise_key)}
     readers |= {"signal": reader(crash), "contained": reader(crash, "contained")}
     readers |= {"slow": reader(burn, weight=0.3), "large": reader(grow, weight=0.3)}
-    used = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    used = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
     monkeypatch.setattr(run, "READERS", readers)
     monkeypatch.setattr(run, "SECONDS", 0.5)
     monkeypatch.setattr(run, "MEMORY", used + (150 << 20))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.second_device import second_device
 from torch import Tensor, nn
 
 import wassail as ws
+from support.second_device import second_device
 from wassail.certificates import split
 from wassail.certificates.linear import Balls, Sweep, margins
 from wassail.certificates.structure import Graph, read

@@ -244,9 +244,10 @@ def test_a_real_network_and_its_files(tmp_path) -> None:
     """Against the slopes of `certify`, which know nothing of distances, and against the flips that an attack finds."""
     model, (x, y) = load("digits-mlp-adv"), data("digits")
     x, y = x[:8], y[:8]
-    # Slopes are of the exact function: so is the curve that they are compared with.
-    curve = loss_curve(model, x, y, INF, 1, grid=[2.0**-k for k in range(9, -1, -1)], arithmetic="exact")
     slopes = certify(model, x, y, INF, domain=(0.0, 1.0), slopes=["margin"])
+    grid = [2.0**-k for k in range(9, -1, -1)]
+    # Slopes are of the exact function: so is the curve that knows them.
+    curve = loss_curve(model, x, y, INF, 1, grid=grid, arithmetic="exact", certificate=slopes)
     for eps in (0.005, 0.02, 0.1):
         (low, high), two = curve(eps), curve.of_order(2)
         assert curve.empirical < low <= high <= slopes.upper(eps) * (1 + 1e-9)

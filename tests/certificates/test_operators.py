@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 import torch
-from tests.support.operators import REFUSED, TABLE, Headed, Operator
 from torch import Tensor
 
 import wassail as ws
+from support.operators import REFUSED, TABLE, Headed, Operator
 from wassail.certificates.jacobian import entries, ranges
 from wassail.certificates.linear import Balls, margin_bounds
 from wassail.certificates.lipschitz import jacobians

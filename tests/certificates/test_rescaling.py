@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from tests.support.rescaled import ALL, NORMS, PIECEWISE, case, random_graph, rescaled
 from torch import Tensor, nn
 
 import wassail as ws
+from support.rescaled import ALL, NORMS, PIECEWISE, case, random_graph, rescaled
 from wassail.certificates.linear import margin_bounds
 from wassail.certificates.radii import radii
 from wassail.certificates.structure import Graph, Matrix, Node, equilibrated

@@ -128,10 +128,10 @@ def random_graph(name: str, seed: int) -> Graph:
         match node.map:
             case Matrix(weight):
                 map_ = Matrix(fresh(weight, weight.shape[1]))
-                return replace(node, map=map_, bias=fresh(torch.zeros(node.shape), 2))
+                return replace(node, map=map_, bias=fresh(torch.zeros(node.shape), 2), bias_most=None)
             case Conv(weight):
                 map_ = replace(node.map, weight=fresh(weight, weight[0].numel()))
-                return replace(node, map=map_, bias=fresh(torch.zeros(node.shape[0], 1, 1), 2))
+                return replace(node, map=map_, bias=fresh(torch.zeros(node.shape[0], 1, 1), 2), bias_most=None)
             case _:
                 return node
 
@@ -172,7 +172,9 @@ def rescaled(graph: Graph, seed: int, most: int) -> Graph:
                 node = replace(node, map=replace(node.map, weight=_times(weight, up)))
             case Scale(factor):
                 node = replace(node, map=Scale(_times(factor, up)))
-        nodes.append(node if node.bias is None else replace(node, bias=_times(node.bias, exponent[i])))
+        most = None if node.bias_most is None else _times(node.bias_most, exponent[i])
+        bias = None if node.bias is None else _times(node.bias, exponent[i])
+        nodes.append(replace(node, bias=bias, bias_most=most))
     return replace(graph, nodes=tuple(nodes))
 
 
