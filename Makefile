@@ -22,10 +22,11 @@ demo: .venv/core  ## attack and certify the embedded model on the embedded data
 	$(BIN)/wassail demo
 
 test: .venv/dev  ## the whole suite but the slow tests
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not device"
+	$(PYTEST) -m "device and not slow"
 
 test-slow: .venv/dev  ## the slow tests
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not device"
 
 test-kernels: .venv/dev  ## what sits on ties under other kernels, with one and two threads
 	$(BIN)/python tests/kernels/run.py

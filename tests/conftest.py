@@ -33,6 +33,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"skipped: {skipped} (see the reasons above)" if skipped else "skipped: 0")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests of a second device are asked for, torch knows it from the start.
+
+    Autograd starts a thread for every device that there is at its first use. So the device must be known before, and not
+    at all where tests fork: a process that is forked beside such threads cannot differentiate. `make test` runs the two apart.
+    """
+    asked = " ".join([config.getoption("markexpr"), *config.args])
+    if "device" in asked and "not device" not in asked:
+        from support.second_device import registered
+
+        registered()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a second device come last: autograd starts threads for it, and no process forked after that can use it."""
-    items.sort(key=lambda item: "device" in item.path.name)
+    """Tests of a second device are marked by their names."""
+    for item in items:
+        if "device" in item.path.name or "device" in item.name:
+            item.add_marker("device")

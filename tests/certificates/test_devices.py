@@ -191,7 +191,7 @@ def test_an_evaluation_says_that_a_device_has_no_float64() -> None:
         with pytest.warns(RuntimeWarning, match="has no float64"):
             result = ws.evaluate(model, (x, y), threats, ["fgsm"], certify="crown")
     told = [finding.text for finding in result.findings if finding.name == "device"]
-    assert told == ["The device second has no float64: radii were computed on the CPU."]
+    assert told == ["The device elsewhere has no float64: radii were computed on the CPU."]
 
 
 def layers(graph: Graph) -> int:

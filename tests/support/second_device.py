@@ -27,6 +27,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "elsewhere"
+DEVICE = torch.device("cpu")  # the device itself, once it is registered
 SOURCE = "/wassail/"  # waits are charged to the innermost line of a file below a folder of this name
 
 # The result, or its size, is read on the host.
@@ -90,6 +92,7 @@ def second_device(float64: bool = True) -> Iterator[Second]:
         float64: whether the device has it; without, it refuses such tensors as MPS does.
     """
     global _now
+    registered()
     before = _now
     _now = Second(float64)
     try:
@@ -302,12 +305,20 @@ def _local_scalar_dense(tensor: Any) -> Any:
     return tensor.inside.item()
 
 
-_setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
-DEVICE = torch.device(NAME, 0)
-_autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # allowed, and casts nothing
-_autocast.fallback(torch.library.fallthrough_kernel)
-_library = torch.library.Library("aten", "IMPL")  # what torch calls below its dispatch of Python
-_library.impl("empty.memory_format", _empty, "PrivateUse1")
-_library.impl("empty_strided", _empty_strided, "PrivateUse1")
-_library.impl("_copy_from", _copy_from, "PrivateUse1")
-_library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
+@cache
+def registered() -> list[torch.library.Library]:
+    """Tell torch about the device, once, when it is first used: autograd starts a thread for every device there is.
+
+    A process that is forked after that cannot differentiate, so tests that fork must come first.
+    """
+    global DEVICE
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    DEVICE = torch.device(NAME, 0)
+    autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # allowed, and casts nothing
+    autocast.fallback(torch.library.fallthrough_kernel)
+    library = torch.library.Library("aten", "IMPL")  # what torch calls below its dispatch of Python
+    library.impl("empty.memory_format", _empty, "PrivateUse1")
+    library.impl("empty_strided", _empty_strided, "PrivateUse1")
+    library.impl("_copy_from", _copy_from, "PrivateUse1")
+    library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
+    return [autocast, library]
