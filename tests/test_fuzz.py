@@ -32,8 +32,16 @@ def burn(path: Path) -> None:
         pass
 
 
+def resident(what: str) -> int:
+    """Bytes of this process in memory: ``VmRSS`` all, ``RssFile`` those of mapped files, which a fork does not inherit."""
+    return int(Path("/proc/self/status").read_text().split(f"{what}:")[1].split()[0]) * 1024
+
+
+MAPPED = resident("RssFile")
+
+
 def grow(path: Path) -> None:
-    held = bytearray(300 << 20)
+    held = bytearray((300 << 20) + MAPPED)
     held[:: 1 << 12] = bytes([1]) * len(held[:: 1 << 12])
 
 
@@ -49,10 +57,10 @@ def test_every_end_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     readers = {"accepted": reader(lambda path: None), "refused": reader(refuse), "foreign": reader(raise_key)}
     readers |= {"signal": reader(crash), "contained": reader(crash, "contained")}
     readers |= {"slow": reader(burn, weight=0.3), "large": reader(grow, weight=0.3)}
-    used = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
     monkeypatch.setattr(run, "READERS", readers)
     monkeypatch.setattr(run, "SECONDS", 0.5)
-    monkeypatch.setattr(run, "MEMORY", used + (150 << 20))
+    monkeypatch.setattr(run, "MEMORY", resident("VmRSS") + (150 << 20))
+    monkeypatch.setitem(globals(), "MAPPED", resident("RssFile"))
     monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
     for kind in readers:
         folder = tmp_path / "corpus" / kind / "0"
