@@ -1,10 +1,12 @@
-"""What it costs to certify the network as it is executed: radii in executed and in exact arithmetic, side by side.
+"""What it costs to certify the network as it is executed: radii in executed and in exact
+arithmetic, side by side.
 
     python benchmarks/arithmetic.py [--samples 4] [--only PART_OF_A_NAME] > docs/arithmetic.md
 
-For the zoo's piecewise-linear networks, which are float32, and norm inf: the median radius by CROWN in both arithmetics,
-searched to 0.1 %; the bound on the rounding error of the margins at the samples beside the margins; the largest difference
-from float64 that was seen there; and the processor's time for both. One thread. Rows go to standard error as they are ready.
+For the zoo's piecewise-linear networks, which are float32, and norm inf: the median radius by CROWN
+in both arithmetics, searched to 0.1 %; the bound on the rounding error of the margins at the
+samples beside the margins; the largest difference from float64 that was seen there; and the
+processor's time for both. One thread. Rows go to standard error as they are ready.
 """
 
 import argparse
@@ -22,22 +24,39 @@ from wassail.certificates.structure import Graph, read
 from zoo_path import images, load
 
 NAMES = (
-    "mnist_mlp_toy20", "mnist_mlp_6_100", "mnist_mlp_spectral", "sdp_mnist_mlp", "mnist_conv_small", "mnist_kw_01",
-    "fashion_kw_01", "mnist_madry_tiny", "mnist_cnn_a_adv", "sdp_mnist_convsmall", "cifar_base_kw", "cifar_small_kw_l2_36px",
-    "cifar_cnn_a_adv", "cifar_cnn_a_mix", "cifar_cnn_a_adv4", "sdp_cifar_cnn_a", "mnist_smallcnn_ddn", "mnist_trades",
-    "vnn_resnet2b", "vnn_resnet4b",
-)  # fmt: skip
+    "mnist_mlp_toy20",
+    "mnist_mlp_6_100",
+    "mnist_mlp_spectral",
+    "sdp_mnist_mlp",
+    "mnist_conv_small",
+    "mnist_kw_01",
+    "fashion_kw_01",
+    "mnist_madry_tiny",
+    "mnist_cnn_a_adv",
+    "sdp_mnist_convsmall",
+    "cifar_base_kw",
+    "cifar_small_kw_l2_36px",
+    "cifar_cnn_a_adv",
+    "cifar_cnn_a_mix",
+    "cifar_cnn_a_adv4",
+    "sdp_cifar_cnn_a",
+    "mnist_smallcnn_ddn",
+    "mnist_trades",
+    "vnn_resnet2b",
+    "vnn_resnet4b",
+)
 BOX = (0.0, 1.0)
 INTRODUCTION = """# The network as it is executed
 
 `python benchmarks/arithmetic.py`
 
-A float32 network is not the exact function: its margins are off by rounding. With `arithmetic="executed"` radii hold for the
-network as it runs, in any order of summation: all margins are proved above a bound on that error. `loss`: how much smaller the
-median radius is, CROWN at l-inf, searched to 0.1 %; `error`: the median over the samples of the bound on the error of the
-smallest margin, and `of margin` the same as a share of that margin; `seen`: the largest error at the samples and at random
-points near them, as a share of its bound; `time`: seconds of the processor for the executed radii over those for the exact
-ones, one thread.
+A float32 network is not the exact function: its margins are off by rounding. With
+`arithmetic="executed"` radii hold for the network as it runs, in any order of summation: all
+margins are proved above a bound on that error. `loss`: how much smaller the median radius is, CROWN
+at l-inf, searched to 0.1 %; `error`: the median over the samples of the bound on the error of the
+smallest margin, and `of margin` the same as a share of that margin; `seen`: the largest error at
+the samples and at random points near them, as a share of its bound; `time`: seconds of the
+processor for the executed radii over those for the exact ones, one thread.
 
 | network | samples | exact | executed | loss | error | of margin | seen | time |
 |---|---|---|---|---|---|---|---|---|"""
@@ -51,7 +70,9 @@ def chosen(model: nn.Module, dataset: str, count: int) -> tuple[Tensor, Tensor]:
     return x[right][:count], y[right][:count]
 
 
-def radii(graph: Graph, x: Tensor, y: Tensor, arithmetic: str, tolerance: float = 1e-3) -> tuple[Tensor, float]:
+def radii(
+    graph: Graph, x: Tensor, y: Tensor, arithmetic: str, tolerance: float = 1e-3
+) -> tuple[Tensor, float]:
     begin = time.process_time()
     found = ws.radii(graph, x, y, "inf", BOX, "crown", arithmetic=arithmetic, tolerance=tolerance)
     return found.values, time.process_time() - begin
@@ -60,11 +81,14 @@ def radii(graph: Graph, x: Tensor, y: Tensor, arithmetic: str, tolerance: float 
 def errors(model: nn.Module, graph: Graph, x: Tensor, y: Tensor) -> tuple[float, float, float]:
     """The bound at the samples, as it is and as a share of the margins, and what is seen of it."""
     none = torch.zeros(len(x), dtype=torch.float64)
-    bound = margin_errors(Sweep(arithmetic_of(graph, "executed"), Balls.make(x, none, torch.inf, BOX)).run(), y)
+    bound = margin_errors(
+        Sweep(arithmetic_of(graph, "executed"), Balls.make(x, none, torch.inf, BOX)).run(), y
+    )
     z = graph.logits(x)
     margin = (z.gather(1, y[:, None]) - z).scatter(1, y[:, None], torch.inf)
     least = margin.argmin(1, keepdim=True)
-    own, size = bound.gather(1, least)[:, 0], margin.gather(1, least)[:, 0]
+    own = bound.gather(1, least)[:, 0]
+    size = margin.gather(1, least)[:, 0]
     seen = 0.0
     for points in (x, *((x + 1e-3 * torch.randn(x.shape)).clamp(0, 1) for _ in range(4))):
         with torch.no_grad():
@@ -95,11 +119,15 @@ def main() -> None:
             print(f"{name}: {error}", file=sys.stderr)
             continue
         radii(graph, x, y, "exact", 1.0)  # once, so that what torch does at first is not timed
-        (exact, plain), (executed, slow) = (radii(graph, x, y, kind) for kind in ("exact", "executed"))
+        (exact, plain), (executed, slow) = (
+            radii(graph, x, y, kind) for kind in ("exact", "executed")
+        )
         error, share, seen = errors(model, graph, x, y)
-        a, b = float(exact.median()), float(executed.median())
+        a = float(exact.median())
+        b = float(executed.median())
         row = (
-            f"| `{name}` | {len(x)} | {a:.5f} | {b:.5f} | {100 * (1 - b / a):.3f} % | {error:.1e} | {share:.1e} | {seen:.3f} "
+            f"| `{name}` | {len(x)} | {a:.5f} | {b:.5f} | {100 * (1 - b / a):.3f} % | "
+            f"{error:.1e} | {share:.1e} | {seen:.3f} "
             f"| {slow / plain:.2f} |"
         )
         print(row, flush=True)

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from wassail.certificates import attention
 
-TOKENS, WIDTHS, STEEP = (16, 64, 197), (16, 64), (0.1, 1.0, 10.0)
+TOKENS = (16, 64, 197)
+WIDTHS = (16, 64)
+STEEP = (0.1, 1.0, 10.0)
 KINDS = {
     "even": "independent normal entries",
     "clustered": "one of four centres plus 0.3 times normal entries",
@@ -22,7 +24,9 @@ KINDS = {
 
 
 def draw(kind: str, n: int, d: int, steep: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Layer-normed tokens on the unit sphere, `A = K^T Q` scaled to `|A| R^2 = steep`, a normal value matrix."""
+    """Layer-normed tokens on the unit sphere, `A = K^T Q` scaled to `|A| R^2 = steep`, a normal
+    value matrix.
+    """
     generator = torch.Generator().manual_seed(1000 * seed + 10 * n + d)
 
     def normal(*shape: int) -> Tensor:
@@ -33,16 +37,22 @@ def draw(kind: str, n: int, d: int, steep: float, seed: int) -> tuple[Tensor, Te
         x = 0.3 * x + normal(4, d)[torch.randint(4, (n,), generator=generator)]
     x = x - x.mean(1, keepdim=True)
     a = normal(d, d).T @ normal(d, d)
-    return x / x.norm(dim=1, keepdim=True), a * steep / torch.linalg.matrix_norm(a, 2), normal(d, d) / math.sqrt(d)
+    return (
+        x / x.norm(dim=1, keepdim=True),
+        a * steep / torch.linalg.matrix_norm(a, 2),
+        normal(d, d) / math.sqrt(d),
+    )
 
 
 def theory_local(x: Tensor, a: Tensor, v: Tensor) -> float:
     """`|V| (|P| + max_i |S_i A| + (sum_i |A x_i|^2 sum_j P_ij^2 |x_j - m_i|^2)^(1/2))`."""
     at = attention._State.make(x, a, None, None)
-    third = (at.y.square().sum(1) * (at.p[..., None] * at.deviation).square().sum((1, 2))).sum().sqrt()
-    return float(torch.linalg.matrix_norm(v, 2) * (torch.linalg.matrix_norm(at.p, 2) + third)) + float(
-        torch.linalg.matrix_norm(v, 2) * torch.linalg.matrix_norm(at.covariance @ a, 2).max()
+    third = (
+        (at.y.square().sum(1) * (at.p[..., None] * at.deviation).square().sum((1, 2))).sum().sqrt()
     )
+    return float(
+        torch.linalg.matrix_norm(v, 2) * (torch.linalg.matrix_norm(at.p, 2) + third)
+    ) + float(torch.linalg.matrix_norm(v, 2) * torch.linalg.matrix_norm(at.covariance @ a, 2).max())
 
 
 def mean(ratios: list[float]) -> float:
@@ -52,7 +62,10 @@ def mean(ratios: list[float]) -> float:
 
 def local(seeds: int) -> None:
     """The local bound against the true local norm."""
-    print("| tokens drawn | n | d | `|A| R^2` | ours: mean | ours: worst | simple sum: mean | seconds for one input |")
+    print(
+        "| tokens drawn | n | d | `|A| R^2` | ours: mean | ours: worst | simple sum: mean | "
+        "seconds for one input |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for kind in KINDS:
         everything: list[float] = []
@@ -60,17 +73,24 @@ def local(seeds: int) -> None:
         for n in TOKENS:
             for d in WIDTHS:
                 for steep in STEEP:
-                    ours, theirs, spent = [], [], 0.0
+                    ours = []
+                    theirs = []
+                    spent = 0.0
                     for seed in range(seeds):
                         x, a, v = draw(kind, n, d, steep, seed)
-                        truth = attention.jacobian_norm(lambda t, a=a, v=v: attention.attend(t, a, v), x, 1000)
+                        truth = attention.jacobian_norm(
+                            lambda t, a=a, v=v: attention.attend(t, a, v), x, 1000
+                        )
                         start = time.perf_counter()
                         bound = float(attention.local_bound(x, a, v))
                         spent += time.perf_counter() - start
                         assert bound >= truth * (1 - 1e-9), "a bound below the truth"
                         ours.append(bound / truth)
                         theirs.append(theory_local(x, a, v) / truth)
-                    row = f"{mean(ours):.3f} | {max(ours):.3f} | {mean(theirs):.3f} | {spent / seeds:.3f}"
+                    row = (
+                        f"{mean(ours):.3f} | {max(ours):.3f} | {mean(theirs):.3f} | "
+                        f"{spent / seeds:.3f}"
+                    )
                     print(f"| {kind} | {n} | {d} | {steep:g} | {row} |", flush=True)
                     everything += ours
                     formula += theirs
@@ -81,10 +101,14 @@ def local(seeds: int) -> None:
 def ratio() -> None:
     """Castin's constant over ours on a ball, least and most over `|A| R^2` from 1e-6 to 1e6."""
     v = torch.ones(1, 1, dtype=torch.float64)
-    print("| n | Castin / simple: least | most | Castin / ours: least | at 0.1 | at 1 | at 10 | most |")
+    print(
+        "| n | Castin / simple: least | most | Castin / ours: least | at 0.1 | at 1 | at 10 | "
+        "most |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for n in (1, 4, 16, 64, 197, 300):
-        theory, ours = {}, {}
+        theory = {}
+        ours = {}
         for k in range(-60, 61):
             steep = 10.0 ** (k / 10)
             castin = attention.castin(n, steep * v, v, 1.0)
@@ -108,7 +132,8 @@ def attained(seeds: int) -> None:
     print("|---|---|---|---|---|")
     for n, d in ((4, 4), (16, 16)):
         for steep in (0.1, 1.0, 10.0, 100.0):
-            ours, theirs = [], []
+            ours = []
+            theirs = []
             for seed in range(seeds):
                 x, a, v = draw("even", n, d, steep, seed)
                 found, _ = attention.steepest(
@@ -133,21 +158,22 @@ Command: `python benchmarks/attention.py`, one CPU thread, {seeds} seeds for eac
 
 ## At one input
 
-`local_bound` over the true spectral norm of the Jacobian (power iteration to 1e-9), geometric mean and worst. Tokens are
-drawn as a LayerNorm gives them: {KINDS["even"]} ("even"), or {KINDS["clustered"]}
-("clustered"), centred and scaled to length `R = 1`. `A = K^T Q` and `V` have normal entries, `A` is scaled to the `|A| R^2` of
-the row. Beside it the sum of three norms that is easiest to prove,
-`|V| (|P| + max_i |S_i A| + (sum_i |A x_i|^2 sum_j P_ij^2 |x_j - m_i|^2)^(1/2))`.
+`local_bound` over the true spectral norm of the Jacobian (power iteration to 1e-9), geometric mean
+and worst. Tokens are drawn as a LayerNorm gives them: {KINDS["even"]} ("even"), or
+{KINDS["clustered"]} ("clustered"), centred and scaled to length `R = 1`. `A = K^T Q` and `V` have
+normal entries, `A` is scaled to the `|A| R^2` of the row. Beside it the sum of three norms that is
+easiest to prove, `|V| (|P| + max_i |S_i A| + (sum_i |A x_i|^2 sum_j P_ij^2 |x_j - m_i|^2)^(1/2))`.
 """)
     local(seeds)
     print("""
 ## On a ball
 
-The constant of Castin, Ablin, Peyre (2024), Theorem 3.3, over the simple bound `|V| (sqrt(n) + (sqrt(n) + 1) |A| R^2)`, and
-over `global_bound`, for `|A| R^2` from 1e-6 to 1e6.
+The constant of Castin, Ablin, Peyre (2024), Theorem 3.3, over the simple bound `|V| (sqrt(n) +
+(sqrt(n) + 1) |A| R^2)`, and over `global_bound`, for `|A| R^2` from 1e-6 to 1e6.
 """)
     ratio()
     print("""
-What is left of the gap: bounds on the ball over the steepest point that gradient ascent found in it (five seeds, 100 steps).
+What is left of the gap: bounds on the ball over the steepest point that gradient ascent found in it
+(five seeds, 100 steps).
 """)
     attained(5)

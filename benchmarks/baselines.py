@@ -1,16 +1,21 @@
-"""Our point-wise baselines beside the originals: robust accuracy, passes and time, each pair in one process.
+"""Our point-wise baselines beside the originals: robust accuracy, passes and time, each pair in one
+process.
 
-    python benchmarks/baselines.py > docs/baselines.md       # resumable: what --out holds already is not run again
-    python benchmarks/baselines.py --cases 'cifar.* l2 apgd' --first 1000 --images 100
+    python benchmarks/baselines.py > docs/baselines.md       # resumable: what --out holds already
+    is not run again python benchmarks/baselines.py --cases 'cifar.* l2 apgd' --first 1000 --images
+    100
 
-The originals are read from their authors' source, wherever it has been unpacked; without it only our side is run:
+The originals are read from their authors' source, wherever it has been unpacked; without it only
+our side is run:
 
     WASSAIL_AUTOATTACK   folder that holds the package `autoattack`            (fra31/auto-attack)
-    WASSAIL_A3           folder that holds `Adaptive_Auto_Attack_main.py`      (liuye6666/adaptive_auto_attack)
-    WASSAIL_WPGD         folder that holds `attacker.py`                       (JanObloj/W-DRO-Adversarial-Methods, src/)
+    WASSAIL_A3           folder that holds `Adaptive_Auto_Attack_main.py`
+    (liuye6666/adaptive_auto_attack) WASSAIL_WPGD         folder that holds `attacker.py`
+    (JanObloj/W-DRO-Adversarial-Methods, src/)
 
-Both sides see the same model, frozen, in batches of 250 and on one thread. All that passes through it is counted by `Counted`,
-checks and verification included; our own counters must agree with that, and a disagreement is printed.
+Both sides see the same model, frozen, in batches of 250 and on one thread. All that passes through
+it is counted by `Counted`, checks and verification included; our own counters must agree with that,
+and a disagreement is printed.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ from wassail.attacks.pointwise import pointwise
 from wassail.threat import show
 from zoo_path import ROOT, images, load
 
-INF, BATCH = math.inf, 250
+INF = math.inf
+BATCH = 250
 FIVE = {  # eps for linf, l2, l1; the l1 radii were chosen on images 1000 and up
     "mnist_madry_tiny": (0.3, 1.5, 4.0),
     "cifar_cnn_a_adv": (2 / 255, 0.25, 3.0),
@@ -51,8 +57,18 @@ FIVE = {  # eps for linf, l2, l1; the l1 radii were chosen on images 1000 and up
 }
 EPS = {**FIVE, "mnist_trades": (0.3, 1.5, None)}
 MOST = {"mnist_trades": 100}  # images; the others take as many as asked
-ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab-t", "square")  # run alone, on the images that the model has right
-BESIDE = ("mnist_trades", "mnist_madry_tiny", "cifar_cnn_a_adv")  # where the originals of A3 and W-PGD are run
+ATTACKS = (
+    "apgd-ce",
+    "apgd-dlr",
+    "apgd-t",
+    "fab-t",
+    "square",
+)  # run alone, on the images that the model has right
+BESIDE = (
+    "mnist_trades",
+    "mnist_madry_tiny",
+    "cifar_cnn_a_adv",
+)  # where the originals of A3 and W-PGD are run
 LONG = 30.0  # seconds after which a pair is not timed again
 
 
@@ -60,13 +76,19 @@ def cases() -> Iterable[tuple[str, float, str]]:
     """(network, norm, method), the quick methods first."""
     for method in (*ATTACKS, "autoattack"):
         for name in FIVE:
-            yield from ((name, norm, method) for norm, eps in zip((INF, 2.0, 1.0), FIVE[name]) if eps is not None)
+            yield from (
+                (name, norm, method)
+                for norm, eps in zip((INF, 2.0, 1.0), FIVE[name])
+                if eps is not None
+            )
     for method, networks in (("w-pgd", BESIDE), ("a3-pgd", EPS), ("a3-wda", FIVE)):
         yield from ((name, norm, method) for name in networks for norm in (INF, 2.0))
 
 
 class Counted(torch.nn.Module):
-    """Counts the rows that go forward and backward through a model; live: rows whose gradient at the logits is not zero."""
+    """Counts the rows that go forward and backward through a model; live: rows whose gradient
+    at the logits is not zero.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -88,11 +110,14 @@ class Counted(torch.nn.Module):
         self.live += int((gradient != 0).any(1).sum())
 
 
-# ---- the originals: function of (model, x, y) that returns its points, or the accuracy where it returns no points
+# ---- the originals: function of (model, x, y) that returns its points, or the accuracy where it
+# returns no points
 
 
 def peer(name: str, method: str) -> str | None:
-    """The environment variable with the folder of the original that belongs beside this case, None if there is none."""
+    """The environment variable with the folder of the original that belongs beside this case,
+    None if there is none.
+    """
     if method == "a3-wda" or (method == "a3-pgd" and name not in BESIDE):
         return None
     return {"a3-pgd": "WASSAIL_A3", "w-pgd": "WASSAIL_WPGD"}.get(method, "WASSAIL_AUTOATTACK")
@@ -113,11 +138,21 @@ def auto_attack(method: str, threat: ws.Threat) -> Callable:
         suite = AutoAttack(model, norm=name, eps=threat.eps, seed=0, verbose=False, device="cpu")
         if method == "autoattack":
             return suite.run_standard_evaluation(x, y, bs=BATCH)
-        suite.apgd.n_restarts, suite.apgd_targeted.n_target_classes = 1, 9  # "standard" has 5 and 5 for l1
+        suite.apgd.n_restarts, suite.apgd_targeted.n_target_classes = (
+            1,
+            9,
+        )  # "standard" has 5 and 5 for l1
         suite.apgd.loss, suite.fab.targeted = method.removeprefix("apgd-"), True
-        attack = {"apgd-t": suite.apgd_targeted, "fab-t": suite.fab, "square": suite.square}.get(method, suite.apgd)
+        attack = {"apgd-t": suite.apgd_targeted, "fab-t": suite.fab, "square": suite.square}.get(
+            method, suite.apgd
+        )
         with torch.no_grad():
-            return torch.cat([attack.perturb(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)])
+            return torch.cat(
+                [
+                    attack.perturb(x[i : i + BATCH], y[i : i + BATCH])
+                    for i in range(0, len(x), BATCH)
+                ]
+            )
 
     return run
 
@@ -140,15 +175,23 @@ class Frame(dict):
         return self
 
     def __getitem__(self, key):
-        return super().__getitem__(key) if isinstance(key, str) else Frame({k: np.asarray(v)[key] for k, v in self.items()})
+        return (
+            super().__getitem__(key)
+            if isinstance(key, str)
+            else Frame({k: np.asarray(v)[key] for k, v in self.items()})
+        )
 
 
 def a3(threat: ws.Threat, dataset: str, folder: Path) -> Callable:
-    """A3 reads images from files, runs on a GPU and prints its result: here it reads tensors and runs on the CPU."""
+    """A3 reads images from files, runs on a GPU and prints its result: here it reads tensors
+    and runs on the CPU.
+    """
     code = (folder / "Adaptive_Auto_Attack_main.py").read_text().replace("cuda", "cpu")
     code = re.sub(r"(?m)^(import|from) (torchvision|pandas|glob|PIL|tqdm)\b.*$", "", code)
     code = re.sub(r"np\.(bool|int)\b", r"\1", code)  # names that NumPy has dropped
-    code = code.replace("range(bs)])", "range(bs)], dtype=torch.long)")  # a batch may have become empty
+    code = code.replace(
+        "range(bs)])", "range(bs)], dtype=torch.long)"
+    )  # a batch may have become empty
     module = types.ModuleType("adaptive_auto_attack")
     exec(compile(code, "Adaptive_Auto_Attack_main.py", "exec"), module.__dict__)
 
@@ -165,15 +208,28 @@ def a3(threat: ws.Threat, dataset: str, folder: Path) -> Callable:
                 rows = torch.tensor(place[i : i + batch_size])
                 yield {"img": x[rows], "lab": y[rows]}
 
-        module.glob = types.SimpleNamespace(glob=lambda _: [f"images/{label}/{i}.png" for i, label in enumerate(y.tolist())])
-        module.pd, module.mytest_loader, module.trange = types.SimpleNamespace(DataFrame=frame), loader, range
+        module.glob = types.SimpleNamespace(
+            glob=lambda _: [f"images/{label}/{i}.png" for i, label in enumerate(y.tolist())]
+        )
+        module.pd = types.SimpleNamespace(DataFrame=frame)
+        module.mytest_loader = loader
+        module.trange = range
         torch.manual_seed(0)
         random.seed(0)
         module.Adaptive_Auto_white_box_attack(
-            model, torch.device("cpu"), threat.eps, True, BATCH, 1000, "network",
-            data_set={"mnist": "mnist"}.get(dataset, "cifar10"), Lnorm="Linf" if threat.norm == INF else "L2",
-        )  # fmt: skip
-        return float(np.mean(frames[0]["not_suc"]))  # its own array of who still stands, changed in place
+            model,
+            torch.device("cpu"),
+            threat.eps,
+            True,
+            BATCH,
+            1000,
+            "network",
+            data_set={"mnist": "mnist"}.get(dataset, "cifar10"),
+            Lnorm="Linf" if threat.norm == INF else "L2",
+        )
+        return float(
+            np.mean(frames[0]["not_suc"])
+        )  # its own array of who still stands, changed in place
 
     return run
 
@@ -192,7 +248,9 @@ def ours(method: str, threat: ws.Threat) -> Callable:
         "a3-wda": ("a3", {"step": "wda"}),
     }.get(method, (method, {}))
     if name == "fab-t":  # as AutoAttack uses it: a sample is done once it has a flip within eps
-        return lambda model, x, y: pointwise(fab_engine, name, model, x, y, threat, graph=True, options=options)
+        return lambda model, x, y: pointwise(
+            fab_engine, name, model, x, y, threat, graph=True, options=options
+        )
     return lambda model, x, y: getattr(ws, name)(model, x, y, threat, batch_size=BATCH, **options)
 
 
@@ -202,31 +260,49 @@ def ours(method: str, threat: ws.Threat) -> Callable:
 def measure(model: Counted, run: Callable, x: torch.Tensor, y: torch.Tensor) -> dict:
     """One run: what it returned, rows through the model, wall and processor seconds."""
     model.reset()
-    wall, used = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    used = time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):  # the originals print
         result = run(model, x, y)
-    wall, used = time.perf_counter() - wall, time.process_time() - used
-    return {"result": result, "F": model.forwards, "B": model.backwards, "live": model.live, "wall": wall, "cpu": used}
+    wall = time.perf_counter() - wall
+    used = time.process_time() - used
+    return {
+        "result": result,
+        "F": model.forwards,
+        "B": model.backwards,
+        "live": model.live,
+        "wall": wall,
+        "cpu": used,
+    }
 
 
 def disagreement(side: dict) -> str | None:
     """How our own counters differ from the rows counted in the model, if they do.
 
-    Forwards: the counted ones, the verification, and two looks at up to 8 samples for each search the method makes.
-    Backwards: rows of a batch that need no gradient ride along in the model and are not counted, so it lies between.
+    Forwards: the counted ones, the verification, and two looks at up to 8 samples for each search
+    the method makes. Backwards: rows of a batch that need no gradient ride along in the model and
+    are not counted, so it lies between.
     """
     adversary = side["result"]
-    forwards, backwards = int((adversary.forwards + adversary.checks).sum()), int(adversary.backwards.sum())
+    forwards = int((adversary.forwards + adversary.checks).sum())
+    backwards = int(adversary.backwards.sum())
     looks, rest = divmod(side["F"] - forwards, 2 * min(8, len(adversary.y)))
     if rest or not 1 <= looks <= 8:
         return f"{side['F']} rows went forward but {forwards} are accounted for"
     if not side["live"] <= backwards <= side["B"]:
-        return f"{side['B']} rows went backward, {side['live']} of them with a gradient, but {backwards} are accounted for"
+        return (
+            f"{side['B']} rows went backward, {side['live']} of them with a gradient, but "
+            f"{backwards} are accounted for"
+        )
     return None
 
 
-def accuracy(model: Counted, result: object, x: torch.Tensor, y: torch.Tensor, threat: ws.Threat) -> float:
-    """The share of samples still right: somebody's points count if they are wrong and lie in the ball up to rounding."""
+def accuracy(
+    model: Counted, result: object, x: torch.Tensor, y: torch.Tensor, threat: ws.Threat
+) -> float:
+    """The share of samples still right: somebody's points count if they are wrong and lie in
+    the ball up to rounding.
+    """
     if isinstance(result, ws.Distribution):
         return result.accuracy
     if isinstance(result, float):
@@ -237,7 +313,9 @@ def accuracy(model: Counted, result: object, x: torch.Tensor, y: torch.Tensor, t
     if threat.order == INF:
         wrong &= far <= threat.eps * (1 + 1e-4)
     else:  # a point may lie anywhere, but the samples share one budget
-        assert far.pow(threat.order).mean() ** (1 / threat.order) <= threat.eps * (1 + 1e-4), "the budget is overspent"
+        assert far.pow(threat.order).mean() ** (1 / threat.order) <= threat.eps * (1 + 1e-4), (
+            "the budget is overspent"
+        )
     return 1 - float(wrong.double().mean())
 
 
@@ -249,23 +327,34 @@ def case(job: tuple[str, float, str, int, int]) -> dict:
     x, y = (part[first:] for part in images(dataset, first + min(count, MOST.get(name, count))))
     eps = EPS[name][{INF: 0, 2.0: 1, 1.0: 2}[norm]]
     threat = ws.Threat(norm, 2 if method == "w-pgd" else INF, eps)
-    model = Counted(network).requires_grad_(False)  # else the originals' `backward` differentiates the weights as well
+    model = Counted(network).requires_grad_(
+        False
+    )  # else the originals' `backward` differentiates the weights as well
     with torch.no_grad():
         right = model(x).argmax(1) == y
     xs, ys = (x[right], y[right]) if method in ATTACKS else (x, y)
     scale = len(xs) / len(x)
     attacked = len(x) if method == "w-pgd" else int(right.sum())  # W-PGD moves them all
-    runs, folder = {"ours": ours(method, threat)}, os.environ.get(peer(name, method) or "")
+    runs = {"ours": ours(method, threat)}
+    folder = os.environ.get(peer(name, method) or "")
     if folder:
         runs["original"] = original(method, threat, dataset, folder)
     model(xs.clone().requires_grad_(True)).sum().backward()  # nobody pays for the first call
     found: dict[str, list[dict]] = {side: [] for side in runs}
-    start, order = time.perf_counter(), list(runs)
+    start = time.perf_counter()
+    order = list(runs)
     while not found["ours"] or (len(found["ours"]) < 3 and time.perf_counter() - start < LONG):
         order.reverse()  # original first, then ours first, ...: drifts of the machine meet both
         for side in order:
             found[side].append(measure(model, runs[side], xs, ys))
-    answer = {"network": name, "norm": norm, "method": method, "eps": eps, "first": first, "images": len(x)}
+    answer = {
+        "network": name,
+        "norm": norm,
+        "method": method,
+        "eps": eps,
+        "first": first,
+        "images": len(x),
+    }
     answer["clean"] = float(right.double().mean())
     answer["disagreement"] = disagreement(found["ours"][-1])
     own = found["ours"][-1]["result"]
@@ -301,7 +390,9 @@ def pair(result: dict, cell: Callable[[dict], str]) -> str:
 
 def row(result: dict, *, named: bool = False) -> str:
     network = f"`{result['network']}`, " if named else ""
-    ratio = f"{result['ours']['cpu'] / result['original']['cpu']:.2f}" if "original" in result else "–"
+    ratio = (
+        f"{result['ours']['cpu'] / result['original']['cpu']:.2f}" if "original" in result else "–"
+    )
     cells = (
         f"{network}l{result['norm']:g} {show(result['eps'])}",
         result["method"],
@@ -316,27 +407,61 @@ def row(result: dict, *, named: bool = False) -> str:
 
 
 def tables(results: list[dict]) -> Iterable[str]:
-    head = "| threat | method | images | robust accuracy % | rows F + B | our count | seconds | time ratio |\n|" + 8 * "---|"
+    head = (
+        "| threat | method | images | robust accuracy % | rows F + B | our count | seconds | "
+        "time ratio |\n|" + 8 * "---|"
+    )
     yield "# Baselines beside their originals\n"
-    yield "Command: `python benchmarks/baselines.py`. Every pair reads original / ours. Robust accuracy in %. Rows F + B: all"
-    yield "that goes through the model, forward and backward, per attacked image, checks and verification too. Our count: the"
-    yield "passes our result reports; rows that only ride along in a batch with a zero gradient, and checks, are not in it."
-    yield "Time ratio: processor time ours / original, one thread, run in turn in one process. Budgets: APGD 100 steps, APGD-T"
-    yield "and FAB-T 9 targets of 100 steps, Square 5000 queries, AutoAttack its standard version. Attacks run alone on the"
-    yield "images that the model has right; AutoAttack runs its own in sequence. A case with fewer images than the others was"
+    yield (
+        "Command: `python benchmarks/baselines.py`. Every pair reads original / ours. Robust "
+        "accuracy in %. Rows F + B: all"
+    )
+    yield (
+        "that goes through the model, forward and backward, per attacked image, checks and "
+        "verification too. Our count: the"
+    )
+    yield (
+        "passes our result reports; rows that only ride along in a batch with a zero gradient, "
+        "and checks, are not in it."
+    )
+    yield (
+        "Time ratio: processor time ours / original, one thread, run in turn in one process. "
+        "Budgets: APGD 100 steps, APGD-T"
+    )
+    yield (
+        "and FAB-T 9 targets of 100 steps, Square 5000 queries, AutoAttack its standard "
+        "version. Attacks run alone on the"
+    )
+    yield (
+        "images that the model has right; AutoAttack runs its own in sequence. A case with "
+        "fewer images than the others was"
+    )
     yield "run with `--images`.\n"
     for result in results:
         if result["disagreement"]:
-            yield f"**PASS COUNTERS DISAGREE**: {' '.join(map(str, identity(result)))}: {result['disagreement']}.\n"
-    missing = {str(peer(r["network"], r["method"])) for r in results if "original" not in r} - {"None"}
+            yield (
+                f"**PASS COUNTERS DISAGREE**: {' '.join(map(str, identity(result)))}: "
+                f"{result['disagreement']}.\n"
+            )
+    missing = {str(peer(r["network"], r["method"])) for r in results if "original" not in r} - {
+        "None"
+    }
     if missing:
-        yield f"Originals that were not run, because their folder was not given: {', '.join(sorted(missing))}.\n"
+        yield (
+            "Originals that were not run, because their folder was not given: "
+            f"{', '.join(sorted(missing))}.\n"
+        )
     for name in FIVE:
-        mine = [r for r in results if r["network"] == name and r["method"] in (*ATTACKS, "autoattack")]
+        mine = [
+            r for r in results if r["network"] == name and r["method"] in (*ATTACKS, "autoattack")
+        ]
         if mine:
             mine.sort(key=lambda r: -r["norm"])
             clean = max(mine, key=lambda r: r["images"])
-            yield f"## `{name}`: clean {100 * clean['clean']:.1f} % of the first {clean['images']}\n\n{head}"
+            yield (
+                f"## `{name}`: clean {100 * clean['clean']:.1f} % of the first "
+                f"{clean['images']}\n\n{head}"
+            )
             yield "\n".join(map(row, mine)) + "\n"
     beside = [r for r in results if r["network"] in BESIDE and r["method"] in ("a3-pgd", "w-pgd")]
     if beside:
@@ -344,29 +469,51 @@ def tables(results: list[dict]) -> Iterable[str]:
         yield "\n".join(row(r, named=True) for r in beside) + "\n"
     suites = ("autoattack", "a3-pgd", "a3-wda")
     found = {(r["network"], r["norm"], r["method"]): r for r in results}
-    whole = [k for k in {(n, norm): 0 for n in FIVE for norm in (INF, 2.0)} if all((*k, m) in found for m in suites)]
+    whole = [
+        k
+        for k in {(n, norm): 0 for n in FIVE for norm in (INF, 2.0)}
+        if all((*k, m) in found for m in suites)
+    ]
     if whole:
         yield "## Ours: AutoAttack, A3 with PGD and A3 with WDA: robust accuracy in %, F + B\n"
         yield f"| threat | images | {' | '.join(suites)} |\n|" + 5 * "---|"
         for name, norm in whole:
             mine = [found[name, norm, method] for method in suites]
-            cells = [f"{100 * r['ours']['accuracy']:.1f}, {r['ours']['F']:.0f} + {r['ours']['B']:.0f}" for r in mine]
+            cells = [
+                f"{100 * r['ours']['accuracy']:.1f}, {r['ours']['F']:.0f} + {r['ours']['B']:.0f}"
+                for r in mine
+            ]
             images = ", ".join(dict.fromkeys(str(r["images"]) for r in mine))
             yield f"| `{name}`, l{norm:g} | {images} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / ".cache" / "baselines.jsonl", help="results, one JSON line a case")
-    parser.add_argument("--cases", default="", help="regular expression for 'network lnorm method'; the others are not run")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / ".cache" / "baselines.jsonl",
+        help="results, one JSON line a case",
+    )
+    parser.add_argument(
+        "--cases",
+        default="",
+        help="regular expression for 'network lnorm method'; the others are not run",
+    )
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="index of the first image; choose settings on 1000 and up")
+    parser.add_argument(
+        "--first",
+        type=int,
+        default=0,
+        help="index of the first image; choose settings on 1000 and up",
+    )
     parser.add_argument("--workers", type=int, default=1, help="cases at once, of one thread each")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     results = {identity(r): r for r in map(json.loads, lines)}
-    jobs, failed = [], []
+    jobs = []
+    failed = []
     for name, norm, method in cases():
         count = min(options.images, MOST.get(name, options.images))
         eps = EPS[name][{INF: 0, 2.0: 1, 1.0: 2}[norm]]
@@ -384,9 +531,15 @@ def main() -> None:
             results[identity(result)] = result
             with options.out.open("a") as file:
                 file.write(json.dumps(result) + "\n")
-            print(row(result, named=True), result["disagreement"] or "", file=sys.stderr, flush=True)
-    shown = [r for name, norm, method in cases() for r in results.values()
-             if (r["network"], r["norm"], r["method"], r["first"]) == (name, norm, method, options.first)]  # fmt: skip
+            print(
+                row(result, named=True), result["disagreement"] or "", file=sys.stderr, flush=True
+            )
+    shown = [
+        r
+        for name, norm, method in cases()
+        for r in results.values()
+        if (r["network"], r["norm"], r["method"], r["first"]) == (name, norm, method, options.first)
+    ]
     print("\n".join(tables(shown)))
     if failed:
         sys.exit("\n".join(failed))

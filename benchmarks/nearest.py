@@ -1,9 +1,12 @@
-"""Nearest-flip engines on real networks: ours against WDA++ and, where installed, adv-lib, in one run.
+"""Nearest-flip engines on real networks: ours against WDA++ and, where installed, adv-lib, in one
+run.
 
-    python benchmarks/nearest.py > docs/nearest.md          # two worker processes of one thread each
+    python benchmarks/nearest.py > docs/nearest.md          # two worker processes of one thread
+    each
 
-First 200 test images (fewer for the slow networks), box [0, 1]. Settings were chosen on images 1000 and up. Every peer's points
-are re-verified by `Flips.from_points`; its passes are counted inside the model.
+First 200 test images (fewer for the slow networks), box [0, 1]. Settings were chosen on images 1000
+and up. Every peer's points are re-verified by `Flips.from_points`; its passes are counted inside
+the model.
 """
 
 import math
@@ -29,9 +32,12 @@ NETWORKS = {  # name: (images, eps for l1, l2, linf)
     "cifar_vit_pgd_2_3_16": (200, 3.0, 0.25, 1 / 255),
     "cifar_resnet18_aa": (6, 3.0, 0.25, 1 / 255),
 }
-PEERS = ("mnist_madry_tiny", "cifar_cnn_a_adv")  # where the peers are run; elsewhere the published anchors are quoted
-# Best single peer at up to 1,000 passes, and the nearest flip of everything tried: (Omega_1, Omega_2, mean distance), measured
-# earlier on the same images with adv-lib, AutoAttack and others.
+PEERS = (
+    "mnist_madry_tiny",
+    "cifar_cnn_a_adv",
+)  # where the peers are run; elsewhere the published anchors are quoted
+# Best single peer at up to 1,000 passes, and the nearest flip of everything tried: (Omega_1,
+# Omega_2, mean distance), measured earlier on the same images with adv-lib, AutoAttack and others.
 ANCHORS = {
     ("mnist_madry_tiny", INF): ((4.58, 10.84, 0.3183), (0.13, 2.97, 0.3020)),
     ("mnist_madry_tiny", 2.0): ((0.00, 0.00, 1.3162), (0.00, 0.00, 1.0627)),
@@ -51,7 +57,8 @@ class Counted(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.model, self.rows = model, 0
+        self.model = model
+        self.rows = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         z = self.model(x)
@@ -63,8 +70,14 @@ class Counted(torch.nn.Module):
 
 def peers(norm: float):
     """adv-lib's attacks at about 1,000 passes a sample; nothing where it is not installed."""
-    for name, attributes in (("torchvision", ["models"]), ("torchvision.models", []), ("visdom", ["Visdom"])):
-        if name not in sys.modules:  # adv-lib imports them for a distance and a plot that are not used here
+    for name, attributes in (
+        ("torchvision", ["models"]),
+        ("torchvision.models", []),
+        ("visdom", ["Visdom"]),
+    ):
+        if (
+            name not in sys.modules
+        ):  # adv-lib imports them for a distance and a plot that are not used here
             module = types.ModuleType(name)
             for attribute in attributes:
                 setattr(module, attribute, object)
@@ -75,14 +88,22 @@ def peers(norm: float):
         return
     yield "adv-lib FAB 50", lambda m, x, y: attacks.fab(m, x, y, norm=norm, n_iter=50)
     first = 10.0 if norm == INF else 1.0
-    yield "adv-lib FMN 500", lambda m, x, y: attacks.fmn(m, x, y, norm=norm, steps=500, α_init=first)
+    yield (
+        "adv-lib FMN 500",
+        lambda m, x, y: attacks.fmn(m, x, y, norm=norm, steps=500, α_init=first),
+    )
     if norm == 2:
         yield "adv-lib DDN-NQ 500", lambda m, x, y: attacks.ddn(m, x, y, steps=500, levels=None)
     if norm != INF:
         yield (
             "adv-lib ALMA 500",
             lambda m, x, y: attacks.alma(
-                m, x, y, num_steps=500, distance=f"l{norm:g}", init_lr_distance={1: 0.5, 2: 0.1}[norm]
+                m,
+                x,
+                y,
+                num_steps=500,
+                distance=f"l{norm:g}",
+                init_lr_distance={1: 0.5, 2: 0.1}[norm],
             ),
         )
         yield "adv-lib PDPGD 500", lambda m, x, y: attacks.pdpgd(m, x, y, norm=norm, num_steps=500)
@@ -99,14 +120,16 @@ def case(job: tuple[str, float]) -> tuple[tuple[str, float], list[str]]:
     else:
         model, dataset = load(name)
     x, y = images(dataset, n)
-    rows, pool = [], []
+    rows = []
+    pool = []
 
     def add(label: str, flips: ws.Flips, seconds: float, passes: float) -> None:
         d = flips.distances[flips.distances > 0]
         found = d[torch.isfinite(d)]
         one, two = (100 * ws.allocate(flips, eps, p).accuracy for p in (1, 2))
         rows.append(
-            f"| {label} | {passes:.0f} | {100 * len(found) / max(len(d), 1):.0f} % | {found.mean():.5g} | {d.median():.5g} | "
+            f"| {label} | {passes:.0f} | {100 * len(found) / max(len(d), 1):.0f} % | "
+            f"{found.mean():.5g} | {d.median():.5g} | "
             f"{one:.2f} | {two:.2f} | {seconds:.0f} |"
         )
 
@@ -126,31 +149,56 @@ def case(job: tuple[str, float]) -> tuple[tuple[str, float], list[str]]:
     if name in PEERS:
         for label, attack in peers(norm):
             keep = ws.Flips.from_points(model, x, y, x, norm).distances > 0
-            counted, points = Counted(model), x.clone()
+            counted = Counted(model)
+            points = x.clone()
             start = time.perf_counter()
             points[keep] = attack(counted, x[keep], y[keep]).detach()
             seconds = time.perf_counter() - start
-            # Points on the very boundary come back right in another batch: the nearest of a few tiny pushes counts.
+            # Points on the very boundary come back right in another batch: the nearest of a few
+            # tiny pushes counts.
             pushed = [(x + s * (points - x)).clamp(0, 1) for s in (1.0, 1.0005, 1.002, 1.01)]
-            flips = ws.Flips.merge(*(ws.Flips.from_points(model, x, y, p, norm, method=label) for p in pushed))
+            flips = ws.Flips.merge(
+                *(ws.Flips.from_points(model, x, y, p, norm, method=label) for p in pushed)
+            )
             add(label, flips, seconds, counted.rows / int(keep.sum()))
             pool.append(flips)
         if pool:
             add("union of these peers", pool[0].merge(*pool[1:]), 0, 0)
-    for label, figures in zip(("best single peer (anchor)", "best known (anchor)"), ANCHORS.get(job, ())):
+    for label, figures in zip(
+        ("best single peer (anchor)", "best known (anchor)"), ANCHORS.get(job, ())
+    ):
         rows.append(f"| {label} | | | {figures[2]:.5g} | | {figures[0]:.2f} | {figures[1]:.2f} | |")
-    title = f"\n## `{name}`, l{norm:g}, eps {eps:.4g}, {n} images, clean {100 * walked.clean_accuracy():.1f} %\n"
-    head = "| engine | passes | flipped | mean d | median d | Omega_1 % | Omega_2 % | s |\n|" + 8 * "---|"
+    title = (
+        f"\n## `{name}`, l{norm:g}, eps {eps:.4g}, {n} images, clean "
+        f"{100 * walked.clean_accuracy():.1f} %\n"
+    )
+    head = (
+        "| engine | passes | flipped | mean d | median d | Omega_1 % | Omega_2 % | s |\n|"
+        + 8 * "---|"
+    )
     return job, [title, head, *rows]
 
 
 def main() -> None:
     print("# Nearest-flip engines on real networks\n")
-    print("Command: `python benchmarks/nearest.py`. Passes: forward plus backward per attacked sample. Mean distance over")
-    print("flipped samples, median over all attacked ones; accuracies over Omega_1 and Omega_2 in %. Anchors: measured")
-    print("earlier on the same images. Two cases run at once, so seconds compare within a table only.")
+    print(
+        "Command: `python benchmarks/nearest.py`. Passes: forward plus backward per attacked "
+        "sample. Mean distance over"
+    )
+    print(
+        "flipped samples, median over all attacked ones; accuracies over Omega_1 and Omega_2 in "
+        "%. Anchors: measured"
+    )
+    print(
+        "earlier on the same images. Two cases run at once, so seconds compare within a table only."
+    )
     wanted = sys.argv[1:]
-    jobs = [(name, norm) for name in NETWORKS for norm in (INF, 2.0, 1.0) if not wanted or name in wanted]
+    jobs = [
+        (name, norm)
+        for name in NETWORKS
+        for norm in (INF, 2.0, 1.0)
+        if not wanted or name in wanted
+    ]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         for _, lines in pool.imap(case, jobs, chunksize=1):
             print("\n".join(lines), flush=True)

@@ -1,7 +1,8 @@
 """Accuracy over Omega_1 against passes per sample, for every engine.
 
-python benchmarks/nearest_plot.py > docs/nearest-passes.txt     # measures, and draws docs/nearest.png
-python benchmarks/nearest_plot.py --redraw                      # draws again what docs/nearest-passes.txt says
+python benchmarks/nearest_plot.py > docs/nearest-passes.txt     # measures, and draws
+docs/nearest.png python benchmarks/nearest_plot.py --redraw                      # draws again what
+docs/nearest-passes.txt says
 """
 
 import math
@@ -17,8 +18,12 @@ import wassail as ws
 from zoo_path import ROOT, images, load
 
 BUDGETS = (25, 50, 100, 200, 400)
-CASES = (("cifar_cnn_a_adv", math.inf, 2 / 255), ("cifar_cnn_a_adv", 2.0, 0.25), ("mnist_madry_tiny", math.inf, 0.3),
-         ("mnist_madry_tiny", 2.0, 1.5))  # fmt: skip
+CASES = (
+    ("cifar_cnn_a_adv", math.inf, 2 / 255),
+    ("cifar_cnn_a_adv", 2.0, 0.25),
+    ("mnist_madry_tiny", math.inf, 0.3),
+    ("mnist_madry_tiny", 2.0, 1.5),
+)
 ENGINES = ("chase", "fab", "apgd", "fmn", "ddn", "pdpgd", "deepfool")
 
 
@@ -48,11 +53,21 @@ def main() -> None:
                 continue
             line = known.get(f"{name}, l{norm:g}, {engine}") or measure(name, norm, eps, engine)
             wide = 2.5 if engine == "chase" else 1
-            axis.plot(BUDGETS, line, "o-", color=f"C{k}", label=engine, linewidth=wide, markersize=3)
+            axis.plot(
+                BUDGETS, line, "o-", color=f"C{k}", label=engine, linewidth=wide, markersize=3
+            )
         model, dataset = load(name)
         walked = ws.nearest(model, *images(dataset, 50), norm, method="wda++", eps=eps)
-        axis.plot(sum(walked.passes()), 100 * ws.allocate(walked, eps, 1).accuracy, "k*", markersize=10, label="wda++")
-        axis.set(xscale="log", xlabel="passes per sample", title=f"{name}, l{norm:g}, eps {eps:.3g}")
+        axis.plot(
+            sum(walked.passes()),
+            100 * ws.allocate(walked, eps, 1).accuracy,
+            "k*",
+            markersize=10,
+            label="wda++",
+        )
+        axis.set(
+            xscale="log", xlabel="passes per sample", title=f"{name}, l{norm:g}, eps {eps:.3g}"
+        )
         axis.set_xticks(BUDGETS, [str(b) for b in BUDGETS])
         axis.set_xticks([], minor=True)
     axes[0].set_ylabel("accuracy over Omega_1, %")

@@ -1,11 +1,14 @@
-"""One hard branch and bound on several workers against one: seconds, ratio and nodes, as a markdown table.
+"""One hard branch and bound on several workers against one: seconds, ratio and nodes, as a markdown
+table.
 
-    python benchmarks/parallel.py [--zoo DIR] [--workers 2] [--only PART_OF_A_NAME] [--ray [ADDRESS]]
+    python benchmarks/parallel.py [--zoo DIR] [--workers 2] [--only PART_OF_A_NAME] [--ray
+    [ADDRESS]]
 
-Exact Lipschitz constants, 2 -> 2, of ExLipBaB's larger networks on all of R^n and of LipBaB's largest on boxes wider than its
-own, one thread for each process. "In this process" is the search without workers, which splits more nodes at once than a worker
-does. The workers' start is not part of the times: they are called once before. Run it on an idle machine with at least as many
-cores as workers.
+Exact Lipschitz constants, 2 -> 2, of ExLipBaB's larger networks on all of R^n and of LipBaB's
+largest on boxes wider than its own, one thread for each process. "In this process" is the search
+without workers, which splits more nodes at once than a worker does. The workers' start is not part
+of the times: they are called once before. Run it on an idle machine with at least as many cores as
+workers.
 """
 
 import argparse
@@ -31,7 +34,10 @@ PROBLEMS = (
 def load(folder: Path, name: str) -> Piecewise:
     arrays = np.load(folder / "lipschitz" / f"{name}.npz")
     return Piecewise.from_layers(
-        [(torch.tensor(arrays[f"W{i}"]), torch.tensor(arrays[f"b{i}"])) for i in range(len(arrays) // 2)]
+        [
+            (torch.tensor(arrays[f"W{i}"]), torch.tensor(arrays[f"b{i}"]))
+            for i in range(len(arrays) // 2)
+        ]
     )
 
 
@@ -47,11 +53,16 @@ def timed(network: Piecewise, high: float | None, pool: Processes | OnRay | None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     default = os.environ.get("WASSAIL_ZOO", Path(__file__).resolve().parents[2] / "shared" / "zoo")
-    parser.add_argument("--zoo", type=Path, default=default, help="the folder that holds lipschitz/*.npz")
+    parser.add_argument(
+        "--zoo", type=Path, default=default, help="the folder that holds lipschitz/*.npz"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="rows with this in their first column")
     parser.add_argument(
-        "--ray", nargs="?", const="", help="on Ray instead of processes: on a cluster of this machine, or ADDRESS"
+        "--ray",
+        nargs="?",
+        const="",
+        help="on Ray instead of processes: on a cluster of this machine, or ADDRESS",
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -59,20 +70,27 @@ def main() -> None:
     def crew(count: int) -> Processes | OnRay:
         return Processes(count) if args.ray is None else OnRay(args.ray or None, count)
 
-    about = f"`python benchmarks/parallel.py --workers {args.workers}`, {os.cpu_count()} processors, one thread each"
+    about = (
+        f"`python benchmarks/parallel.py --workers {args.workers}`, {os.cpu_count()} "
+        "processors, one thread each"
+    )
     print(f"""# One hard problem on several workers
 
-Command: {about}. Exact
-Lipschitz constants, 2 -> 2, by branch and bound whose open nodes the workers share, with the best lower bound sent
-along. Without workers the search splits more nodes at once, so the gain from none to one is not parallelism. Where
-the best solution is found late (wine, bike) more workers open more nodes than one needs.
+Command: {about}. Exact Lipschitz constants, 2 -> 2, by branch and bound whose open nodes the
+workers share, with the best lower bound sent along. Without workers the search splits more nodes at
+once, so the gain from none to one is not parallelism. Where the best solution is found late (wine,
+bike) more workers open more nodes than one needs.
 """)
-    print("| network, domain | workers | bracket | nodes | seconds | of one worker |\n|---|---|---|---|---|---|")
+    print(
+        "| network, domain | workers | bracket | nodes | seconds | of one worker "
+        "|\n|---|---|---|---|---|---|"
+    )
     for name, high in PROBLEMS:
         title = f"{name}, " + ("R^n" if high is None else f"[0, {high:g}]")
         if args.only not in title:
             continue
-        network, one = load(args.zoo, name), 0.0
+        network = load(args.zoo, name)
+        one = 0.0
         for count in (0, 1, args.workers):
             if count == 0:
                 found = timed(network, high, None)
@@ -80,10 +98,18 @@ the best solution is found late (wine, bike) more workers open more nodes than o
                 with crew(count) as pool:
                     found = timed(network, high, pool)
             one = found.seconds if count == 1 else one
-            bracket = f"{found.upper:.13g}, exact" if found.complete else f"[{found.lower:.9g}, {found.upper:.9g}]"
+            bracket = (
+                f"{found.upper:.13g}, exact"
+                if found.complete
+                else f"[{found.lower:.9g}, {found.upper:.9g}]"
+            )
             ratio = f"{found.seconds / one:.2f}" if count else "-"
             who = str(count) if count else "in this process"
-            print(f"| {title} | {who} | {bracket} | {found.nodes:,} | {found.seconds:.1f} | {ratio} |", flush=True)
+            print(
+                f"| {title} | {who} | {bracket} | {found.nodes:,} | {found.seconds:.1f} | "
+                f"{ratio} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

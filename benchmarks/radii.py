@@ -1,10 +1,13 @@
-"""Certified radii and verified accuracy on real networks: beside auto_LiRPA, beside published figures, beside attacks.
+"""Certified radii and verified accuracy on real networks: beside auto_LiRPA, beside published
+figures, beside attacks.
 
-    python benchmarks/radii.py --part peer|alpha|full|soundness|sandwich [--state FOLDER] [--only NAME] [--images 500] [--show]
+    python benchmarks/radii.py --part peer|alpha|full|soundness|sandwich [--state FOLDER] [--only
+    NAME] [--images 500] [--show]
 
-Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start as you like. `--show`
-prints what is there and computes nothing. Without --part all sections are printed so: together they are docs/radii.md.
-auto_LiRPA is found through $WASSAIL_LIRPA, the folder that holds the package `auto_LiRPA`; without it its columns stay empty.
+Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start
+as you like. `--show` prints what is there and computes nothing. Without --part all sections are
+printed so: together they are docs/radii.md. auto_LiRPA is found through $WASSAIL_LIRPA, the folder
+that holds the package `auto_LiRPA`; without it its columns stay empty.
 """
 
 import argparse
@@ -37,15 +40,21 @@ BOX = (0.0, 1.0)
 BATCH = 20  # images in one unit of the comparison, and in one batch of auto_LiRPA
 BLOCK = 100  # images in one unit of the whole test set
 PUBLISHED = {  # VNN-COMP 2021, CROWN-verified accuracy over the 10,000 test images, %
-    ("vnn_resnet2b", 2): 26.88, ("vnn_resnet2b", 1): 57.16, ("vnn_resnet4b", 1): 23.28, ("vnn_resnet4b", 2): 0.24,
-}  # fmt: skip
+    ("vnn_resnet2b", 2): 26.88,
+    ("vnn_resnet2b", 1): 57.16,
+    ("vnn_resnet4b", 1): 23.28,
+    ("vnn_resnet4b", 2): 0.24,
+}
 
 
 class Units:
-    """Results by key, one JSON line each, kept in a file; a result that is there is not computed again."""
+    """Results by key, one JSON line each, kept in a file; a result that is there is not
+    computed again.
+    """
 
     def __init__(self, folder: Path, part: str, show: bool) -> None:
-        self.path, self.show = folder / f"{part}.jsonl", show
+        self.path = folder / f"{part}.jsonl"
+        self.show = show
         self.known: dict[str, Any] = {}
         if self.path.exists():
             for line in self.path.read_text().splitlines():
@@ -66,11 +75,19 @@ class Units:
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    parts = {"peer": peer, "alpha": alpha, "full": full, "soundness": soundness, "sandwich": sandwich}
+    parts = {
+        "peer": peer,
+        "alpha": alpha,
+        "full": full,
+        "soundness": soundness,
+        "sandwich": sandwich,
+    }
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=parts)
     parser.add_argument("--state", type=Path, default=Path(".radii"), help="folder of what is done")
-    parser.add_argument("--images", type=int, default=None, help="peer: first so many images; full: the same")
+    parser.add_argument(
+        "--images", type=int, default=None, help="peer: first so many images; full: the same"
+    )
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--show", action="store_true", help="print what is done, compute nothing")
     options = parser.parse_args()
@@ -84,24 +101,27 @@ def main() -> None:
 INTRODUCTION = f"""\
 # Certified radii, verified accuracy and the sandwich: measured
 
-A sample's *certified radius* is a distance within which, as is proved, nothing in the box [0, 1] is classified otherwise.
-*Verified accuracy* at eps is the part of the samples that are proved right in the whole closed ball of radius eps. The
-*sandwich* is the robust accuracy over all distributions within Wasserstein distance eps of the data, from below by
-certified radii and from above by the distances of flips that an attack found, through the same knapsack. Everything here is
-measured on the first images of the test sets, one thread, processor time, torch {torch.__version__}; made by `python
-benchmarks/radii.py`, unit by unit, so that a count below what was asked for is the number of images that were done.
+A sample's *certified radius* is a distance within which, as is proved, nothing in the box [0, 1] is
+classified otherwise. *Verified accuracy* at eps is the part of the samples that are proved right in
+the whole closed ball of radius eps. The *sandwich* is the robust accuracy over all distributions
+within Wasserstein distance eps of the data, from below by certified radii and from above by the
+distances of flips that an attack found, through the same knapsack. Everything here is measured on
+the first images of the test sets, one thread, processor time, torch {torch.__version__}; made by
+`python benchmarks/radii.py`, unit by unit, so that a count below what was asked for is the number
+of images that were done.
 """
 
 
 # Part peer: CROWN beside auto_LiRPA's.
 
 PEER_TEXT = """\
-Lower bounds on the nine margins `theta_y - theta_j` of every correctly classified image over its linf ball, cut by the box.
-Both in turn in one process, in units of 20 images; the structure is read before the clock starts, on both sides. auto_LiRPA
-computes in float32 without care for rounding; ours are sound, and include a few steps on the slopes of the margins' own
-lines. `looser`: our bounds below auto_LiRPA's by more than 1e-4 of the larger of the two in size; `worst`: the largest such
-difference; `median`: of ours minus auto_LiRPA's, in logits. `time`: processor seconds for a correctly classified image,
-`ratio`: auto_LiRPA's over ours, in all and the range over the units.
+Lower bounds on the nine margins `theta_y - theta_j` of every correctly classified image over its
+linf ball, cut by the box. Both in turn in one process, in units of 20 images; the structure is read
+before the clock starts, on both sides. auto_LiRPA computes in float32 without care for rounding;
+ours are sound, and include a few steps on the slopes of the margins' own lines. `looser`: our
+bounds below auto_LiRPA's by more than 1e-4 of the larger of the two in size; `worst`: the largest
+such difference; `median`: of ours minus auto_LiRPA's, in logits. `time`: processor seconds for a
+correctly classified image, `ratio`: auto_LiRPA's over ours, in all and the range over the units.
 """
 
 
@@ -110,7 +130,8 @@ def peer(units: Units, options: argparse.Namespace) -> None:
     print("\n## CROWN beside auto_LiRPA's\n")
     print(f"`python benchmarks/radii.py --part peer --images {wanted}`\n\n{PEER_TEXT}")
     print(
-        "| network | eps | images | correct | verified, ours | auto_LiRPA | differ | entries | looser | worst | median | "
+        "| network | eps | images | correct | verified, ours | auto_LiRPA | differ | entries | "
+        "looser | worst | median | "
         "time, ours | auto_LiRPA | ratio | range |"
     )
     print("|" + 15 * "---|")
@@ -118,37 +139,63 @@ def peer(units: Units, options: argparse.Namespace) -> None:
         for eps in (1, 2):
             if options.only in name:
                 starts = range(0, wanted, BATCH)
-                found = [units.get(f"{name} crown {eps}/255 {s}", both, name, eps, s, BATCH) for s in starts]
+                found = [
+                    units.get(f"{name} crown {eps}/255 {s}", both, name, eps, s, BATCH)
+                    for s in starts
+                ]
                 peer_row(name, f"{eps}/255", [u for u in found if u])
 
 
 def alpha(units: Units, options: argparse.Namespace) -> None:
     """What optimised slopes and branching prove beyond CROWN."""
     wanted = 100 if options.images is None else options.images
-    print(f"\n## Optimised slopes and branching\n\n`python benchmarks/radii.py --part alpha --images {wanted}`\n\n{ALPHA_TEXT}")
-    print("| network | eps | images | attacked % | crown | alpha-crown | branch | s an image: crown | alpha-crown | branch |")
+    print(
+        "\n## Optimised slopes and branching\n\n`python benchmarks/radii.py --part alpha "
+        f"--images {wanted}`\n\n{ALPHA_TEXT}"
+    )
+    print(
+        "| network | eps | images | attacked % | crown | alpha-crown | branch | s an image: "
+        "crown | alpha-crown | branch |"
+    )
     print("|" + 10 * "---|")
-    for name, eps in (("vnn_resnet2b", 2 / 255), ("cifar_base_kw", 2 / 255), ("fashion_kw_01", 0.1)):
+    for name, eps in (
+        ("vnn_resnet2b", 2 / 255),
+        ("cifar_base_kw", 2 / 255),
+        ("fashion_kw_01", 0.1),
+    ):
         if options.only not in name:
             continue
-        rows = [units.get(f"{name} {start}", proofs, name, eps, start, 10) for start in range(0, wanted, 10)]
+        rows = [
+            units.get(f"{name} {start}", proofs, name, eps, start, 10)
+            for start in range(0, wanted, 10)
+        ]
         rows = [row for row in rows if row]
         n = sum(row["images"] for row in rows)
         if n:
-            shares = (f"{100 * sum(row[key] for row in rows) / n:.1f}" for key in ("attacked", *PROOFS))
+            shares = (
+                f"{100 * sum(row[key] for row in rows) / n:.1f}" for key in ("attacked", *PROOFS)
+            )
             seconds = (f"{sum(row[f'{key} seconds'] for row in rows) / n:.2f}" for key in PROOFS)
-            print(f"| `{name}` | {show(eps)} | {n} | {' | '.join(shares)} | {' | '.join(seconds)} |", flush=True)
+            print(
+                f"| `{name}` | {show(eps)} | {n} | {' | '.join(shares)} | {' | '.join(seconds)} |",
+                flush=True,
+            )
 
 
 def proofs(name: str, eps: float, start: int, count: int) -> dict[str, Any]:
-    """One unit: how many images each method proves, and in what time; none of them may be flipped."""
+    """One unit: how many images each method proves, and in what time; none of them may be
+    flipped.
+    """
     model, _, x, y = network(name)
-    x, y = x[start : start + count], y[start : start + count]
+    x = x[start : start + count]
+    y = y[start : start + count]
     left = ws.nearest(model, x, y, INF, BOX, passes=200).distances > eps
     unit: dict[str, Any] = {"images": len(x), "attacked": int(left.sum())}
     for method, settings in PROOFS.items():
         began = time.process_time()
-        proved = ws.verify(model, x[left], y[left], ws.Threat(INF, INF, eps, BOX), method, **settings)
+        proved = ws.verify(
+            model, x[left], y[left], ws.Threat(INF, INF, eps, BOX), method, **settings
+        )
         unit |= {method: int(proved.sum()), f"{method} seconds": time.process_time() - began}
     return unit
 
@@ -158,24 +205,37 @@ def peer_row(name: str, eps: str, found: list[dict[str, Any]]) -> None:
     if not found:
         return
     if not all(u["theirs"] for u in found):
-        count, correct = sum(u["images"] for u in found), sum(len(u["ours"]) for u in found)
+        count = sum(u["images"] for u in found)
+        correct = sum(len(u["ours"]) for u in found)
         proved = sum(min(row) > 0 for u in found for row in u["ours"])
         mine = sum(u["ours_seconds"] for u in found) / correct
         share = f"{proved} ({100 * proved / count:.1f} %)"
-        print(f"| `{name}` | {eps} | {count} | {correct} | {share} | | | | | | | {mine:.3f} | | | |", flush=True)
+        print(
+            f"| `{name}` | {eps} | {count} | {correct} | {share} | | | | | | | {mine:.3f} | | | |",
+            flush=True,
+        )
         return
-    ours, theirs = (torch.tensor([v for u in found for row in u[side] for v in row]) for side in ("ours", "theirs"))
+    ours, theirs = (
+        torch.tensor([v for u in found for row in u[side] for v in row])
+        for side in ("ours", "theirs")
+    )
     proved, said = ([min(row) > 0 for u in found for row in u[side]] for side in ("ours", "theirs"))
-    count, correct = sum(u["images"] for u in found), sum(len(u["ours"]) for u in found)
-    ours, theirs = ours.double(), theirs.double()
+    count = sum(u["images"] for u in found)
+    correct = sum(len(u["ours"]) for u in found)
+    ours = ours.double()
+    theirs = theirs.double()
     behind = (theirs - ours) / torch.maximum(theirs.abs(), ours.abs())
     spent = {side: sum(u[f"{side}_seconds"] for u in found) for side in ("ours", "theirs")}
     each = [u["theirs_seconds"] / u["ours_seconds"] for u in found]
     print(
-        f"| `{name}` | {eps} | {count} | {correct} | {sum(proved)} ({100 * sum(proved) / count:.1f} %) | "
-        f"{sum(said)} ({100 * sum(said) / count:.1f} %) | {sum(a != b for a, b in zip(proved, said))} | {len(ours)} | "
-        f"{int((behind > 1e-4).sum())} | {max(float(behind.max()), 0.0):.1e} | {float((ours - theirs).median()):+.1e} | "
-        f"{spent['ours'] / correct:.3f} | {spent['theirs'] / correct:.3f} | {spent['theirs'] / spent['ours']:.2f} | "
+        f"| `{name}` | {eps} | {count} | {correct} | {sum(proved)} "
+        f"({100 * sum(proved) / count:.1f} %) | "
+        f"{sum(said)} ({100 * sum(said) / count:.1f} %) | "
+        f"{sum(a != b for a, b in zip(proved, said))} | {len(ours)} | "
+        f"{int((behind > 1e-4).sum())} | {max(float(behind.max()), 0.0):.1e} | "
+        f"{float((ours - theirs).median()):+.1e} | "
+        f"{spent['ours'] / correct:.3f} | {spent['theirs'] / correct:.3f} | "
+        f"{spent['theirs'] / spent['ours']:.2f} | "
         f"{min(each):.2f} to {max(each):.2f} |",
         flush=True,
     )
@@ -183,21 +243,33 @@ def peer_row(name: str, eps: str, found: list[dict[str, Any]]) -> None:
 
 PROOFS: dict[str, dict[str, Any]] = {"crown": {}, "alpha-crown": {"steps": 8}, "branch": {}}
 ALPHA_TEXT = """\
-First test images, linf, the eps of training. Images that `ws.nearest(passes=200)` flips within eps cannot be proved and are not
-tried; of the others `ws.verify` proves the share given, in % of all images: by CROWN, with every bound's slopes optimised
-(8 steps; only where CROWN fails), and by branching (2 seconds an image that CROWN leaves open). What lies between the last of
-these and the attacked accuracy is not known.
+First test images, linf, the eps of training. Images that `ws.nearest(passes=200)` flips within eps
+cannot be proved and are not tried; of the others `ws.verify` proves the share given, in % of all
+images: by CROWN, with every bound's slopes optimised (8 steps; only where CROWN fails), and by
+branching (2 seconds an image that CROWN leaves open). What lies between the last of these and the
+attacked accuracy is not known.
 """
 
 
 def both(name: str, eps: int, start: int, count: int) -> dict[str, Any]:
-    """One unit: margin bounds of the correctly classified ones of some images, ours and auto_LiRPA's, and the time of each."""
+    """One unit: margin bounds of the correctly classified ones of some images, ours and
+    auto_LiRPA's, and the time of each.
+    """
     model, graph, x, y = network(name)
-    x, y = x[start : start + count], y[start : start + count]
+    x = x[start : start + count]
+    y = y[start : start + count]
     with torch.no_grad():
         right = model(x).argmax(1) == y
-    x, y, radius = x[right], y[right], eps / 255
-    unit: dict[str, Any] = {"images": len(right), "ours": [], "theirs": [], "ours_seconds": 0, "theirs_seconds": 0}
+    x = x[right]
+    y = y[right]
+    radius = eps / 255
+    unit: dict[str, Any] = {
+        "images": len(right),
+        "ours": [],
+        "theirs": [],
+        "ours_seconds": 0,
+        "theirs_seconds": 0,
+    }
     if not len(x):
         return unit
     began = time.process_time()
@@ -244,7 +316,8 @@ def lirpa(name: str, x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, float
     rows = eye[y][:, None] - eye[None]
     keep = torch.ones(len(y), 10, dtype=torch.bool).scatter(1, y[:, None], False)
     rows = rows[keep].reshape(len(y), 9, 10)
-    low, high = normalise((x - radius).clamp(0, 1)), normalise((x + radius).clamp(0, 1))
+    low = normalise((x - radius).clamp(0, 1))
+    high = normalise((x + radius).clamp(0, 1))
     ball = BoundedTensor(normalise(x), PerturbationLpNorm(norm=INF, eps=radius, x_L=low, x_U=high))
     began = time.process_time()
     with torch.no_grad():
@@ -258,17 +331,24 @@ def lirpa(name: str, x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, float
 # Part full: the whole test set.
 
 FULL_TEXT = """\
-Images that are misclassified, or that `ws.nearest(passes=30)` flips within eps, cannot be verified and are not tried; for
-the others `ws.verify(method="crown")` decides. `flipped`: right, but flipped within eps by that short attack. Published:
-VNN-COMP 2021, all 10,000 images. `error`: the standard error of our figure as an estimate of the one for 10,000 images.
+Images that are misclassified, or that `ws.nearest(passes=30)` flips within eps, cannot be verified
+and are not tried; for the others `ws.verify(method="crown")` decides. `flipped`: right, but flipped
+within eps by that short attack. Published: VNN-COMP 2021, all 10,000 images. `error`: the standard
+error of our figure as an estimate of the one for 10,000 images.
 """
 
 
 def full(units: Units, options: argparse.Namespace) -> None:
     wanted = 10_000 if options.images is None else options.images
     print("\n## The whole test set\n")
-    print(f"`python benchmarks/radii.py --part full`; units of {BLOCK} images, from the first on.\n\n{FULL_TEXT}")
-    print("| network | eps | images | right % | flipped % | verified % | error | published % | s an image |")
+    print(
+        f"`python benchmarks/radii.py --part full`; units of {BLOCK} images, from the first "
+        f"on.\n\n{FULL_TEXT}"
+    )
+    print(
+        "| network | eps | images | right % | flipped % | verified % | error | published % | s "
+        "an image |"
+    )
     print("|" + 9 * "---|")
     for (name, eps), published in PUBLISHED.items():
         if options.only not in name:
@@ -278,10 +358,13 @@ def full(units: Units, options: argparse.Namespace) -> None:
         found = [u for u in found if u]
         n = sum(u["images"] for u in found)
         if n:
-            right, flipped, verified = (100 * sum(u[key] for u in found) / n for key in ("right", "flipped", "verified"))
+            right, flipped, verified = (
+                100 * sum(u[key] for u in found) / n for key in ("right", "flipped", "verified")
+            )
             error = math.sqrt(verified * (100 - verified) / n * (1 - n / 10_000))
             print(
-                f"| `{name}` | {eps}/255 | {n} | {right:.2f} | {flipped:.2f} | {verified:.2f} | {error:.2f} | {published} | "
+                f"| `{name}` | {eps}/255 | {n} | {right:.2f} | {flipped:.2f} | {verified:.2f} | "
+                f"{error:.2f} | {published} | "
                 f"{sum(u['seconds'] for u in found) / n:.3f} |",
                 flush=True,
             )
@@ -290,27 +373,36 @@ def full(units: Units, options: argparse.Namespace) -> None:
 def block(name: str, eps: int, start: int) -> dict[str, Any]:
     """One unit: how many of some images are right, flipped and verified."""
     model, _, x, y = network(name)
-    x, y, began = x[start : start + BLOCK], y[start : start + BLOCK], time.process_time()
+    x = x[start : start + BLOCK]
+    y = y[start : start + BLOCK]
+    began = time.process_time()
     distances = ws.nearest(model, x, y, INF, BOX, passes=30).distances
     left = distances > eps / 255
     proved = ws.verify(model, x[left], y[left], ws.Threat(INF, INF, eps / 255, BOX), "crown")
     right = distances > 0
     counts = {"right": right, "flipped": right & ~left, "verified": proved}
     return {
-        "images": len(x), **{key: int(value.sum()) for key, value in counts.items()}, "seconds": time.process_time() - began,
-    }  # fmt: skip
+        "images": len(x),
+        **{key: int(value.sum()) for key, value in counts.items()},
+        "seconds": time.process_time() - began,
+    }
 
 
 # Part soundness: no radius above a flip.
 
-ATTACKS = {INF: ("chase", "fab", "fmn", "apgd"), 2.0: ("chase", "fab", "ddn", "apgd"), 1.0: ("chase", "fab", "fmn", "apgd")}
+ATTACKS = {
+    INF: ("chase", "fab", "fmn", "apgd"),
+    2.0: ("chase", "fab", "ddn", "apgd"),
+    1.0: ("chase", "fab", "fmn", "apgd"),
+}
 PASSES = {"chase": 300, "fab": 150, "fmn": 150, "ddn": 150, "apgd": 150}
 SOUND_TEXT = """\
-Radii of one method against the nearest flip that four engines found together (chase 300 passes; FAB, FMN (l2: DDN) and
-bisected APGD 150 each). `samples`: those classified rightly; medians over them; `ratio`: median of radius / distance, 1 if
-both are exact. `exact`: radii known to be the distance itself. `violations`: radii above the distance of a flip, evaluated
-in float64, the arithmetic the radii are proved in; `float32`: flips within a radius in the network's own float32 that are
-none in float64.
+Radii of one method against the nearest flip that four engines found together (chase 300 passes;
+FAB, FMN (l2: DDN) and bisected APGD 150 each). `samples`: those classified rightly; medians over
+them; `ratio`: median of radius / distance, 1 if both are exact. `exact`: radii known to be the
+distance itself. `violations`: radii above the distance of a flip, evaluated in float64, the
+arithmetic the radii are proved in; `float32`: flips within a radius in the network's own float32
+that are none in float64.
 """
 MOST = ("crown", "alpha-crown", "lipschitz")
 ALL = (*MOST, "exact")
@@ -350,9 +442,16 @@ SOUND = {  # name: (samples, methods)
 def soundness(units: Units, options: argparse.Namespace) -> None:
     print("\n## Soundness: no radius above the distance of a flip\n")
     print(f"`python benchmarks/radii.py --part soundness`\n\n{SOUND_TEXT}")
-    print("| network | norm | samples | method | exact | median radius | median flip | ratio | violations | float32 |")
+    print(
+        "| network | norm | samples | method | exact | median radius | median flip | ratio | "
+        "violations | float32 |"
+    )
     print("|" + 10 * "---|")
-    pairs, samples, bad, near, seen = 0, 0, 0, 0, set()
+    pairs = 0
+    samples = 0
+    bad = 0
+    near = 0
+    seen = set()
     for name, (count, methods) in SOUND.items():
         if options.only not in name:
             continue
@@ -360,7 +459,9 @@ def soundness(units: Units, options: argparse.Namespace) -> None:
             flips = units.get(f"{name} {norm:g} flips", attacked, name, count, norm)
             if not flips:
                 continue
-            single, double = (torch.tensor(flips[key], dtype=torch.float64) for key in ("float32", "float64"))
+            single, double = (
+                torch.tensor(flips[key], dtype=torch.float64) for key in ("float32", "float64")
+            )
             right = single > 0
             for place, method in enumerate(methods):
                 found = units.get(f"{name} {norm:g} {method}", proved, name, count, norm, method)
@@ -370,24 +471,30 @@ def soundness(units: Units, options: argparse.Namespace) -> None:
                 samples += 0 if name in seen else int(right.sum())
                 seen.add(name)
                 values = torch.tensor(found["values"], dtype=torch.float64)
-                wrong, inside = int((values > double).sum()), int((values > single).sum())
+                wrong = int((values > double).sum())
+                inside = int((values > single).sum())
                 only = int(((values > single) & ~(values > double)).sum())
-                bad, near = bad + wrong, near + only
-                r, d = values[right], single[right]
+                bad = bad + wrong
+                near = near + only
+                r = values[right]
+                d = single[right]
                 print(
-                    f"| `{name}` | {norm:g} | {int(right.sum())} | {method} | {found['exact']} | {middle(r):.4g} | "
+                    f"| `{name}` | {norm:g} | {int(right.sum())} | {method} | {found['exact']} | "
+                    f"{middle(r):.4g} | "
                     f"{middle(d):.4g} | {middle(r / d):.3f} | {wrong} | {only} |",
                     flush=True,
                 )
                 if wrong:
                     where = (values > double).nonzero()[:, 0].tolist()
                     print(
-                        f"VIOLATION: {name} l{norm:g} {method} samples {where}, {inside} in float32",
+                        f"VIOLATION: {name} l{norm:g} {method} samples {where}, {inside} in "
+                        "float32",
                         file=sys.stderr,
                         flush=True,
                     )
     print(
-        f"\n{len(seen)} networks, {samples} samples, {pairs} pairs of a sample and a norm: {bad} violations, "
+        f"\n{len(seen)} networks, {samples} samples, {pairs} pairs of a sample and a norm: {bad} "
+        "violations, "
         f"{near} in float32 only."
     )
 
@@ -399,7 +506,9 @@ def middle(values: Tensor) -> float:
 
 @cache
 def any_network(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A network of any kind by its name, in the arithmetic it comes in, and its first samples with labels."""
+    """A network of any kind by its name, in the arithmetic it comes in, and its first samples
+    with labels.
+    """
     if name.startswith("digits"):
         x, y = ws.zoo.data("digits")
         return ws.zoo.load(name), x[:count], y[:count]
@@ -414,42 +523,71 @@ def any_network(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def random_network(name: str, count: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A small network with random weights in float64, random points of the unit box, and the classes it gives them itself."""
+    """A small network with random weights in float64, random points of the unit box, and the
+    classes it gives them itself.
+    """
     generator = torch.Generator().manual_seed(7)
-    flat, relu, tanh, residual = nn.Flatten(), nn.ReLU(), nn.Tanh(), type(corpus()["residual"][0][1])
-    steep, gentle = nn.LeakyReLU(0.05), nn.LeakyReLU(0.2)
+    flat = nn.Flatten()
+    relu = nn.ReLU()
+    tanh = nn.Tanh()
+    residual = type(corpus()["residual"][0][1])
+    steep = nn.LeakyReLU(0.05)
+    gentle = nn.LeakyReLU(0.2)
     layers, shape = {
         "random-mlp": ((nn.Linear(6, 16), relu, nn.Linear(16, 12), relu, nn.Linear(12, 4)), (6,)),
-        "random-leaky": ((nn.Linear(5, 14), gentle, nn.Linear(14, 10), steep, nn.Linear(10, 3)), (5,)),
+        "random-leaky": (
+            (nn.Linear(5, 14), gentle, nn.Linear(14, 10), steep, nn.Linear(10, 3)),
+            (5,),
+        ),
         "random-residual": ((nn.Linear(5, 8), residual(8), residual(8), nn.Linear(8, 4)), (5,)),
-        "random-conv": ((nn.Conv2d(1, 3, 3, 1, 1), relu, nn.Conv2d(3, 4, 3, 2), relu, flat, nn.Linear(16, 4)), (1, 5, 5)),
-        "random-pool": ((nn.Conv2d(1, 3, 2), relu, nn.MaxPool2d(2), flat, nn.Linear(12, 4)), (1, 5, 5)),
+        "random-conv": (
+            (nn.Conv2d(1, 3, 3, 1, 1), relu, nn.Conv2d(3, 4, 3, 2), relu, flat, nn.Linear(16, 4)),
+            (1, 5, 5),
+        ),
+        "random-pool": (
+            (nn.Conv2d(1, 3, 2), relu, nn.MaxPool2d(2), flat, nn.Linear(12, 4)),
+            (1, 5, 5),
+        ),
         "random-tanh": ((nn.Linear(6, 16), tanh, nn.Linear(16, 12), tanh, nn.Linear(12, 4)), (6,)),
     }[name]
     model = nn.Sequential(*layers).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             scale = (2.0 / parameter[0].numel()) ** 0.5 if parameter.ndim > 1 else 0.3
-            parameter.copy_(scale * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+            parameter.copy_(
+                scale * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            )
         x = torch.rand(count, *shape, dtype=torch.float64, generator=generator)
         model[-1].bias -= model(x).mean(0)  # so that no class has it all
         return model, x, model(x).argmax(1)
 
 
 def attacked(name: str, count: int, norm: float) -> dict[str, Any]:
-    """The nearest flips of four engines, by the network as it is and, for those points, by the same network in float64."""
+    """The nearest flips of four engines, by the network as it is and, for those points, by the
+    same network in float64.
+    """
     model, x, y = any_network(name, count)
-    found = [ws.nearest(model, x, y, norm, BOX, method=engine, passes=PASSES[engine]) for engine in ATTACKS[norm]]
-    precise, checked = copy.deepcopy(model).double(), []
+    found = [
+        ws.nearest(model, x, y, norm, BOX, method=engine, passes=PASSES[engine])
+        for engine in ATTACKS[norm]
+    ]
+    precise = copy.deepcopy(model).double()
+    checked = []
     for flips in found:
-        points = torch.where(torch.isfinite(flips.distances).reshape(-1, *[1] * (x.ndim - 1)), flips.points, x)
-        checked.append(ws.Flips.from_points(precise, x.double(), y, points.double(), norm, BOX).distances)
+        points = torch.where(
+            torch.isfinite(flips.distances).reshape(-1, *[1] * (x.ndim - 1)), flips.points, x
+        )
+        checked.append(
+            ws.Flips.from_points(precise, x.double(), y, points.double(), norm, BOX).distances
+        )
     single = torch.stack([flips.distances for flips in found]).amin(0)
     return {"float32": single.tolist(), "float64": torch.stack(checked).amin(0).tolist()}
 
 
 def proved(name: str, count: int, norm: float, method: str) -> dict[str, Any]:
-    """Certified radii by one method. It is not told of the flips: a wrong radius must be able to show."""
+    """Certified radii by one method. It is not told of the flips: a wrong radius must be able
+    to show.
+    """
     model, x, y = any_network(name, count)
     began = time.process_time()
     found = ws.radii(model, x, y, norm, BOX, method, time_limit=10.0 if method == "exact" else None)
@@ -469,21 +607,28 @@ SANDWICH = {  # name: (norm it was trained for, eps of it)
     "vnn_resnet2b": (INF, 2 / 255),
     "cifar_small_kw_l2_36px": (2.0, 36 / 255),
 }
-COUNT, OTHER = 100, 20  # images at the norm a network was trained for, and at the other, where the bounds are dearer
+# images at the norm a network was trained for, and at the other, where the bounds are dearer
+COUNT = 100
+OTHER = 20
 SANDWICH_TEXT = """\
-First test images, the same for both sides; flips by `ws.nearest(passes=200)`, radii by `ws.radii(method="crown",
-upper=flips.distances)`; at the norm and eps of training what is then still open at order inf is branched, two seconds
-an image on average. At the norm a network was trained for, eps is that of its training; at the other norm it is that eps
-times the median ratio of the two distances of an image's flips, to two digits. `certified` (rounded down) and `attacked`:
-the accuracy over `Omega_order(eps)` is between them. `gap`: their difference in points; `mean gap`: the area between the
-two curves over [0, eps], divided by eps; `largest gap`: over all eps. Figures: `docs/sandwich/`.
+First test images, the same for both sides; flips by `ws.nearest(passes=200)`, radii by
+`ws.radii(method="crown", upper=flips.distances)`; at the norm and eps of training what is then
+still open at order inf is branched, two seconds an image on average. At the norm a network was
+trained for, eps is that of its training; at the other norm it is that eps times the median ratio of
+the two distances of an image's flips, to two digits. `certified` (rounded down) and `attacked`: the
+accuracy over `Omega_order(eps)` is between them. `gap`: their difference in points; `mean gap`: the
+area between the two curves over [0, eps], divided by eps; `largest gap`: over all eps. Figures:
+`docs/sandwich/`.
 """
 
 
 def sandwich(units: Units, options: argparse.Namespace) -> None:
     print("\n## The sandwich\n")
     print(f"`python benchmarks/radii.py --part sandwich`\n\n{SANDWICH_TEXT}")
-    print("| network | norm | images | eps | order | certified % | attacked % | gap | mean gap | largest gap | at eps |")
+    print(
+        "| network | norm | images | eps | order | certified % | attacked % | gap | mean gap | "
+        "largest gap | at eps |"
+    )
     print("|" + 11 * "---|")
     wanted = {name: eps for name, eps in SANDWICH.items() if options.only in name}
     own = {name: both_sides(units, name, norm, COUNT) for name, (norm, _) in wanted.items()}
@@ -494,15 +639,22 @@ def sandwich(units: Units, options: argparse.Namespace) -> None:
         other = 2.0 if norm == INF else INF
         curves = both_sides(units, name, other, OTHER)
         if curves:
-            near, far = own[name][0].distances[: len(curves[0].mu)], curves[0].distances[: len(own[name][0].mu)]
+            near = own[name][0].distances[: len(curves[0].mu)]
+            far = curves[0].distances[: len(own[name][0].mu)]
             rows(name, other, curves, float(f"{eps * middle((far / near)[near > 0]):.1e}"))
 
 
 def both_sides(units: Units, name: str, norm: float, count: int) -> list[RiskCurve]:
-    """The curves of the orders 1, 2 and inf for the first images, as many as are done; none if none are."""
-    found = [units.get(f"{name} {norm:g} {start}", slices, name, norm, start) for start in range(0, count, BATCH)]
+    """The curves of the orders 1, 2 and inf for the first images, as many as are done; none if
+    none are.
+    """
+    found = [
+        units.get(f"{name} {norm:g} {start}", slices, name, norm, start)
+        for start in range(0, count, BATCH)
+    ]
     distances, radii = (
-        torch.tensor([v for u in found if u for v in u[key]], dtype=torch.float64) for key in ("distances", "radii")
+        torch.tensor([v for u in found if u for v in u[key]], dtype=torch.float64)
+        for key in ("distances", "radii")
     )
     mu = torch.full_like(distances, 1 / max(len(distances), 1))
     return [RiskCurve(distances, radii, mu, order) for order in (1.0, 2.0, INF)] if len(mu) else []
@@ -514,7 +666,8 @@ def rows(name: str, norm: float, curves: list[RiskCurve], eps: float) -> None:
         (certified, attacked), (largest, where) = curve(eps), curve.largest_gap()
         print(
             f"| `{name}` | {norm:g} | {len(curve.mu)} | {show(eps)} | {curve.order:g} | "
-            f"{math.floor(1e4 * certified + 1e-9) / 100:.2f} | {100 * attacked:.2f} | {100 * (attacked - certified):.2f} | "
+            f"{math.floor(1e4 * certified + 1e-9) / 100:.2f} | {100 * attacked:.2f} | "
+            f"{100 * (attacked - certified):.2f} | "
             f"{100 * curve.area(eps) / eps:.2f} | {100 * largest:.1f} | {where:.3g} |",
             flush=True,
         )
@@ -527,15 +680,24 @@ def rows(name: str, norm: float, curves: list[RiskCurve], eps: float) -> None:
 def slices(name: str, norm: float, start: int) -> dict[str, Any]:
     """One unit: distances of flips and certified radii of some images."""
     model, _, x, y = network(name)
-    x, y = x[start : start + BATCH], y[start : start + BATCH]
+    x = x[start : start + BATCH]
+    y = y[start : start + BATCH]
     flips = ws.nearest(model, x, y, norm, BOX, passes=200)
     began = time.process_time()
     found = ws.radii(model, x, y, norm, BOX, "crown", upper=flips.distances)
-    if norm == SANDWICH[name][0]:  # what is open at the eps of training, for the orders that it is open for
+    if (
+        norm == SANDWICH[name][0]
+    ):  # what is open at the eps of training, for the orders that it is open for
         aim = {"eps": SANDWICH[name][1], "order": INF, "time_limit": 2.0 * len(x)}
-        found = ws.radii(model, x, y, norm, BOX, "branch", upper=flips.distances, start=found, **aim)
+        found = ws.radii(
+            model, x, y, norm, BOX, "branch", upper=flips.distances, start=found, **aim
+        )
     ws.risk_curve(flips, found)  # an error if a radius is above a flip
-    return {"distances": flips.distances.tolist(), "radii": found.values.tolist(), "seconds": time.process_time() - began}
+    return {
+        "distances": flips.distances.tolist(),
+        "radii": found.values.tolist(),
+        "seconds": time.process_time() - began,
+    }
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ PAGES = {
 
 for script, page in PAGES.items():
     print(f"{script} -> docs/{page}", flush=True)
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / script], capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(done.stderr)
     (ROOT / "docs" / page).write_text(done.stdout)

@@ -1,9 +1,11 @@
-"""Evaluation on one and on two workers of a local Ray cluster, and what the measured times say about sixty-four.
+"""Evaluation on one and on two workers of a local Ray cluster, and what the measured times say
+about sixty-four.
 
-    python benchmarks/scale.py > docs/scale.md              # vnn_resnet2b, 500 images, one thread a worker; a few minutes
-    python benchmarks/scale.py --images 60 --passes 50      # a quick look
+    python benchmarks/scale.py > docs/scale.md              # vnn_resnet2b, 500 images, one thread a
+    worker; a few minutes python benchmarks/scale.py --images 60 --passes 50      # a quick look
 
-Times are of `evaluate` with the workers ready; what it takes to get them ready is told apart. Run it on an idle machine.
+Times are of `evaluate` with the workers ready; what it takes to get them ready is told apart. Run
+it on an idle machine.
 """
 
 import argparse
@@ -28,7 +30,8 @@ from wassail.evaluation.work import Local
 from zoo_path import images, load
 
 AIM = 0.6
-IMAGENET, SHAPE = 50_000, (3, 224, 224)
+IMAGENET = 50_000
+SHAPE = (3, 224, 224)
 CHUNK = 100  # images, of the extrapolation: the default of `evaluate`
 CROWD = (1, 2, 8, 64)
 
@@ -37,7 +40,10 @@ class Timed:
     """A runner that notes when results come and how long whoever asked is busy with them."""
 
     def __init__(self, runner) -> None:
-        self.runner, self.workers, self.about, self.busy = runner, runner.workers, runner.about, []
+        self.runner = runner
+        self.workers = runner.workers
+        self.about = runner.about
+        self.busy = []
 
     def run(self, worker, tasks, tick) -> Iterator:
         for result in self.runner.run(worker, tasks, tick):
@@ -62,11 +68,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         def evaluate(name: str, runner) -> tuple[float, Timed]:
-            timed, begun = Timed(runner), time.perf_counter()
-            ws.evaluate(model, data, threats, attacks, out=Path(folder, name), chunk=options.chunk, runner=timed)
+            timed = Timed(runner)
+            begun = time.perf_counter()
+            ws.evaluate(
+                model,
+                data,
+                threats,
+                attacks,
+                out=Path(folder, name),
+                chunk=options.chunk,
+                runner=timed,
+            )
             return time.perf_counter() - begun, timed
 
-        took, busy, ready = {}, {}, {}
+        took = {}
+        busy = {}
+        ready = {}
         took["this process"], _ = evaluate("local", Local())
         for workers in (1, 2):
             name = crowd(workers)
@@ -79,34 +96,67 @@ def main() -> None:
                 took[name], timed = evaluate(name, runner)
                 busy[name] = timed.busy
                 if workers == 2:
-                    trip, heavy = round_trip(runner), shipping(Path(folder))
-        same = len({fingerprint(Path(folder, name)) for name in ("local", "1 worker", "2 workers")}) == 1
+                    trip = round_trip(runner)
+                    heavy = shipping(Path(folder))
+        same = (
+            len({fingerprint(Path(folder, name)) for name in ("local", "1 worker", "2 workers")})
+            == 1
+        )
         stages = chunk_times(Path(folder, "1 worker"))
 
     ratio = took["2 workers"] / took["1 worker"]
     print("# More than one worker\n")
-    print(f"Command: `python benchmarks/scale.py --images {options.images} --chunk {options.chunk} --passes {options.passes}`.")
     print(
-        f"`{options.network}`, {options.images} images in chunks of {options.chunk}: WDA++, nearest ({options.passes} passes)"
+        f"Command: `python benchmarks/scale.py --images {options.images} --chunk {options.chunk} "
+        f"--passes {options.passes}`."
     )
-    print(f"and all checks, one thread a worker, {os.cpu_count()} processors, everything on one machine.\n")
+    print(
+        f"`{options.network}`, {options.images} images in chunks of {options.chunk}: WDA++, "
+        f"nearest ({options.passes} passes)"
+    )
+    print(
+        f"and all checks, one thread a worker, {os.cpu_count()} processors, everything on one "
+        "machine.\n"
+    )
     print("| who | seconds | against one worker | seconds to get ready |\n|---|---|---|---|")
     for name, seconds in took.items():
-        print(f"| {name} | {seconds:.1f} | {seconds / took['1 worker']:.2f} | {ready.get(name, 0.0):.1f} |")
-    print(f"\nTwo workers take {ratio:.2f} of the time of one (aim: at most {AIM}). The three runs' files are", end=" ")
+        print(
+            f"| {name} | {seconds:.1f} | {seconds / took['1 worker']:.2f} | "
+            f"{ready.get(name, 0.0):.1f} |"
+        )
+    print(
+        f"\nTwo workers take {ratio:.2f} of the time of one (aim: at most {AIM}). The three "
+        "runs' files are",
+        end=" ",
+    )
     print("the same to the byte." if same else "NOT THE SAME.")
-    print("To get ready is to start Ray, two interpreters with PyTorch and the model, and a first task on each.\n")
+    print(
+        "To get ready is to start Ray, two interpreters with PyTorch and the model, and a first "
+        "task on each.\n"
+    )
     print("## Where the time goes\n")
     print("Seconds inside the worker for one chunk, by stage, one worker:\n")
     print("| stage | chunks | mean | least | most | deviation |\n|---|---|---|---|---|---|")
     for name, times in stages.items():
         spread = statistics.pstdev(times)
-        print(f"| {name} | {len(times)} | {statistics.mean(times):.3f} | {min(times):.3f} | {max(times):.3f} | {spread:.3f} |")
+        print(
+            f"| {name} | {len(times)} | {statistics.mean(times):.3f} | {min(times):.3f} | "
+            f"{max(times):.3f} | {spread:.3f} |"
+        )
     inside = sum(map(sum, stages.values()))
-    print(f"\nIn all {inside:.1f} s of {took['1 worker']:.1f} s. The rest, for each of {sum(map(len, stages.values()))} tasks:")
+    print(
+        f"\nIn all {inside:.1f} s of {took['1 worker']:.1f} s. The rest, for each of "
+        f"{sum(map(len, stages.values()))} tasks:"
+    )
     store = statistics.mean(busy["1 worker"])
-    print(f"{1000 * store:.1f} ms to put a result on the disk, where the run was started, and {1000 * trip:.1f} ms to hand out")
-    print(f"a task and take back its result. For {CHUNK} samples of shape {SHAPE} both together take {heavy:.2f} s.\n")
+    print(
+        f"{1000 * store:.1f} ms to put a result on the disk, where the run was started, and "
+        f"{1000 * trip:.1f} ms to hand out"
+    )
+    print(
+        f"a task and take back its result. For {CHUNK} samples of shape {SHAPE} both together "
+        f"take {heavy:.2f} s.\n"
+    )
     model_of_scale(stages, took, ready, store + trip, heavy, options)
 
 
@@ -126,7 +176,8 @@ def chunk_times(folder: Path) -> dict[str, list[float]]:
 
 def round_trip(runner: Ray, times: int = 200) -> float:
     """Seconds for one task that does next to nothing, to a worker and back, one after the other."""
-    actor, ray = runner._hands[0].actor, runner._link.ray
+    actor = runner._hands[0].actor
+    ray = runner._link.ray
     begun = time.perf_counter()
     for _ in range(times):
         ray.get(actor.share.remote())
@@ -134,7 +185,9 @@ def round_trip(runner: Ray, times: int = 200) -> float:
 
 
 def shipping(folder: Path) -> float:
-    """Seconds that a chunk of ImageNet's size costs where the run was started: read, sent, its result fetched and stored."""
+    """Seconds that a chunk of ImageNet's size costs where the run was started: read, sent, its
+    result fetched and stored.
+    """
     import ray
 
     x, y = torch.rand(CHUNK, *SHAPE), torch.zeros(CHUNK).long()
@@ -146,8 +199,12 @@ def shipping(folder: Path) -> float:
 
 
 def makespan(times: list[float], workers: int, serial: float) -> float:
-    """One stage: whoever is free takes the next task, after the driver has seen to it for `serial` seconds."""
-    free, driver, last = [0.0] * workers, 0.0, 0.0
+    """One stage: whoever is free takes the next task, after the driver has seen to it for
+    `serial` seconds.
+    """
+    free = [0.0] * workers
+    driver = 0.0
+    last = 0.0
     heapq.heapify(free)
     for seconds in times:
         driver = max(driver, heapq.heappop(free)) + serial
@@ -157,22 +214,35 @@ def makespan(times: list[float], workers: int, serial: float) -> float:
 
 
 def model_of_scale(stages, took, ready, light: float, heavy: float, options) -> None:
-    """Simulated from the measured chunk times: tasks go one by one to whoever is free, every stage waits for its last chunk."""
+    """Simulated from the measured chunk times: tasks go one by one to whoever is free, every
+    stage waits for its last chunk.
+    """
     draw = random.Random(0)
 
     def drawn(dear: float, size: int) -> list[list[float]]:
-        scale, chunks = dear * size / options.chunk, -(-IMAGENET // size)
-        return [[draw.choice(seen) * scale for _ in range(chunks if len(seen) > 1 else 1)] for seen in stages.values()]
+        scale = dear * size / options.chunk
+        chunks = -(-IMAGENET // size)
+        return [
+            [draw.choice(seen) * scale for _ in range(chunks if len(seen) > 1 else 1)]
+            for seen in stages.values()
+        ]
 
     def total(work: list[list[float]], workers: int, serial: float) -> float:
         return sum(makespan(stage, workers, serial) for stage in work)
 
-    measured = [f"{crowd(w)} {total(list(stages.values()), w, light):.1f} s (measured {took[crowd(w)]:.1f} s)" for w in (1, 2)]
+    measured = [
+        f"{crowd(w)} {total(list(stages.values()), w, light):.1f} s (measured "
+        f"{took[crowd(w)]:.1f} s)"
+        for w in (1, 2)
+    ]
     print(MODEL.format(measured=", ".join(measured)))
     print(f"| {IMAGENET:,} images | " + " | ".join(crowd(w) for w in CROWD) + " |")
     print("|---|" + "---|" * len(CROWD))
     rows = [(f"`{options.network}`, CIFAR's size", 1, CHUNK, light)]
-    rows += [(f"ImageNet's size, a network {dear} times as dear", dear, CHUNK, heavy) for dear in (10, 100, 1000)]
+    rows += [
+        (f"ImageNet's size, a network {dear} times as dear", dear, CHUNK, heavy)
+        for dear in (10, 100, 1000)
+    ]
     rows += [("the same, in chunks of a quarter", 1000, CHUNK // 4, heavy / 4)]
     for name, dear, size, serial in rows:
         work = drawn(dear, size)
@@ -184,13 +254,16 @@ def model_of_scale(stages, took, ready, light: float, heavy: float, options) -> 
 
 MODEL = """## On more workers: a model
 
-This part is a simulation. Chunk times are drawn from those measured above, a task costs the driver the time measured above and
-goes to whoever is free, every stage waits for its last chunk. It ignores that workers on one machine share its memory, and that
-a network is slower than loopback. Held against the measurement: {measured}.
+This part is a simulation. Chunk times are drawn from those measured above, a task costs the driver
+the time measured above and goes to whoever is free, every stage waits for its last chunk. It
+ignores that workers on one machine share its memory, and that a network is slower than loopback.
+Held against the measurement: {measured}.
 """
 LIMIT = """
-Chunks are of 100 images. In brackets the efficiency: the time of one worker over workers times time. A driver that needs
-{heavy:.2f} s for a chunk of ImageNet's size keeps {most} workers busy only if a chunk takes each longer than {least}."""
+Chunks are of 100 images. In brackets the efficiency: the time of one worker over workers times
+time. A driver that needs
+{heavy:.2f} s for a chunk of ImageNet's size keeps {most} workers busy only if
+a chunk takes each longer than {least}."""
 
 
 def crowd(workers: int) -> str:

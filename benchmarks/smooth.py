@@ -1,10 +1,13 @@
-"""Smooth networks and transformers: linear bounds beside auto_LiRPA's, verified beside attacked accuracy, local slopes.
+"""Smooth networks and transformers: linear bounds beside auto_LiRPA's, verified beside attacked
+accuracy, local slopes.
 
-    python benchmarks/smooth.py --part peer|verified|lipschitz [--state FOLDER] [--only NAME] [--images N] [--show]
+    python benchmarks/smooth.py --part peer|verified|lipschitz [--state FOLDER] [--only NAME]
+    [--images N] [--show]
 
-Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start as you like. `--show`
-prints what is there and computes nothing. Without --part all sections are printed so: together they are docs/transformers.md.
-auto_LiRPA is found through $WASSAIL_LIRPA, the folder that holds the package `auto_LiRPA`; without it its columns stay empty.
+Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start
+as you like. `--show` prints what is there and computes nothing. Without --part all sections are
+printed so: together they are docs/transformers.md. auto_LiRPA is found through $WASSAIL_LIRPA, the
+folder that holds the package `auto_LiRPA`; without it its columns stay empty.
 """
 
 import argparse
@@ -29,7 +32,8 @@ from zoo_path import ZOO, images, load
 
 INF = math.inf
 BOX = (0.0, 1.0)
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2023, 0.1994, 0.2010)
 NETWORKS = {  # eps at which accuracy is verified, linf
     "digits-gelu": 0.05,
     "digits-gelu-adv": 0.05,
@@ -47,7 +51,9 @@ def main() -> None:
     parts = {"peer": peer, "verified": verified, "lipschitz": lipschitz}
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=parts)
-    parser.add_argument("--state", type=Path, default=Path(".smooth"), help="folder of what is done")
+    parser.add_argument(
+        "--state", type=Path, default=Path(".smooth"), help="folder of what is done"
+    )
     parser.add_argument("--images", type=int, default=None, help="first so many images")
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--show", action="store_true", help="print what is done, compute nothing")
@@ -62,20 +68,26 @@ def main() -> None:
 INTRODUCTION = f"""\
 # Smooth networks and transformers: measured
 
-`digits-gelu` and `digits-vit` are the built-in networks (`-adv`: adversarially trained), the other three are public ones: a
-sigmoid CNN, and two vision transformers with BatchNorm and no LayerNorm. First images of the test sets, one thread, processor
-time, torch {torch.__version__}; made by `python benchmarks/smooth.py`, unit by unit, so that a count below what was asked for
-is the number of images that were done.
+`digits-gelu` and `digits-vit` are the built-in networks (`-adv`: adversarially trained), the other
+three are public ones: a sigmoid CNN, and two vision transformers with BatchNorm and no LayerNorm.
+First images of the test sets, one thread, processor time, torch {torch.__version__}; made by
+`python benchmarks/smooth.py`, unit by unit, so that a count below what was asked for is the number
+of images that were done.
 """
 
 
 @cache
 def network(name: str, tanh: bool = False) -> tuple[nn.Module, Graph, Tensor, Tensor]:
-    """A network, its structure, and its test images with their labels. tanh: GELUs in their tanh form."""
+    """A network, its structure, and its test images with their labels. tanh: GELUs in their
+    tanh form.
+    """
     if name.startswith("digits"):
         model, (x, y) = ws.zoo.load(name), ws.zoo.data("digits")
     elif name.startswith("cifar_vit"):
-        model, (x, y) = ws.zoo.load_onnx(ZOO / "models" / f"{name}.onnx", mean=MEAN, std=STD), images("cifar10", 100)
+        model, (x, y) = (
+            ws.zoo.load_onnx(ZOO / "models" / f"{name}.onnx", mean=MEAN, std=STD),
+            images("cifar10", 100),
+        )
     else:
         model, data = load(name)
         x, y = images(data, 100)
@@ -89,12 +101,13 @@ def network(name: str, tanh: bool = False) -> tuple[nn.Module, Graph, Tensor, Te
 # Part peer: CROWN through attention and LayerNorm beside auto_LiRPA's.
 
 PEER_TEXT = """\
-Lower bounds on the nine margins `theta_y - theta_j` over the linf ball cut by the box, ours (`linear.margin_bounds`) and
-auto_LiRPA's CROWN in turn in one process, image by image, each with its structure read before the clock starts. The GELUs are
-in their tanh form: auto_LiRPA answers to the erf form "{refusal}", and names `onnx::Erf`.
-auto_LiRPA computes in float32 without care for rounding; ours are sound. `looser`: our bounds below auto_LiRPA's by more than
-1e-4; `worst`: the largest such difference; `median`: of ours minus auto_LiRPA's, all in logits. `time`: processor seconds for
-an image, `ratio`: auto_LiRPA's over ours.
+Lower bounds on the nine margins `theta_y - theta_j` over the linf ball cut by the box, ours
+(`linear.margin_bounds`) and auto_LiRPA's CROWN in turn in one process, image by image, each with
+its structure read before the clock starts. The GELUs are in their tanh form: auto_LiRPA answers to
+the erf form "{refusal}", and names `onnx::Erf`. auto_LiRPA computes in float32 without care for
+rounding; ours are sound. `looser`: our bounds below auto_LiRPA's by more than 1e-4; `worst`: the
+largest such difference; `median`: of ours minus auto_LiRPA's, all in logits. `time`: processor
+seconds for an image, `ratio`: auto_LiRPA's over ours.
 """
 
 
@@ -102,9 +115,13 @@ def peer(units: Units, options: argparse.Namespace) -> None:
     wanted = 10 if options.images is None else options.images
     refusal = units.get("refusal", refused) or "not run"
     print("\n## CROWN through attention beside auto_LiRPA's\n")
-    print(f"`python benchmarks/smooth.py --part peer --images {wanted}`\n\n{PEER_TEXT.format(refusal=refusal)}")
     print(
-        "| network | eps | images | verified, ours | auto_LiRPA | margins | looser | worst | median | "
+        "`python benchmarks/smooth.py --part peer --images "
+        f"{wanted}`\n\n{PEER_TEXT.format(refusal=refusal)}"
+    )
+    print(
+        "| network | eps | images | verified, ours | auto_LiRPA | margins | looser | worst | "
+        "median | "
         "time, ours | auto_LiRPA | ratio |"
     )
     print("|" + 12 * "---|")
@@ -118,7 +135,8 @@ def peer(units: Units, options: argparse.Namespace) -> None:
 def both(name: str, eps: float, i: int) -> dict[str, Any]:
     """One unit: the margins of one image, ours and auto_LiRPA's, and the time of each."""
     _, graph, x, y = network(name, tanh=True)
-    x, y = x[i : i + 1], y[i : i + 1]
+    x = x[i : i + 1]
+    y = y[i : i + 1]
     began = time.process_time()
     ours = margin_bounds(graph, x, y, eps, INF, BOX)
     unit = {"ours": rivals(ours, y)[0], "ours seconds": time.process_time() - began, "theirs": []}
@@ -139,7 +157,9 @@ def bounded(name: str, tanh: bool) -> Any:
 
 
 def lirpa(name: str, x: Tensor, y: Tensor, eps: float, tanh: bool = True) -> tuple[Tensor, float]:
-    """auto_LiRPA's CROWN bounds on the margins of one image, `(K - 1,)`, and their processor time."""
+    """auto_LiRPA's CROWN bounds on the margins of one image, `(K - 1,)`, and their processor
+    time.
+    """
     model = bounded(name, tanh)
     from auto_LiRPA import BoundedTensor, PerturbationLpNorm
 
@@ -148,7 +168,9 @@ def lirpa(name: str, x: Tensor, y: Tensor, eps: float, tanh: bool = True) -> tup
     rows = torch.stack([eye[int(y)] - eye[j] for j in range(classes) if j != int(y)])[None]
     ball = PerturbationLpNorm(norm=INF, x_L=(x - eps).clamp(*BOX), x_U=(x + eps).clamp(*BOX))
     began = time.process_time()
-    lower, _ = model.compute_bounds(x=(BoundedTensor(x, ball),), C=rows, method="CROWN", bound_upper=False)
+    lower, _ = model.compute_bounds(
+        x=(BoundedTensor(x, ball),), C=rows, method="CROWN", bound_upper=False
+    )
     return lower[0].detach().double(), time.process_time() - began
 
 
@@ -167,17 +189,23 @@ def refused() -> str:
 def peer_row(name: str, eps: float, found: list[dict[str, Any]]) -> None:
     if not found:
         return
-    count, proved = len(found), sum(min(u["ours"]) > 0 for u in found)
+    count = len(found)
+    proved = sum(min(u["ours"]) > 0 for u in found)
     mine = sum(u["ours seconds"] for u in found) / count
     if not all(u["theirs"] for u in found):
         print(f"| `{name}` | {eps} | {count} | {proved} | | | | | | {mine:.2f} | | |", flush=True)
         return
-    ours, theirs = (torch.tensor([u[side] for u in found], dtype=torch.float64) for side in ("ours", "theirs"))
-    said, other = int((theirs.amin(1) > 0).sum()), sum(u["theirs seconds"] for u in found) / count
+    ours, theirs = (
+        torch.tensor([u[side] for u in found], dtype=torch.float64) for side in ("ours", "theirs")
+    )
+    said = int((theirs.amin(1) > 0).sum())
+    other = sum(u["theirs seconds"] for u in found) / count
     ahead = ours - theirs
     print(
-        f"| `{name}` | {eps} | {count} | {proved} | {said} | {ours.numel()} | {int((ahead < -1e-4).sum())} | "
-        f"{max(float(-ahead.min()), 0.0):.1e} | {float(ahead.median()):+.2g} | {mine:.2f} | {other:.2f} | {other / mine:.1f} |",
+        f"| `{name}` | {eps} | {count} | {proved} | {said} | {ours.numel()} | "
+        f"{int((ahead < -1e-4).sum())} | "
+        f"{max(float(-ahead.min()), 0.0):.1e} | {float(ahead.median()):+.2g} | {mine:.2f} | "
+        f"{other:.2f} | {other / mine:.1f} |",
         flush=True,
     )
 
@@ -185,10 +213,11 @@ def peer_row(name: str, eps: float, found: list[dict[str, Any]]) -> None:
 # Part verified: proved beside attacked accuracy.
 
 VERIFIED_TEXT = """\
-linf, cut by the box. `attacked`: images that `ws.nearest(passes=100)` does not flip within eps; `crown` and `branch`: images
-that `ws.verify` proves there by linear bounds, and with two seconds of branching (on ReLUs, where there are any) for each that
-these leave open. What lies between is not known. `above`: images proved and flipped, which would be an error. Time in processor
-seconds an image.
+linf, cut by the box. `attacked`: images that `ws.nearest(passes=100)` does not flip within eps;
+`crown` and `branch`: images that `ws.verify` proves there by linear bounds, and with two seconds of
+branching (on ReLUs, where there are any) for each that these leave open. What lies between is not
+known. `above`: images proved and flipped, which would be an error. Time in processor seconds an
+image.
 """
 
 
@@ -196,27 +225,48 @@ def verified(units: Units, options: argparse.Namespace) -> None:
     wanted = 20 if options.images is None else options.images
     print("\n## Verified and attacked accuracy\n")
     print(f"`python benchmarks/smooth.py --part verified --images {wanted}`\n\n{VERIFIED_TEXT}")
-    print("| network | eps | images | clean | attacked | crown | branch | above | s an image: crown | branch |")
+    print(
+        "| network | eps | images | clean | attacked | crown | branch | above | s an image: "
+        "crown | branch |"
+    )
     print("|" + 10 * "---|")
     for name, eps in NETWORKS.items():
         if options.only not in name:
             continue
-        rows = [units.get(f"{name} {start}", proofs, name, eps, start, 10) for start in range(0, wanted, 10)]
+        rows = [
+            units.get(f"{name} {start}", proofs, name, eps, start, 10)
+            for start in range(0, wanted, 10)
+        ]
         rows = [row for row in rows if row]
         if rows:
             n = sum(row["images"] for row in rows)
-            counts = (str(sum(row[key] for row in rows)) for key in ("clean", "attacked", "crown", "branch", "above"))
-            seconds = (f"{sum(row[f'{key} seconds'] for row in rows) / n:.2f}" for key in ("crown", "branch"))
-            print(f"| `{name}` | {show(eps)} | {n} | {' | '.join(counts)} | {' | '.join(seconds)} |", flush=True)
+            counts = (
+                str(sum(row[key] for row in rows))
+                for key in ("clean", "attacked", "crown", "branch", "above")
+            )
+            seconds = (
+                f"{sum(row[f'{key} seconds'] for row in rows) / n:.2f}"
+                for key in ("crown", "branch")
+            )
+            print(
+                f"| `{name}` | {show(eps)} | {n} | {' | '.join(counts)} | {' | '.join(seconds)} |",
+                flush=True,
+            )
 
 
 def proofs(name: str, eps: float, start: int, count: int) -> dict[str, Any]:
     """One unit: how many of some images each side has."""
     model, _, x, y = network(name)
-    x, y = x[start : start + count], y[start : start + count]
+    x = x[start : start + count]
+    y = y[start : start + count]
     distances = ws.nearest(model, x, y, INF, BOX, passes=100).distances
-    unit: dict[str, Any] = {"images": len(x), "clean": int((distances > 0).sum()), "attacked": int((distances > eps).sum())}
-    threat, above = ws.Threat(INF, INF, eps, BOX), torch.zeros(len(x), dtype=torch.bool)
+    unit: dict[str, Any] = {
+        "images": len(x),
+        "clean": int((distances > 0).sum()),
+        "attacked": int((distances > eps).sum()),
+    }
+    threat = ws.Threat(INF, INF, eps, BOX)
+    above = torch.zeros(len(x), dtype=torch.bool)
     for method in ("crown", "branch"):
         began = time.process_time()
         proved = ws.verify(model, x, y, threat, method, time_limit=2.0 * len(x))
@@ -228,11 +278,12 @@ def proofs(name: str, eps: float, start: int, count: int) -> dict[str, Any]:
 # Part lipschitz: local slopes of the margins.
 
 LIPSCHITZ_TEXT = """\
-`max_{j, k} sup ||J(x)^T (e_j - e_k)||_s` over a ball around each of the first images, cut by the box, from both sides:
-`ws.lipschitz` with a time limit of {limit:g} seconds. `lower`: the steepest real point that an ascent finds; `upper / lower`:
-the median and the largest over the images; `product / lower`: the same for the product of the modules' constants (of
-transformers with the tighter attention bound on the region), the median. `crossed`: brackets whose sides cross, which would
-be an error.
+`max_{j, k} sup ||J(x)^T (e_j - e_k)||_s` over a ball around each of the first images, cut by the
+box, from both sides: `ws.lipschitz` with a time limit of {limit:g} seconds. `lower`: the steepest
+real point that an ascent finds; `upper / lower`: the median and the largest over the images;
+`product / lower`: the same for the product of the modules' constants (of transformers with the
+tighter attention bound on the region), the median. `crossed`: brackets whose sides cross, which
+would be an error.
 """
 BALLS = ((2.0, 1e-3), (2.0, 1e-2), (INF, 1 / 255))
 LIMIT = 15.0
@@ -241,8 +292,14 @@ LIMIT = 15.0
 def lipschitz(units: Units, options: argparse.Namespace) -> None:
     wanted = 5 if options.images is None else options.images
     text = LIPSCHITZ_TEXT.replace("{limit:g}", f"{LIMIT:g}")
-    print(f"\n## Local slopes of the margins\n\n`python benchmarks/smooth.py --part lipschitz --images {wanted}`\n\n{text}")
-    print("| network | ball | images | lower, median | upper / lower | largest | product / lower | by | crossed | s an image |")
+    print(
+        "\n## Local slopes of the margins\n\n`python benchmarks/smooth.py --part lipschitz "
+        f"--images {wanted}`\n\n{text}"
+    )
+    print(
+        "| network | ball | images | lower, median | upper / lower | largest | product / lower | "
+        "by | crossed | s an image |"
+    )
     print("|" + 10 * "---|")
     for name in NETWORKS:
         for norm, radius in BALLS:
@@ -263,8 +320,10 @@ def lipschitz(units: Units, options: argparse.Namespace) -> None:
                 methods = ", ".join(sorted({row["method"] for row in rows}))
                 spent = sum(row["seconds"] for row in rows) / len(rows)
                 print(
-                    f"| `{name}` | l{norm:g} {show(radius)} | {len(rows)} | {float(lower.median()):.3g} | "
-                    f"{float(ratio.median()):.2f} | {float(ratio.max()):.2f} | {float(crude.median()):.3g} | {methods} | "
+                    f"| `{name}` | l{norm:g} {show(radius)} | {len(rows)} | "
+                    f"{float(lower.median()):.3g} | "
+                    f"{float(ratio.median()):.2f} | {float(ratio.max()):.2f} | "
+                    f"{float(crude.median()):.3g} | {methods} | "
                     f"{int((ratio < 1).sum())} | {spent:.1f} |",
                     flush=True,
                 )
@@ -278,7 +337,12 @@ def local(name: str, norm: float, radius: float, i: int) -> dict[str, Any]:
     found = ws.lipschitz(graph, norm, ball, time_limit=LIMIT)
     seconds = time.process_time() - began
     crude = ws.lipschitz(graph, norm, ball, method="product")
-    unit = {"lower": found.lower, "upper": found.upper, "method": found.method, "product": crude.upper}
+    unit = {
+        "lower": found.lower,
+        "upper": found.upper,
+        "method": found.method,
+        "product": crude.upper,
+    }
     return unit | {"seconds": seconds}
 
 

@@ -1,10 +1,13 @@
-"""Proofs and flips against public verdicts: instances of the verification competitions of 2021 and 2022.
+"""Proofs and flips against public verdicts: instances of the verification competitions of 2021 and
+2022.
 
-    python benchmarks/vnncomp.py [--state FOLDER] [--only NAME] [--limit 6] [--passes 200] [--count N] [--show]
+    python benchmarks/vnncomp.py [--state FOLDER] [--only NAME] [--limit 6] [--passes 200] [--count
+    N] [--show]
 
-$WASSAIL_VNNCOMP is a folder that holds checkouts of the four public repositories `vnncomp2021`, `vnncomp2021_results`,
-`vnncomp2022_benchmarks` and `vnncomp2022_results`. Every finished instance is one line of FOLDER/instances.jsonl and is not
-done again. `--show` prints what is there and computes nothing: that is docs/vnncomp.md.
+$WASSAIL_VNNCOMP is a folder that holds checkouts of the four public repositories `vnncomp2021`,
+`vnncomp2021_results`, `vnncomp2022_benchmarks` and `vnncomp2022_results`. Every finished instance
+is one line of FOLDER/instances.jsonl and is not done again. `--show` prints what is there and
+computes nothing: that is docs/vnncomp.md.
 """
 
 import argparse
@@ -68,11 +71,17 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser()
-    parser.add_argument("--state", type=Path, default=Path(".vnncomp"), help="folder of what is done")
+    parser.add_argument(
+        "--state", type=Path, default=Path(".vnncomp"), help="folder of what is done"
+    )
     parser.add_argument("--only", default="", help="instances whose name contains this")
     parser.add_argument("--limit", type=float, default=6.0, help="seconds for one proof")
-    parser.add_argument("--passes", type=int, default=200, help="passes of the attack on one instance")
-    parser.add_argument("--count", type=int, default=1000, help="first so many instances of each network")
+    parser.add_argument(
+        "--passes", type=int, default=200, help="passes of the attack on one instance"
+    )
+    parser.add_argument(
+        "--count", type=int, default=1000, help="first so many instances of each network"
+    )
     parser.add_argument("--show", action="store_true", help="print what is done, compute nothing")
     options = parser.parse_args()
     units = Units(options.state, "instances", options.show)
@@ -92,7 +101,10 @@ def home() -> Path:
     """The folder of the four repositories."""
     folder = os.environ.get("WASSAIL_VNNCOMP")
     if not folder:
-        sys.exit("set WASSAIL_VNNCOMP to the folder that holds the public repositories of the competitions.")
+        sys.exit(
+            "set WASSAIL_VNNCOMP to the folder that holds the public repositories of the "
+            "competitions."
+        )
     return Path(folder)
 
 
@@ -107,7 +119,11 @@ def checkout(name: str) -> Path:
 def instances() -> Iterator[Instance]:
     """Every instance of the chosen benchmarks, in the order of the competition."""
     for year, name, words in BENCHMARKS:
-        root = checkout("vnncomp2021" if year == 2021 else "vnncomp2022_benchmarks") / "benchmarks" / name
+        root = (
+            checkout("vnncomp2021" if year == 2021 else "vnncomp2022_benchmarks")
+            / "benchmarks"
+            / name
+        )
         lists = sorted(root.glob("*instances.csv"))
         for network, question, _ in csv.reader(lists[0].open()):
             if words in network:
@@ -131,8 +147,14 @@ def verdict_key(instance: Instance) -> tuple[int, str, str]:
 def public_verdicts() -> dict[tuple[int, str, str], dict[str, str]]:
     """What each tool answered: (year, network, question) -> tool -> "proved" or "refuted"."""
     found: dict[tuple[int, str, str], dict[str, str]] = {}
-    files = [(2021, p, p.stem) for p in sorted((checkout("vnncomp2021_results") / "results_csv").glob("*.csv"))]
-    files += [(2022, p, p.parent.name) for p in sorted(checkout("vnncomp2022_results").glob("*/results.csv"))]
+    files = [
+        (2021, p, p.stem)
+        for p in sorted((checkout("vnncomp2021_results") / "results_csv").glob("*.csv"))
+    ]
+    files += [
+        (2022, p, p.parent.name)
+        for p in sorted(checkout("vnncomp2022_results").glob("*/results.csv"))
+    ]
     for year, path, tool in files:
         for row in csv.reader(path.open()):
             word = row[4].lower()
@@ -143,7 +165,9 @@ def public_verdicts() -> dict[tuple[int, str, str], dict[str, str]]:
 
 
 def verdict(instance: Instance, tools: dict[str, str]) -> str:
-    """The winner's answer of that year; else that of at least two tools without another against them; else "open"."""
+    """The winner's answer of that year; else that of at least two tools without another against
+    them; else "open".
+    """
     if WINNER[instance.year] in tools:
         return tools[WINNER[instance.year]]
     answers = Counter(tools.values())
@@ -151,13 +175,18 @@ def verdict(instance: Instance, tools: dict[str, str]) -> str:
 
 
 def question(path: Path) -> tuple[Tensor, Tensor, int]:
-    """The box and the label of a question that asks for one label everywhere: float64 `(n,)`, `(n,)`, int."""
+    """The box and the label of a question that asks for one label everywhere: float64 `(n,)`,
+    `(n,)`, int.
+    """
     text = content(path).decode()
     bounds: dict[str, dict[int, float]] = {"<=": {}, ">=": {}}
     for sign, index, value in re.findall(r"\((<=|>=)\s+X_(\d+)\s+([-+.\deE]+)\)", text):
         bounds[sign][int(index)] = float(value)
     n = len(bounds["<="])
-    low, high = (torch.tensor([bounds[sign][i] for i in range(n)], dtype=torch.float64) for sign in (">=", "<="))
+    low, high = (
+        torch.tensor([bounds[sign][i] for i in range(n)], dtype=torch.float64)
+        for sign in (">=", "<=")
+    )
     pairs = [(int(a), int(b)) for a, b in re.findall(r"\(>=\s+Y_(\d+)\s+Y_(\d+)\)", text)]
     pairs += [(int(b), int(a)) for a, b in re.findall(r"\(<=\s+Y_(\d+)\s+Y_(\d+)\)", text)]
     labels = {label for _, label in pairs}
@@ -214,49 +243,72 @@ def answer(instance: Instance, limit: float, passes: int) -> dict[str, Any]:
     threat = ws.Threat(norm=math.inf, order=math.inf, eps=0.5, domain=(0.0, 1.0))
     for method in ("crown", "branch"):
         began = time.process_time()
-        proofs[method] = bool(ws.verify(model, u, y, threat, method=method, arithmetic="exact", time_limit=limit)[0])
+        proofs[method] = bool(
+            ws.verify(model, u, y, threat, method=method, arithmetic="exact", time_limit=limit)[0]
+        )
         seconds[method] = time.process_time() - began
-    return {"refuted": refuted, "attack": attack, "proofs": proofs, "seconds": seconds, "limit": limit, "passes": passes}
+    return {
+        "refuted": refuted,
+        "attack": attack,
+        "proofs": proofs,
+        "seconds": seconds,
+        "limit": limit,
+        "passes": passes,
+    }
 
 
 TEXT = """\
 # Public verdicts: the verification competitions of 2021 and 2022
 
-Every instance asks whether a network gives one label everywhere in a box of inputs. The tools of the competition answered
-*proved* ("unsat", "holds") or *refuted* ("sat", "violated"); their files are public. The public verdict here is that of the
-winner of the year (alpha-beta-CROWN), else that of at least two tools with none against them, else *open*. Our attack
-(`ws.nearest`) and our proofs (`ws.verify` by `crown` and `branch`) ran on the same instances, both whatever the other says.
-Everything of ours is in float64 and about exact arithmetic, as the competition is; one thread, processor seconds.
-The limit on a proof is one of the clock: a busy machine proves less.
+Every instance asks whether a network gives one label everywhere in a box of inputs. The tools of
+the competition answered *proved* ("unsat", "holds") or *refuted* ("sat", "violated"); their files
+are public. The public verdict here is that of the winner of the year (alpha-beta-CROWN), else that
+of at least two tools with none against them, else *open*. Our attack (`ws.nearest`) and our proofs
+(`ws.verify` by `crown` and `branch`) ran on the same instances, both whatever the other says.
+Everything of ours is in float64 and about exact arithmetic, as the competition is; one thread,
+processor seconds. The limit on a proof is one of the clock: a busy machine proves less.
 
-A *contradiction* is a proof of ours where the public verdict is refuted, a flip of ours where it is proved, or a proof and a
-flip of ours on one instance.
+A *contradiction* is a proof of ours where the public verdict is refuted, a flip of ours where it is
+proved, or a proof and a flip of ours on one instance.
 """
 
 
-def print_page(rows: list[tuple[Instance, dict[str, Any], dict[str, str]]], options: argparse.Namespace) -> None:
+def print_page(
+    rows: list[tuple[Instance, dict[str, Any], dict[str, str]]], options: argparse.Namespace
+) -> None:
     print(TEXT)
-    print(f"`python benchmarks/vnncomp.py --limit {options.limit:g} --passes {options.passes} --count {options.count}`\n")
     print(
-        "| benchmark | network | instances | public: proved, refuted, open | ours: crown | branch | refuted "
+        f"`python benchmarks/vnncomp.py --limit {options.limit:g} --passes {options.passes} "
+        f"--count {options.count}`\n"
+    )
+    print(
+        "| benchmark | network | instances | public: proved, refuted, open | ours: crown | "
+        "branch | refuted "
         "| contradictions | s an instance: attack | crown | branch |"
     )
     print("|" + 11 * "---|")
     groups: dict[tuple[int, str, str], list[tuple[Instance, dict[str, Any], dict[str, str]]]] = {}
     for row in rows:
         instance = row[0]
-        groups.setdefault((instance.year, instance.benchmark, plain(instance.network)), []).append(row)
+        groups.setdefault((instance.year, instance.benchmark, plain(instance.network)), []).append(
+            row
+        )
     wrong: list[str] = []
     for (year, name, net), part in groups.items():
         public = Counter(verdict(instance, tools) for instance, _, tools in part)
-        bad = [instance.key for instance, found, tools in part if contradiction(found, verdict(instance, tools))]
+        bad = [
+            instance.key
+            for instance, found, tools in part
+            if contradiction(found, verdict(instance, tools))
+        ]
         wrong += bad
         counts = [sum(found["proofs"][m] for _, found, _ in part) for m in ("crown", "branch")]
         refuted = sum(found["refuted"] for _, found, _ in part)
         seconds = [sum(found["attack"] for _, found, _ in part)]
         seconds += [sum(found["seconds"][m] for _, found, _ in part) for m in ("crown", "branch")]
         print(
-            f"| {name} {year} | `{net}` | {len(part)} | {public['proved']}, {public['refuted']}, {public['open']} | "
+            f"| {name} {year} | `{net}` | {len(part)} | {public['proved']}, {public['refuted']}, "
+            f"{public['open']} | "
             f"{counts[0]} | {counts[1]} | {refuted} | {len(bad)} | "
             + " | ".join(f"{s / len(part):.1f}" for s in seconds)
             + " |"
@@ -265,7 +317,9 @@ def print_page(rows: list[tuple[Instance, dict[str, Any], dict[str, str]]], opti
     for key in wrong:
         print(f"- {key}")
     new = [
-        i.key for i, found, tools in rows if verdict(i, tools) == "open" and (found["refuted"] or any(found["proofs"].values()))
+        i.key
+        for i, found, tools in rows
+        if verdict(i, tools) == "open" and (found["refuted"] or any(found["proofs"].values()))
     ]
     print(f"\nOf the instances whose public verdict is open we decided {len(new)}.")
 
@@ -273,7 +327,11 @@ def print_page(rows: list[tuple[Instance, dict[str, Any], dict[str, str]]], opti
 def contradiction(found: dict[str, Any], public: str) -> bool:
     """Whether our answers disagree with the public one or with each other."""
     proved = any(found["proofs"].values())
-    return (proved and found["refuted"]) or (proved and public == "refuted") or (found["refuted"] and public == "proved")
+    return (
+        (proved and found["refuted"])
+        or (proved and public == "refuted")
+        or (found["refuted"] and public == "proved")
+    )
 
 
 if __name__ == "__main__":

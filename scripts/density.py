@@ -1,9 +1,10 @@
-"""How dense the code is: tokens a line, long lines, parallel assignments, long functions, large files, import cycles.
+"""How dense the code is: tokens a line, long lines, parallel assignments, long functions, large
+files, import cycles.
 
     python scripts/density.py [FOLDER] [--check]
 
-FOLDER: the package to read, by default src/wassail. `--check`: exit code 1 if a limit is passed. The figures of other
-projects were measured with the same rules on their newest versions.
+FOLDER: the package to read, by default src/wassail. `--check`: exit code 1 if a limit is passed.
+The figures of other projects were measured with the same rules on their newest versions.
 """
 
 from __future__ import annotations
@@ -20,17 +21,44 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ANCHORS = {
-    "optimistix": 6.8, "captum": 6.4, "rich": 6.4, "POT": 8.1, "einops": 8.7, "auto_LiRPA": 9.9, "adversarial-library": 12.3,
-}  # fmt: skip
+    "optimistix": 6.8,
+    "captum": 6.4,
+    "rich": 6.4,
+    "POT": 8.1,
+    "einops": 8.7,
+    "auto_LiRPA": 9.9,
+    "adversarial-library": 12.3,
+}
 COLUMNS = 100
 FILE_LINES = 500
 FUNCTION_LINES = 60
 COMPLEXITY = 15
-LIMITS = {"tokens a line, median": 10.0, "lines above 100 columns, %": 0.0, "parallel assignments, %": 4.0, "cycles": 0.0}
+LIMITS = {
+    "tokens a line, median": 10.0,
+    "lines above 100 columns, %": 0.0,
+    "parallel assignments, %": 4.0,
+    "cycles": 0.0,
+}
 SILENT = {
-    tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENCODING, tokenize.ENDMARKER,
-}  # fmt: skip
-BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.BoolOp, ast.comprehension, ast.match_case, ast.Assert)
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.COMMENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+BRANCHES = (
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.IfExp,
+    ast.ExceptHandler,
+    ast.BoolOp,
+    ast.comprehension,
+    ast.match_case,
+    ast.Assert,
+)
 
 
 @dataclass(frozen=True)
@@ -63,13 +91,22 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "src" / "wassail")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is passed")
     options = parser.parse_args()
-    sources = [Source(str(p.relative_to(options.folder)), p.read_text()) for p in sorted(options.folder.rglob("*.py"))]
+    sources = [
+        Source(str(p.relative_to(options.folder)), p.read_text())
+        for p in sorted(options.folder.rglob("*.py"))
+    ]
     figures = measure(sources, options.folder.name)
     for name, value in figures.items():
         limit = f"   (limit {LIMITS[name]:g})" if name in LIMITS else ""
         print(f"{name:40} {value:10.1f}{limit}")
-    print("tokens a line elsewhere: " + ", ".join(f"{name} {value}" for name, value in ANCHORS.items()))
-    for title, rows in (("long files", long_files(sources)), ("long or complex functions", hard_functions(sources))):
+    print(
+        "tokens a line elsewhere: "
+        + ", ".join(f"{name} {value}" for name, value in ANCHORS.items())
+    )
+    for title, rows in (
+        ("long files", long_files(sources)),
+        ("long or complex functions", hard_functions(sources)),
+    ):
         print(f"\n{title}:" + "".join(f"\n  {row}" for row in rows))
     for cycle in cycles(sources, options.folder.name):
         print("cycle: " + ", ".join(cycle))
@@ -82,8 +119,14 @@ def measure(sources: list[Source], package: str) -> dict[str, float]:
     """The figures of a package."""
     tokens = [count for source in sources for count in tokens_in_functions(source)]
     lines = [line for source in sources for line in source.lines]
-    assignments = [node for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.Assign)]
-    parallel = [node for node in assignments if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)]
+    assignments = [
+        node for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.Assign)
+    ]
+    parallel = [
+        node
+        for node in assignments
+        if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+    ]
     return {
         "files": len(sources),
         "lines": len(lines),
@@ -114,7 +157,9 @@ def tokens_in_functions(source: Source) -> Iterator[int]:
 
 def long_files(sources: list[Source]) -> list[str]:
     """Files above the limit, longest first."""
-    found = [(len(source.lines), source.name) for source in sources if len(source.lines) > FILE_LINES]
+    found = [
+        (len(source.lines), source.name) for source in sources if len(source.lines) > FILE_LINES
+    ]
     return [f"{name}: {count} lines" for count, name in sorted(found, reverse=True)]
 
 
@@ -126,13 +171,19 @@ def hard_functions(sources: list[Source]) -> list[str]:
             length = (function.end_lineno or 0) - function.lineno + 1
             paths = 1 + sum(isinstance(node, BRANCHES) for node in ast.walk(function))
             if length > FUNCTION_LINES or paths > COMPLEXITY:
-                found.append(f"{source.name}:{function.lineno} {function.name}: {length} lines, complexity {paths}")
+                found.append(
+                    f"{source.name}:{function.lineno} {function.name}: {length} lines, "
+                    f"complexity {paths}"
+                )
     return found
 
 
 def cycles(sources: list[Source], package: str) -> list[list[str]]:
     """Groups of modules that import each other, lazy imports included."""
-    modules = {source.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source for source in sources}
+    modules = {
+        source.name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"): source
+        for source in sources
+    }
     arrows = {name: sorted(imported(source, modules, package)) for name, source in modules.items()}
     return [sorted(group) for group in components(arrows) if len(group) > 1]
 

@@ -1,11 +1,12 @@
-"""Compare the results of this code with those of another commit, to the last digit, on this machine.
+"""Compare the results of this code with those of another commit, to the last digit, on this
+machine.
 
     python scripts/freeze.py COMMIT [--only WORD] [--list]
 
-A few dozen cases run twice, each time in a process of its own: once with the package as it was at COMMIT, once as it is in
-the working tree. Every number of every result is compared bit for bit. The script is silent where nothing differs; else it
-names the cases and how far apart they are, and its exit code is 1. A figure in a file would be wrong on the next processor,
-so there is none.
+A few dozen cases run twice, each time in a process of its own: once with the package as it was at
+COMMIT, once as it is in the working tree. Every number of every result is compared bit for bit. The
+script is silent where nothing differs; else it names the cases and how far apart they are, and its
+exit code is 1. A figure in a file would be wrong on the next processor, so there is none.
 """
 
 from __future__ import annotations
@@ -58,12 +59,16 @@ def compare(commit: str, only: str) -> int:
     """Run both sides and print where they differ; 1 if they do."""
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder) / "old"
-        archive = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(
+            ["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True
+        ).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as files:
             files.extractall(old, filter="data")
         before = side(old / "src", Path(folder) / "before", only)
         after = side(ROOT / "src", Path(folder) / "after", only)
-    different = [line for name in before for line in differences(name, before[name], after.get(name))]
+    different = [
+        line for name in before for line in differences(name, before[name], after.get(name))
+    ]
     print("\n".join(different), end="\n" if different else "")
     return 1 if different else 0
 
@@ -89,8 +94,13 @@ def differences(name: str, a: Any, b: Any) -> Iterator[str]:
             yield f"{name}: {len(a)} values before, {len(b)} now"
         elif a != b and repr(a) != repr(b):  # NaN is not equal to itself
             numbers = all(isinstance(v, float) for v in a + b)
-            apart = max((abs(p - q) for p, q in zip(a, b) if p != q), default=0.0) if numbers else "?"
-            yield f"{name}: {sum(p != q for p, q in zip(a, b))} of {len(a)} values differ, by at most {apart}"
+            apart = (
+                max((abs(p - q) for p, q in zip(a, b) if p != q), default=0.0) if numbers else "?"
+            )
+            yield (
+                f"{name}: {sum(p != q for p, q in zip(a, b))} of {len(a)} values differ, by at "
+                f"most {apart}"
+            )
     elif a != b and repr(a) != repr(b):
         yield f"{name}: {a!r} before, {b!r} now"
 
@@ -109,12 +119,18 @@ def compute(only: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Numbers, texts, lists and dictionaries: what two processes with different code can exchange."""
+    """Numbers, texts, lists and dictionaries: what two processes with different code can
+    exchange.
+    """
     import numpy
     import torch
 
     if isinstance(value, torch.Tensor):
-        return [str(value.dtype), list(value.shape), value.detach().cpu().double().flatten().tolist()]
+        return [
+            str(value.dtype),
+            list(value.shape),
+            value.detach().cpu().double().flatten().tolist(),
+        ]
     if isinstance(value, numpy.ndarray):
         return plain(torch.from_numpy(value))
     if isinstance(value, dict):
@@ -144,7 +160,9 @@ def random_network(sizes: tuple[int, ...], seed: int) -> Any:
     for i, (a, b) in enumerate(pairwise(sizes)):
         layer = nn.Linear(a, b).double()
         with torch.no_grad():
-            layer.weight.copy_(torch.randn(b, a, generator=generator, dtype=torch.float64) / math.sqrt(a))
+            layer.weight.copy_(
+                torch.randn(b, a, generator=generator, dtype=torch.float64) / math.sqrt(a)
+            )
             layer.bias.copy_(0.3 * torch.randn(b, generator=generator, dtype=torch.float64))
         layers += [layer, nn.ReLU()] if i < len(sizes) - 2 else [layer]
     return nn.Sequential(*layers).eval()
@@ -192,7 +210,9 @@ def distributions(norm: float) -> Any:
     import wassail as ws
 
     model, x, y = embedded(SMALL, 8)
-    threat = partial(ws.Threat, norm=norm, eps={1.0: 2.0, 2.0: 0.5, math.inf: 0.1}[norm], domain=BOX)
+    threat = partial(
+        ws.Threat, norm=norm, eps={1.0: 2.0, 2.0: 0.5, math.inf: 0.1}[norm], domain=BOX
+    )
     runs = {
         "wda": partial(ws.wda, threat=threat(order=1)),
         "wda_pp": partial(ws.wda_pp, threat=threat(order=1)),
@@ -224,7 +244,9 @@ def verified(norm: float) -> Any:
 
     model, x, y = embedded(SMALL, 30)
     eps = {1.0: 0.7, 2.0: 0.25, math.inf: 0.05}[norm]
-    return ws.verify(model, x, y, ws.Threat(norm=norm, order=math.inf, eps=eps, domain=BOX), "crown")
+    return ws.verify(
+        model, x, y, ws.Threat(norm=norm, order=math.inf, eps=eps, domain=BOX), "crown"
+    )
 
 
 def constants(norm: float) -> Any:
@@ -290,10 +312,21 @@ def run_files() -> Any:
     import wassail as ws
 
     model, x, y = embedded(SMALL, 12)
-    threats = [ws.Threat(norm=math.inf, order=order, eps=0.1, domain=BOX) for order in (1, math.inf)]
+    threats = [
+        ws.Threat(norm=math.inf, order=order, eps=0.1, domain=BOX) for order in (1, math.inf)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        ws.evaluate(model, (x, y), threats, ["wda++", "nearest"], out=out, certify="crown", passes=50, name="frozen")
+        ws.evaluate(
+            model,
+            (x, y),
+            threats,
+            ["wda++", "nearest"],
+            out=out,
+            certify="crown",
+            passes=50,
+            name="frozen",
+        )
         files = sorted(p for p in out.rglob("*") if p.is_file())
         found: dict[str, Any] = {"names": [str(p.relative_to(out)) for p in files]}
         for path in files:

@@ -2,8 +2,9 @@
 
     python scripts/train_digits.py [--only NAME]
 
-Needs scikit-learn (the "train" extra). Seeds are fixed and one thread is used, so that on the same machine and torch
-version every file comes out byte for byte the same. Prints a markdown table of the accuracies on the test split.
+Needs scikit-learn (the "train" extra). Seeds are fixed and one thread is used, so that on the same
+machine and torch version every file comes out byte for byte the same. Prints a markdown table of
+the accuracies on the test split.
 """
 
 from __future__ import annotations
@@ -30,14 +31,17 @@ VERSION = "1"  # of the weights: raise it whenever a rebuild changes them
 SPLIT_SEED = 0
 TRAIN_SEED = 0
 TRAIN_SIZE = 1297
-EPS = 0.1  # linf radius of the adversarial training, and of the PGD accuracy reported for every network
+# linf radius of the adversarial training, and of the PGD accuracy reported for every network
+EPS = 0.1
 BATCH = 64
 ATTACK_STEPS = 7
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of AdamW with a one-cycle rate; chosen on 297 of the training images, never on the test split."""
+    """Settings of AdamW with a one-cycle rate; chosen on 297 of the training images, never on
+    the test split.
+    """
 
     epochs: int
     rate: float
@@ -52,7 +56,8 @@ def build_data() -> None:
     """Split the digits of scikit-learn with a seeded permutation and write digits.npz."""
     digits = load_digits()
     order = np.random.default_rng(SPLIT_SEED).permutation(len(digits.target))
-    images, labels = digits.images[order].astype(np.uint8), digits.target[order].astype(np.uint8)
+    images = digits.images[order].astype(np.uint8)
+    labels = digits.target[order].astype(np.uint8)
     np.savez_compressed(
         ZOO / "digits.npz",
         train_images=images[:TRAIN_SIZE],
@@ -84,16 +89,21 @@ def perturb(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
 
 
 def train(name: str, x: Tensor, y: Tensor) -> nn.Module:
-    """Train the network of that name and return it with its last weights (no checkpoint is selected)."""
+    """Train the network of that name and return it with its last weights (no checkpoint is
+    selected).
+    """
     entry = wassail.zoo.MODELS[name]
     recipe = ADVERSARIAL if entry.adversarial else STANDARD
     torch.manual_seed(TRAIN_SEED)
     model = ARCHITECTURES[entry.architecture]()
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=recipe.decay)
     total = recipe.epochs * math.ceil(len(x) / BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=total, pct_start=0.2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, recipe.rate, total_steps=total, pct_start=0.2
+    )
     for epoch in range(recipe.epochs):
-        # The radius grows over the first 30 % of the epochs: without it the transformer lost 18 and 44 points.
+        # The radius grows over the first 30 % of the epochs: without it the transformer lost 18 and
+        # 44 points.
         eps = EPS * min(1.0, (epoch + 1) / (0.3 * recipe.epochs))
         for batch in torch.randperm(len(x)).split(BATCH):
             inputs = perturb(model, x[batch], y[batch], eps) if entry.adversarial else x[batch]
@@ -111,10 +121,14 @@ def clean_accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
         return 100 * float((model(x).argmax(1) == y).double().mean())
 
 
-def pgd_accuracy(model: nn.Module, x: Tensor, y: Tensor, steps: int = 40, restarts: int = 5) -> float:
-    """Percentage classified correctly at x and at every point that PGD on the logit margin visits within EPS.
+def pgd_accuracy(
+    model: nn.Module, x: Tensor, y: Tensor, steps: int = 40, restarts: int = 5
+) -> float:
+    """Percentage classified correctly at x and at every point that PGD on the logit margin visits
+    within EPS.
 
-    The margin, unlike the cross-entropy, keeps a gradient where the softmax of a confident network saturates.
+    The margin, unlike the cross-entropy, keeps a gradient where the softmax of a confident network
+    saturates.
     """
     torch.manual_seed(TRAIN_SEED)
     with torch.no_grad():
@@ -143,14 +157,19 @@ def write(name: str, model: nn.Module, clean: float, robust: float) -> None:
     }
     # One metadata key that holds everything: safetensors writes several keys in a random order.
     metadata = {"wassail": json.dumps(figures)}
-    # Not save_file, which makes the file readable by its owner only: an installed package is for everyone.
-    (ZOO / "weights" / f"{name}.safetensors").write_bytes(save(model.state_dict(), metadata=metadata))
+    # Not save_file, which makes the file readable by its owner only: an installed package is for
+    # everyone.
+    (ZOO / "weights" / f"{name}.safetensors").write_bytes(
+        save(model.state_dict(), metadata=metadata)
+    )
 
 
 def main() -> None:
     """Build the data, then train, measure and write the networks."""
     parser = argparse.ArgumentParser(description="Rebuild the embedded digits data and networks.")
-    parser.add_argument("--only", choices=list(wassail.zoo.MODELS), metavar="NAME", help="train this network only")
+    parser.add_argument(
+        "--only", choices=list(wassail.zoo.MODELS), metavar="NAME", help="train this network only"
+    )
     names = [only] if (only := parser.parse_args().only) else list(wassail.zoo.MODELS)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -164,10 +183,14 @@ def main() -> None:
         start = time.perf_counter()
         model = train(name, x_train, y_train)
         seconds = time.perf_counter() - start
-        clean, robust = clean_accuracy(model, x_test, y_test), pgd_accuracy(model, x_test, y_test)
+        clean = clean_accuracy(model, x_test, y_test)
+        robust = pgd_accuracy(model, x_test, y_test)
         write(name, model, clean, robust)
         parameters = sum(p.numel() for p in model.parameters())
-        print(f"| `{name}` | {parameters:,} | {clean:.1f} % | {robust:.1f} % | {seconds:.0f} s |", flush=True)
+        print(
+            f"| `{name}` | {parameters:,} | {clean:.1f} % | {robust:.1f} % | {seconds:.0f} s |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

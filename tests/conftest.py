@@ -1,4 +1,6 @@
-"""Shared fixtures. The real networks live outside the repository: $WASSAIL_ZOO, else ../shared/zoo beside it."""
+"""Shared fixtures. The real networks live outside the repository: $WASSAIL_ZOO, else
+../shared/zoo beside it.
+"""
 
 import importlib.util
 import os
@@ -25,19 +27,24 @@ def zoo() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    torch.set_num_threads(int(os.environ.get("WASSAIL_TEST_THREADS", "1")))  # the suite itself runs on several workers
+    torch.set_num_threads(
+        int(os.environ.get("WASSAIL_TEST_THREADS", "1"))
+    )  # the suite itself runs on several workers
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = len(terminalreporter.stats.get("skipped", []))
-    terminalreporter.write_line(f"skipped: {skipped} (see the reasons above)" if skipped else "skipped: 0")
+    terminalreporter.write_line(
+        f"skipped: {skipped} (see the reasons above)" if skipped else "skipped: 0"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where tests of a second device are asked for, torch knows it from the start.
 
-    Autograd starts a thread for every device that there is at its first use. So the device must be known before, and not
-    at all where tests fork: a process that is forked beside such threads cannot differentiate. `make test` runs the two apart.
+    Autograd starts a thread for every device that there is at its first use. So the device must be
+    known before, and not at all where tests fork: a process that is forked beside such threads
+    cannot differentiate. `make test` runs the two apart.
     """
     asked = " ".join([config.getoption("markexpr"), *config.args])
     if "device" in asked and "not device" not in asked:

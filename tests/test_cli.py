@@ -1,4 +1,6 @@
-"""The command line as a person uses it: a process of its own, exit codes, one sentence on stderr, no traceback."""
+"""The command line as a person uses it: a process of its own, exit codes, one sentence on
+stderr, no traceback.
+"""
 
 import json
 import math
@@ -14,7 +16,19 @@ import torch
 import wassail as ws
 from wassail.attacks import catalogue
 from wassail.certificates import certify, radii
-from wassail.cli import ATTACKS, CHUNK, EXPORTS, FIGURES, LOSSES, METHODS, PRECISIONS, SLOPES, _down, _up, main
+from wassail.cli import (
+    ATTACKS,
+    CHUNK,
+    EXPORTS,
+    FIGURES,
+    LOSSES,
+    METHODS,
+    PRECISIONS,
+    SLOPES,
+    _down,
+    _up,
+    main,
+)
 from wassail.evaluation import export, protocol
 from wassail.losses import LIPSCHITZ
 from wassail.report import figures
@@ -25,7 +39,8 @@ from wassail.threat import ceil_percent, floor_percent
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     x, y = (t.numpy() for t in ws.zoo.data())
-    x, y = x[:20], y[:20]
+    x = x[:20]
+    y = y[:20]
     np.savez(folder / "good.npz", x=x, y=y)
     np.savez(folder / "bytes.npz", x=x * 255, y=y)
     np.savez(folder / "nan.npz", x=x * np.nan, y=y)
@@ -38,22 +53,29 @@ def files(tmp_path_factory):
     (folder / "mine.py").write_text(
         "import wassail, wassail.zoo.digits\n"
         "def net(): return wassail.zoo.digits.ARCHITECTURES['mlp']()\n"
-        "def softmax():\n    model = wassail.zoo.load('digits-mlp')\n    return lambda x: model(x).softmax(1)\n"
+        "def softmax():\n    model = wassail.zoo.load('digits-mlp')\n    return lambda x: "
+        "model(x).softmax(1)\n"
         "import torch\n"
         "def kink():\n"  # theta = (0, relu(x) - 3 relu(-x))
-        "    model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2)).double()\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), "
+        "torch.nn.Linear(2, 2)).double()\n"
         "    values = ([[1.0], [-1.0]], [0.0, 0.0], [[0.0, 0.0], [1.0, -3.0]], [0.0, 0.0])\n"
         "    for p, v in zip(model.parameters(), values): p.data.copy_(torch.tensor(v))\n"
         "    return model\n"
         "def line():\n"  # theta = (0, x - 0.75)
         "    model = torch.nn.Sequential(torch.nn.Linear(1, 2)).double()\n"
-        "    for p, v in zip(model.parameters(), ([[0.0], [1.0]], [0.0, -0.75])): p.data.copy_(torch.tensor(v))\n"
+        "    for p, v in zip(model.parameters(), ([[0.0], [1.0]], [0.0, -0.75])): "
+        "p.data.copy_(torch.tensor(v))\n"
         "    return model\n"
-        "def attend():\n"  # attention of two tokens, x and 2 x, to each other, normalised after it: bounded, not Lipschitz
+        # attention of two tokens, x and 2 x, to each other, normalised after it: bounded, not
+        # Lipschitz
+        "def attend():\n"
         "    def logits(x):\n        t = torch.cat([x, 2 * x], 1)[:, :, None]\n"
-        "        return torch.nn.functional.layer_norm(((t @ t.mT).softmax(-1) @ t).flatten(1), (2,))\n"
+        "        return torch.nn.functional.layer_norm(((t @ t.mT).softmax(-1) @ t).flatten(1), "
+        "(2,))\n"
         "    return logits\n"
-        "def mish(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.Mish())\n"
+        "def mish(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), "
+        "torch.nn.Mish())\n"
     )
     np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
     np.savez(folder / "line.npz", x=np.array([[0.25], [0.5]]), y=np.array([0, 0]))
@@ -95,9 +117,15 @@ def test_bad_input_is_one_sentence_and_exit_code_2(case, files, capsys, monkeypa
     extra, words = BAD[case]
     model = "digits-mlp"
     if extra[0] == "-m":
-        model, extra = extra[1], extra[2:]
+        model = extra[1]
+        extra = extra[2:]
     options = {"--eps": "0.1", "--data": "good.npz"}
-    missing = [part for o, v in options.items() if not any(e.startswith(o) for e in extra) for part in (o, v)]
+    missing = [
+        part
+        for o, v in options.items()
+        if not any(e.startswith(o) for e in extra)
+        for part in (o, v)
+    ]
     code = main(["attack", model, *missing, *extra])
     err = capsys.readouterr().err
     assert code == 2 and words in err, err
@@ -107,8 +135,23 @@ def test_bad_input_is_one_sentence_and_exit_code_2(case, files, capsys, monkeypa
 def test_attack_on_a_file_writes_results(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
     out = tmp_path / "run"
-    code = main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "8/255", "--norm", "2", "--order", "1", "inf",
-                 "--out", str(out)])  # fmt: skip
+    code = main(
+        [
+            "attack",
+            "digits-mlp",
+            "--data",
+            "good.npz",
+            "--eps",
+            "8/255",
+            "--norm",
+            "2",
+            "--order",
+            "1",
+            "inf",
+            "--out",
+            str(out),
+        ]
+    )
     text = capsys.readouterr().out
     assert code == 0 and "Accuracy is at most" in text and "eps 8/255" in text
     run = ws.Evaluation.load(out)
@@ -116,7 +159,10 @@ def test_attack_on_a_file_writes_results(files, capsys, monkeypatch, tmp_path) -
     assert len(flips) == 20 and {row.threat.order for row in run.rows} == {1.0, math.inf}
     for row in run.best:
         again = ws.allocate(flips, row.threat.eps, row.threat.order)
-        assert again.accuracy == pytest.approx(row.accuracy, abs=1e-12) and again.cost == row.cost <= row.threat.eps
+        assert (
+            again.accuracy == pytest.approx(row.accuracy, abs=1e-12)
+            and again.cost == row.cost <= row.threat.eps
+        )
     assert (out / "report.html").read_text().lower().startswith("<!doctype html>")
 
 
@@ -125,20 +171,59 @@ def test_every_attack_has_a_name_on_the_command_line() -> None:
 
 
 def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
-    """Each answers the orders it can: W-PGD none below 2, a ball for every sample only inf, nearest flips all of them."""
+    """Each answers the orders it can: W-PGD none below 2, a ball for every sample only inf,
+    nearest flips all of them.
+    """
     monkeypatch.chdir(files)
     names = ["w-fgsm", "fgsm", "pgd", "apgd-ce", "deepfool"]
-    code = main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "0.1", "--attacks", *names, "--order", "1", "2", "inf"])
+    code = main(
+        [
+            "attack",
+            "digits-mlp",
+            "--data",
+            "good.npz",
+            "--eps",
+            "0.1",
+            "--attacks",
+            *names,
+            "--order",
+            "1",
+            "2",
+            "inf",
+        ]
+    )
     text = capsys.readouterr().out
     assert code == 0
     orders: dict[str, list[str]] = {}
-    for title, _, rest in (row.partition("Omega_") for row in text.split("all, pooled")[0].splitlines()):
+    for title, _, rest in (
+        row.partition("Omega_") for row in text.split("all, pooled")[0].splitlines()
+    ):
         if rest:
             orders.setdefault(title.strip(), []).append(rest.split()[0])
     assert orders == {
-        "W-FGSM": ["2", "inf"], "FGSM": ["inf"], "PGD": ["inf"], "APGD-CE": ["inf"], "DeepFool": ["1", "2", "inf"],
-    }  # fmt: skip
-    assert main(["attack", "digits-mlp", "--data", "good.npz", "--eps", "0.1", "--attacks", "fgsm", "--order", "1"]) == 2
+        "W-FGSM": ["2", "inf"],
+        "FGSM": ["inf"],
+        "PGD": ["inf"],
+        "APGD-CE": ["inf"],
+        "DeepFool": ["1", "2", "inf"],
+    }
+    assert (
+        main(
+            [
+                "attack",
+                "digits-mlp",
+                "--data",
+                "good.npz",
+                "--eps",
+                "0.1",
+                "--attacks",
+                "fgsm",
+                "--order",
+                "1",
+            ]
+        )
+        == 2
+    )
     assert "add --order inf" in capsys.readouterr().err
 
 
@@ -169,42 +254,93 @@ def test_evaluate_bad_input_is_one_sentence(case, files, capsys, monkeypatch) ->
     code = main(["evaluate", model, "--eps", "0.1", *extra])
     out, err = capsys.readouterr()
     assert code == 2 and words in err, err
-    assert not out and err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert (
+        not out and err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
+    )
 
 
 def test_the_names_spelt_out_here_are_those_of_their_modules() -> None:
-    assert METHODS == radii.METHODS and tuple(protocol.PRECISIONS) == PRECISIONS and CHUNK == protocol.CHUNK
+    assert (
+        METHODS == radii.METHODS
+        and tuple(protocol.PRECISIONS) == PRECISIONS
+        and CHUNK == protocol.CHUNK
+    )
     assert tuple(export.FORMATS) == EXPORTS and figures.FIGURES == FIGURES
 
 
 def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
-    """Samples flipped at 1/2 and 1/4. Omega_1(0.1) buys 0.4 of the mass, of the nearer one; Omega_inf(0.3) all of that one."""
+    """Samples flipped at 1/2 and 1/4. Omega_1(0.1) buys 0.4 of the mass, of the nearer one;
+    Omega_inf(0.3) all of that one.
+    """
     monkeypatch.chdir(files)
     for eps, expected in (("0.1", {"1": 0.6, "inf": 1.0}), ("0.3", {"1": 0.15, "inf": 0.5})):
         out = tmp_path / eps
-        code = main(["evaluate", "mine:line", "--data", "line.npz", "--eps", eps, "--order", "1", "inf", "--certify",
-                     "--attacks", "nearest", "--out", str(out)])  # fmt: skip
+        code = main(
+            [
+                "evaluate",
+                "mine:line",
+                "--data",
+                "line.npz",
+                "--eps",
+                eps,
+                "--order",
+                "1",
+                "inf",
+                "--certify",
+                "--attacks",
+                "nearest",
+                "--out",
+                str(out),
+            ]
+        )
         text = capsys.readouterr().out
-        assert code == 0 and "From both sides (radii by exact, executed arithmetic, 2 of 2 exact" in text
+        assert (
+            code == 0
+            and "From both sides (radii by exact, executed arithmetic, 2 of 2 exact" in text
+        )
         for order, truth in expected.items():
             row = [
-                line.split() for line in text.split("From both")[1].splitlines() if line.strip().startswith(f"Omega_{order}")
+                line.split()
+                for line in text.split("From both")[1].splitlines()
+                if line.strip().startswith(f"Omega_{order}")
             ]
             certified, attacked = (float(word) for word in row[0][1:3])
             assert certified <= 100 * truth + 1e-9 and attacked >= 100 * truth - 0.005
             assert certified > 100 * truth - 0.02 and attacked < 100 * truth + 0.02, (eps, order)
         headline = re.search(r"Between (\S+) % and (\S+) % stay correct over Omega_1\(", text)
-        assert headline is not None and float(headline[1]) <= 100 * expected["1"] <= float(headline[2]) + 0.005
+        assert (
+            headline is not None
+            and float(headline[1]) <= 100 * expected["1"] <= float(headline[2]) + 0.005
+        )
         assert (out / "sandwich.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_evaluate_writes_what_its_files_give_again(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
-    options = ["--data", "good.npz", "-n", "6", "--eps", "0.05", "0.1", "--certify", "crown", "--attacks", "nearest", "fgsm"]
+    options = [
+        "--data",
+        "good.npz",
+        "-n",
+        "6",
+        "--eps",
+        "0.05",
+        "0.1",
+        "--certify",
+        "crown",
+        "--attacks",
+        "nearest",
+        "fgsm",
+    ]
     assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "FGSM" in text and "radii by crown, executed arithmetic, 0 of 6 exact" in text and "certified: proved" in text
-    summary = json.loads((tmp_path / "results" / "summary.json").read_text(), parse_constant=pytest.fail)
+    assert (
+        "FGSM" in text
+        and "radii by crown, executed arithmetic, 0 of 6 exact" in text
+        and "certified: proved" in text
+    )
+    summary = json.loads(
+        (tmp_path / "results" / "summary.json").read_text(), parse_constant=pytest.fail
+    )
     run = ws.Evaluation.load(tmp_path)
     assert run.certificate["method"] == "crown" and len(summary["pooled"]) == 6 and len(run) == 6
     for row in run.best:
@@ -213,16 +349,49 @@ def test_evaluate_writes_what_its_files_give_again(files, capsys, monkeypatch, t
         assert ceil_percent(attacked) in text and floor_percent(certified) in text
     assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path)]) == 2
     assert "--resume" in capsys.readouterr().err
-    before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()
+    }
     assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path), "--resume"]) == 0
-    assert before == {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
-    assert main(["evaluate", "digits-mlp-adv", *options, "--out", str(tmp_path), "--add-attack", "wda++"]) == 0
+    assert before == {
+        path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()
+    }
+    assert (
+        main(
+            [
+                "evaluate",
+                "digits-mlp-adv",
+                *options,
+                "--out",
+                str(tmp_path),
+                "--add-attack",
+                "wda++",
+            ]
+        )
+        == 0
+    )
     assert "WDA++" in capsys.readouterr().out
 
 
 def test_evaluate_stops_at_its_time_limit(capsys) -> None:
-    options = ["--eps", "0.05", "-n", "9", "--passes", "30", "--certify", "crown", "--time-limit", "0.001", "--order", "1",
-               "--chunk", "3", "--attacks", "nearest"]  # fmt: skip
+    options = [
+        "--eps",
+        "0.05",
+        "-n",
+        "9",
+        "--passes",
+        "30",
+        "--certify",
+        "crown",
+        "--time-limit",
+        "0.001",
+        "--order",
+        "1",
+        "--chunk",
+        "3",
+        "--attacks",
+        "nearest",
+    ]
     assert main(["evaluate", "digits-mlp-adv", *options]) == 0
     assert "The time limit left samples without a certificate" in capsys.readouterr().out
 
@@ -231,7 +400,12 @@ def test_evaluate_without_matplotlib(files, capsys, monkeypatch, tmp_path) -> No
     monkeypatch.chdir(files)
     for name in ("matplotlib.figure", "matplotlib.backends.backend_agg"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert main(["evaluate", "mine:line", "--data", "line.npz", "--eps", "0.1", "--out", str(tmp_path)]) == 0
+    assert (
+        main(
+            ["evaluate", "mine:line", "--data", "line.npz", "--eps", "0.1", "--out", str(tmp_path)]
+        )
+        == 0
+    )
     assert "no sandwich.png: figures need matplotlib" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists() and not (tmp_path / "sandwich.png").exists()
 
@@ -244,12 +418,35 @@ def test_report_compare_and_export_of_runs(files, capsys, monkeypatch, tmp_path)
     runs = [str(tmp_path / name) for name in ("digits-mlp", "digits-mlp-adv")]
     assert main(["report", runs[0], "-o", str(tmp_path / "page.html")]) == 0
     assert main(["compare", *runs, "-o", str(tmp_path / "board.html")]) == 0
-    assert all("digits-mlp" in (tmp_path / name).read_text() for name in ("page.html", "board.html"))
-    assert main(["export", runs[0], "csv", "npz", "pt", "png", "--model", "digits-mlp", "-o", str(tmp_path / "files")]) == 0
+    assert all(
+        "digits-mlp" in (tmp_path / name).read_text() for name in ("page.html", "board.html")
+    )
+    assert (
+        main(
+            [
+                "export",
+                runs[0],
+                "csv",
+                "npz",
+                "pt",
+                "png",
+                "--model",
+                "digits-mlp",
+                "-o",
+                str(tmp_path / "files"),
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert len(list((tmp_path / "files").iterdir())) >= 4
-    assert main(["export", runs[0], "robustbench"]) == 2 and "RobustBench has no board" in capsys.readouterr().err
-    assert main(["export", runs[0], "xls"]) == 2 and "unknown format 'xls'" in capsys.readouterr().err
+    assert (
+        main(["export", runs[0], "robustbench"]) == 2
+        and "RobustBench has no board" in capsys.readouterr().err
+    )
+    assert (
+        main(["export", runs[0], "xls"]) == 2 and "unknown format 'xls'" in capsys.readouterr().err
+    )
     assert main(["report", str(tmp_path / "nothing")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("wassail: ") and err.count("\n") == 1
@@ -269,7 +466,10 @@ CERTIFY_BAD = {
     "outside the box": (["--data", "bytes.npz"], "divide them by 255"),
     "activation": (["-m", "mine:mish"], "'mish' at '2' (Mish)"),
     "radius": (["--radius", "wide"], "'wide' is not a number"),
-    "out": (["-m", "mine:kink", "--data", "kink.npz", "--no-box", "--out", "good.npz/x"], "cannot write"),
+    "out": (
+        ["-m", "mine:kink", "--data", "kink.npz", "--no-box", "--out", "good.npz/x"],
+        "cannot write",
+    ),
 }
 
 
@@ -299,23 +499,52 @@ def test_certify_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
     """One sample at -0.5, margin loss: slope 3 for half a unit, then 1; V(2) = -1.5 + 1.5 + 1.5."""
     monkeypatch.chdir(files)
     out = tmp_path / "run"
-    code = main(["certify", "mine:kink", "--data", "kink.npz", "--loss", "margin", "--no-box", "--norm", "inf",
-                 "--eps", "2", "0.25", "--out", str(out)])  # fmt: skip
+    code = main(
+        [
+            "certify",
+            "mine:kink",
+            "--data",
+            "kink.npz",
+            "--loss",
+            "margin",
+            "--no-box",
+            "--norm",
+            "inf",
+            "--eps",
+            "2",
+            "0.25",
+            "--out",
+            str(out),
+        ]
+    )
     text = capsys.readouterr().out
     assert code == 0 and "no box" in text and "theorem for l = L does not hold here" in text
-    rows = {words[1]: words for words in (line.split() for line in text.splitlines()) if len(words) > 3 and words[1] in SLOPES}
-    assert list(rows) == list(SLOPES) and [words[0] for words in rows.values()] == list(SLOPES.values())
+    rows = {
+        words[1]: words
+        for words in (line.split() for line in text.splitlines())
+        if len(words) > 3 and words[1] in SLOPES
+    }
+    assert list(rows) == list(SLOPES) and [words[0] for words in rows.values()] == list(
+        SLOPES.values()
+    )
     truth = {"infinity": 1.0, "anchor": 3.0, "margin": 3.0, "paper": 3.0}
     for name, slope in truth.items():
-        low, high = float(rows[name][2]), float(rows[name][3])
+        low = float(rows[name][2])
+        high = float(rows[name][3])
         assert low <= slope <= high and high - low <= 1e-4, name
-    headline = re.search(r"expected loss is between (\S+) and (\S+) over Omega_1\(2\), .* \(on the data -1.5\)", text)
-    assert headline is not None and 0.5 <= float(headline[1]) <= 1.5 <= float(headline[2]) < 1.5001  # 0.5 = E + l eps
-    results, certificate = (
-        json.loads((out / "certificate.json").read_text()),
-        ws.Certificate.load(out / "certificate.safetensors"),
+    headline = re.search(
+        r"expected loss is between (\S+) and (\S+) over Omega_1\(2\), .* \(on the data -1.5\)", text
     )
-    assert results["empirical"] == certificate.empirical == -1.5 and results["norm"] == "inf" and results["domain"] is None
+    assert (
+        headline is not None and 0.5 <= float(headline[1]) <= 1.5 <= float(headline[2]) < 1.5001
+    )  # 0.5 = E + l eps
+    results = json.loads((out / "certificate.json").read_text())
+    certificate = ws.Certificate.load(out / "certificate.safetensors")
+    assert (
+        results["empirical"] == certificate.empirical == -1.5
+        and results["norm"] == "inf"
+        and results["domain"] is None
+    )
     assert [row["eps"] for row in results["bounds"]] == [0.25, 2.0]
     for row, value in zip(results["bounds"], (-0.75, 1.5)):
         assert (row["lower"], row["upper"]) == certificate.bounds(row["eps"])
@@ -327,20 +556,59 @@ def test_certify_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
 
 def test_certify_without_an_upper_slope(files, capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(files)
-    code = main(["certify", "mine:attend", "--data", "kink.npz", "--no-box", "--slopes", "margin", "--out", str(tmp_path)])
+    code = main(
+        [
+            "certify",
+            "mine:attend",
+            "--data",
+            "kink.npz",
+            "--no-box",
+            "--slopes",
+            "margin",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     text = capsys.readouterr().out
-    assert code == 0 and "and inf over Omega_1(1)" in text and "give a box, or add infinity to --slopes" in text
+    assert (
+        code == 0
+        and "and inf over Omega_1(1)" in text
+        and "give a box, or add infinity to --slopes" in text
+    )
     results = json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
     assert results["bounds"][0]["upper"] is None and list(results["slopes"]) == ["margin"]
-    assert main(["certify", "digits-mlp", "-n", "2", "--slopes", "anchor", "--out", str(tmp_path)]) == 0
+    assert (
+        main(["certify", "digits-mlp", "-n", "2", "--slopes", "anchor", "--out", str(tmp_path)])
+        == 0
+    )
     json.loads((tmp_path / "certificate.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_certify_a_built_in_network_within_its_time(capsys) -> None:
     start = time.perf_counter()
-    code = main(["certify", "digits-mlp", "-n", "10", "--time-limit", "2", "--slopes", "margin", "anchor", "--eps", "8/255"])
-    spent, text = time.perf_counter() - start, capsys.readouterr().out
-    assert code == 0 and spent < 20 and "The worst expected loss is between" in text and "box [0, 1]" in text
+    code = main(
+        [
+            "certify",
+            "digits-mlp",
+            "-n",
+            "10",
+            "--time-limit",
+            "2",
+            "--slopes",
+            "margin",
+            "anchor",
+            "--eps",
+            "8/255",
+        ]
+    )
+    spent = time.perf_counter() - start
+    text = capsys.readouterr().out
+    assert (
+        code == 0
+        and spent < 20
+        and "The worst expected loss is between" in text
+        and "box [0, 1]" in text
+    )
     row = next(line.split() for line in text.splitlines() if line.strip().startswith("8/255"))
     assert 0 < float(row[1]) < float(row[2]) < float(row[3]) and row[4:] == ["100", "%"]
 
@@ -368,31 +636,75 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     seconds = []
     for _ in range(3):  # the best of three: the machine may be busy
         start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "wassail.cli", "--help"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "wassail.cli", "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         seconds.append(time.perf_counter() - start)
     assert "demo" in done.stdout and min(seconds) < 0.5
     probe = "import sys, wassail.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", probe]).returncode == 0, "--help must not wait for torch"
+    assert subprocess.run([sys.executable, "-c", probe]).returncode == 0, (
+        "--help must not wait for torch"
+    )
     command = [sys.executable, "-m", "wassail.cli", "demo", "--out", str(tmp_path)]
     done = subprocess.run([*command, "-n", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ("none (clean)", "WDA, kappa 2", "WDA, kappa 1", "WDA++", "nearest", "all, pooled")
-    for words in (*names, "on 20 samples of digits", "From both sides", "stay correct over Omega_1(0.05)", "torch"):
+    for words in (
+        *names,
+        "on 20 samples of digits",
+        "From both sides",
+        "stay correct over Omega_1(0.05)",
+        "torch",
+    ):
         assert words in done.stdout
     assert (tmp_path / "sandwich.png").exists() and (tmp_path / "report.html").exists()
 
 
 def test_a_transformer_from_both_sides(capsys, tmp_path) -> None:
-    extra = ["-n", "2", "--attacks", "wda++", "--eps", "0.01", "--certify", "--time-limit", "8", "--out", str(tmp_path)]
+    extra = [
+        "-n",
+        "2",
+        "--attacks",
+        "wda++",
+        "--eps",
+        "0.01",
+        "--certify",
+        "--time-limit",
+        "8",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(["evaluate", "digits-vit-adv", *extra]) == 0
     assert "stay correct over Omega_1(0.01)" in capsys.readouterr().out
 
 
 def test_certify_a_transformer_prints_its_modules(capsys, tmp_path) -> None:
-    extra = ["-n", "2", "--no-box", "--slopes", "infinity", "--eps", "0.1", "--radius", "0.001", "--quiet"]
+    extra = [
+        "-n",
+        "2",
+        "--no-box",
+        "--slopes",
+        "infinity",
+        "--eps",
+        "0.1",
+        "--radius",
+        "0.001",
+        "--quiet",
+    ]
     assert main(["certify", "digits-vit", *extra, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    for words in ("embedding", "LayerNorm", "attention", "feed-forward", "head", "Lambda: paper 10^", "times below"):
+    for words in (
+        "embedding",
+        "LayerNorm",
+        "attention",
+        "feed-forward",
+        "head",
+        "Lambda: paper 10^",
+        "times below",
+    ):
         assert words in text
     modules = json.loads((tmp_path / "certificate.json").read_text())["modules"]
     assert modules["style"] == "pre-LN" and len(modules["rows"]) == 10

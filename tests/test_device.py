@@ -1,4 +1,6 @@
-"""Work by index on the CPU, by mask elsewhere: the same rows, no wait; and float64 where there is none."""
+"""Work by index on the CPU, by mask elsewhere: the same rows, no wait; and float64 where there
+is none.
+"""
 
 import pytest
 import torch
@@ -32,7 +34,11 @@ def test_rows_are_computed_by_index_here_and_by_mask_there(mask):
 @pytest.mark.parametrize("rows", [None, [3, 0, 2]])
 def test_write_changes_the_masked_rows_in_place(rows):
     rows = None if rows is None else torch.tensor(rows)
-    mask = torch.tensor([True, False, True, False]) if rows is None else torch.tensor([True, False, True])
+    mask = (
+        torch.tensor([True, False, True, False])
+        if rows is None
+        else torch.tensor([True, False, True])
+    )
     new = -1 - torch.arange(3.0 * len(mask)).reshape(-1, 3)
     expected = VALUES.clone()
     expected[mask if rows is None else rows[mask]] = new[mask]
@@ -40,7 +46,9 @@ def test_write_changes_the_masked_rows_in_place(rows):
     write(here, mask, new, rows)
     assert torch.equal(here, expected)
     with second_device() as second:
-        target, mask, new = (t.to(second.device, non_blocking=True) for t in (VALUES.clone(), mask, new))
+        target, mask, new = (
+            t.to(second.device, non_blocking=True) for t in (VALUES.clone(), mask, new)
+        )
         rows = None if rows is None else rows.to(second.device, non_blocking=True)
         write(target, mask, new, rows)
         assert second.total == 0

@@ -33,7 +33,9 @@ def burn(path: Path) -> None:
 
 
 def resident(what: str) -> int:
-    """Bytes of this process in memory: ``VmRSS`` all, ``RssFile`` those of mapped files, which a fork does not inherit."""
+    """Bytes of this process in memory: ``VmRSS`` all, ``RssFile`` those of mapped files, which
+    a fork does not inherit.
+    """
     return int(Path("/proc/self/status").read_text().split(f"{what}:")[1].split()[0]) * 1024
 
 
@@ -50,11 +52,17 @@ def write(folder: Path) -> Path:
     return folder / "file"
 
 
-def test_every_end_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_end_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def reader(use: Any, limits: str = "", weight: float = 1.0) -> Reader:
         return Reader([write], lambda path, rng: None, use, limits, weight)
 
-    readers = {"accepted": reader(lambda path: None), "refused": reader(refuse), "foreign": reader(raise_key)}
+    readers = {
+        "accepted": reader(lambda path: None),
+        "refused": reader(refuse),
+        "foreign": reader(raise_key),
+    }
     readers |= {"signal": reader(crash), "contained": reader(crash, "contained")}
     readers |= {"slow": reader(burn, weight=0.3), "large": reader(grow, weight=0.3)}
     monkeypatch.setattr(run, "READERS", readers)
@@ -66,9 +74,14 @@ def test_every_end_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         folder = tmp_path / "corpus" / kind / "0"
         folder.mkdir(parents=True)
         write(folder)
-    options = argparse.Namespace(seconds=120.0, seed=1, first=1, count=50, only=None, jobs=1, keep=tmp_path / "kept")
+    options = argparse.Namespace(
+        seconds=120.0, seed=1, first=1, count=50, only=None, jobs=1, keep=tmp_path / "kept"
+    )
     tallies = run.fuzz(options, tmp_path)
-    assert set(tallies) == set(readers) and sum(sum(tally.ends.values()) for tally in tallies.values()) == 50
+    assert (
+        set(tallies) == set(readers)
+        and sum(sum(tally.ends.values()) for tally in tallies.values()) == 50
+    )
     for kind, tally in tallies.items():
         assert set(tally.ends) == {kind}
     shown = capsys.readouterr().out
@@ -79,7 +92,11 @@ def test_every_end_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_input_is_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
-    monkeypatch.setattr(run, "READERS", {kind: run.READERS[kind] for kind in ("npz", "cifar pickles", "weights .pt", "pt2")})
+    monkeypatch.setattr(
+        run,
+        "READERS",
+        {kind: run.READERS[kind] for kind in ("npz", "cifar pickles", "weights .pt", "pt2")},
+    )
     run.know_operators()
     run.write_corpus(None)
 
@@ -88,7 +105,11 @@ def test_an_input_is_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for index in range(12):
             (folder / str(index)).mkdir()
             run.prepare(index, 3, folder / str(index), None)
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
 
     first = files(tmp_path / "a")
     assert first == files(tmp_path / "b") and len(first) >= 12

@@ -1,4 +1,6 @@
-"""Geometry against a convex solver, brute force and closed forms, none of which share code with the package."""
+"""Geometry against a convex solver, brute force and closed forms, none of which share code with
+the package.
+"""
 
 import itertools
 import math
@@ -16,7 +18,15 @@ from hypothesis.extra import numpy as hnp
 from support.second_device import second_device
 from wassail import geometry
 from wassail.errors import InputError
-from wassail.geometry import distances, maximiser, operator_norm, plane_step, project, pull_inside, steepest
+from wassail.geometry import (
+    distances,
+    maximiser,
+    operator_norm,
+    plane_step,
+    project,
+    pull_inside,
+    steepest,
+)
 
 INF = math.inf
 NORMS = [1.0, 2.0, INF]
@@ -33,7 +43,8 @@ each_domain = pytest.mark.parametrize("domain", DOMAINS, ids=["free", "box"])
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f64"])
 
 
-# ---------------------------------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------------------------------
+# helpers
 
 
 def rows(t):
@@ -69,19 +80,29 @@ class Case(NamedTuple):
 
 
 def entries(low, high):
-    """Round numbers, so that ties and walls are met exactly, and any others; none so small that its square vanishes."""
+    """Round numbers, so that ties and walls are met exactly, and any others; none so small that
+    its square vanishes.
+    """
     anything = st.floats(low, high, width=32).map(lambda v: v if abs(v) > 1e-4 else 0.0)
-    return st.one_of(st.sampled_from([low, high, (low + high) / 2, (3 * low + high) / 4, 0.0]), anything)
+    return st.one_of(
+        st.sampled_from([low, high, (low + high) / 2, (3 * low + high) / 4, 0.0]), anything
+    )
 
 
 @st.composite
 def fields(draw, shape, low, high, dtype):
-    """Small tensors entry by entry, large ones from a seed, which is quicker; ties and walls occur in both."""
+    """Small tensors entry by entry, large ones from a seed, which is quicker; ties and walls
+    occur in both.
+    """
     if math.prod(shape) <= 12:
-        return tensor(draw(hnp.arrays(np.float64, shape, elements=entries(low, high))).tolist(), dtype)
+        return tensor(
+            draw(hnp.arrays(np.float64, shape, elements=entries(low, high))).tolist(), dtype
+        )
     generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     steps = draw(st.sampled_from([1, 4, 64, 2**20]))
-    return tensor((low + (high - low) * generator.integers(0, steps + 1, shape) / steps).tolist(), dtype)
+    return tensor(
+        (low + (high - low) * generator.integers(0, steps + 1, shape) / steps).tolist(), dtype
+    )
 
 
 @st.composite
@@ -90,9 +111,16 @@ def cases(draw, domain, shapes=SHAPES, smallest=0.0):
     dtype = draw(st.sampled_from(DTYPES))
     shape = (draw(st.integers(1, 3)), *draw(st.sampled_from(shapes)))
     low, high = domain or (-2.0, 2.0)
-    some = st.one_of(st.sampled_from([smallest, 0.25, 0.5, 1.0]), st.floats(max(smallest, 2**-6), 4.0, width=32))
+    some = st.one_of(
+        st.sampled_from([smallest, 0.25, 0.5, 1.0]), st.floats(max(smallest, 2**-6), 4.0, width=32)
+    )
     radius = draw(st.lists(some, min_size=shape[0], max_size=shape[0]))
-    return Case(draw(fields(shape, low, high, dtype)), draw(fields(shape, -2.0, 2.0, dtype)), tensor(radius, dtype), dtype)
+    return Case(
+        draw(fields(shape, low, high, dtype)),
+        draw(fields(shape, -2.0, 2.0, dtype)),
+        tensor(radius, dtype),
+        dtype,
+    )
 
 
 def assert_like(result, given_):
@@ -109,7 +137,9 @@ def assert_feasible(z, center, norm, radius, domain, slack):
 
 
 def feasible_point(x, u, norm, radius, domain, share):
-    """A point of `{ z in box : ||z - x|| <= radius }`, made by shrinking: the set is convex and contains x."""
+    """A point of `{ z in box : ||z - x|| <= radius }`, made by shrinking: the set is convex and
+    contains x.
+    """
     d = rows(x + u) if domain is None else rows((x + u).clamp(*domain))
     d = d - rows(x)
     size = np.linalg.norm(d, ord=norm, axis=1)
@@ -130,7 +160,8 @@ def walls(variable, domain):
     return [] if domain is None else [variable >= domain[0], variable <= domain[1]]
 
 
-# ------------------------------------------------------------------------------------------------- small tools
+# -------------------------------------------------------------------------------------------------
+# small tools
 
 
 def test_column_broadcasts_per_sample_numbers():
@@ -144,13 +175,16 @@ def test_column_broadcasts_per_sample_numbers():
 @each_norm
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_vector_norm_and_inner_against_loops(norm, shape):
-    a, b = torch.randn(2, 4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a, b = torch.randn(
+        2, 4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     np.testing.assert_allclose(geometry.vector_norm(a, norm).numpy(), length(a, norm), rtol=1e-14)
     np.testing.assert_allclose(geometry.inner(a, b).numpy(), dot(a, b), rtol=1e-12)
 
 
 def test_room_and_clip():
-    x, way = tensor([[0.25, 0.25, 1.0, 0.0]]), tensor([[1.0, -3.0, 2.0, -1e-9]])
+    x = tensor([[0.25, 0.25, 1.0, 0.0]])
+    way = tensor([[1.0, -3.0, 2.0, -1e-9]])
     same(geometry.room(x, way, BOX), tensor([[0.75, 0.25, 0.0, 0.0]]))
     same(geometry.room(x, way, (-1.0, 3.0)), tensor([[2.75, 1.25, 2.0, 1.0]]))
     assert geometry.room(x, way, None).isposinf().all()
@@ -166,12 +200,17 @@ def test_distances_are_float64_on_the_cpu(norm):
     assert found.dtype == torch.float64
     assert found.device.type == "cpu"
     assert not found.requires_grad
-    truth = np.linalg.norm(a.detach().numpy().astype(np.float64) - b.numpy().astype(np.float64), ord=norm, axis=1)
+    truth = np.linalg.norm(
+        a.detach().numpy().astype(np.float64) - b.numpy().astype(np.float64), ord=norm, axis=1
+    )
     np.testing.assert_allclose(found.numpy(), truth, rtol=1e-14)
-    assert (np.abs(np.linalg.norm((a.detach() - b).numpy(), ord=norm, axis=1) - truth) > 1e-13).any()
+    assert (
+        np.abs(np.linalg.norm((a.detach() - b).numpy(), ord=norm, axis=1) - truth) > 1e-13
+    ).any()
 
 
-# -------------------------------------------------------------------------------------------------- maximiser
+# --------------------------------------------------------------------------------------------------
+# maximiser
 
 
 @each_norm
@@ -209,7 +248,8 @@ def test_maximiser_l1_breaks_ties_with_one_coordinate():
     assert (u != 0).sum(1).tolist() == [1, 1]
 
 
-# --------------------------------------------------------------------------------------------------- steepest
+# --------------------------------------------------------------------------------------------------
+# steepest
 
 
 @each_norm
@@ -257,11 +297,16 @@ def test_steepest_without_a_box_is_the_scaled_maximiser(norm, data):
 @each_dtype
 def test_steepest_in_a_far_box_is_as_without(norm, dtype):
     x, g = torch.randn(2, 4, 3, 4, 4, dtype=dtype, generator=torch.Generator().manual_seed(2))
-    same(steepest(x, g, norm, 0.7, (-100.0, 100.0)), steepest(x, g, norm, 0.7), tol(dtype, 1e-6, 1e-13))
+    same(
+        steepest(x, g, norm, 0.7, (-100.0, 100.0)),
+        steepest(x, g, norm, 0.7),
+        tol(dtype, 1e-6, 1e-13),
+    )
 
 
 def test_steepest_l1_moves_on_from_a_saturated_pixel():
-    x, g = tensor([[1.0, 0.5, 0.5]]), tensor([[3.0, 2.0, 1.0]])
+    x = tensor([[1.0, 0.5, 0.5]])
+    g = tensor([[3.0, 2.0, 1.0]])
     same(steepest(x, g, 1.0, 0.3, BOX), tensor([[0.0, 0.3, 0.0]]))
     same(steepest(x, g, 1.0, 0.7, BOX), tensor([[0.0, 0.5, 0.2]]))
     same(steepest(x, g, 1.0, 5.0, BOX), tensor([[0.0, 0.5, 0.5]]))
@@ -293,20 +338,26 @@ def test_steepest_does_not_care_about_the_scale_in_float32(norm, scale):
 
 @pytest.mark.parametrize("small", [1e-15, 1e-18, 1e-20, 1e-30, 1e-37])
 def test_steepest_l2_keeps_its_length_when_gradients_spread_widely_in_float32(small):
-    # The first coordinate meets the wall, all that is left goes to the second, whose square underflows.
-    d = steepest(tensor([[0.9, 0.0]], torch.float32), tensor([[1.0, small]], torch.float32), 2.0, 0.5, BOX)
+    # The first coordinate meets the wall, all that is left goes to the second, whose square
+    # underflows.
+    d = steepest(
+        tensor([[0.9, 0.0]], torch.float32), tensor([[1.0, small]], torch.float32), 2.0, 0.5, BOX
+    )
     assert length(d, 2)[0] <= 0.5 + 1e-6
     same(d, tensor([[0.1, math.sqrt(0.24)]], torch.float32), 1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------- project
+# --------------------------------------------------------------------------------------------------
+# project
 
 
 @each_norm
 @each_domain
 @given(data=st.data())
 @quick
-def test_project_is_feasible_idempotent_and_satisfies_the_variational_inequality(norm, domain, data):
+def test_project_is_feasible_idempotent_and_satisfies_the_variational_inequality(
+    norm, domain, data
+):
     x, v, radius, dtype = data.draw(cases(domain))
     p = project(x + v, x, norm, radius, domain)
     assert_like(p, x)
@@ -328,7 +379,8 @@ def test_project_is_not_expansive(norm, domain, data):
     u = data.draw(fields(x.shape, -2.0, 2.0, dtype))
     near = x + v + 0.01 * u
     for other in (x + u, near):
-        a, b = project(x + v, x, norm, radius, domain), project(other, x, norm, radius, domain)
+        a = project(x + v, x, norm, radius, domain)
+        b = project(other, x, norm, radius, domain)
         assert (length(a - b, 2) <= length(x + v - other, 2) + tol(dtype, 1e-3, 1e-7)).all()
 
 
@@ -353,7 +405,9 @@ def test_project_is_optimal_by_a_convex_solver(norm, domain, data):
 @quick
 def test_project_leaves_inside_points_alone(norm, domain, data):
     x, v, radius, dtype = data.draw(cases(domain))
-    inside = tensor(feasible_point(x, v, norm, radius, domain, 0.99).tolist(), dtype).reshape(x.shape)
+    inside = tensor(feasible_point(x, v, norm, radius, domain, 0.99).tolist(), dtype).reshape(
+        x.shape
+    )
     same(project(inside, x, norm, radius, domain), inside, tol(dtype, 1e-6, 1e-14))
 
 
@@ -376,13 +430,23 @@ def test_project_with_one_radius_per_sample(norm, domain, dtype):
     d = steepest(x, v - 0.5, norm, tensor(radii), domain)
     for i, radius in enumerate(radii):
         row = slice(i, i + 1)
-        same(p[row], project((x + v - 0.5)[row], x[row], norm, radius, domain), tol(dtype, 1e-6, 1e-14))
-        same(d[row], steepest(x[row], (v - 0.5)[row], norm, radius, domain), tol(dtype, 1e-4, 1e-12))
-    assert (length(p - x, norm)[:3] == pytest.approx(radii[:3], abs=tol(dtype, 1e-5, 1e-12))) or norm == INF
+        same(
+            p[row],
+            project((x + v - 0.5)[row], x[row], norm, radius, domain),
+            tol(dtype, 1e-6, 1e-14),
+        )
+        same(
+            d[row], steepest(x[row], (v - 0.5)[row], norm, radius, domain), tol(dtype, 1e-4, 1e-12)
+        )
+    assert (
+        length(p - x, norm)[:3] == pytest.approx(radii[:3], abs=tol(dtype, 1e-5, 1e-12))
+    ) or norm == INF
 
 
 def test_project_l2_is_closer_than_clip_after_project():
-    center, point, radius = tensor([[0.9, 0.5]]), tensor([[1.9, 1.5]]), 0.5
+    center = tensor([[0.9, 0.5]])
+    point = tensor([[1.9, 1.5]])
+    radius = 0.5
     clipped = project(point, center, 2.0, radius).clamp(0, 1)
     exact = project(point, center, 2.0, radius, BOX)
     same(clipped, tensor([[1.0, 0.5 + 0.5 / math.sqrt(2)]]))
@@ -393,7 +457,8 @@ def test_project_l2_is_closer_than_clip_after_project():
 
 
 def test_project_l1_is_closer_than_clip_after_project():
-    center, point = tensor([[0.9, 0.5]]), tensor([[1.9, 1.4]])
+    center = tensor([[0.9, 0.5]])
+    point = tensor([[1.9, 1.4]])
     exact = project(point, center, 1.0, 0.5, BOX)
     same(exact, tensor([[1.0, 0.9]]))
     clipped = project(point, center, 1.0, 0.5).clamp(0, 1)
@@ -406,11 +471,15 @@ def test_project_l1_is_a_soft_threshold_and_not_a_rescaling():
     same(p, tensor([[2.0, 0.0, 0.0]]))
     rescaled = v * 2 / 4.5
     assert length(p - v, 2)[0] < length(rescaled - v, 2)[0] - 0.2
-    same(project(tensor([[3.0, -2.0, 0.5]]), torch.zeros_like(v), 1.0, 2.0), tensor([[1.5, -0.5, 0.0]]))
+    same(
+        project(tensor([[3.0, -2.0, 0.5]]), torch.zeros_like(v), 1.0, 2.0),
+        tensor([[1.5, -0.5, 0.0]]),
+    )
 
 
 def test_project_linf_is_two_clamps():
-    x, v = tensor([[0.1, 0.5, 0.95]]), tensor([[-1.0, 0.2, 1.0]])
+    x = tensor([[0.1, 0.5, 0.95]])
+    v = tensor([[-1.0, 0.2, 1.0]])
     same(project(x + v, x, INF, 0.3, BOX), tensor([[0.0, 0.7, 1.0]]))
     same(project(x + v, x, INF, 0.3), tensor([[-0.2, 0.7, 1.25]]))
 
@@ -421,18 +490,22 @@ def test_project_knows_other_boxes(norm):
     v = tensor([[-3.0, 3.0, 0.5]])
     p = project(x + v, x, norm, 1.0, (-1.0, 3.0))
     truth = {1.0: [[-1.0, 3.0, 0.4]], 2.0: None, INF: [[-1.0, 3.0, 0.5]]}[norm]
-    if truth is None:  # the two walls take 0.01 + 0.25 of the square, there is room for the rest of the third
+    if (
+        truth is None
+    ):  # the two walls take 0.01 + 0.25 of the square, there is room for the rest of the third
         truth = [[-1.0, 3.0, 0.5]]
     same(p, tensor(truth))
 
 
-# ------------------------------------------------------------- walls met exactly, where rounding decides who is full
+# ------------------------------------------------------------- walls met exactly, where rounding
+# decides who is full
 
 
 @each_dtype
 @pytest.mark.parametrize("small", [1e-2, 1e-4, 1e-6, 1e-8])
 def test_budget_that_just_fills_the_walls_is_still_spent(dtype, small):
-    # n equal coordinates meet their walls at the very moment the budget ends; one more has almost no weight.
+    # n equal coordinates meet their walls at the very moment the budget ends; one more has almost
+    # no weight.
     for n, free in itertools.product(range(1, 6), (0.1, 0.2, 0.3, 0.5, 0.7, 1 / 3)):
         x = tensor([[1 - free] * n + [0.0]], dtype)
         w = tensor([[1.0] * n + [small]], dtype)
@@ -455,7 +528,8 @@ def test_every_coordinate_at_a_wall(norm, dtype):
     assert not plane_step(x, g, tensor([1.0], dtype), norm, BOX).any()
 
 
-# ------------------------------------------------------------------------------------------------ pull_inside
+# ------------------------------------------------------------------------------------------------
+# pull_inside
 
 
 @each_norm
@@ -474,7 +548,8 @@ def test_pull_inside_keeps_the_promise_to_the_last_bit(norm, domain, dtype):
     after = pull_inside(before, x, norm, radius, domain)
     assert_like(after, x)
     assert (distances(after, x, norm) <= radius).all()
-    # Another order of summation may differ in the last bit of float64, which only matters to points stored in float64.
+    # Another order of summation may differ in the last bit of float64, which only matters to points
+    # stored in float64.
     ulp = 0 if dtype == torch.float32 else 1e-15
     assert (np.linalg.norm(rows(after) - rows(x), ord=norm, axis=1) <= radius * (1 + ulp)).all()
     assert torch.equal(after[~outside], before[~outside])
@@ -501,14 +576,16 @@ def test_pull_inside_any_point(norm, data):
 
 
 def test_pull_inside_with_one_radius_per_sample_leaves_the_input_alone():
-    x, point = torch.zeros(3, 2), torch.ones(3, 2)
+    x = torch.zeros(3, 2)
+    point = torch.ones(3, 2)
     after = pull_inside(point, x, INF, tensor([0.1, 1.0, 0.0]))
     assert (after[0].double() <= 0.1).all()
     same(after, tensor([[0.1, 0.1], [1.0, 1.0], [0.0, 0.0]], torch.float32), 1e-7)
     assert torch.equal(point, torch.ones(3, 2))
 
 
-# ------------------------------------------------------------------------------------------------- plane_step
+# -------------------------------------------------------------------------------------------------
+# plane_step
 
 
 def reach(x, w, sign, domain):
@@ -524,7 +601,9 @@ def reach(x, w, sign, domain):
 @quick
 def test_plane_step_lands_on_the_plane_or_goes_as_far_as_it_can(norm, domain, data):
     x, w, size, dtype = data.draw(cases(domain))
-    sign = np.array(data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(x), max_size=len(x))))
+    sign = np.array(
+        data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(x), max_size=len(x)))
+    )
     gap = size * tensor(sign.tolist(), dtype)
     d = plane_step(x, w, gap, norm, domain)
     assert_like(d, x)
@@ -583,14 +662,20 @@ def test_plane_step_by_hand_in_a_box(norm):
     d = plane_step(tensor([[0.9, 0.5]]), tensor([[2.0, 1.0]]), tensor([0.5]), norm, BOX)
     same(d, tensor([[0.1, 0.3]]))
     d = plane_step(tensor([[0.5, 0.5]]), tensor([[2.0, 1.0]]), tensor([-0.5]), norm, BOX)
-    same(d, {1.0: tensor([[-0.25, 0.0]]), 2.0: tensor([[-0.2, -0.1]]), INF: tensor([[-1 / 6, -1 / 6]])}[norm])
+    same(
+        d,
+        {1.0: tensor([[-0.25, 0.0]]), 2.0: tensor([[-0.2, -0.1]]), INF: tensor([[-1 / 6, -1 / 6]])}[
+            norm
+        ],
+    )
 
 
 @each_norm
 @each_domain
 def test_plane_step_negative_gap_is_the_mirrored_normal(norm, domain):
     x, w = torch.rand(2, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
-    w, gap = w - 0.5, tensor([0.1, -0.2, 0.3, -5.0, 0.0])
+    w = w - 0.5
+    gap = tensor([0.1, -0.2, 0.3, -5.0, 0.0])
     assert torch.equal(plane_step(x, w, -gap, norm, domain), plane_step(x, -w, gap, norm, domain))
     if domain is None:
         same(plane_step(x, w, -gap, norm), -plane_step(x, w, gap, norm))
@@ -608,8 +693,12 @@ def test_plane_step_zero_normal_or_zero_gap_gives_zero(norm, domain):
 
 @each_norm
 def test_plane_step_unreachable_goes_to_the_farthest_corner(norm):
-    x, w = tensor([[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]]), tensor([[1.0, -2.0, 0.0], [1e-3, -2.0, 0.0]])
-    same(plane_step(x, w, tensor([99.0, -99.0]), norm, BOX), tensor([[0.75, -0.25, 0.0], [-0.25, 0.75, 0.0]]))
+    x = tensor([[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]])
+    w = tensor([[1.0, -2.0, 0.0], [1e-3, -2.0, 0.0]])
+    same(
+        plane_step(x, w, tensor([99.0, -99.0]), norm, BOX),
+        tensor([[0.75, -0.25, 0.0], [-0.25, 0.75, 0.0]]),
+    )
 
 
 @each_norm
@@ -617,8 +706,13 @@ def test_plane_step_unreachable_goes_to_the_farthest_corner(norm):
 @pytest.mark.parametrize("scale", [1e-30, 1e-24, 1e-20, 1e20, 1e30])
 def test_plane_step_does_not_care_about_the_scale_in_float32(norm, domain, scale):
     x, w = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(11))
-    w, gap = w - 0.5, tensor([0.1, -0.2, 0.3], torch.float32)
-    same(plane_step(x, w * scale, gap * scale, norm, domain), plane_step(x, w, gap, norm, domain), 1e-5)
+    w = w - 0.5
+    gap = tensor([0.1, -0.2, 0.3], torch.float32)
+    same(
+        plane_step(x, w * scale, gap * scale, norm, domain),
+        plane_step(x, w, gap, norm, domain),
+        1e-5,
+    )
 
 
 @each_norm
@@ -627,20 +721,27 @@ def test_plane_step_does_not_care_about_the_scale_in_float32(norm, domain, scale
 def test_plane_step_is_shortest_when_weights_spread_widely(norm, domain, dtype):
     # The first coordinate alone can reach the plane; rounding must not spend the second one's room.
     generator = np.random.default_rng(12)
-    big, gap = generator.uniform(1, 10, 200), generator.uniform(0.01, 0.9, 200)
+    big = generator.uniform(1, 10, 200)
+    gap = generator.uniform(0.01, 0.9, 200)
     for small in (1e-8, 1e-12, 1e-16, 1e-20):
         w = tensor(np.stack([big, np.full(200, small)], 1).tolist(), dtype)
         d = plane_step(torch.zeros_like(w), w, tensor(gap.tolist(), dtype), norm, domain)
-        np.testing.assert_allclose(length(d, norm), gap / length(w, DUAL[norm]), rtol=1e-5, err_msg=f"{small:g}")
+        np.testing.assert_allclose(
+            length(d, norm), gap / length(w, DUAL[norm]), rtol=1e-5, err_msg=f"{small:g}"
+        )
 
 
-# ------------------------------------------------------------------- many coordinates, of which few or most take part
+# ------------------------------------------------------------------- many coordinates, of which few
+# or most take part
 
 
 def deep(dtype):
-    """Seven rows of 400 coordinates, whose largest weights meet a wall at once: 0, 3, 31, 32, 33, 140, 400 of them."""
+    """Seven rows of 400 coordinates, whose largest weights meet a wall at once: 0, 3, 31, 32,
+    33, 140, 400 of them.
+    """
     generator = np.random.default_rng(21)
-    x, w = generator.uniform(0.2, 0.8, (7, 400)), generator.normal(size=(7, 400))
+    x = generator.uniform(0.2, 0.8, (7, 400))
+    w = generator.normal(size=(7, 400))
     for i, count in enumerate([0, 3, 31, 32, 33, 140, 400]):
         first = np.argsort(-np.abs(w[i]))[:count]
         x[i, first] = w[i, first] > 0
@@ -664,7 +765,8 @@ def test_l1_steps_reach_far_down_the_list(dtype, budget):
     step = rows(steepest(x, w, 1.0, budget, BOX))
     plane = rows(plane_step(x, w, torch.full((7,), budget, dtype=dtype), 1.0, BOX))
     for i in range(7):
-        weight, at = np.abs(rows(w)[i]), rows(x)[i]
+        weight = np.abs(rows(w)[i])
+        at = rows(x)[i]
         cap = np.where(rows(w)[i] > 0, 1 - at, at)
         sign = np.sign(rows(w)[i])
         by_length = loop_greedy(weight, np.ones(400), cap, budget)
@@ -684,16 +786,20 @@ def test_l1_projection_of_sparse_and_dense_steps(dtype, domain, radius):
     v = rows(x + w) - rows(x)
     cap = np.full_like(v, np.inf) if domain is None else np.where(v > 0, 1 - rows(x), rows(x))
     for i in range(7):
-        low, high = 0.0, 10.0
+        low = 0.0
+        high = 10.0
         for _ in range(60):  # bisect the threshold
             tau = (low + high) / 2
             kept = np.minimum(np.maximum(np.abs(v[i]) - tau, 0), cap[i])
             low, high = (tau, high) if kept.sum() > radius else (low, tau)
         kept = np.minimum(np.maximum(np.abs(v[i]) - high * (high > 1e-9), 0), cap[i])
-        np.testing.assert_allclose(rows(p)[i] - rows(x)[i], np.sign(v[i]) * kept, atol=tol(dtype, 1e-5, 1e-11))
+        np.testing.assert_allclose(
+            rows(p)[i] - rows(x)[i], np.sign(v[i]) * kept, atol=tol(dtype, 1e-5, 1e-11)
+        )
 
 
-# ---------------------------------------------------------------- every function: layouts, batches, and no writing
+# ---------------------------------------------------------------- every function: layouts, batches,
+# and no writing
 
 
 def gaps(x):
@@ -706,7 +812,9 @@ FUNCTIONS = {
     "steepest": lambda x, v, norm, box: steepest(x, v, norm, 0.6, box),
     "project": lambda x, v, norm, box: project(x + v, x, norm, 0.6, box),
     "clip": lambda x, v, norm, box: geometry.clip(x + v, box),
-    "pull_inside": lambda x, v, norm, box: pull_inside(geometry.clip(x + v, box), x, norm, 0.6, box),
+    "pull_inside": lambda x, v, norm, box: pull_inside(
+        geometry.clip(x + v, box), x, norm, 0.6, box
+    ),
     "plane_step": lambda x, v, norm, box: plane_step(x, v, x.flatten(1)[:, 0] - 0.4, norm, box),
     "vector_norm": lambda x, v, norm, box: geometry.vector_norm(v, norm),
     "distances": lambda x, v, norm, box: distances(x, x + v, norm),
@@ -745,7 +853,9 @@ def test_memory_layout_changes_nothing(function, norm, domain):
 def test_broadcast_views_are_read_and_not_written(function, norm, domain):
     x, v = sample(1, 2, 3)
     views = x.expand(4, 2, 3), v.expand(4, 2, 3)
-    same(function(*views, norm, domain), function(x.repeat(4, 1, 1), v.repeat(4, 1, 1), norm, domain))
+    same(
+        function(*views, norm, domain), function(x.repeat(4, 1, 1), v.repeat(4, 1, 1), norm, domain)
+    )
 
 
 @each_function
@@ -802,7 +912,8 @@ def test_the_shape_is_only_bookkeeping(norm, domain):
         assert torch.equal(folded.reshape(3, 24), flat)
 
 
-# ---------------------------------------------------------------------------------------------- operator_norm
+# ----------------------------------------------------------------------------------------------
+# operator_norm
 
 PAIRS = list(itertools.product(NORMS, NORMS))
 each_pair = pytest.mark.parametrize(("r", "s"), PAIRS, ids=[f"{r:g}-{s:g}" for r, s in PAIRS])
@@ -813,7 +924,9 @@ def signs(n):
 
 
 def brute_operator_norm(a, r, s):
-    """A convex function peaks at an extreme point of the ball; the 2-ball is searched through the dual ball instead."""
+    """A convex function peaks at an extreme point of the ball; the 2-ball is searched through
+    the dual ball instead.
+    """
     m, n = a.shape
     if r == 2:
         if s == 2:
@@ -826,8 +939,14 @@ def brute_operator_norm(a, r, s):
 @each_pair
 def test_operator_norm_against_brute_force(r, s):
     generator = np.random.default_rng(15)
-    for shape, kind in itertools.product([(3, 5), (5, 3), (4, 4), (1, 5), (5, 1), (1, 1)], range(3)):
-        a = [generator.normal(size=shape), generator.integers(-2, 3, shape).astype(float), np.zeros(shape)][kind]
+    for shape, kind in itertools.product(
+        [(3, 5), (5, 3), (4, 4), (1, 5), (5, 1), (1, 1)], range(3)
+    ):
+        a = [
+            generator.normal(size=shape),
+            generator.integers(-2, 3, shape).astype(float),
+            np.zeros(shape),
+        ][kind]
         found = operator_norm(torch.from_numpy(a), r, s)
         assert found.shape == ()
         assert found.item() == pytest.approx(brute_operator_norm(a, r, s), rel=1e-12, abs=1e-12)
@@ -850,7 +969,8 @@ def test_operator_norm_against_a_fine_search_of_the_plane(r, s):
 @given(data=st.data())
 @solver
 def test_operator_norm_is_never_exceeded(r, s, data):
-    m, n = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    m = data.draw(st.integers(1, 6))
+    n = data.draw(st.integers(1, 6))
     a = data.draw(hnp.arrays(np.float64, (m, n), elements=entries(-2.0, 2.0)))
     u = data.draw(hnp.arrays(np.float64, (n, 8), elements=entries(-1.0, 1.0)))
     limit = operator_norm(torch.from_numpy(a), r, s).item()
@@ -873,10 +993,18 @@ def test_operator_norm_is_batched_and_keeps_the_dtype(r, s):
     assert found.dtype == torch.float32
     each = [[operator_norm(m, r, s).item() for m in block] for block in a]
     same(found, tensor(each, torch.float32), 1e-5)
-    same(found, tensor([[brute_operator_norm(m.double().numpy(), r, s) for m in b] for b in a], torch.float32), 1e-5)
+    same(
+        found,
+        tensor(
+            [[brute_operator_norm(m.double().numpy(), r, s) for m in b] for b in a], torch.float32
+        ),
+        1e-5,
+    )
 
 
-@pytest.mark.parametrize(("r", "s", "shape"), [(2.0, 1.0, (14, 3)), (INF, 2.0, (3, 14)), (INF, 1.0, (14, 15))], ids=str)
+@pytest.mark.parametrize(
+    ("r", "s", "shape"), [(2.0, 1.0, (14, 3)), (INF, 2.0, (3, 14)), (INF, 1.0, (14, 15))], ids=str
+)
 def test_operator_norm_with_more_signs_than_one_chunk(r, s, shape):
     a = np.random.default_rng(18).normal(size=shape)
     by_columns = signs(14) @ (a if shape[0] == 14 else a.T)
@@ -889,7 +1017,9 @@ def test_operator_norm_with_more_signs_than_one_chunk(r, s, shape):
         assert operator_norm(torch.from_numpy(b), r, s).item() == pytest.approx(truth, rel=1e-12)
 
 
-@pytest.mark.parametrize(("r", "s", "shape"), [(2.0, 1.0, (23, 2)), (INF, 2.0, (2, 23)), (INF, 1.0, (23, 24))], ids=str)
+@pytest.mark.parametrize(
+    ("r", "s", "shape"), [(2.0, 1.0, (23, 2)), (INF, 2.0, (2, 23)), (INF, 1.0, (23, 24))], ids=str
+)
 def test_operator_norm_too_large_to_enumerate(r, s, shape):
     with pytest.raises(InputError, match=f"{shape[0]} x {shape[1]}") as error:
         operator_norm(torch.ones(shape), r, s)
@@ -898,20 +1028,35 @@ def test_operator_norm_too_large_to_enumerate(r, s, shape):
     assert str(error.value).endswith(".")
 
 
-@pytest.mark.parametrize(("r", "s", "shape"), [(2.0, 1.0, (2, 40)), (INF, 2.0, (40, 2)), (INF, 1.0, (2, 40))], ids=str)
+@pytest.mark.parametrize(
+    ("r", "s", "shape"), [(2.0, 1.0, (2, 40)), (INF, 2.0, (40, 2)), (INF, 1.0, (2, 40))], ids=str
+)
 def test_operator_norm_enumerates_the_smaller_useful_side(r, s, shape):
     truth = {(2.0, 1.0): 2 * math.sqrt(40), (INF, 2.0): 2 * math.sqrt(40), (INF, 1.0): 80.0}[r, s]
-    assert operator_norm(torch.ones(shape, dtype=torch.float64), r, s).item() == pytest.approx(truth)
+    assert operator_norm(torch.ones(shape, dtype=torch.float64), r, s).item() == pytest.approx(
+        truth
+    )
     if (r, s) == (INF, 1.0):
-        assert operator_norm(torch.ones(40, 2, dtype=torch.float64), r, s).item() == pytest.approx(truth)
+        assert operator_norm(torch.ones(40, 2, dtype=torch.float64), r, s).item() == pytest.approx(
+            truth
+        )
 
 
 @pytest.mark.parametrize("shape", [(2, 60), (60, 2)], ids=str)
-@pytest.mark.parametrize(("r", "s"), [(r, s) for r, s in PAIRS if r == 1 or s == INF or r == s == 2])
+@pytest.mark.parametrize(
+    ("r", "s"), [(r, s) for r, s in PAIRS if r == 1 or s == INF or r == s == 2]
+)
 def test_operator_norm_closed_forms_have_no_limit(r, s, shape):
     a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(19))
-    u = maximiser(torch.randn(200, shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(20)), r)
-    assert (np.linalg.norm((u @ a.T).numpy(), ord=s, axis=1) <= operator_norm(a, r, s).item() + 1e-12).all()
+    u = maximiser(
+        torch.randn(
+            200, shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(20)
+        ),
+        r,
+    )
+    assert (
+        np.linalg.norm((u @ a.T).numpy(), ord=s, axis=1) <= operator_norm(a, r, s).item() + 1e-12
+    ).all()
 
 
 @pytest.mark.parametrize("tail", [(1, 1), (1, 4), (4, 1)], ids=str)
@@ -924,9 +1069,12 @@ def test_operator_norm_thin_matrices_by_hand(tail):
         assert operator_norm(a, r, s).item() == pytest.approx(truth)
 
 
-# ---------------------------------------------------------------------------------------------------------- on a second device
+# --------------------------------------------------------------------------------------------------
+# on a second device
 def _hard_rows(domain):
-    """Rows that need different work: inside and outside, zero, tiny, huge, saturated, spread widely, many water levels."""
+    """Rows that need different work: inside and outside, zero, tiny, huge, saturated, spread
+    widely, many water levels.
+    """
     generator = torch.Generator().manual_seed(5)
     x = torch.rand(9, 40, generator=generator)
     g = torch.randn(9, 40, generator=generator)
@@ -946,9 +1094,18 @@ def _hard_rows(domain):
 
 ON_DEVICE = {
     "maximiser": (lambda norm, domain, x, g, point, radius, gap: maximiser(g, norm), 0),
-    "steepest": (lambda norm, domain, x, g, point, radius, gap: steepest(x, g, norm, radius, domain), 4),
-    "project": (lambda norm, domain, x, g, point, radius, gap: project(point, x, norm, radius, domain), 2),
-    "plane_step": (lambda norm, domain, x, g, point, radius, gap: plane_step(x, g, gap, norm, domain), 2),
+    "steepest": (
+        lambda norm, domain, x, g, point, radius, gap: steepest(x, g, norm, radius, domain),
+        4,
+    ),
+    "project": (
+        lambda norm, domain, x, g, point, radius, gap: project(point, x, norm, radius, domain),
+        2,
+    ),
+    "plane_step": (
+        lambda norm, domain, x, g, point, radius, gap: plane_step(x, g, gap, norm, domain),
+        2,
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Files that were made to do harm: each is refused in one sentence, by the readers themselves and by the first pass."""
+"""Files that were made to do harm: each is refused in one sentence, by the readers themselves
+and by the first pass.
+"""
 
 import json
 import os
@@ -38,14 +40,17 @@ def refused(call: Callable[[], Any]) -> str:
     return text
 
 
-# ---- .pt2: operators and their arguments ---------------------------------------------------------------------------------
+# ---- .pt2: operators and their arguments
+# ---------------------------------------------------------------------------------
 
 
 def test_files_by_hand_are_read(tmp_path: Path) -> None:
     for batch in (None, 1, 3):
         model = load_exported(build.convolutional(tmp_path / "c.pt2", batch))
         x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-        assert model(x).shape == (5, 3) and torch.autograd.grad(model(x).sum(), x)[0].abs().sum() > 0
+        assert (
+            model(x).shape == (5, 3) and torch.autograd.grad(model(x).sum(), x)[0].abs().sum() > 0
+        )
         torch.testing.assert_close(model(x)[2:3], model(x[2:3]))
     assert load_exported(build.shapes(tmp_path / "s.pt2"))(torch.rand(4, 2, 4, 4)).shape == (4, 3)
 
@@ -58,17 +63,35 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "short statistics, by the usual name": (
         "batch_norm.default",
-        {"input": "x", **STATISTICS, "running_mean": torch.zeros(4), "running_var": torch.ones(3), "training": False,
-         "cudnn_enabled": False},
+        {
+            "input": "x",
+            **STATISTICS,
+            "running_mean": torch.zeros(4),
+            "running_var": torch.ones(3),
+            "training": False,
+            "cudnn_enabled": False,
+        },
     ),
     "training": (
         "batch_norm.default",
-        {"input": "x", **STATISTICS, "running_mean": torch.zeros(4), "running_var": torch.ones(4), "training": True,
-         "cudnn_enabled": False},
+        {
+            "input": "x",
+            **STATISTICS,
+            "running_mean": torch.zeros(4),
+            "running_var": torch.ones(4),
+            "training": True,
+            "cudnn_enabled": False,
+        },
     ),
     "the old batch norm": (
         "native_batch_norm.default",
-        {"input": "x", **STATISTICS, "running_mean": torch.zeros(1), "running_var": torch.ones(1), "training": True},
+        {
+            "input": "x",
+            **STATISTICS,
+            "running_mean": torch.zeros(1),
+            "running_var": torch.ones(1),
+            "training": True,
+        },
     ),
     "a view as another type": ("view.dtype", {"self": "x", "dtype": -1}),
     "a type that is a number": ("to.dtype", {"self": "x", "dtype": -1}),
@@ -76,19 +99,35 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "memory as it is found": ("empty.memory_format", {"size": [2, 3]}),
     "the same, like another": ("empty_like.default", {"self": "x"}),
     "the same, by strides": ("empty_strided.default", {"size": [2, 3], "stride": [3, 1]}),
-    "a view beyond its memory": ("as_strided.default", {"self": "x", "size": [9, 9], "stride": [99, 1]}),
+    "a view beyond its memory": (
+        "as_strided.default",
+        {"self": "x", "size": [9, 9], "stride": [99, 1]},
+    ),
     "random numbers": ("rand.default", {"size": [2, 3]}),
     "dropout": ("dropout.default", {"input": "x", "p": 0.5, "train": True}),
     "attention that drops": (
-        "scaled_dot_product_attention.default", {"query": "x", "key": "x", "value": "x", "dropout_p": 0.5},
+        "scaled_dot_product_attention.default",
+        {"query": "x", "key": "x", "value": "x", "dropout_p": 0.5},
     ),
     "weights that are written to": ("relu_.default", {"self": torch.zeros(3)}),
     "copied over": ("copy_.default", {"self": "x", "src": torch.zeros(3)}),
     "no groups": ("conv1d.default", {"input": "x", "weight": torch.zeros(1, 4, 1), "groups": 0}),
-    "too few channels": ("conv1d.default", {"input": "x", "weight": torch.zeros(4, 2, 1), "groups": 1}),
-    "a negative padding": ("conv1d.default", {"input": "x", "weight": torch.zeros(1, 4, 1), "padding": [-2]}),
-    "an absurd padding": ("conv1d.default", {"input": "x", "weight": torch.zeros(1, 4, 1), "padding": [2**62]}),
-    "an absurd dilation": ("conv1d.default", {"input": "x", "weight": torch.zeros(1, 4, 3), "dilation": [2**31]}),
+    "too few channels": (
+        "conv1d.default",
+        {"input": "x", "weight": torch.zeros(4, 2, 1), "groups": 1},
+    ),
+    "a negative padding": (
+        "conv1d.default",
+        {"input": "x", "weight": torch.zeros(1, 4, 1), "padding": [-2]},
+    ),
+    "an absurd padding": (
+        "conv1d.default",
+        {"input": "x", "weight": torch.zeros(1, 4, 1), "padding": [2**62]},
+    ),
+    "an absurd dilation": (
+        "conv1d.default",
+        {"input": "x", "weight": torch.zeros(1, 4, 3), "dilation": [2**31]},
+    ),
     "no stride": ("max_pool1d.default", {"self": "x", "kernel_size": [2], "stride": [0]}),
     "no window": ("avg_pool1d.default", {"self": "x", "kernel_size": [0]}),
     "a view of another size": ("view.default", {"self": "x", "size": [2**31, 2**31, 4]}),
@@ -104,11 +143,15 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "an argument of another name": ("relu.default", {"self": "x", "out": "x"}),
     "groups that do not divide": ("group_norm.default", {"input": "x", "num_groups": 3}),
     "a scale that is negative": (
-        "upsample_nearest2d.default", {"self": "x", "output_size": [4, 4], "scales_h": -1.0, "scales_w": -1.0},
+        "upsample_nearest2d.default",
+        {"self": "x", "output_size": [4, 4], "scales_h": -1.0, "scales_w": -1.0},
     ),
     "endless counting": ("arange.start_step", {"start": 0, "end": 10, "step": 0}),
-    "integers divided": ("floor_divide.default", {"self": torch.tensor([1]), "other": torch.tensor([0])}),
-}  # fmt: skip
+    "integers divided": (
+        "floor_divide.default",
+        {"self": torch.tensor([1]), "other": torch.tensor([0])},
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -135,7 +178,9 @@ def test_what_writes_over_a_value_in_use_is_refused_and_nothing_else_is(tmp_path
     p.call("relu_.default", self=y)  # what follows sees the new value, as the memory would show it
     z = p.linear(p.call("add.Tensor", self=y, other=p.x), 4)
     weight = p.weights["w1"][0]
-    torch.testing.assert_close(load_exported(p.save(tmp_path / "a.pt2", z))(x), (x.relu() + x) @ weight.T)
+    torch.testing.assert_close(
+        load_exported(p.save(tmp_path / "a.pt2", z))(x), (x.relu() + x) @ weight.T
+    )
     p = Program(4)
     y = p.call("mul.Tensor", self=p.x, other=p.weight(torch.ones(4)))
     seen = p.call("view.default", self=y, size=[-1, 2, 2])
@@ -156,13 +201,19 @@ def test_every_operator_is_a_function() -> None:
         assert found is not None
         schema = found.run._schema
         assert not schema.is_mutable and "Generator" not in str(schema), name
-        assert torch.Tag.nondeterministic_seeded not in found.run.tags or "dropout" in name or "attention" in name, name
+        assert (
+            torch.Tag.nondeterministic_seeded not in found.run.tags
+            or "dropout" in name
+            or "attention" in name
+        ), name
         assert "empty" not in name
 
 
 def test_a_stride_of_which_the_gradient_never_ends(tmp_path: Path) -> None:
     p = Program(4, 6)
-    x = p.call("conv1d.default", input=p.x, weight=p.weight(torch.ones(2, 4, 3)), stride=[2**31 - 1])
+    x = p.call(
+        "conv1d.default", input=p.x, weight=p.weight(torch.ones(2, 4, 3)), stride=[2**31 - 1]
+    )
     x = p.call("sum.dim_IntList", self=x, dim=[2])
     assert "its stride is" in refused(lambda: load_exported(p.save(tmp_path / "e.pt2", x)))
 
@@ -173,16 +224,22 @@ def test_integers_that_are_squared_end(tmp_path: Path) -> None:
     for _ in range(40):
         size = p.call("_operator.mul", a=size, b=size)
     x = p.call("view.default", self=p.x, size=[-1, size])
-    assert "a size is computed that no tensor can have" in refused(lambda: load_exported(p.save(tmp_path / "e.pt2", x)))
+    assert "a size is computed that no tensor can have" in refused(
+        lambda: load_exported(p.save(tmp_path / "e.pt2", x))
+    )
 
 
 def test_what_is_hostile_for_other_batches_only_is_found_then(tmp_path: Path) -> None:
-    """Statistics as long as the batch, up to five: right for the rows that are tried, short for the sixth."""
+    """Statistics as long as the batch, up to five: right for the rows that are tried, short for
+    the sixth.
+    """
     p = Program(3, 3)
     x = p.call("transpose.int", self=p.x, dim0=0, dim1=1)
     held = {name: p.weight(torch.ones(5)) for name in ("running_mean", "running_var")}
     n = p.call("sym_size.int", self=p.x, dim=0)
-    cut = {name: p.call("slice.Tensor", self=ref, dim=0, start=0, end=n) for name, ref in held.items()}
+    cut = {
+        name: p.call("slice.Tensor", self=ref, dim=0, start=0, end=n) for name, ref in held.items()
+    }
     norm = "_native_batch_norm_legit_no_training.default"
     p.call(norm, input=x, **cut, **STATISTICS)
     p.nodes[-1]["outputs"] = [{"as_tensor": {"name": name}} for name in ("u", "v", "w")]
@@ -194,13 +251,19 @@ def test_what_is_hostile_for_other_batches_only_is_found_then(tmp_path: Path) ->
 
 
 def test_what_grows_faster_than_the_batch_is_refused(tmp_path: Path) -> None:
-    """64 numbers for the two samples that are tried in a process with limits, 64 million for the twenty that come next."""
+    """64 numbers for the two samples that are tried in a process with limits, 64 million for
+    the twenty that come next.
+    """
     p = Program(3)
     n = p.call("sym_size.int", self=p.x, dim=0)
     size = n
     for _ in range(5):
         size = p.call("_operator.mul", a=size, b=n)
-    x = p.call("add.Tensor", self=p.x, other=p.call("sum.default", self=p.call("ones.default", size=[size])))
+    x = p.call(
+        "add.Tensor",
+        self=p.x,
+        other=p.call("sum.default", self=p.call("ones.default", size=[size])),
+    )
     model = load_exported(p.save(tmp_path / "e.pt2", x))
     assert model(torch.rand(2, 3)).shape == (2, 3)
     with pytest.raises(InputError, match="would have 64000000 for 20"):
@@ -227,13 +290,21 @@ def larger(data: bytes, old: int, new: int) -> bytes:
 
 def test_a_weight_is_not_filled_up_with_what_was_in_memory(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(77)}, tmp_path / "w.pt")
-    with zipfile.ZipFile(tmp_path / "w.pt") as old, zipfile.ZipFile(tmp_path / "evil.pt", "w") as new:
+    with (
+        zipfile.ZipFile(tmp_path / "w.pt") as old,
+        zipfile.ZipFile(tmp_path / "evil.pt", "w") as new,
+    ):
         for name in old.namelist():
             data = old.read(name)
             new.writestr(name, larger(data, 77, 9999) if name.endswith("data.pkl") else data)
     refused(lambda: read_state(tmp_path / "evil.pt"))
     torch.save(
-        {"w": torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (3,), check_invariants=True)}, tmp_path / "sparse.pt"
+        {
+            "w": torch.sparse_coo_tensor(
+                torch.tensor([[0]]), torch.ones(1), (3,), check_invariants=True
+            )
+        },
+        tmp_path / "sparse.pt",
     )
     refused(lambda: read_state(tmp_path / "sparse.pt"))
 
@@ -248,20 +319,31 @@ def _checkpoint(path: Path, pickled: bytes, name: str = "data.pkl") -> Path:
 
 def _nested(depth: int) -> bytes:
     """A tuple of two tuples of two tuples: its hash takes 2^depth steps."""
-    pairs = (b"h" + bytes([place]) + b"h" + bytes([place]) + b"\x86q" + bytes([place + 1]) for place in range(depth))
+    pairs = (
+        b"h" + bytes([place]) + b"h" + bytes([place]) + b"\x86q" + bytes([place + 1])
+        for place in range(depth)
+    )
     return b"K\x01\x85q\x00" + b"".join(pairs)
 
 
 _LETTER = b"X\x01\x00\x00\x00a"
-_MANY = b"X\x00\x00\x01\x00" + b"a" * (1 << 16) + b"q\x02X\x06\x00\x00\x00latin1q\x03c_codecs\nencode\nq\x04"
+_MANY = (
+    b"X\x00\x00\x01\x00"
+    + b"a" * (1 << 16)
+    + b"q\x02X\x06\x00\x00\x00latin1q\x03c_codecs\nencode\nq\x04"
+)
 CHECKPOINTS = {
     "a tuple of tuples as a key": b"}" + _nested(60) + b"K\x02s.",
     "a set of tuples": b"cbuiltins\nset\n](" + _nested(60) + b"e\x85R.",
-    "bytes of any number": b"}" + _LETTER + b"cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x00\x01\x85Rs.",
+    "bytes of any number": b"}"
+    + _LETTER
+    + b"cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\x00\x01\x85Rs.",
     "memory as it is found": b"}" + _LETTER + b"ctorch\nTensor\nM\x00\x10\x85Rs.",
     "text copied": b"}" + _LETTER + b"](" + _MANY + b"h\x04h\x02h\x03\x86R" * 2000 + b"es.",
     "keys of one hash": b"}("
-    + b"".join(b"\x8a\x0a" + (k * ((1 << 61) - 1)).to_bytes(10, "little") + b"N" for k in range(20_000))
+    + b"".join(
+        b"\x8a\x0a" + (k * ((1 << 61) - 1)).to_bytes(10, "little") + b"N" for k in range(20_000)
+    )
     + b"u.",
 }
 
@@ -288,11 +370,20 @@ def test_an_archive_with_two_directories(tmp_path: Path) -> None:
 def test_checkpoints_of_the_usual_kinds_are_read(tmp_path: Path) -> None:
     state = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).state_dict()
     state["tied"] = state["0.weight"]
-    more = {"state_dict": state, "epoch": 3, "seed": 1 << 40, "raw": b"bytes", "best": {"at": (1, (2, 3))}, "groups": {0: [1]}}
+    more = {
+        "state_dict": state,
+        "epoch": 3,
+        "seed": 1 << 40,
+        "raw": b"bytes",
+        "best": {"at": (1, (2, 3))},
+        "groups": {0: [1]},
+    }
     for old in (False, True):
         torch.save(more, tmp_path / "w.pt", _use_new_zipfile_serialization=not old)
         found = read_state(tmp_path / "w.pt")
-        assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+        assert found.keys() == state.keys() and all(
+            torch.equal(found[name], state[name]) for name in state
+        )
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path: Path) -> None:
@@ -303,11 +394,16 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path: Path) -> None:
     assert "damaged" in refused(lambda: read_state(tmp_path / "w.pt"))
 
 
-# ---- ONNX ----------------------------------------------------------------------------------------------------------------
+# ---- ONNX
+# --------------------------------------------------------------------------------------------------
 
 
 def onnx_graph(
-    path: Path, nodes: list[Any], held: list[Any], shape: tuple[int, ...] = (1, 4), more: tuple[Any, ...] = ()
+    path: Path,
+    nodes: list[Any],
+    held: list[Any],
+    shape: tuple[int, ...] = (1, 4),
+    more: tuple[Any, ...] = (),
 ) -> Path:
     import onnx
     from onnx import TensorProto, helper
@@ -315,7 +411,10 @@ def onnx_graph(
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))
     z = helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 3])
     graph = helper.make_graph(nodes, "g", [x], [z, *more], held)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        str(path),
+    )
     return path
 
 
@@ -325,15 +424,23 @@ def endless(path: Path) -> Path:
 
     value = helper.make_tensor_value_info
     body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Add", ["v", "v"], ["v2"])], "body",
-        [value("i", TensorProto.INT64, []), value("c", TensorProto.BOOL, []), value("v", TensorProto.FLOAT, [1, 4])],
+        [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Add", ["v", "v"], ["v2"])],
+        "body",
+        [
+            value("i", TensorProto.INT64, []),
+            value("c", TensorProto.BOOL, []),
+            value("v", TensorProto.FLOAT, [1, 4]),
+        ],
         [value("c2", TensorProto.BOOL, []), value("v2", TensorProto.FLOAT, [1, 4])],
-    )  # fmt: skip
+    )
     held = [
         numpy_helper.from_array(np.array(True), "yes"),
         numpy_helper.from_array(np.ones((4, 3), np.float32), "w"),
     ]
-    nodes = [helper.make_node("Loop", ["", "yes", "x"], ["v"], body=body), helper.make_node("MatMul", ["x", "w"], ["z"])]
+    nodes = [
+        helper.make_node("Loop", ["", "yes", "x"], ["v"], body=body),
+        helper.make_node("MatMul", ["x", "w"], ["z"]),
+    ]
     return onnx_graph(path, nodes, held, more=(value("v", TensorProto.FLOAT, [1, 4]),))
 
 
@@ -341,7 +448,9 @@ def test_an_input_of_forty_gigabytes(tmp_path: Path) -> None:
     from onnx import helper, numpy_helper
 
     held = [numpy_helper.from_array(np.ones((4, 3), np.float32), "w")]
-    path = onnx_graph(tmp_path / "big.onnx", [helper.make_node("MatMul", ["x", "w"], ["z"])], held, (1, 10**10))
+    path = onnx_graph(
+        tmp_path / "big.onnx", [helper.make_node("MatMul", ["x", "w"], ["z"])], held, (1, 10**10)
+    )
     assert "which no data set has" in refused(lambda: open_model(str(path), trust=True))
 
 
@@ -361,18 +470,26 @@ def test_results_of_onnx_operators_are_measured_before_they_are_made(tmp_path: P
         "statistics": [node("BatchNormalization", ["x", "s1", "s1", "s1", "s1"], ["z"])],
     }
     values = [
-        held("c", np.ones((100_000, 1), np.float32)), held("r", np.ones((1, 100_000), np.float32)), held("s", [10**6, 10**6]),
-        held("p", [0, 10**9, 0, 10**9]), held("least", [-(2**63)]), held("minus", [-1]), held("s1", np.ones(2, np.float32)),
-    ]  # fmt: skip
+        held("c", np.ones((100_000, 1), np.float32)),
+        held("r", np.ones((1, 100_000), np.float32)),
+        held("s", [10**6, 10**6]),
+        held("p", [0, 10**9, 0, 10**9]),
+        held("least", [-(2**63)]),
+        held("minus", [-1]),
+        held("s1", np.ones(2, np.float32)),
+    ]
     for name, nodes in made.items():
         path = onnx_graph(tmp_path / f"{name}.onnx", nodes, values)
         refused(lambda path=path: load_onnx(path))
 
 
-# ---- The first pass in a process of its own ------------------------------------------------------------------------------
+# ---- The first pass in a process of its own
+# ------------------------------------------------------------------------------
 
 
-def test_the_first_pass_answers_once_for_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_pass_answers_once_for_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = build.convolutional(tmp_path / "net.pt2")
     (tmp_path / "torch.py").write_text("raise SystemExit('code beside the file was run')")
     monkeypatch.chdir(tmp_path)
@@ -386,7 +503,9 @@ def test_the_first_pass_answers_once_for_each_file(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(trial.subprocess, "Popen", count)
     model = open_model(str(path), trust=True).model
     assert not started
-    assert torch.equal(open_model("net.pt2").model(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8)))
+    assert torch.equal(
+        open_model("net.pt2").model(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8))
+    )
     (tmp_path / "copy.pt2").write_bytes(path.read_bytes())
     open_model(str(tmp_path / "copy.pt2"))
     assert len(started) == 1 and started[0]["start_new_session"]
@@ -423,9 +542,15 @@ elif what == "file":
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits on memory are Linux's")
-@pytest.mark.parametrize(("what", "codes"), [("memory", [7]), ("time", [-24, -9]), ("file", [-25, 1])])
+@pytest.mark.parametrize(
+    ("what", "codes"), [("memory", [7]), ("time", [-24, -9]), ("file", [-25, 1])]
+)
 def test_the_limits_hold(tmp_path: Path, what: str, codes: list[int]) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED, what, str(tmp_path / "f")], stderr=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, what, str(tmp_path / "f")],
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
     assert done.returncode in codes
 
 
@@ -441,7 +566,9 @@ def test_the_limits_hold(tmp_path: Path, what: str, codes: list[int]) -> None:
         (0, json.dumps({"error": "it is\nno model."}).encode(), "it is no model."),
     ],
 )
-def test_an_end_of_the_child_is_a_sentence(tmp_path: Path, code: int, answer: bytes, words: str) -> None:
+def test_an_end_of_the_child_is_a_sentence(
+    tmp_path: Path, code: int, answer: bytes, words: str
+) -> None:
     assert words in refused(lambda: trial._read(tmp_path / "net.pt2", code, answer, 7))
 
 
@@ -462,7 +589,8 @@ def test_the_command_line_takes_trust(tmp_path: Path, monkeypatch: pytest.Monkey
         assert len(asked) == 1
 
 
-# ---- Data ----------------------------------------------------------------------------------------------------------------
+# ---- Data
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_tuple_of_tuples_is_no_key(tmp_path: Path) -> None:
@@ -482,8 +610,12 @@ def test_a_tuple_of_tuples_is_no_key(tmp_path: Path) -> None:
 
 def test_pickles_of_cifar_that_take_more_than_their_length(tmp_path: Path) -> None:
     folder = build.cifar(tmp_path / "cifar-10-batches-py")
-    text = b"X" + struct.pack("<I", 1 << 16) + b"a" * (1 << 16) + b"q\x02X\x06\x00\x00\x00latin1q\x03"
-    copies = b"\x80\x02](" + text + b"c_codecs\nencode\nq\x04" + b"h\x04h\x02h\x03\x86R" * 50 + b"e."
+    text = (
+        b"X" + struct.pack("<I", 1 << 16) + b"a" * (1 << 16) + b"q\x02X\x06\x00\x00\x00latin1q\x03"
+    )
+    copies = (
+        b"\x80\x02](" + text + b"c_codecs\nencode\nq\x04" + b"h\x04h\x02h\x03\x86R" * 50 + b"e."
+    )
     (folder / "test_batch").write_bytes(copies)
     assert "over and over" in refused(lambda: open_data(folder))
     same = (1 << 61) - 1  # its multiples have the hash 0: a dict of n of them takes n^2 steps
@@ -536,7 +668,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = build.image_folder(tmp_path / "images")
     os.mkfifo(folder / "class0" / "pipe.png")
     assert "pipe or a device" in refused(lambda: open_data(folder))
-    for name in ("d.npz", "d.safetensors", "t10k-images-idx3-ubyte", "net.pt2", "net.onnx", "w.pt", "ids.txt"):
+    for name in (
+        "d.npz",
+        "d.safetensors",
+        "t10k-images-idx3-ubyte",
+        "net.pt2",
+        "net.onnx",
+        "w.pt",
+        "ids.txt",
+    ):
         os.mkfifo(tmp_path / name)
     build.idx(tmp_path / "images")
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(b"")
@@ -558,12 +698,15 @@ def test_postscript_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     started: list[Any] = []
     monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *a, **k: started.append(a))
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
-    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(touch) (w) file\nshowpage\n%%EOF\n"
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
+    page += b"(touch) (w) file\nshowpage\n%%EOF\n"
     for end in ("png", "jpg", "tiff"):
         folder = tmp_path / end / "class0"
         folder.mkdir(parents=True)
         (folder / f"image.{end}").write_bytes(page)
-        assert "cannot identify image file" in refused(lambda folder=folder: open_data(folder.parent))
+        assert "cannot identify image file" in refused(
+            lambda folder=folder: open_data(folder.parent)
+        )
     assert not started
 
 
@@ -593,13 +736,17 @@ def test_an_image_that_unpacks_to_too_much(tmp_path: Path) -> None:
     Image.new("1", (12_000, 6_000)).save(folder / "bomb.png")
     assert "pixels" in refused(lambda: open_data(tmp_path / "images"))
     Image.new("1", (60_000, 2)).save(folder / "bomb.png")
-    assert "would be resized" in refused(lambda: open_data(tmp_path / "images", preprocessing="Res256Crop224"))
+    assert "would be resized" in refused(
+        lambda: open_data(tmp_path / "images", preprocessing="Res256Crop224")
+    )
 
 
 def test_damaged_archives_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path = build.npz(tmp_path / "d.npz", packed=True)
     data = path.read_bytes()
-    for place in range(40, len(data) - 60, 3):  # zlib.error, tokenize.TokenError and their relatives among them
+    for place in range(
+        40, len(data) - 60, 3
+    ):  # zlib.error, tokenize.TokenError and their relatives among them
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         try:
             found = open_data(path).read(0, 6)
@@ -629,11 +776,14 @@ def test_a_flipped_bit_is_found(tmp_path: Path, packed: bool) -> None:
 def test_numbers_that_torch_does_not_know(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 3), np.longdouble), y=np.zeros(2, np.int64))
     assert "torch does not know" in refused(lambda: open_data(tmp_path / "d.npz"))
-    assert "torch does not know" in refused(lambda: open_data((np.zeros((2, 3), np.longdouble), np.zeros(2, np.int64))))
+    assert "torch does not know" in refused(
+        lambda: open_data((np.zeros((2, 3), np.longdouble), np.zeros(2, np.int64)))
+    )
 
 
 @pytest.mark.parametrize(
-    "shape", ["(-2, -8)", "(6, 10**9)", "(2, 8, True)", "('a',)", "(2, " * 99, "(99999999999999999999, 2)"]
+    "shape",
+    ["(-2, -8)", "(6, 10**9)", "(2, 8, True)", "('a',)", "(2, " * 99, "(99999999999999999999, 2)"],
 )
 def test_shapes_that_no_array_has(tmp_path: Path, shape: str) -> None:
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
@@ -650,7 +800,9 @@ def test_no_samples(tmp_path: Path) -> None:
     assert "no samples" in refused(lambda: open_data(tmp_path / "d.npz"))
 
 
-def test_hugging_face_data_are_decoded_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_data_are_decoded_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scripts are not run, and images are opened by the formats that are promised only."""
     import io
     import types
@@ -687,7 +839,9 @@ def test_hugging_face_data_are_decoded_here(tmp_path: Path, monkeypatch: pytest.
         return Rows()
 
     library = types.ModuleType("datasets")
-    library.load_dataset, library.Image, library.__version__ = load_dataset, Image, "3"
+    library.load_dataset = load_dataset
+    library.Image = Image
+    library.__version__ = "3"
     monkeypatch.setitem(sys.modules, "datasets", library)
     data = open_data("hf:someone/images")
     assert asked == {"trust": False, "decode": ("image", False)}
@@ -696,13 +850,30 @@ def test_hugging_face_data_are_decoded_here(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_networks_of_the_usual_kinds_are_read(tmp_path: Path) -> None:
-    """What torch.export writes for layers that classifiers are made of: everything on the list must be right."""
+    """What torch.export writes for layers that classifiers are made of: everything on the list
+    must be right.
+    """
     layers = [
-        nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.SiLU(inplace=True), nn.Conv2d(8, 8, 3, 1, 1, groups=8),
-        nn.GroupNorm(2, 8), nn.Hardswish(), nn.AvgPool2d(2), nn.Upsample(scale_factor=2), nn.Dropout(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Unflatten(1, (4, 4)),
-        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Flatten(), nn.PReLU(), nn.Linear(16, 3),
-    ]  # fmt: skip
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.SiLU(inplace=True),
+        nn.Conv2d(8, 8, 3, 1, 1, groups=8),
+        nn.GroupNorm(2, 8),
+        nn.Hardswish(),
+        nn.AvgPool2d(2),
+        nn.Upsample(scale_factor=2),
+        nn.Dropout(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 16),
+        nn.GELU(),
+        nn.LayerNorm(16),
+        nn.Unflatten(1, (4, 4)),
+        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+        nn.Flatten(),
+        nn.PReLU(),
+        nn.Linear(16, 3),
+    ]
     torch.manual_seed(0)
     model = nn.Sequential(*layers).eval()
     x = torch.rand(2, 3, 16, 16)
@@ -723,7 +894,11 @@ def test_the_lock_file_is_that_of_the_constraints() -> None:
     root = Path(__file__).parents[1]
     pinned = {line for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
     text = (root / "requirements-lock.txt").read_text()
-    locked = {line.removesuffix(" \\") for line in text.splitlines() if "==" in line and not line.startswith("#")}
+    locked = {
+        line.removesuffix(" \\")
+        for line in text.splitlines()
+        if "==" in line and not line.startswith("#")
+    }
     assert pinned - locked == {line for line in pinned if line.startswith("torch==")}
     assert locked <= pinned and "://" not in text
     assert text.count("--hash=sha256:") >= len(locked)

@@ -18,7 +18,8 @@ each_loss = pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
 
 @st.composite
 def logits(draw, fewest=2, most=7):
-    n, k = draw(st.integers(1, 5)), draw(st.integers(fewest, most))
+    n = draw(st.integers(1, 5))
+    k = draw(st.integers(fewest, most))
     entry = st.one_of(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), st.floats(-20, 20, width=32))
     z = draw(hnp.arrays(np.float64, (n, k), elements=entry))
     y = draw(hnp.arrays(np.int64, (n,), elements=st.integers(0, k - 1)))
@@ -56,7 +57,8 @@ def check(found, z, truth, rtol):
     np.testing.assert_allclose(found.numpy(), truth, rtol=rtol, atol=rtol)
 
 
-# -------------------------------------------------------------------------------------------------- the values
+# --------------------------------------------------------------------------------------------------
+# the values
 
 
 @given(logits())
@@ -65,7 +67,9 @@ def test_cross_entropy_against_torch_and_its_formula(case):
     z, y = case
     found = cross_entropy(z, y)
     assert torch.equal(found, torch.nn.CrossEntropyLoss(reduction="none")(z, y))
-    truth = [math.log(sum(math.exp(v - row[c]) for v in row)) for row, c in zip(z.tolist(), y.tolist())]
+    truth = [
+        math.log(sum(math.exp(v - row[c]) for v in row)) for row, c in zip(z.tolist(), y.tolist())
+    ]
     check(found, z, truth, 1e-5 if z.dtype == torch.float32 else 1e-9)
 
 
@@ -104,7 +108,8 @@ def test_dlr_of_two_or_three_classes_is_the_margin(case):
     ],
 )
 def test_dlr_by_hand(row, label, expected):
-    z, y = torch.tensor([row], dtype=torch.float64), torch.tensor([label])
+    z = torch.tensor([row], dtype=torch.float64)
+    y = torch.tensor([label])
     assert dlr(z, y).item() == pytest.approx(expected, abs=1e-9)
     # The ratio ignores shifts and scales; the margin scales.
     assert dlr(7 * z + 3, y).item() == pytest.approx(expected, abs=1e-9)
@@ -135,7 +140,8 @@ def test_a_row_does_not_depend_on_the_others(loss, k):
     torch.testing.assert_close(together, alone, rtol=1e-14, atol=0)
 
 
-# -------------------------------------------------------------------------------------------------- gradients
+# --------------------------------------------------------------------------------------------------
+# gradients
 
 
 @each_loss
@@ -164,7 +170,8 @@ def test_losses_leave_the_logits_alone(loss):
     assert torch.equal(z, before)
 
 
-# ---------------------------------------------------------------------------------------- rivals and predictions
+# ---------------------------------------------------------------------------------------- rivals
+# and predictions
 
 
 @given(logits())

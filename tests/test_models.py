@@ -1,4 +1,6 @@
-"""Models from anywhere: what is loaded computes what it should, and no file that is opened can run code."""
+"""Models from anywhere: what is loaded computes what it should, and no file that is opened can
+run code.
+"""
 
 import io
 import json
@@ -71,7 +73,8 @@ def batch(size: int, *shape: int) -> Tensor:
     return torch.rand(size, *(shape or (1, 8, 8)), generator=torch.Generator().manual_seed(size))
 
 
-# ---- Built-in networks and factories -------------------------------------------------------------------------------------
+# ---- Built-in networks and factories
+# -------------------------------------------------------------------------------------
 
 
 def test_builtin() -> None:
@@ -87,9 +90,16 @@ def test_builtin() -> None:
 
 
 def test_builtin_takes_other_weights(tmp_path: Path) -> None:
-    save_file({k: v.contiguous() for k, v in zoo.load("digits-mlp-adv").state_dict().items()}, tmp_path / "w.safetensors")
+    save_file(
+        {k: v.contiguous() for k, v in zoo.load("digits-mlp-adv").state_dict().items()},
+        tmp_path / "w.safetensors",
+    )
     source = open_model("digits-mlp", weights=str(tmp_path / "w.safetensors"))
-    assert source.info["weights"] == open_model("digits-mlp-adv").info["weights"] != open_model("digits-mlp").info["weights"]
+    assert (
+        source.info["weights"]
+        == open_model("digits-mlp-adv").info["weights"]
+        != open_model("digits-mlp").info["weights"]
+    )
     assert list(source.info["files"]) == ["w.safetensors"]
 
 
@@ -146,13 +156,20 @@ def test_factory(module: str) -> None:
 def test_arguments_of_a_factory_are_words_and_numbers(module: str) -> None:
     model = open_model(f"{module}:net(4, False, scale=2.5)").model
     assert torch.equal(model(torch.ones(1, 4)), torch.full((1, 2), 10.0))
-    assert torch.equal(open_model(f"{module}:net(4, bias=False)").model(torch.ones(1, 4)), torch.full((1, 2), 4.0))
+    assert torch.equal(
+        open_model(f"{module}:net(4, bias=False)").model(torch.ones(1, 4)), torch.full((1, 2), 4.0)
+    )
 
 
-@pytest.mark.parametrize("call", ["net(__import__('os').mkdir('x'))", "net([1, 2])", "net(1; 2)", "net(a b)", "net(width=`x`)"])
+@pytest.mark.parametrize(
+    "call",
+    ["net(__import__('os').mkdir('x'))", "net([1, 2])", "net(1; 2)", "net(a b)", "net(width=`x`)"],
+)
 def test_arguments_are_never_evaluated(module: str, call: str) -> None:
     text = refused(lambda: open_model(f"{module}:{call}"))
-    assert "plain words and numbers" in text or "(" in call[4:]  # brackets inside brackets are no call at all
+    assert (
+        "plain words and numbers" in text or "(" in call[4:]
+    )  # brackets inside brackets are no call at all
     assert not Path("x").exists()
 
 
@@ -161,15 +178,20 @@ def test_factories_that_fail(module: str) -> None:
     assert "no attribute 'nett'" in refused(lambda: open_model(f"{module}:nett"))
     assert "KeyError: 'no such thing'" in refused(lambda: open_model(f"{module}:broken"))
     assert "returned a int" in refused(lambda: open_model(f"{module}:number"))
-    assert "unexpected keyword argument 'depth'" in refused(lambda: open_model(f"{module}:net(depth=2)"))
+    assert "unexpected keyword argument 'depth'" in refused(
+        lambda: open_model(f"{module}:net(depth=2)")
+    )
 
 
-# ---- Weights -------------------------------------------------------------------------------------------------------------
+# ---- Weights
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "module.model."])
 @pytest.mark.parametrize("holder", [None, "state_dict", "model", "last"])
-def test_weights_are_found_and_prefixes_taken_off(tmp_path: Path, prefix: str, holder: str | None) -> None:
+def test_weights_are_found_and_prefixes_taken_off(
+    tmp_path: Path, prefix: str, holder: str | None
+) -> None:
     state = {f"{prefix}{key}": value for key, value in small(1).state_dict().items()}
     torch.save(state if holder is None else {holder: state, "epoch": 3}, tmp_path / "w.pt")
     model = small()
@@ -220,35 +242,50 @@ def test_a_malicious_checkpoint_runs_nothing(tmp_path: Path, mark: Path, module:
     for place, thing in enumerate(({"state_dict": {"0.weight": Payload(mark)}}, Payload(mark))):
         path = tmp_path / f"{place}.pt"
         path.write_bytes(saved(thing))
-        assert "code in a file is never run" in refused(lambda path=path: open_model(f"{module}:net", weights=str(path)))
-    (tmp_path / "old.pt").write_bytes(pickle.dumps(Payload(mark)))  # a pickle that is not in torch's archive
+        assert "code in a file is never run" in refused(
+            lambda path=path: open_model(f"{module}:net", weights=str(path))
+        )
+    (tmp_path / "old.pt").write_bytes(
+        pickle.dumps(Payload(mark))
+    )  # a pickle that is not in torch's archive
     refused(lambda: open_model("digits-mlp", weights=str(tmp_path / "old.pt")))
 
 
 def test_weights_for_models_that_bring_their_own() -> None:
     for name in ("net.onnx", "net.pt2", "robustbench:Net", "hf:net"):
-        assert "brings its own weights" in refused(lambda name=name: open_model(name, weights="w.pt"))
+        assert "brings its own weights" in refused(
+            lambda name=name: open_model(name, weights="w.pt")
+        )
 
 
-def test_other_libraries_load_weights_only_too(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_libraries_load_weights_only_too(
+    tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     (tmp_path / "w.pt").write_bytes(saved(Payload(mark)))
     with weights_only(), pytest.raises(pickle.UnpicklingError):
         torch.load(tmp_path / "w.pt", weights_only=False)
-    assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1" and "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+    assert (
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
+        and "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+    )
 
 
-# ---- Normalisation and logits --------------------------------------------------------------------------------------------
+# ---- Normalisation and logits
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("mean", "std"), [(0.5, 0.25), ((0.5,), (0.25,)), ((0.1, 0.2, 0.3), (0.5, 1.0, 2.0)), ((0.1, 0.2, 0.3), 2)]
+    ("mean", "std"),
+    [(0.5, 0.25), ((0.5,), (0.25,)), ((0.1, 0.2, 0.3), (0.5, 1.0, 2.0)), ((0.1, 0.2, 0.3), 2)],
 )
 def test_normalised(mean: Any, std: Any) -> None:
     x = batch(4, 3, 5, 5)
     shape = (1, -1, 1, 1)
     expected = (x - torch.tensor(mean).reshape(shape)) / torch.tensor(std).reshape(shape)
-    torch.testing.assert_close(Normalized(lambda x: x.flatten(1), mean, std)(x), expected.flatten(1))
+    torch.testing.assert_close(
+        Normalized(lambda x: x.flatten(1), mean, std)(x), expected.flatten(1)
+    )
 
 
 def test_normalised_takes_flat_samples_and_moves_with_the_model() -> None:
@@ -261,7 +298,9 @@ def test_a_normalisation_that_does_not_fit_is_refused() -> None:
     assert "have 3 numbers but the samples have shape (1, 8, 8)" in refused(lambda: model(batch(2)))
     for mean, std in ((0.0, 0.0), (0.0, -1.0), (float("nan"), 1.0), ((), 1.0), ([[0.0]], 1.0)):
         refused(lambda mean=mean, std=std: Normalized(nn.Flatten(), mean, std))
-    assert "2 numbers and std 3" in refused(lambda: Normalized(nn.Flatten(), (0.0, 0.0), (1.0, 1.0, 1.0)))
+    assert "2 numbers and std 3" in refused(
+        lambda: Normalized(nn.Flatten(), (0.0, 0.0), (1.0, 1.0, 1.0))
+    )
 
 
 def test_mean_and_std_for_any_kind() -> None:
@@ -269,7 +308,9 @@ def test_mean_and_std_for_any_kind() -> None:
     source = open_model("digits-mlp", mean=[0.5], std=0.5)
     torch.testing.assert_close(source.model(x[:5]), zoo.load("digits-mlp")((x[:5] - 0.5) / 0.5))
     assert (source.info["mean"], source.info["std"]) == ([0.5], 0.5)
-    torch.testing.assert_close(open_model("digits-mlp", std=0.5).model(x[:5]), zoo.load("digits-mlp")(x[:5] / 0.5))
+    torch.testing.assert_close(
+        open_model("digits-mlp", std=0.5).model(x[:5]), zoo.load("digits-mlp")(x[:5] / 0.5)
+    )
     assert open_model("digits-mlp", std=0.5).info["weights"] != source.info["weights"]
 
 
@@ -279,12 +320,16 @@ def test_logits_out_of_what_a_model_returns() -> None:
     assert Logits(lambda x: types.SimpleNamespace(logits=x))(z) is z
     assert Logits(lambda x: (0, x), 1)(z) is z
     assert Logits(lambda x: {"scores": x}, "scores")(z) is z
-    assert "a dict with scores, which has no 'logits'" in refused(lambda: Logits(lambda x: {"scores": x})(z))
+    assert "a dict with scores, which has no 'logits'" in refused(
+        lambda: Logits(lambda x: {"scores": x})(z)
+    )
     assert "which has no 2" in refused(lambda: Logits(lambda x: (0, x), 2)(z))
 
 
 def test_logits_of_a_factory(module: str) -> None:
-    Path(f"{module}.py").write_text("from torch import nn\n\ndef net():\n    return lambda x: {'scores': x.flatten(1)}\n")
+    Path(f"{module}.py").write_text(
+        "from torch import nn\n\ndef net():\n    return lambda x: {'scores': x.flatten(1)}\n"
+    )
     source = open_model(f"{module}:net", logits="scores")
     assert torch.equal(source.model(batch(2, 3)), batch(2, 3))
     assert source.info["logits"] == "scores"
@@ -293,7 +338,8 @@ def test_logits_of_a_factory(module: str) -> None:
     assert torch.equal(open_model(f"{module}:net", logits="1").model(batch(2, 3)), batch(2, 3))
 
 
-# ---- torch.export --------------------------------------------------------------------------------------------------------
+# ---- torch.export
+# --------------------------------------------------------------------------------------------------
 
 
 class Token(nn.Module):
@@ -307,14 +353,19 @@ class Token(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """A feature map, then the logits."""
-        t = torch.cat([self.token.expand(x.shape[0], -1, -1), x.reshape(x.shape[0], 2, 4)], 1) + self.place
+        t = (
+            torch.cat([self.token.expand(x.shape[0], -1, -1), x.reshape(x.shape[0], 2, 4)], 1)
+            + self.place
+        )
         first, rest = t.split([1, 2], 1)
         t = nn.functional.scaled_dot_product_attention(first, rest, rest)
         return t, self.layer(t[:, 0])
 
 
 class Relative(nn.Module):
-    """Divides by the sum of all it is given: right for one sample, and for several without an error but wrong."""
+    """Divides by the sum of all it is given: right for one sample, and for several without an
+    error but wrong.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x / x.sum()
@@ -355,7 +406,11 @@ def token_logits(exports: Mapping[str, Path], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", ["any", "one"])
 def test_exported(exports: Mapping[str, Path], name: str, size: int) -> None:
     model = load_exported(exports[name])
-    assert (model.batch, model.rows, model.shape) == (None if name == "any" else 1, "together", (1, 8, 8))
+    assert (model.batch, model.rows, model.shape) == (
+        None if name == "any" else 1,
+        "together",
+        (1, 8, 8),
+    )
     x = batch(size).requires_grad_()
     torch.testing.assert_close(model(x), small()(x))
     if size:
@@ -365,13 +420,17 @@ def test_exported(exports: Mapping[str, Path], name: str, size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize(("name", "how"), [("token", "vmap"), ("tokens", "one by one")])
-def test_a_fixed_batch_takes_any(exports: Mapping[str, Path], name: str, how: str, size: int) -> None:
+def test_a_fixed_batch_takes_any(
+    exports: Mapping[str, Path], name: str, how: str, size: int
+) -> None:
     model = load_exported(exports[name])
     assert model.rows == how
     x = batch(size, 8).requires_grad_()
     torch.testing.assert_close(model(x), token_logits(exports, x).reshape(size, 3))
     if size:
-        gradients = [torch.autograd.grad(z[:, 1].sum(), x)[0] for z in (model(x), token_logits(exports, x))]
+        gradients = [
+            torch.autograd.grad(z[:, 1].sum(), x)[0] for z in (model(x), token_logits(exports, x))
+        ]
         torch.testing.assert_close(*gradients)
 
 
@@ -405,7 +464,9 @@ def test_an_export_in_training_mode_is_refused(exports: Mapping[str, Path]) -> N
     assert "eval mode" in refused(lambda: load_exported(exports["training"]))
 
 
-def rewritten(source: Path, target: Path, change: Callable[[str, bytes], bytes | None], **more: bytes) -> Path:
+def rewritten(
+    source: Path, target: Path, change: Callable[[str, bytes], bytes | None], **more: bytes
+) -> Path:
     """An archive with its members changed (None: left out), and more of them."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
         for name in old.namelist():
@@ -437,7 +498,9 @@ def hostile(kind: str, mark: Path) -> Callable[[str, bytes], bytes | None]:
         if kind == "weight" and file == "model_weights_config.json":
             return edited(data, lambda c: c["config"]["0.weight"].update(use_pickle=True))
         if kind in ("tensor", "custom_obj", "opaque_obj") and file == "model_constants_config.json":
-            return edited(data, lambda c: c["config"].update(evil={"path_name": f"{kind}_0", **entry}))
+            return edited(
+                data, lambda c: c["config"].update(evil={"path_name": f"{kind}_0", **entry})
+            )
         if kind == "legacy" and folder == "data/weights":
             return payload if file == "weight_0" else None
         if kind == "size" and file == "model.json" and folder == "models":
@@ -448,11 +511,17 @@ def hostile(kind: str, mark: Path) -> Callable[[str, bytes], bytes | None]:
     return change
 
 
-@pytest.mark.parametrize("kind", ["sample inputs", "weight", "tensor", "custom_obj", "opaque_obj", "legacy", "size"])
-def test_a_malicious_export_runs_nothing(exports: Mapping[str, Path], tmp_path: Path, mark: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["sample inputs", "weight", "tensor", "custom_obj", "opaque_obj", "legacy", "size"]
+)
+def test_a_malicious_export_runs_nothing(
+    exports: Mapping[str, Path], tmp_path: Path, mark: Path, kind: str
+) -> None:
     more = {}
     if kind in ("tensor", "custom_obj", "opaque_obj"):
-        more[f"data/constants/{kind}_0"] = pickle.dumps(Payload(mark)) if kind == "opaque_obj" else saved(Payload(mark))
+        more[f"data/constants/{kind}_0"] = (
+            pickle.dumps(Payload(mark)) if kind == "opaque_obj" else saved(Payload(mark))
+        )
     if kind == "legacy":
         more["data/weights/model.pt"] = saved(Payload(mark))
     path = rewritten(exports["any"], tmp_path / "evil.pt2", hostile(kind, mark), **more)
@@ -462,7 +531,9 @@ def test_a_malicious_export_runs_nothing(exports: Mapping[str, Path], tmp_path: 
         assert "code in a file is never run" in refused(lambda: load_exported(path))
 
 
-def test_a_malicious_export_of_the_old_layout_runs_nothing(tmp_path: Path, mark: Path, exports: Mapping[str, Path]) -> None:
+def test_a_malicious_export_of_the_old_layout_runs_nothing(
+    tmp_path: Path, mark: Path, exports: Mapping[str, Path]
+) -> None:
     with zipfile.ZipFile(exports["any"]) as archive:
         program = archive.read("any/models/model.json")
 
@@ -477,16 +548,28 @@ def test_a_malicious_export_of_the_old_layout_runs_nothing(tmp_path: Path, mark:
 
     good = dict(small().state_dict())
     torch.testing.assert_close(load_exported(write(good, {}))(batch(3)), small()(batch(3)))
-    for state, constants in ((Payload(mark), {}), (good, Payload(mark)), (good | {"x": Payload(mark)}, {})):
+    for state, constants in (
+        (Payload(mark), {}),
+        (good, Payload(mark)),
+        (good | {"x": Payload(mark)}, {}),
+    ):
         path = write(state, constants)
         assert "code in a file is never run" in refused(lambda path=path: load_exported(path))
 
 
 @pytest.mark.parametrize(
     "target",
-    ["torch.ops.aten.save.default", "torch.ops.aten.from_file.default", "os.mkdir", "torch.ops.higher_order.cond", "#x:y"],
+    [
+        "torch.ops.aten.save.default",
+        "torch.ops.aten.from_file.default",
+        "os.mkdir",
+        "torch.ops.higher_order.cond",
+        "#x:y",
+    ],
 )
-def test_operators_that_do_more_than_compute_are_refused(exports: Mapping[str, Path], tmp_path: Path, target: str) -> None:
+def test_operators_that_do_more_than_compute_are_refused(
+    exports: Mapping[str, Path], tmp_path: Path, target: str
+) -> None:
     def change(name: str, data: bytes) -> bytes:
         if name != "models/model.json":
             return data
@@ -496,7 +579,9 @@ def test_operators_that_do_more_than_compute_are_refused(exports: Mapping[str, P
     assert f"uses the operator {target!r}" in refused(lambda: load_exported(path))
 
 
-def test_an_operator_that_writes_to_weights_is_refused(exports: Mapping[str, Path], tmp_path: Path) -> None:
+def test_an_operator_that_writes_to_weights_is_refused(
+    exports: Mapping[str, Path], tmp_path: Path
+) -> None:
     def write(content: Any) -> None:
         node = content["graph_module"]["graph"]["nodes"][2]
         node.update(target="torch.ops.aten.relu_.default")
@@ -506,9 +591,14 @@ def test_an_operator_that_writes_to_weights_is_refused(exports: Mapping[str, Pat
         entry = {"arg": {"name": "p_0_bias"}, "buffer_name": "1.running_mean"}
         content["graph_module"]["signature"]["output_specs"].insert(0, {"buffer_mutation": entry})
 
-    for change, words in ((write, "writes to its own weights"), (answer, "changes its own weights (buffer_mutation)")):
+    for change, words in (
+        (write, "writes to its own weights"),
+        (answer, "changes its own weights (buffer_mutation)"),
+    ):
         path = rewritten(
-            exports["any"], tmp_path / "w.pt2", lambda n, d, c=change: edited(d, c) if n == "models/model.json" else d
+            exports["any"],
+            tmp_path / "w.pt2",
+            lambda n, d, c=change: edited(d, c) if n == "models/model.json" else d,
         )
         assert words in refused(lambda path=path: load_exported(path))
 
@@ -531,9 +621,16 @@ def test_archives_that_are_damaged_or_made_up(exports: Mapping[str, Path], tmp_p
     def outside(content: Any) -> None:
         content["config"]["0.weight"]["path_name"] = "../../../secret"
 
-    rewritten(exports["any"], path, lambda n, d: edited(d, outside) if n.endswith("weights_config.json") else d)
+    rewritten(
+        exports["any"],
+        path,
+        lambda n, d: edited(d, outside) if n.endswith("weights_config.json") else d,
+    )
     refused(lambda: load_exported(path))
-    with zipfile.ZipFile(exports["any"]) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(exports["any"]) as old,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for name in old.namelist():
             new.writestr(name, old.read(name))
     assert "more than the whole file" in refused(lambda: load_exported(path))
@@ -558,13 +655,15 @@ def test_no_weight_is_larger_than_its_bytes(exports: Mapping[str, Path], tmp_pat
         assert member or "but no bytes" in text
 
 
-# ---- ONNX ----------------------------------------------------------------------------------------------------------------
+# ---- ONNX
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def onnx_file(tmp_path: Path) -> Path:
     onnx = pytest.importorskip("onnx")
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    helper = onnx.helper
+    kind = onnx.TensorProto.FLOAT
     weight = onnx.numpy_helper.from_array(torch.arange(12.0).reshape(4, 3).numpy(), "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["z"])]
     sizes = ((name, [1, width]) for name, width in (("x", 4), ("z", 3)))
@@ -579,7 +678,9 @@ def test_onnx_is_checked_against_onnxruntime(onnx_file: Path) -> None:
     pytest.importorskip("onnxruntime")
     source = open_model(str(onnx_file), mean=0.5, std=2.0, trust=True)
     assert source.kind == "onnx" and source.info["check"]["agrees_within"] == 1e-4
-    torch.testing.assert_close(source.model(batch(5, 4)), (batch(5, 4) - 0.5) / 2 @ torch.arange(12.0).reshape(4, 3))
+    torch.testing.assert_close(
+        source.model(batch(5, 4)), (batch(5, 4) - 0.5) / 2 @ torch.arange(12.0).reshape(4, 3)
+    )
     json.dumps(source.info)
 
 
@@ -597,7 +698,10 @@ def test_onnx_weights_are_not_taken_from_elsewhere(onnx_file: Path, tmp_path: Pa
         refused(lambda: open_model(str(tmp_path / "inside" / "net.onnx")))
     place.value = "secret.bin"
     (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
-    assert open_model(str(tmp_path / "net.onnx")).model(batch(2, 4)).shape == (2, 3)  # beside the file is where they belong
+    assert open_model(str(tmp_path / "net.onnx")).model(batch(2, 4)).shape == (
+        2,
+        3,
+    )  # beside the file is where they belong
 
 
 class Runtime(types.ModuleType):
@@ -613,16 +717,24 @@ class Runtime(types.ModuleType):
         answer = torch.arange(12.0).reshape(4, 3) * self.factor
         image = types.SimpleNamespace(name="x", shape=[1, 4])
         return types.SimpleNamespace(
-            get_inputs=lambda: [image], run=lambda names, feed: [(torch.from_numpy(feed["x"]) @ answer).numpy()]
+            get_inputs=lambda: [image],
+            run=lambda names, feed: [(torch.from_numpy(feed["x"]) @ answer).numpy()],
         )
 
 
-@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "fine"), (1.001, "warned"), (1.1, "refused"), (float("nan"), "refused")])
-def test_a_disagreement_with_onnxruntime(onnx_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.0, "fine"), (1.001, "warned"), (1.1, "refused"), (float("nan"), "refused")],
+)
+def test_a_disagreement_with_onnxruntime(
+    onnx_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(factor))
     monkeypatch.setattr("wassail.zoo.models.metadata.version", lambda name: "1.0")
     if verdict == "refused":
-        assert "differ from onnxruntime's" in refused(lambda: open_model(str(onnx_file), trust=True))
+        assert "differ from onnxruntime's" in refused(
+            lambda: open_model(str(onnx_file), trust=True)
+        )
     elif verdict == "warned":
         with pytest.warns(ModelWarning, match="differ from onnxruntime's by 1.0e-03"):
             assert open_model(str(onnx_file), trust=True).info["check"]["agrees_within"] == 1e-2
@@ -635,7 +747,8 @@ def test_without_onnxruntime(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -
     assert open_model(str(onnx_file), trust=True).info["check"] == {"onnxruntime": "not installed"}
 
 
-# ---- Other people's zoos: their loaders are replaced by ones that write down how they are called -------------------------
+# ---- Other people's zoos: their loaders are replaced by ones that write down how they are called
+# -------------------------
 
 
 def test_robustbench(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -660,7 +773,9 @@ def test_robustbench(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
     source = open_model("robustbench:Net2024", **where)
     assert calls == [("Net2024", str(tmp_path / "models"), "cifar100", "L2")]
     assert source.kind == "robustbench" and list(source.info["files"]) == ["Net2024.pt"]
-    torch.testing.assert_close(source.model(batch(3)), small(1)(batch(3)))  # in eval mode whatever its loader does
+    torch.testing.assert_close(
+        source.model(batch(3)), small(1)(batch(3))
+    )  # in eval mode whatever its loader does
     calls.clear()
     (folder / "Evil.pt").write_bytes(saved(Payload(mark)))
     assert "code in a file is never run" in refused(lambda: open_model("robustbench:Evil", **where))
@@ -669,8 +784,12 @@ def test_robustbench(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
     assert not calls  # nothing of this reached the other loader
     text = refused(lambda: open_model("robustbench:None2024", **where))
     assert f"put the file at {folder / 'None2024.pt'}" in text
-    assert "did you mean 'cifar10'" in refused(lambda: open_model("robustbench:Net", dataset="cifar-10"))
-    assert "unknown RobustBench threat model 'linf'" in refused(lambda: open_model("robustbench:Net", threat="linf"))
+    assert "did you mean 'cifar10'" in refused(
+        lambda: open_model("robustbench:Net", dataset="cifar-10")
+    )
+    assert "unknown RobustBench threat model 'linf'" in refused(
+        lambda: open_model("robustbench:Net", threat="linf")
+    )
     refused(lambda: open_model("robustbench:../../etc/passwd"))
 
 
@@ -678,7 +797,11 @@ def test_without_robustbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "robustbench", None)
     path = tmp_path / "cifar10" / "Linf" / "Net.pt"
     text = refused(lambda: open_model("robustbench:Net", models=tmp_path))
-    assert f"{path} is not there" in text and "needs the package robustbench" in text and f"--weights {path}" in text
+    assert (
+        f"{path} is not there" in text
+        and "needs the package robustbench" in text
+        and f"--weights {path}" in text
+    )
 
 
 def test_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,22 +812,35 @@ def test_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if pretrained and name != "cached":
             raise RuntimeError("no connection\nand a long trace")
         model = small()
-        model.pretrained_cfg = {"mean": (0.25,), "std": (0.5,), "input_size": (1, 8, 8), "crop_pct": 0.95}
+        model.pretrained_cfg = {
+            "mean": (0.25,),
+            "std": (0.5,),
+            "input_size": (1, 8, 8),
+            "crop_pct": 0.95,
+        }
         return model
 
     timm = types.ModuleType("timm")
-    timm.create_model, timm.is_model, timm.__version__ = create_model, lambda name: name != "nett", "1"
+    timm.create_model = create_model
+    timm.is_model = lambda name: name != "nett"
+    timm.__version__ = "1"
     monkeypatch.setitem(sys.modules, "timm", timm)
     monkeypatch.setattr("wassail.zoo.models._versions", lambda *names: dict.fromkeys(names, "1"))
     source = open_model("timm:cached")
     torch.testing.assert_close(source.model(batch(3)), small()((batch(3) - 0.25) / 0.5))
-    assert source.kind == "timm" and source.info["mean"] == [0.25] and source.info["config"]["crop_pct"] == 0.95
+    assert (
+        source.kind == "timm"
+        and source.info["mean"] == [0.25]
+        and source.info["config"]["crop_pct"] == 0.95
+    )
     json.dumps(source.info)
     torch.save(small(1).state_dict(), tmp_path / "w.pt")
     source = open_model("timm:net", weights=tmp_path / "w.pt", mean=0.0, std=1.0)
     torch.testing.assert_close(source.model(batch(3)), small(1)(batch(3)))
     assert calls == [("cached", True, "1"), ("net", False, "1")]
-    assert "(no connection): give a local file with --weights" in refused(lambda: open_model("timm:net"))
+    assert "(no connection): give a local file with --weights" in refused(
+        lambda: open_model("timm:net")
+    )
     assert "knows no model 'nett'" in refused(lambda: open_model("timm:nett"))
     monkeypatch.setitem(sys.modules, "timm", None)
     assert "install it with pip install timm" in refused(lambda: open_model("timm:net"))
@@ -720,36 +856,60 @@ class HuggingFaceNet(nn.Module):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"image_mean": [0.25], "image_std": [0.5], "rescale_factor": 1 / 255}, lambda x: (x - 0.25) / 0.5),
+        (
+            {"image_mean": [0.25], "image_std": [0.5], "rescale_factor": 1 / 255},
+            lambda x: (x - 0.25) / 0.5,
+        ),
         ({"image_mean": [0.25], "image_std": [0.5], "do_normalize": False}, lambda x: x),
         (
-            {"image_mean": 0.5, "image_std": 0.5, "rescale_factor": 1 / 127.5, "rescale_offset": True},
+            {
+                "image_mean": 0.5,
+                "image_std": 0.5,
+                "rescale_factor": 1 / 127.5,
+                "rescale_offset": True,
+            },
             lambda x: (2 * x - 1.5) / 0.5,
         ),
-        ({"image_mean": [100.0], "image_std": [50.0], "do_rescale": False}, lambda x: (255 * x - 100) / 50),
+        (
+            {"image_mean": [100.0], "image_std": [50.0], "do_rescale": False},
+            lambda x: (255 * x - 100) / 50,
+        ),
     ],
 )
-def test_huggingface(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], expected: Callable[[Tensor], Tensor]) -> None:
-    transformers, base = types.ModuleType("transformers"), types.ModuleType("transformers.image_processing_base")
+def test_huggingface(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], expected: Callable[[Tensor], Tensor]
+) -> None:
+    transformers = types.ModuleType("transformers")
+    base = types.ModuleType("transformers.image_processing_base")
     calls: list[Any] = []
 
     def from_pretrained(name: str, **options: Any) -> nn.Module:
         calls.append((name, options, os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"]))
         return HuggingFaceNet()
 
-    transformers.AutoModelForImageClassification = types.SimpleNamespace(from_pretrained=from_pretrained)
-    base.ImageProcessingMixin = types.SimpleNamespace(get_image_processor_dict=lambda name: (config, {}))
+    transformers.AutoModelForImageClassification = types.SimpleNamespace(
+        from_pretrained=from_pretrained
+    )
+    base.ImageProcessingMixin = types.SimpleNamespace(
+        get_image_processor_dict=lambda name: (config, {})
+    )
     monkeypatch.setitem(sys.modules, "transformers", transformers)
     monkeypatch.setitem(sys.modules, "transformers.image_processing_base", base)
     monkeypatch.setattr("wassail.zoo.models._versions", lambda *names: dict.fromkeys(names, "1"))
     source = open_model("hf:people/net")
-    assert calls == [("people/net", {"trust_remote_code": False, "attn_implementation": "eager"}, "1")]
-    torch.testing.assert_close(source.model(batch(3)), expected(batch(3)).flatten(1), rtol=1e-5, atol=1e-5)
+    assert calls == [
+        ("people/net", {"trust_remote_code": False, "attn_implementation": "eager"}, "1")
+    ]
+    torch.testing.assert_close(
+        source.model(batch(3)), expected(batch(3)).flatten(1), rtol=1e-5, atol=1e-5
+    )
     assert source.kind == "huggingface" and source.info["classes"] == ["cat", "dog"]
     json.dumps(source.info)
     config["include_top"] = True
     assert "normalises twice" in refused(lambda: open_model("hf:people/net"))
-    torch.testing.assert_close(open_model("hf:people/net", std=2.0).model(batch(3)), batch(3).flatten(1) / 2)
+    torch.testing.assert_close(
+        open_model("hf:people/net", std=2.0).model(batch(3)), batch(3).flatten(1) / 2
+    )
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -757,12 +917,15 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "install it with pip install transformers" in refused(lambda: open_model("hf:net"))
 
 
-# ---- The published networks ----------------------------------------------------------------------------------------------
+# ---- The published networks
+# ----------------------------------------------------------------------------------------------
 
 WIDE = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 NARROW = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 RAW = (None, None)
-PUBLISHED = {  # file: normalisation, data, images and the share of correct ones that the folder's README gives for them
+# file: normalisation, data, images and the share of correct ones that the folder's README gives for
+# them
+PUBLISHED = {
     "cifar_vit_pgd_2_3_16": (WIDE, "cifar10", 10000, 59.78),
     "cifar_vit_ibp_3_3_8": (WIDE, "cifar10", 10000, 62.21),
     "cifar_sri_resnet_a": (WIDE, "cifar10", 1000, 79.9),
@@ -778,7 +941,9 @@ PUBLISHED = {  # file: normalisation, data, images and the share of correct ones
 def correct(zoo: Any, file: str, n: int) -> int:
     pytest.importorskip("onnx")
     (mean, std), data, _, _ = PUBLISHED[file]
-    model = open_model(str(zoo.HERE / "models" / f"{file}.onnx"), mean=mean, std=std, trust=True).model
+    model = open_model(
+        str(zoo.HERE / "models" / f"{file}.onnx"), mean=mean, std=std, trust=True
+    ).model
     samples = open_data(str(zoo.HERE / "data" / f"{data}_test.npz"), n)
     found = 0
     with torch.no_grad():

@@ -11,7 +11,9 @@ from wassail.testing import LinearClassifier, samples
 
 def small_net(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 5)).double()
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 5)
+    ).double()
 
 
 def test_several_gradients_from_one_forward_equal_autograd() -> None:
@@ -49,9 +51,12 @@ def test_no_call_exceeds_the_batch_size_and_every_row_is_counted() -> None:
 
 
 def test_counts_equal_what_the_model_saw() -> None:
-    """Rows that went through the model: the attack's own count, plus its checks, plus the look at 8 samples, twice."""
+    """Rows that went through the model: the attack's own count, plus its checks, plus the look
+    at 8 samples, twice.
+    """
     inner = small_net()
-    rows, gradients = [0], [0]
+    rows = [0]
+    gradients = [0]
 
     class Counted(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,18 +93,24 @@ def test_mode_and_parameters_are_restored_even_after_an_error() -> None:
 
     before = state()
     with frozen(model):
-        assert not any(m.training for m in model.modules()) and not any(p.requires_grad for p in model.parameters())
+        assert not any(m.training for m in model.modules()) and not any(
+            p.requires_grad for p in model.parameters()
+        )
     assert state() == before
     with pytest.raises(RuntimeError, match="boom"), frozen(model):
         raise RuntimeError("boom")
     assert state() == before
     x, y = samples(4, (3, 4), 5)
     ws.wda_pp(model, x, y, ws.Threat("inf", 1, 0.1))
-    assert state() == before, "dropout in train mode is switched off for the attack and back on after it"
+    assert state() == before, (
+        "dropout in train mode is switched off for the attack and back on after it"
+    )
 
 
 def test_a_sample_that_is_wrong_as_it_stands_needs_no_tolerance() -> None:
-    """Wrong by less than a stored flip has to be: an error all the same, if nothing moved; no flip, if something did."""
+    """Wrong by less than a stored flip has to be: an error all the same, if nothing moved; no
+    flip, if something did.
+    """
     hair = 1e-12  # the tolerance of a flip is 1e-9
 
     def model(x: torch.Tensor) -> torch.Tensor:
@@ -108,7 +119,9 @@ def test_a_sample_that_is_wrong_as_it_stands_needs_no_tolerance() -> None:
     x = torch.tensor([[0.5 + hair], [0.5], [0.4]], dtype=torch.float64)
     y = torch.zeros(3, dtype=torch.int64)
     moved = torch.tensor([[0.5 + hair], [0.5], [0.5 + hair]], dtype=torch.float64)
-    found = search(lambda network, x, y, tick: (moved, network.logits(x, network.rows)), model, x, y)
+    found = search(
+        lambda network, x, y, tick: (moved, network.logits(x, network.rows)), model, x, y
+    )
     assert found.clean.tolist() == [1, 1, 0], "a tie is an error"
     assert found.predicted.tolist() == [1, 1, 0]
     for attack in (ws.wda, ws.wda_pp):
@@ -116,7 +129,8 @@ def test_a_sample_that_is_wrong_as_it_stands_needs_no_tolerance() -> None:
     assert ws.nearest(model, x, y, "inf", passes=9).distances[:2].tolist() == [0.0, 0.0]
 
 
-X, Y = torch.rand(6, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 0, 1])
+X = torch.rand(6, 3, dtype=torch.float64)
+Y = torch.tensor([0, 1, 0, 1, 0, 1])
 GOOD = LinearClassifier.random(2, 3)
 
 
@@ -143,7 +157,10 @@ BAD = {
     "wrong shape": (lambda: attack(lambda x: x.sum()), r"logits have shape"),
     "NaN logits": (lambda: attack(lambda x: GOOD(x) * math.nan), "NaN or infinity at sample 0"),
     "no gradient": (lambda: attack(lambda x: GOOD(x.detach()).detach()), "differentiably"),
-    "image model, vectors": (lambda: attack(nn.Conv2d(3, 4, 1)), "does not accept samples of shape"),
+    "image model, vectors": (
+        lambda: attack(nn.Conv2d(3, 4, 1)),
+        "does not accept samples of shape",
+    ),
     "batch size": (lambda: attack(batch_size=0), "batch_size is 0"),
     "eps zero": (lambda: ws.Threat("inf", 1, 0), "eps is 0"),
     "steps": (lambda: attack(steps=0), "steps is 0"),
@@ -207,9 +224,13 @@ def test_progress_callback_rises_to_one() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_precision_rounds_gradients_and_nothing_else(dtype: torch.dtype) -> None:
-    model = ws.zoo.load("digits-gelu-adv")  # smooth: at a kink of a ReLU the gradient of a rounded input is another one
+    model = ws.zoo.load(
+        "digits-gelu-adv"
+    )  # smooth: at a kink of a ReLU the gradient of a rounded input is another one
     x, y = ws.zoo.data("digits")
-    x, y, rough = x[:20], y[:20], mixed(model, dtype)
+    x = x[:20]
+    y = y[:20]
+    rough = mixed(model, dtype)
     with torch.no_grad():
         assert torch.equal(rough(x), model(x))
     keep = torch.arange(20)
@@ -224,7 +245,8 @@ def test_mixed_precision_rounds_gradients_and_nothing_else(dtype: torch.dtype) -
 def test_mixed_precision_finds_flips_of_the_plain_model() -> None:
     model = ws.zoo.load("digits-mlp")
     x, y = ws.zoo.data("digits")
-    x, y = x[:40], y[:40]
+    x = x[:40]
+    y = y[:40]
     flips = ws.nearest(mixed(model), x, y, "inf", passes=100)
     assert ws.allocate(flips, 0.1, 1).verify(model)
     plain = ws.nearest(model, x, y, "inf", passes=100)
@@ -233,7 +255,9 @@ def test_mixed_precision_finds_flips_of_the_plain_model() -> None:
 
 
 def test_mixed_precision_of_any_callable_survives_an_overflow() -> None:
-    rough = mixed(lambda x: 1e5 * torch.mm(x, torch.eye(2)), torch.float16)  # 1e5 is infinite in float16
+    rough = mixed(
+        lambda x: 1e5 * torch.mm(x, torch.eye(2)), torch.float16
+    )  # 1e5 is infinite in float16
     x = torch.tensor([[1.0, -2.0]], requires_grad=True)
     assert torch.equal(rough(x), torch.tensor([[1e5, -2e5]]))
     with frozen(rough):

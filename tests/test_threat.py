@@ -28,7 +28,9 @@ quick = settings(deadline=None, max_examples=50, derandomize=True)
 
 
 def refused(call, *args, names=(), **kwargs):
-    """Calls, expects InputError (a ValueError), and checks that its message is one sentence that quotes `names`."""
+    """Calls, expects InputError (a ValueError), and checks that its message is one sentence
+    that quotes `names`.
+    """
     with pytest.raises(InputError) as caught:
         call(*args, **kwargs)
     message = str(caught.value)
@@ -43,7 +45,8 @@ def refused(call, *args, names=(), **kwargs):
     return message
 
 
-# ----------------------------------------------------------------------------------------------------- number
+# --------------------------------------------------------------------------------------------------
+# number
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,9 @@ def test_number_reads_what_people_write(text, value):
     assert type(found) is float
 
 
-@pytest.mark.parametrize("value", ["1/0", "", "abc", "8/", "/255", "1/2/3", None, [1], (1, 2), {}, 1j, "nan", 10**400])
+@pytest.mark.parametrize(
+    "value", ["1/0", "", "abc", "8/", "/255", "1/2/3", None, [1], (1, 2), {}, 1j, "nan", 10**400]
+)
 def test_number_refuses(value):
     message = refused(number, value, "eps", names=["eps", repr(value)])
     assert "8/255" in message  # the fix
@@ -101,7 +106,8 @@ def test_number_fractions_are_rounded_once(a, b):
     assert number(f"{a}/{b}") == a / b
 
 
-# -------------------------------------------------------------------------------------------------------- eps
+# --------------------------------------------------------------------------------------------------
+# eps
 
 
 @pytest.mark.parametrize("value", ["8/255", 8 / 255, Fraction(8, 255)])
@@ -119,7 +125,8 @@ def test_eps_must_be_a_number(value):
     refused(parse_eps, value, names=["eps"])
 
 
-# ------------------------------------------------------------------------------------------------------- norm
+# --------------------------------------------------------------------------------------------------
+# norm
 
 
 @pytest.mark.parametrize(
@@ -156,7 +163,9 @@ def test_norm(text, value):
     assert type(found) is float
 
 
-@pytest.mark.parametrize("value", [0, 3, 1.5, -1, "l3", "l0", "", "l", "two", None, NAN, -INF, "-inf", True, [2]])
+@pytest.mark.parametrize(
+    "value", [0, 3, 1.5, -1, "l3", "l0", "", "l", "two", None, NAN, -INF, "-inf", True, [2]]
+)
 def test_norm_refuses(value):
     refused(parse_norm, value, names=["norm", repr(value), "1, 2 or inf"])
 
@@ -166,11 +175,13 @@ def test_dual_exponents():
     assert dual(1) == INF
 
 
-# ------------------------------------------------------------------------------------------------------ order
+# --------------------------------------------------------------------------------------------------
+# order
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [(1, 1.0), (2, 2.0), (1.5, 1.5), ("3/2", 1.5), ("inf", INF), (INF, INF), (100, 100.0)]
+    ("text", "value"),
+    [(1, 1.0), (2, 2.0), (1.5, 1.5), ("3/2", 1.5), ("inf", INF), (INF, INF), (100, 100.0)],
 )
 def test_order(text, value):
     assert parse_order(text) == value
@@ -186,7 +197,8 @@ def test_order_must_be_a_number(value):
     refused(parse_order, value, names=["order"])
 
 
-# ----------------------------------------------------------------------------------------------------- domain
+# --------------------------------------------------------------------------------------------------
+# domain
 
 
 @pytest.mark.parametrize(
@@ -216,12 +228,16 @@ def test_domain_not_a_box(value):
     refused(parse_domain, value, names=["domain", repr(value), "(low, high)"])
 
 
-@pytest.mark.parametrize(("value", "name"), [((0, "one"), "'one'"), ((None, 1), "None"), ((0, NAN), "NaN"), ("ab", "'a'")])
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [((0, "one"), "'one'"), ((None, 1), "None"), ((0, NAN), "NaN"), ("ab", "'a'")],
+)
 def test_domain_with_a_wall_that_is_no_number(value, name):
     refused(parse_domain, value, names=["domain", name])
 
 
-# ------------------------------------------------------------------------------------------------------ level
+# --------------------------------------------------------------------------------------------------
+# level
 
 
 @pytest.mark.parametrize(("value", "level"), [(0, 0.0), (1, 1.0), ("1/2", 0.5), (0.05, 0.05)])
@@ -239,7 +255,8 @@ def test_level_must_be_a_number(value):
     refused(parse_level, value, "alpha", names=["alpha"])
 
 
-# ------------------------------------------------------------------------------------------------------- show
+# --------------------------------------------------------------------------------------------------
+# show
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 8, 16, 32])
@@ -254,7 +271,14 @@ def test_show_multiples_of_1_255_that_can_be_reduced(k):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.5, "0.5"), (0.03, "0.03"), (1.0, "1"), (0.123456, "0.1235"), (INF, "inf"), (8 / 255 + 1e-6, "0.03137")],
+    [
+        (0.5, "0.5"),
+        (0.03, "0.03"),
+        (1.0, "1"),
+        (0.123456, "0.1235"),
+        (INF, "inf"),
+        (8 / 255 + 1e-6, "0.03137"),
+    ],
 )
 def test_show_other_numbers(value, text):
     assert show(value) == text
@@ -266,7 +290,8 @@ def test_show_can_be_read_back(value):
     assert number(show(value)) == pytest.approx(value, rel=1e-3)
 
 
-# ----------------------------------------------------------------------------------------------------- Threat
+# --------------------------------------------------------------------------------------------------
+# Threat
 
 
 def test_threat_parses_its_fields():
@@ -318,7 +343,8 @@ def test_threat_is_frozen():
 
 
 def test_threat_equality_and_hash():
-    a, b = Threat(norm="linf", order=1, eps="8/255"), Threat(norm=INF, order="1", eps=8 / 255, domain=[0, 1])
+    a = Threat(norm="linf", order=1, eps="8/255")
+    b = Threat(norm=INF, order="1", eps=8 / 255, domain=[0, 1])
     assert a == b
     assert hash(a) == hash(b)
     others = [
@@ -332,7 +358,8 @@ def test_threat_equality_and_hash():
 
 
 @pytest.mark.parametrize(
-    ("order", "kappa", "factor"), [(1, 4, 4.0), (2, 4, 2.0), (INF, 4, 1.0), (4, 16, 2.0), (1, 1, 1.0), (INF, 1e9, 1.0)]
+    ("order", "kappa", "factor"),
+    [(1, 4, 4.0), (2, 4, 2.0), (INF, 4, 1.0), (4, 16, 2.0), (1, 1, 1.0), (INF, 1e9, 1.0)],
 )
 def test_threat_radius(order, kappa, factor):
     threat = Threat(order=order, eps=0.5)
@@ -356,11 +383,26 @@ def test_threat_radius_spends_the_budget(order, kappa, eps):
 
 
 def test_threat_repr():
-    assert repr(Threat(norm="inf", order=1, eps="8/255")) == "Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])"
-    assert repr(Threat(norm=2, order=1.5, eps=0.5, domain=None)) == "Threat(norm=2, order=1.5, eps=0.5, domain=None)"
-    assert repr(Threat(1, INF, 3, (-0.5, 255))) == "Threat(norm=1, order=inf, eps=3, domain=[-0.5, 255])"
+    assert (
+        repr(Threat(norm="inf", order=1, eps="8/255"))
+        == "Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])"
+    )
+    assert (
+        repr(Threat(norm=2, order=1.5, eps=0.5, domain=None))
+        == "Threat(norm=2, order=1.5, eps=0.5, domain=None)"
+    )
+    assert (
+        repr(Threat(1, INF, 3, (-0.5, 255)))
+        == "Threat(norm=1, order=inf, eps=3, domain=[-0.5, 255])"
+    )
 
 
 def test_threat_str():
-    assert str(Threat(norm="inf", order=1, eps="8/255")) == "Omega_1(8/255), ground norm linf, box [0, 1]"
-    assert str(Threat(norm=2, order=INF, eps=0.5, domain=None)) == "Omega_inf(0.5), ground norm l2, no box"
+    assert (
+        str(Threat(norm="inf", order=1, eps="8/255"))
+        == "Omega_1(8/255), ground norm linf, box [0, 1]"
+    )
+    assert (
+        str(Threat(norm=2, order=INF, eps=0.5, domain=None))
+        == "Omega_inf(0.5), ground norm l2, no box"
+    )

@@ -9,7 +9,9 @@ from torch import fx
 from wassail import zoo
 from wassail.errors import InputError
 
-NAMES = [f"digits-{kind}{suffix}" for kind in ("mlp", "cnn", "gelu", "vit") for suffix in ("", "-adv")]
+NAMES = [
+    f"digits-{kind}{suffix}" for kind in ("mlp", "cnn", "gelu", "vit") for suffix in ("", "-adv")
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,7 +78,8 @@ def test_model_is_as_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("-adv")])
 def test_adversarial_training_helped(name: str) -> None:
-    robust, standard = zoo._figures(name), zoo._figures(name.removesuffix("-adv"))
+    robust = zoo._figures(name)
+    standard = zoo._figures(name.removesuffix("-adv"))
     assert robust["pgd_eps"] == standard["pgd_eps"]
     assert robust["pgd_accuracy"] > standard["pgd_accuracy"] + 20
 
@@ -84,7 +87,8 @@ def test_adversarial_training_helped(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_input_gradients_flow(name: str) -> None:
     x, y = zoo.data()
-    x, y = x[:20].requires_grad_(), y[:20]
+    x = x[:20].requires_grad_()
+    y = y[:20]
     loss = torch.nn.functional.cross_entropy(zoo.load(name)(x), y, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, x)
     assert gradient.isfinite().all()
@@ -101,14 +105,17 @@ def test_traced_graph_computes_the_same_for_any_batch(name: str) -> None:
 
 
 def test_loads_are_independent() -> None:
-    first, second = zoo.load("digits-mlp"), zoo.load("digits-mlp")
+    first = zoo.load("digits-mlp")
+    second = zoo.load("digits-mlp")
     with torch.no_grad():
         next(first.parameters()).zero_()
     assert next(second.parameters()).abs().sum() > 0
 
 
 def test_unknown_names_offer_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"unknown model 'digit-mlp': did you mean 'digits-mlp'.*digits-vit-adv"):
+    with pytest.raises(
+        InputError, match=r"unknown model 'digit-mlp': did you mean 'digits-mlp'.*digits-vit-adv"
+    ):
         zoo.load("digit-mlp")
     with pytest.raises(InputError, match=r"unknown data set 'digit': did you mean 'digits'"):
         zoo.data("digit")

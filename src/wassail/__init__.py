@@ -1,12 +1,15 @@
-"""How badly can a PyTorch classifier fail under every distribution within a Wasserstein ball of your data?
+"""How badly can a PyTorch classifier fail under every distribution within a Wasserstein ball of
+your data?
 
 >>> import wassail as ws
 >>> model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
 >>> adversary = ws.wda_pp(model, x[:50], y[:50], ws.Threat(norm="inf", order=1, eps="0.1"))
->>> adversary.accuracy < adversary.clean_accuracy, adversary.cost <= 0.1, bool(adversary.verify(model))
+>>> lower = adversary.accuracy < adversary.clean_accuracy
+>>> lower, adversary.cost <= 0.1, bool(adversary.verify(model))
 (True, True, True)
 
-Public names are imported when first used, so that `import wassail` and `wassail --help` do not wait for torch.
+Public names are imported when first used, so that `import wassail` and `wassail --help` do not wait
+for torch.
 """
 
 from __future__ import annotations
@@ -62,7 +65,19 @@ _HOME = {
     "w_fgsm": "attacks.w_pgd",
     **{
         name: f"attacks.{name}"
-        for name in ("a3", "apgd", "autoattack", "cw", "deepfool", "fab", "fgsm", "nearest", "pgd", "square", "w_pgd")
+        for name in (
+            "a3",
+            "apgd",
+            "autoattack",
+            "cw",
+            "deepfool",
+            "fab",
+            "fgsm",
+            "nearest",
+            "pgd",
+            "square",
+            "w_pgd",
+        )
     },
     "wda": "attacks.wda",
     "wda_pp": "attacks.wda_pp",
@@ -81,11 +96,31 @@ _HOME = {
     "ModelWarning": "errors",
     "Threat": "threat",
     **dict.fromkeys(
-        ("Distribution", "Flips", "RiskCurve", "Verification", "allocate", "knapsack", "risk_curve", "transport_cost"),
+        (
+            "Distribution",
+            "Flips",
+            "RiskCurve",
+            "Verification",
+            "allocate",
+            "knapsack",
+            "risk_curve",
+            "transport_cost",
+        ),
         "transport",
     ),
 }
-_MODULES = ("attacks", "certificates", "evaluation", "geometry", "losses", "network", "report", "testing", "transport", "zoo")
+_MODULES = (
+    "attacks",
+    "certificates",
+    "evaluation",
+    "geometry",
+    "losses",
+    "network",
+    "report",
+    "testing",
+    "transport",
+    "zoo",
+)
 
 __all__ = [
     "AutoAttack",
@@ -141,7 +176,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"wassail.{_HOME[name]}"), name)
-        globals()[name] = value  # a submodule of the same name (attacks.wda) can never take its place
+        globals()[name] = (
+            value  # a submodule of the same name (attacks.wda) can never take its place
+        )
         return value
     if name in _MODULES:
         return importlib.import_module(f"wassail.{name}")

@@ -1,8 +1,10 @@
-"""The same work on every device: how not to make the host wait for a GPU, and what to do where there is no float64.
+"""The same work on every device: how not to make the host wait for a GPU, and what to do where
+there is no float64.
 
-On the CPU it pays to pick out the rows that need work. On another device the host would have to wait to learn which they are,
-and the rows are computed side by side anyway: there all rows are computed and a mask chooses. Rows are independent, so both
-give the same numbers. An index of whole numbers costs no wait, a boolean index does.
+On the CPU it pays to pick out the rows that need work. On another device the host would have to
+wait to learn which they are, and the rows are computed side by side anyway: there all rows are
+computed and a mask chooses. Rows are independent, so both give the same numbers. An index of whole
+numbers costs no wait, a boolean index does.
 """
 
 from __future__ import annotations
@@ -17,17 +19,22 @@ def waits(like: Tensor) -> bool:
 
 
 def worth(mask: Tensor) -> Tensor:
-    """The rows to compute, `(k,)`: on the CPU those where the mask `(N,)` holds, on another device all. No wait."""
+    """The rows to compute, `(k,)`: on the CPU those where the mask `(N,)` holds, on another
+    device all. No wait.
+    """
     return torch.arange(len(mask), device=mask.device) if waits(mask) else mask.nonzero()[:, 0]
 
 
 def take(rows: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """The rows `(k,)` of each of the values; if these are all rows, in order, the values themselves. No wait."""
+    """The rows `(k,)` of each of the values; if these are all rows, in order, the values
+    themselves. No wait.
+    """
     return values if len(rows) == len(values[0]) else tuple(value[rows] for value in values)
 
 
 def blend(mask: Tensor, rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` where the mask `(N,)` holds, else `old`, for `rows = worth(mask)` and `new` computed for these rows. No wait.
+    """`new` where the mask `(N,)` holds, else `old`, for `rows = worth(mask)` and `new` computed
+    for these rows. No wait.
 
     On the CPU, where `new` has all rows, the mask holds everywhere.
     """
@@ -81,5 +88,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def wide(values: Tensor) -> Tensor:
-    """The values in float64, on their device or, if that has no float64, on the CPU. Bring the result home with `.to`."""
+    """The values in float64, on their device or, if that has no float64, on the CPU. Bring the
+    result home with `.to`.
+    """
     return values.double() if has_float64(values.device) else values.cpu().double()

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something given by the caller cannot be right. The message is one sentence: the cause, then the fix."""
+    """Something given by the caller cannot be right. The message is one sentence: the cause,
+    then the fix.
+    """
 
 
 class ModelWarning(UserWarning):

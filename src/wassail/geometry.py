@@ -1,14 +1,18 @@
-"""Geometry of the ground norms r = 1, 2, inf: dual maximisers, projections, hyperplanes, operator norms.
+"""Geometry of the ground norms r = 1, 2, inf: dual maximisers, projections, hyperplanes, operator
+norms.
 
-Everything is batched: tensors have shape `(N, *shape)` with any `*shape`, any memory format, float32 or float64, and the
-answer keeps the shape and dtype. Nothing is written in place, so a channels_last tensor cannot lose its result.
+Everything is batched: tensors have shape `(N, *shape)` with any `*shape`, any memory format,
+float32 or float64, and the answer keeps the shape and dtype. Nothing is written in place, so a
+channels_last tensor cannot lose its result.
 
-Four of the routines are one water-filling: spread a budget over coordinates at given rates until each meets its cap,
+Four of the routines are one water-filling: spread a budget over coordinates at given rates until
+each meets its cap,
 
     sum_i min(t rate_i, cap_i) = budget                                                    (`fill`).
 
-The left side is concave and piecewise linear in `t`, so Newton's method from `t = budget / sum rate` climbs to the root
-monotonically and ends after finitely many steps: the answer is exact, with no bisection and no sort.
+The left side is concave and piecewise linear in `t`, so Newton's method from `t = budget / sum
+rate` climbs to the root monotonically and ends after finitely many steps: the answer is exact, with
+no bisection and no sort.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ MAX_SIGNS = 22  # the NP-hard operator norms enumerate 2^(MAX_SIGNS - 1) sign ve
 
 
 def column(values: Radius | Sequence[float], like: Tensor) -> Tensor:
-    """Per-sample numbers or masks, `(N,)` or a scalar, shaped to broadcast against `like`, `(N, *shape)`, and on its device."""
+    """Per-sample numbers or masks, `(N,)` or a scalar, shaped to broadcast against `like`, `(N,
+    *shape)`, and on its device.
+    """
     if isinstance(values, (int, float)):
         return torch.full((), values, dtype=like.dtype, device=like.device)
     if not isinstance(values, Tensor):
@@ -47,7 +53,8 @@ def vector_norm(v: Tensor, norm: float) -> Tensor:
 
 
 def wide_norm(v: Tensor, norm: float) -> Tensor:
-    """`||v_i||_r` over the last dimension in float64, whose squares cannot under- or overflow: `(..., n) -> (...)`.
+    """`||v_i||_r` over the last dimension in float64, whose squares cannot under- or overflow:
+    `(..., n) -> (...)`.
 
     On the device of `v`, or on the CPU if that has no float64.
     """
@@ -57,7 +64,9 @@ def wide_norm(v: Tensor, norm: float) -> Tensor:
 
 
 def distances(a: Tensor, b: Tensor, norm: float) -> Tensor:
-    """`||a_i - b_i||_r` of stored points, shape `(N,)`, on the CPU in float64 (some accelerators have none)."""
+    """`||a_i - b_i||_r` of stored points, shape `(N,)`, on the CPU in float64 (some
+    accelerators have none).
+    """
     return vector_norm(a.detach().cpu().double() - b.detach().cpu().double(), norm)
 
 
@@ -67,16 +76,20 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def blocked(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
-    """Which coordinates of `x` stand at the wall that `direction` pushes them against, bool, shape of `x`."""
+    """Which coordinates of `x` stand at the wall that `direction` pushes them against, bool,
+    shape of `x`.
+    """
     if domain is None:
         return torch.zeros_like(x, dtype=torch.bool)
     return torch.where(direction > 0, x >= domain[1], x <= domain[0])
 
 
 def maximiser(g: Tensor, norm: float) -> Tensor:
-    """Dual-norm maximiser `M_r(g) = argmax { <g, u> : ||u||_r <= 1 }`, shape of `g`; zero where `g` is zero.
+    """Dual-norm maximiser `M_r(g) = argmax { <g, u> : ||u||_r <= 1 }`, shape of `g`; zero where `g`
+    is zero.
 
-    `sign(g)` for inf, `g / ||g||_2` for 2, `sign(g_m) e_m` at `m = argmax |g|` for 1 (paper, eq. Mr).
+    `sign(g)` for inf, `g / ||g||_2` for 2, `sign(g_m) e_m` at `m = argmax |g|` for 1 (paper, eq.
+    Mr).
     """
     if norm == math.inf:
         return g.sign()
@@ -84,7 +97,11 @@ def maximiser(g: Tensor, norm: float) -> Tensor:
         size = vector_norm(g, 2)
         odd = ~((size > 1e-10) & (size < 1e10))
         rows = worth(odd)
-        if len(rows):  # scaled by their largest entry first, float32 gradients cannot under- or overflow when squared
+        if len(
+            rows
+            # scaled by their largest entry first, float32 gradients cannot under- or overflow when
+            # squared
+        ):
             (part,) = take(rows, g)
             top = vector_norm(part, math.inf)
             part = part / column(torch.where(top > 0, top, 1), g)
@@ -97,7 +114,9 @@ def maximiser(g: Tensor, norm: float) -> Tensor:
 
 
 def room(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
-    """How far each coordinate of `x` can move the way `direction` points before it leaves the box; shape of `x`."""
+    """How far each coordinate of `x` can move the way `direction` points before it leaves the
+    box; shape of `x`.
+    """
     if domain is None:
         return torch.full_like(direction, math.inf)
     low, high = domain
@@ -105,27 +124,34 @@ def room(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
 
 
 def steepest(x: Tensor, g: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
-    """The step that raises `<g, .>` most: `argmax { <g, d> : ||d||_r <= radius, x + d in box }`, shape of `x`.
+    """The step that raises `<g, .>` most: `argmax { <g, d> : ||d||_r <= radius, x + d in box }`,
+    shape of `x`.
 
-    Without a box this is `radius * M_r(g)`. With one, coordinates that meet a wall pass their share on to the others, so a
-    walk never sticks at a saturated pixel. Exact for all three norms.
+    Without a box this is `radius * M_r(g)`. With one, coordinates that meet a wall pass their share
+    on to the others, so a walk never sticks at a saturated pixel. Exact for all three norms.
     """
     if domain is None:
         return column(radius, g) * maximiser(g, norm)
-    free, size = room(x, g, domain), g.abs()
+    free = room(x, g, domain)
+    size = g.abs()
     if norm == math.inf:
         return g.sign() * torch.minimum(free, column(radius, g).expand_as(g))
     if norm == 2:
         return _ray(g, free, radius)
-    flat, target = size.flatten(1), _per_row(radius, g)
+    flat = size.flatten(1)
+    target = _per_row(radius, g)
     return g.sign() * _greedy(flat, torch.ones_like(flat), free.flatten(1), target).reshape(g.shape)
 
 
-def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
-    """Euclidean projection of `point` onto `{ z in box : ||z - center||_r <= radius }`, shape of `point`.
+def project(
+    point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None
+) -> Tensor:
+    """Euclidean projection of `point` onto `{ z in box : ||z - center||_r <= radius }`, shape of
+    `point`.
 
-    Exact for the intersection, not clip-after-project. The center must lie in the box. For r = 1 it is the sorted
-    soft-threshold (Duchi et al. 2008), capped by the box; for r = 2 the box caps a shrunken ray; for inf both are boxes.
+    Exact for the intersection, not clip-after-project. The center must lie in the box. For r = 1 it
+    is the sorted soft-threshold (Duchi et al. 2008), capped by the box; for r = 2 the box caps a
+    shrunken ray; for inf both are boxes.
     """
     v = point - center
     if norm == math.inf:
@@ -140,14 +166,19 @@ def project(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: 
         return inside
     v, moved, center, limit, outside = take(rows, v, moved, center, limit, over)
     if norm == 2:
-        # The answer is clip(center + t v), no coordinate of it longer than `moved`: sum min(t^2 v^2, moved^2) = radius^2.
-        top = vector_norm(v, math.inf)  # squares of what is at most 1 do not overflow, and what underflows does not count
+        # The answer is clip(center + t v), no coordinate of it longer than `moved`: sum min(t^2
+        # v^2, moved^2) = radius^2.
+        top = vector_norm(
+            v, math.inf
+        )  # squares of what is at most 1 do not overflow, and what underflows does not count
         unit = column(1 / top, v)
         if domain is None:
             t = limit / top / vector_norm(v * unit, 2)
         else:
             target = torch.where(outside, (limit / top).square(), 0)  # 0: nothing to do
-            t = fill((v * unit).square().flatten(1), (moved * unit).square().flatten(1), target).sqrt()
+            t = fill(
+                (v * unit).square().flatten(1), (moved * unit).square().flatten(1), target
+            ).sqrt()
         found = torch.addcmul(center, v, column(t.clamp(max=1), v))
     else:
         size = _soft_threshold(v.abs().flatten(1), moved.abs().flatten(1), limit)
@@ -160,15 +191,25 @@ def clip(point: Tensor, domain: Domain) -> Tensor:
     return point if domain is None else point.clamp(*domain)
 
 
-def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
+def pull_inside(
+    point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None
+) -> Tensor:
     """Scale `point` toward `center` until its float64 distance is at most `radius`.
 
-    Projections are exact up to rounding, which can leave a stored float32 point outside by an ulp; a budget is a promise.
+    Projections are exact up to rounding, which can leave a stored float32 point outside by an ulp;
+    a budget is a promise.
     """
-    limit = radius.cpu().double() if isinstance(radius, Tensor) else torch.full((), radius, dtype=torch.float64)
+    limit = (
+        radius.cpu().double()
+        if isinstance(radius, Tensor)
+        else torch.full((), radius, dtype=torch.float64)
+    )
     assert (limit >= 0).all(), "a radius is not negative"
-    ulp, given = torch.finfo(point.dtype).eps, point
-    point, center = point.cpu(), center.cpu()  # where the lengths are: one wait instead of some for every try
+    ulp = torch.finfo(point.dtype).eps
+    given = point
+    # where the lengths are: one wait instead of some for every try
+    point = point.cpu()
+    center = center.cpu()
     for tries in itertools.count():
         length = distances(point, center, norm)
         over = length > limit
@@ -181,37 +222,48 @@ def pull_inside(point: Tensor, center: Tensor, norm: float, radius: Radius, doma
 
 
 def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = None) -> Tensor:
-    """The shortest step to a hyperplane inside the box: `argmin { ||d||_r : <w, d> = gap, x + d in box }`, shape of `x`.
+    """The shortest step to a hyperplane inside the box: `argmin { ||d||_r : <w, d> = gap, x + d in
+    box }`, shape of `x`.
 
-    `gap` has shape `(N,)`. Exact for r = 1 (greedy), 2 and inf (water-filling). Where the box does not reach the plane the
-    step goes as far toward it as the box allows; where `w` is zero the step is zero.
+    `gap` has shape `(N,)`. Exact for r = 1 (greedy), 2 and inf (water-filling). Where the box does
+    not reach the plane the step goes as far toward it as the box allows; where `w` is zero the step
+    is zero.
     """
     direction = w * column(gap.sign(), w)
-    free, size, target = room(x, direction, domain), w.abs(), gap.abs()
+    free = room(x, direction, domain)
+    size = w.abs()
+    target = gap.abs()
     if norm == 1:
         flat = size.flatten(1)
         step = _greedy(flat, flat, free.flatten(1), target).reshape(x.shape)
         return torch.where(direction == 0, 0, direction.sign() * step)
     top = vector_norm(size, math.inf)
-    far = target / torch.where(top > 0, top, 1)  # sizes at most 1: squares do not overflow, what underflows does not count
+    far = target / torch.where(
+        top > 0, top, 1
+    )  # sizes at most 1: squares do not overflow, what underflows does not count
     if w.dtype == torch.float32:
         if domain is not None and (domain[1] - domain[0]) * max(w[:1].numel(), 1) > 1e17:
             return plane_step(wide(x), wide(w), wide(gap), norm, domain).to(w)
-        # No plane is farther than the box is wide, and without a box nothing is to be filled: only infinity would do harm.
+        # No plane is farther than the box is wide, and without a box nothing is to be filled: only
+        # infinity would do harm.
         far = far.clamp(max=1e18 if domain is not None else 1e38)
     size = size / column(torch.where(top > 0, top, 1), size)
     rate = size if norm == math.inf else size.square()
     cap = size * free if domain is not None else torch.where(size > 0, free, 0)
     t = column(fill(rate.flatten(1), cap.flatten(1), far), size)
-    step = torch.minimum(t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * size, 0), free)
+    step = torch.minimum(
+        t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * size, 0), free
+    )
     return torch.where(direction == 0, 0, direction.sign() * step)
 
 
 def operator_norm(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
-    """`||A||_{r -> s} = max { ||A u||_s : ||u||_r <= 1 }` of matrices `(..., m, n)`, shape `(...)`, in their dtype.
+    """`||A||_{r -> s} = max { ||A u||_s : ||u||_r <= 1 }` of matrices `(..., m, n)`, shape `(...)`,
+    in their dtype.
 
-    Closed forms from r = 1 (longest column), to s = inf (longest row in the dual norm) and 2 -> 2 (largest singular value).
-    2 -> 1, inf -> 2 and inf -> 1 are NP-hard: sign vectors of the smaller useful side are enumerated, up to 22 of them.
+    Closed forms from r = 1 (longest column), to s = inf (longest row in the dual norm) and 2 -> 2
+    (largest singular value). 2 -> 1, inf -> 2 and inf -> 1 are NP-hard: sign vectors of the smaller
+    useful side are enumerated, up to 22 of them.
     """
     best: Tensor
     if norm_in == 1:
@@ -224,18 +276,22 @@ def operator_norm(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
         best = torch.linalg.matrix_norm(matrix, 2)
         return best
     m, n = matrix.shape[-2:]
-    # ||A||_{r -> 1} = max_sigma ||A^T sigma||_{r*} over the rows; by duality ||A||_{inf -> s} is the same for A^T.
+    # ||A||_{r -> 1} = max_sigma ||A^T sigma||_{r*} over the rows; by duality ||A||_{inf -> s} is
+    # the same for A^T.
     by_rows = norm_out == 1 and (norm_in == 2 or m <= n)
     table, length = (matrix, dual(norm_in)) if by_rows else (matrix.mT, norm_out)
     k = table.shape[-2]
     if k > MAX_SIGNS:
         raise InputError(
-            f"the {norm_in:g} -> {norm_out:g} norm of a {m} x {n} matrix needs 2^{k - 1} sign vectors: "
+            f"the {norm_in:g} -> {norm_out:g} norm of a {m} x {n} matrix needs 2^{k - 1} sign "
+            "vectors: "
             f"at most {MAX_SIGNS} rows or columns can be enumerated."
         )
     best = torch.zeros(matrix.shape[:-2], dtype=matrix.dtype, device=matrix.device)
     powers = 2 ** torch.arange(k - 1, device=matrix.device)
-    for start in range(0, 2 ** (k - 1), 4096):  # the first sign is fixed: sigma and -sigma give the same length
+    for start in range(
+        0, 2 ** (k - 1), 4096
+    ):  # the first sign is fixed: sigma and -sigma give the same length
         codes = torch.arange(start, min(start + 4096, 2 ** (k - 1)), device=matrix.device)
         signs = ((codes[:, None] & powers) == 0).to(matrix.dtype) * 2 - 1
         sums = table[..., :1, :] + signs @ table[..., 1:, :]
@@ -250,10 +306,11 @@ def _per_row(radius: Radius, like: Tensor) -> Tensor:
 
 
 def fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> Tensor:
-    """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where the caps fall short.
+    """The `t` with `sum_i min(t rate_i, cap_i) = target`, `(N, n), (N, n), (N,) -> (N,)`; inf where
+    the caps fall short.
 
-    ask: False on a device that the host must wait for leaves rows as they are after `2 ROUNDS` rounds: below t, if that is not
-    enough. For callers to whom any t will do.
+    ask: False on a device that the host must wait for leaves rows as they are after `2 ROUNDS`
+    rounds: below t, if that is not enough. For callers to whom any t will do.
     """
     return _fill(rate, cap, target, ask)[0]
 
@@ -261,8 +318,8 @@ def fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> Tensor:
 def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[Tensor, bool]:
     """`fill`, and whether the caps of some row fall short (False if that is not asked).
 
-    On the CPU rows that are done leave. On another device `ROUNDS` rounds are made before the host asks whether all are done:
-    a row that is done changes no more.
+    On the CPU rows that are done leave. On another device `ROUNDS` rounds are made before the host
+    asks whether all are done: a row that is done changes no more.
     """
     t = torch.zeros_like(target)
     going = target > 0
@@ -274,11 +331,16 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[
         for _ in range(ROUNDS * (1 if ask else 2) if waits(t) else 1):
             spent = torch.minimum(level[:, None] * rate, cap)
             open_ = spent < cap
-            speed, left = (rate * open_).sum(1), open_.sum(1)
+            speed = (rate * open_).sum(1)
+            left = open_.sum(1)
             # It only climbs; with nothing open, or nothing that moves, the caps fall short.
-            higher = torch.where(speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf)
+            higher = torch.where(
+                speed > 0, level + (target - spent.sum(1)).clamp(min=0) / speed, math.inf
+            )
             level = torch.where(going, higher, level)
-            going = going & (left != count) & (speed > 0)  # rows whose open set shrank; the others are done
+            going = (
+                going & (left != count) & (speed > 0)
+            )  # rows whose open set shrank; the others are done
             count = left
         if waits(t):
             t = torch.where(target > 0, level, 0)
@@ -289,8 +351,12 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[
                 return t, short
             continue
         t[rows] = level
-        if going.sum() < 0.7 * len(going):  # to copy a few out of the way costs more than to carry them along
-            rows, rate, cap, target, level, count = (v[going] for v in (rows, rate, cap, target, level, count))
+        if going.sum() < 0.7 * len(
+            going
+        ):  # to copy a few out of the way costs more than to carry them along
+            rows, rate, cap, target, level, count = (
+                v[going] for v in (rows, rate, cap, target, level, count)
+            )
             going = going[going]
     return t, bool(torch.isinf(t).any())
 
@@ -303,21 +369,31 @@ def _ray(v: Tensor, free: Tensor, radius: Radius) -> Tensor:
     t, short = _fill(size.square().flatten(1), free.square().flatten(1), target)
     t = t.sqrt()
     if short and v.dtype == torch.float32:
-        # Squares of float32 can underflow and leave nothing to fill with: such rows again in float64.
+        # Squares of float32 can underflow and leave nothing to fill with: such rows again in
+        # float64.
         lost = (t == math.inf).nonzero()[:, 0]
-        again = fill(wide(size[lost]).square().flatten(1), wide(free[lost]).square().flatten(1), wide(target[lost]))
+        again = fill(
+            wide(size[lost]).square().flatten(1),
+            wide(free[lost]).square().flatten(1),
+            wide(target[lost]),
+        )
         t[lost] = again.sqrt().to(t)
     t = column(t, v) / torch.where(top > 0, top, 1)
     return v.sign() * torch.minimum(torch.where(v == 0, 0, t * v.abs()), free)
 
 
 def _greedy(key: Tensor, price: Tensor, cap: Tensor, budget: Tensor) -> Tensor:
-    """Fill coordinates in falling order of `key`, `price` a unit, each up to `cap`, until `budget` is spent: `(N, n)`."""
+    """Fill coordinates in falling order of `key`, `price` a unit, each up to `cap`, until
+    `budget` is spent: `(N, n)`.
+    """
     if not has_float64(key.device):
         return _greedy(key.cpu(), price.cpu(), cap.cpu(), budget.cpu()).to(key.device)
     filled = torch.zeros_like(key)
-    rows, count = torch.arange(len(key), device=key.device), 32
-    while len(rows):  # a budget rarely reaches far down the list: look at the first few, then at twice as many
+    rows = torch.arange(len(key), device=key.device)
+    count = 32
+    while len(
+        rows
+    ):  # a budget rarely reaches far down the list: look at the first few, then at twice as many
         count = min(count, key.shape[1])
         all_keys, prices, caps, money = take(rows, key, price, cap, budget)
         money = money[:, None].double()
@@ -329,8 +405,12 @@ def _greedy(key: Tensor, price: Tensor, cap: Tensor, budget: Tensor) -> Tensor:
         amount = torch.minimum(most, money / unit)
         after = (amount * unit).cumsum(1)
         left = money - after + amount * unit
-        left = torch.where(left > 1e-13 * money, left, 0)  # a rounding error must not buy the next coordinate
-        bought = torch.zeros_like(all_keys).scatter(1, order, torch.minimum(left / unit, amount).to(key.dtype))
+        left = torch.where(
+            left > 1e-13 * money, left, 0
+        )  # a rounding error must not buy the next coordinate
+        bought = torch.zeros_like(all_keys).scatter(
+            1, order, torch.minimum(left / unit, amount).to(key.dtype)
+        )
         if len(rows) == len(filled):
             filled = bought
         else:
@@ -343,9 +423,11 @@ def _greedy(key: Tensor, price: Tensor, cap: Tensor, budget: Tensor) -> Tensor:
 
 
 def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
-    """`min(max(size - tau, 0), cap)` with the smallest `tau >= 0` whose sum is at most `radius`; all `(N, n)`, exact.
+    """`min(max(size - tau, 0), cap)` with the smallest `tau >= 0` whose sum is at most `radius`;
+    all `(N, n)`, exact.
 
-    The sum is piecewise linear in tau: coordinate i starts to fall at `size_i - cap_i` and ends at `size_i`.
+    The sum is piecewise linear in tau: coordinate i starts to fall at `size_i - cap_i` and ends at
+    `size_i`.
     """
     if not has_float64(size.device):
         return _soft_threshold(size.cpu(), cap.cpu(), radius.cpu()).to(size.device)
@@ -355,14 +437,18 @@ def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     if not len(rows):
         return result
     size, cap, radius = take(rows, size, cap, radius)
-    # Zeros stay zero for any tau, and steps of an l1 walk are mostly zeros: sort the others only, if their number is known.
+    # Zeros stay zero for any tau, and steps of an l1 walk are mostly zeros: sort the others only,
+    # if their number is known.
     count = size.shape[1] if waits(size) else max(int((size > 0).sum(1).max()), 1)
     large, where = size.topk(count, dim=1)
-    large, cap, radius = large.double(), cap.gather(1, where).double(), radius[:, None].double()
+    large = large.double()
+    cap = cap.gather(1, where).double()
+    radius = radius[:, None].double()
     events, order = torch.cat([(large - cap).clamp(min=0), large], 1).sort(1)
     turn = torch.cat([-torch.ones_like(large), torch.ones_like(large)], 1).gather(1, order)
     slope = turn.cumsum(1)
-    # Sorted and in sequence: a row's rounding must depend neither on the padding nor on how ties were ordered.
+    # Sorted and in sequence: a row's rounding must depend neither on the padding nor on how ties
+    # were ordered.
     total = torch.minimum(large, cap).sort(1, descending=True).values.cumsum(1)[:, -1:]
     value = torch.cat([total, total + (slope[:, :-1] * events.diff(dim=1)).cumsum(1)], 1)
     last = ((value >= radius).sum(1, keepdim=True) - 1).clamp(min=0)

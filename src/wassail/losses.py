@@ -1,4 +1,6 @@
-"""Losses of logits `z`, shape `(N, K)`, and labels `y`, shape `(N,)`. All are larger where the model is more wrong."""
+"""Losses of logits `z`, shape `(N, K)`, and labels `y`, shape `(N,)`. All are larger where the
+model is more wrong.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,18 @@ def cross_entropy(z: Tensor, y: Tensor) -> Tensor:
 def margin(z: Tensor, y: Tensor) -> Tensor:
     """`max_{j != y} z_j - z_y`, shape `(N,)`: positive where the prediction is wrong, 0 at a tie.
 
-    The paper's proofs call this the DLR loss; its Lipschitz statements hold for it and not for `dlr` below.
+    The paper's proofs call this the DLR loss; its Lipschitz statements hold for it and not for
+    `dlr` below.
     """
     return strongest_rival(z, y)[0] - z.gather(1, y[:, None])[:, 0]
 
 
 def dlr(z: Tensor, y: Tensor) -> Tensor:
-    """Difference of logits ratio (Croce & Hein 2020): `margin / (z_(1) - z_(3) + 1e-12)`, shape `(N,)`.
+    """Difference of logits ratio (Croce & Hein 2020): `margin / (z_(1) - z_(3) + 1e-12)`, shape
+    `(N,)`.
 
-    With K = 2 there is no third logit and with K = 3 the ratio is constant in many directions: there it is the margin.
+    With K = 2 there is no third logit and with K = 3 the ratio is constant in many directions:
+    there it is the margin.
     """
     if z.shape[1] <= 3:
         return margin(z, y)
@@ -35,10 +40,11 @@ def dlr(z: Tensor, y: Tensor) -> Tensor:
 
 
 def ce_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What an ascent on cross entropy needs: `t = log sum_{j != y} exp z_j - z_y`, `(N,)`, and its gradient, `(N, K)`.
+    """What an ascent on cross entropy needs: `t = log sum_{j != y} exp z_j - z_y`, `(N,)`, and its
+    gradient, `(N, K)`.
 
-    Cross entropy is `log(1 + exp t)`: the same order and the same direction, but neither the value nor the gradient vanishes
-    where the model is so sure that its softmax rounds to 0 and 1.
+    Cross entropy is `log(1 + exp t)`: the same order and the same direction, but neither the value
+    nor the gradient vanishes where the model is so sure that its softmax rounds to 0 and 1.
     """
     rivals = z.scatter(1, y[:, None], -math.inf)
     value = rivals.logsumexp(1) - z.gather(1, y[:, None])[:, 0]
@@ -53,9 +59,11 @@ def margin_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dlr_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """DLR `(N,)` and the direction of its gradient with respect to the logits `(N, K)`: the gradient times its denominator.
+    """DLR `(N,)` and the direction of its gradient with respect to the logits `(N, K)`: the
+    gradient times its denominator.
 
-    Where `y` is third DLR is 1 whatever the logits and has no gradient: there the direction is the margin's.
+    Where `y` is third DLR is 1 whatever the logits and has no gradient: there the direction is the
+    margin's.
     """
     value, plain = margin_ascent(z, y)
     if z.shape[1] <= 3:
@@ -68,7 +76,8 @@ def dlr_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:
-    """`(z_j - z_y) / (z_(1) - (z_(3) + z_(4)) / 2 + 1e-12)` for rivals j `(N,)`, and the direction of its gradient `(N, K)`.
+    """`(z_j - z_y) / (z_(1) - (z_(3) + z_(4)) / 2 + 1e-12)` for rivals j `(N,)`, and the direction
+    of its gradient `(N, K)`.
 
     With fewer than four classes there is no fourth logit: there it is `z_j - z_y`.
     """
@@ -82,7 +91,8 @@ def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Te
     return value, weight.scatter_add(1, top.indices, turn)
 
 
-# Losses an ascent can climb: `(z, y) -> (value (N,), direction of its gradient with respect to the logits (N, K))`.
+# Losses an ascent can climb: `(z, y) -> (value (N,), direction of its gradient with respect to the
+# logits (N, K))`.
 ASCENTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "ce": ce_ascent,
     "dlr": dlr_ascent,
@@ -90,8 +100,12 @@ ASCENTS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
-# Losses that are Lipschitz in the logits, `(z, y) -> (N,)`: what certificates can be about. DLR is a ratio and is not.
-LIPSCHITZ: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": cross_entropy, "margin": margin}
+# Losses that are Lipschitz in the logits, `(z, y) -> (N,)`: what certificates can be about. DLR is
+# a ratio and is not.
+LIPSCHITZ: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy,
+    "margin": margin,
+}
 
 
 def strongest_rival(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,10 +115,12 @@ def strongest_rival(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def predict(z: Tensor, y: Tensor, tolerance: float = 0.0) -> Tensor:
-    """The predicted class, shape `(N,)`, where a tie counts as an error (THEORY 2a): `y` only if it wins outright.
+    """The predicted class, shape `(N,)`, where a tie counts as an error (THEORY 2a): `y` only if it
+    wins outright.
 
-    With a `tolerance` a wrong class must win by that much, relative to the larger of 1 and the largest logit, so that a
-    stored flip survives another batch size; without that much it is no flip.
+    With a `tolerance` a wrong class must win by that much, relative to the larger of 1 and the
+    largest logit, so that a stored flip survives another batch size; without that much it is no
+    flip.
     """
     best, rival = strongest_rival(z, y)
     lead = best - z.gather(1, y[:, None])[:, 0]

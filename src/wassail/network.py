@@ -1,7 +1,9 @@
-"""What the rest of the library needs from a model: logits, several gradients from one forward pass, passes counted.
+"""What the rest of the library needs from a model: logits, several gradients from one forward pass,
+passes counted.
 
-A model is any callable from a batch `(n, *shape)` to logits `(n, K)`. Nothing about it is changed for good: modules are put
-in eval mode and their parameters frozen for the time of an attack, and both are restored whatever happens.
+A model is any callable from a batch `(n, *shape)` to logits `(n, K)`. Nothing about it is changed
+for good: modules are put in eval mode and their parameters frozen for the time of an attack, and
+both are restored whatever happens.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ BATCH_SIZE = 250  # AutoAttack's default; no model call ever sees more rows than
 
 @contextlib.contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Eval mode and no parameter gradients (they would cost time and memory for nothing); both restored on the way out."""
+    """Eval mode and no parameter gradients (they would cost time and memory for nothing); both
+    restored on the way out.
+    """
     if not isinstance(model, nn.Module):
         yield
         return
@@ -50,21 +54,26 @@ def frozen(model: Model) -> Iterator[None]:
 
 
 def mixed(model: Model, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    """The model with gradients in mixed precision: its logits are the model's own to the last bit, only gradients are rounded.
+    """The model with gradients in mixed precision: its logits are the model's own to the last bit,
+    only gradients are rounded.
 
-    Where a gradient may be asked for, the model is called twice: as it is for the logits, and under autocast to `dtype`
-    (bfloat16 or float16) on the device of the batch for the graph. Every decision is therefore taken in the model's precision.
-    Passes are counted as if it were one call. Inputs in float64 are left alone by autocast.
+    Where a gradient may be asked for, the model is called twice: as it is for the logits, and under
+    autocast to `dtype` (bfloat16 or float16) on the device of the batch for the graph. Every
+    decision is therefore taken in the model's precision. Passes are counted as if it were one call.
+    Inputs in float64 are left alone by autocast.
     """
     if dtype not in (torch.bfloat16, torch.float16):
-        raise InputError(f"mixed precision in {_name(dtype)} is not possible: choose bfloat16 or float16.")
+        raise InputError(
+            f"mixed precision in {_name(dtype)} is not possible: choose bfloat16 or float16."
+        )
     return _Mixed(model, dtype)
 
 
 class _Mixed(nn.Module):
     def __init__(self, model: Model, dtype: torch.dtype) -> None:
         super().__init__()
-        self.model, self.dtype = model, dtype
+        self.model = model
+        self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -78,7 +87,9 @@ class _Mixed(nn.Module):
 
 
 class _Graft(torch.autograd.Function):
-    """One tensor's value with another's gradient: a sum `z + (rough - rough)` would be NaN where `rough` overflows."""
+    """One tensor's value with another's gradient: a sum `z + (rough - rough)` would be NaN
+    where `rough` overflows.
+    """
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, rough: Tensor) -> Tensor:
@@ -91,14 +102,22 @@ class _Graft(torch.autograd.Function):
 
 
 def device_of(model: Model, default: torch.device) -> torch.device:
-    """Where the model's parameters and buffers live; `default`, the place of the data, if it shows none."""
-    shown = itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
+    """Where the model's parameters and buffers live; `default`, the place of the data, if it
+    shows none.
+    """
+    shown = (
+        itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
+    )
     return next((tensor.device for tensor in shown), default)
 
 
 def versions() -> dict[str, str]:
     """The versions a result depends on, recorded in every result."""
-    return {"wassail": _own_version(), "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "wassail": _own_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 @cache
@@ -107,48 +126,81 @@ def _own_version() -> str:
 
 
 def sample_keys(x: Tensor) -> list[int]:
-    """A number for each of N samples that depends on its content alone: what random starts are keyed by.
+    """A number for each of N samples that depends on its content alone: what random starts are
+    keyed by.
 
-    So a sample gets the same start wherever it stands in the data, in a batch or in a part of the data searched again.
+    So a sample gets the same start wherever it stands in the data, in a batch or in a part of the
+    data searched again.
     """
-    digests = (hashlib.sha256(sample.contiguous().numpy().tobytes()).digest() for sample in x.detach().cpu())
+    digests = (
+        hashlib.sha256(sample.contiguous().numpy().tobytes()).digest()
+        for sample in x.detach().cpu()
+    )
     return [int.from_bytes(digest[:6], "little") for digest in digests]
 
 
 def generators(x: Tensor, seed: int, number: int = 0) -> list[torch.Generator]:
-    """A generator on the CPU for each of N samples, keyed by (seed, the sample's content, number)."""
+    """A generator on the CPU for each of N samples, keyed by (seed, the sample's content,
+    number).
+    """
     keys = (((seed * 1_000_003 + key) * 1_009 + number) % 2**63 for key in sample_keys(x))
     return [torch.Generator().manual_seed(key) for key in keys]
 
 
 def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is wrong with them."""
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
+    wrong with them.
+    """
+    x = torch.as_tensor(x)
+    y = torch.as_tensor(y)
     if x.dtype not in (torch.float32, torch.float64):
         scale = " and divide by 255 if they are 8-bit images" if not x.is_floating_point() else ""
         raise InputError(f"the samples are {_name(x.dtype)}: convert them with x.float(){scale}.")
     if x.ndim < 2:
-        raise InputError(f"the samples have shape {tuple(x.shape)}: a batch has shape (N, ...), use x[None] for one.")
-    if y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64, torch.complex128) or y.ndim != 1:
-        raise InputError(f"the labels are {_name(y.dtype)} of shape {tuple(y.shape)}: give class indices of shape (N,).")
+        raise InputError(
+            f"the samples have shape {tuple(x.shape)}: a batch has shape (N, ...), use x[None] "
+            "for one."
+        )
+    if (
+        y.dtype.is_floating_point
+        or y.dtype in (torch.bool, torch.complex64, torch.complex128)
+        or y.ndim != 1
+    ):
+        raise InputError(
+            f"the labels are {_name(y.dtype)} of shape {tuple(y.shape)}: give class indices of "
+            "shape (N,)."
+        )
     if len(x) != len(y):
-        raise InputError(f"there are {len(x)} samples but {len(y)} labels: give one label for each sample.")
+        raise InputError(
+            f"there are {len(x)} samples but {len(y)} labels: give one label for each sample."
+        )
     if y.device != x.device:
         y = y.to(x.device)
     if not torch.isfinite(x).all():
         bad = (~torch.isfinite(x.flatten(1))).any(1).nonzero()[0].item()
-        raise InputError(f"sample {bad} contains NaN or infinity: remove such samples or repair the preprocessing.")
+        raise InputError(
+            f"sample {bad} contains NaN or infinity: remove such samples or repair the "
+            "preprocessing."
+        )
     low, high = (float(x.min()), float(x.max())) if domain is not None and x.numel() else (0.0, 0.0)
     if domain is not None and x.numel() and not (domain[0] <= low and high <= domain[1]):
-        seen = f"the samples range over [{low:.4g}, {high:.4g}] but the domain is [{domain[0]:g}, {domain[1]:g}]"
+        seen = (
+            f"the samples range over [{low:.4g}, {high:.4g}] but the domain is "
+            f"[{domain[0]:g}, {domain[1]:g}]"
+        )
         if 2 < high <= 255 and low >= 0 and domain == (0.0, 1.0):
             raise InputError(f"{seen}: these look like 8-bit images, divide them by 255.")
-        raise InputError(f"{seen}: put any normalisation inside the model, clamp the samples, or give their domain.")
+        raise InputError(
+            f"{seen}: put any normalisation inside the model, clamp the samples, or give their "
+            "domain."
+        )
     return x.detach(), y.long()
 
 
 def check_model(model: Model, x: Tensor, y: Tensor) -> None:
-    """Look at the model's answer to a few samples: shape, finiteness, probabilities, determinism. Call it `frozen`."""
+    """Look at the model's answer to a few samples: shape, finiteness, probabilities,
+    determinism. Call it `frozen`.
+    """
     if len(x) == 0:
         return
     few = x[:8].to(device_of(model, x.device))
@@ -157,19 +209,26 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> None:
             z = Network(model, torch.arange(len(few))).forward(few)
         except (RuntimeError, TypeError) as error:
             reason = str(error).splitlines()[0].rstrip(".")
-            raise InputError(f"the model does not accept samples of shape {tuple(few.shape)}: {reason}.") from error
+            raise InputError(
+                f"the model does not accept samples of shape {tuple(few.shape)}: {reason}."
+            ) from error
         again = model(few)
     if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
         raise InputError(
-            f"the labels range over {int(y.min())}..{int(y.max())} but the model has {z.shape[1]} classes: "
+            f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
+            f"{z.shape[1]} classes: "
             f"labels must be 0..{z.shape[1] - 1}."
         )
     inside = (z >= 0).all() and ((z.sum(1) - 1).abs() < 1e-4).all()
     if inside and ((z > 0) & (z < 1)).any():  # exact one-hot rows are somebody's toy, not a softmax
-        raise InputError("the model returns probabilities: give it without its final softmax, attacks need logits.")
+        raise InputError(
+            "the model returns probabilities: give it without its final softmax, attacks need "
+            "logits."
+        )
     if (again - z).abs().max() > 1e-4 * z.abs().max().clamp(min=1):
         warnings.warn(
-            "the model gives different logits for the same input: its accuracies are those of lucky draws, "
+            "the model gives different logits for the same input: its accuracies are those of "
+            "lucky draws, "
             "so fix its randomness or average it over repeats.",
             ModelWarning,
             stacklevel=2,
@@ -177,10 +236,12 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> None:
 
 
 class Network:
-    """A model during one attack on a chunk of samples: every forward and backward pass is counted for its sample.
+    """A model during one attack on a chunk of samples: every forward and backward pass is counted
+    for its sample.
 
-    `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample has several candidates.
-    The counts `forwards` and `backwards` `(size,)` live where the samples do, so that counting makes nobody wait.
+    `rows` says which of the samples a batch belongs to: an index `(n,)`, repeated where a sample
+    has several candidates. The counts `forwards` and `backwards` `(size,)` live where the samples
+    do, so that counting makes nobody wait.
     """
 
     def __init__(
@@ -200,29 +261,44 @@ class Network:
             device: where the model lives.
             home: where the samples live, with the model by default.
         """
-        self.model, self.ids, self.batch_size, self.device = model, ids, batch_size, device
-        size, home = len(ids), home or device
+        self.model = model
+        self.ids = ids
+        self.batch_size = batch_size
+        self.device = device
+        size = len(ids)
+        home = home or device
         self.rows = torch.arange(size, device=home)
         self.forwards = torch.zeros(size, dtype=torch.int64, device=home)
         self.backwards = torch.zeros(size, dtype=torch.int64, device=home)
         self.calls = 0  # no sample has been in more calls than this, unless a call repeats it
 
     def forward(self, x: Tensor) -> Tensor:
-        """One call of the model, checked for what only a call can show. `(n, *shape) -> (n, K)`; counts nothing."""
+        """One call of the model, checked for what only a call can show. `(n, *shape) -> (n,
+        K)`; counts nothing.
+        """
         z: Any = self.model(x)
         if not isinstance(z, Tensor):
             raise InputError(
-                f"the model returns a {type(z).__name__}, not a tensor of logits: wrap it, for example "
+                f"the model returns a {type(z).__name__}, not a tensor of logits: wrap it, for "
+                "example "
                 "`lambda x: model(x)[0]` or `lambda x: model(x).logits`."
             )
         if z.ndim != 2 or len(z) != len(x):
-            raise InputError(f"the model maps {tuple(x.shape)} to {tuple(z.shape)}: logits have shape (N, classes).")
+            raise InputError(
+                f"the model maps {tuple(x.shape)} to {tuple(z.shape)}: logits have shape (N, "
+                "classes)."
+            )
         if z.shape[1] < 2:
-            raise InputError("the model has one output: a classifier needs at least two logits, stack them as (-z, z).")
+            raise InputError(
+                "the model has one output: a classifier needs at least two logits, stack them as "
+                "(-z, z)."
+            )
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Logits `(n, K)` without gradients, in calls of at most `batch_size` rows. One forward a row."""
+        """Logits `(n, K)` without gradients, in calls of at most `batch_size` rows. One forward
+        a row.
+        """
         self._count(self.forwards, rows)
         with torch.no_grad():
             parts = (x[i : i + self.batch_size] for i in range(0, len(x), self.batch_size))
@@ -230,14 +306,17 @@ class Network:
             return torch.cat(found) if found else x.new_zeros(0, 2)
 
     def tape(self, x: Tensor, rows: Tensor) -> Tape:
-        """A forward pass at `x` that can be differentiated. One forward a row; its gradients are counted when asked."""
+        """A forward pass at `x` that can be differentiated. One forward a row; its gradients
+        are counted when asked.
+        """
         self._count(self.forwards, rows)
         with torch.enable_grad():
             x = x.detach().clone().requires_grad_(True)
             z = self.forward(x)
         if not z.requires_grad:
             raise InputError(
-                "the model's logits do not depend differentiably on its input: remove torch.no_grad, detach or numpy "
+                "the model's logits do not depend differentiably on its input: remove "
+                "torch.no_grad, detach or numpy "
                 "from its forward pass."
             )
         return Tape(self, x, z, rows)
@@ -263,12 +342,16 @@ class Tape:
         return self.z.detach()
 
     def gradients(self, y: Tensor, rivals: Tensor, keep: Tensor) -> Tensor:
-        """Gradients of the logit differences `theta_j - theta_y` at the rows `keep`: `(k,), (k, J) -> (k, J, *shape)`.
+        """Gradients of the logit differences `theta_j - theta_y` at the rows `keep`: `(k,), (k, J)
+        -> (k, J, *shape)`.
 
-        `keep` `(k,)` indexes the tape's rows; the others ride along with a zero weight. One backward a kept row and rival.
-        A plain loop over rivals with the graph retained: on a CPU it is the fastest way and needs the least memory.
+        `keep` `(k,)` indexes the tape's rows; the others ride along with a zero weight. One
+        backward a kept row and rival. A plain loop over rivals with the graph retained: on a CPU it
+        is the fastest way and needs the least memory.
         """
-        every, count, found = torch.arange(len(keep), device=keep.device), rivals.shape[1], []
+        every = torch.arange(len(keep), device=keep.device)
+        count = rivals.shape[1]
+        found = []
         for j in range(count):
             weight = self.z.new_zeros(len(keep), self.z.shape[1])
             weight[every, rivals[:, j]], weight[every, y] = 1.0, -1.0
@@ -276,7 +359,8 @@ class Tape:
         return torch.stack(found, 1)
 
     def pull(self, weight: Tensor, keep: Tensor, again: bool = False) -> Tensor:
-        """Gradients of `<weight_i, theta>` at the rows `keep`: `(k, K), (k,) -> (k, *shape)`. One backward a kept row.
+        """Gradients of `<weight_i, theta>` at the rows `keep`: `(k, K), (k,) -> (k, *shape)`. One
+        backward a kept row.
 
         again: keep the graph for another call; without it this call is the tape's last.
         """
@@ -290,10 +374,11 @@ class Tape:
 
 @dataclass(frozen=True)
 class Search:
-    """What an attack brings home for N samples, every point re-verified by a forward pass of its own (`checks`).
+    """What an attack brings home for N samples, every point re-verified by a forward pass of its
+    own (`checks`).
 
-    points: `(N, *shape)`; clean, predicted: predicted class at the sample and at its point, `(N,)`, a point's wrong only
-    beyond the flip tolerance; forwards, backwards, checks: passes, `(N,)`.
+    points: `(N, *shape)`; clean, predicted: predicted class at the sample and at its point, `(N,)`,
+    a point's wrong only beyond the flip tolerance; forwards, backwards, checks: passes, `(N,)`.
     """
 
     points: Tensor
@@ -319,16 +404,19 @@ def search(
     tolerance: float | None = None,
     whole: bool = False,
 ) -> Search:
-    """Run `attack(network, x, y, tick) -> (points, clean logits)` over chunks of checked data, then verify its points.
+    """Run `attack(network, x, y, tick) -> (points, clean logits)` over chunks of checked data, then
+    verify its points.
 
-    Samples are independent, so results do not depend on the chunks. `tick` takes the share of the chunk that is done. A
-    point counts as wrong if it is wrong by the tolerance, by default the one for flips that this library stores. whole: one
-    chunk for an attack that needs statistics of all samples; it gets them where they are and streams batches to the
-    network's device itself.
+    Samples are independent, so results do not depend on the chunks. `tick` takes the share of the
+    chunk that is done. A point counts as wrong if it is wrong by the tolerance, by default the one
+    for flips that this library stores. whole: one chunk for an attack that needs statistics of all
+    samples; it gets them where they are and streams batches to the network's device itself.
     """
     batch_size = BATCH_SIZE if batch_size is None else int(batch_size)
     if batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}: give a positive number of samples per model call.")
+        raise InputError(
+            f"batch_size is {batch_size}: give a positive number of samples per model call."
+        )
     device = device_of(model, x.device)
     tolerance = flip_tolerance(x.dtype) if tolerance is None else tolerance
     parts: list[tuple[Tensor, ...]] = []
@@ -336,7 +424,8 @@ def search(
         check_model(model, x, y)
         size, home = (max(len(x), 1), x.device) if whole else (batch_size, device)
         for start in range(0, len(x), size):
-            chunk, labels = x[start : start + size].to(home), y[start : start + size].to(home)
+            chunk = x[start : start + size].to(home)
+            labels = y[start : start + size].to(home)
             ids = torch.arange(start, start + len(chunk))
             network, checker = (Network(model, ids, batch_size, device, home) for _ in range(2))
 
@@ -346,14 +435,19 @@ def search(
             points, clean = attack(network, chunk, labels, tick)
             if not torch.isfinite(clean).all():
                 bad = start + int((~torch.isfinite(clean)).any(1).nonzero()[0])
-                raise InputError(f"the model returns NaN or infinity at sample {bad}: check its weights and preprocessing.")
+                raise InputError(
+                    f"the model returns NaN or infinity at sample {bad}: check its weights and "
+                    "preprocessing."
+                )
             z = checker.logits(points, checker.rows)
             # A sample that was wrong before anything moved is not a flip and needs no tolerance.
             at_clean = predict(clean, labels)
             unmoved = (points == chunk).flatten(1).all(1)
             at_point = torch.where(unmoved, at_clean, predict(z, labels, tolerance))
             back = (t.to(x.device) for t in (points, at_clean, at_point))
-            spent = (count.cpu() for count in (network.forwards, network.backwards, checker.forwards))
+            spent = (
+                count.cpu() for count in (network.forwards, network.backwards, checker.forwards)
+            )
             parts.append((*back, *spent))
             tick(1.0)
     if not parts:
@@ -365,14 +459,18 @@ def search(
 
 @contextlib.contextmanager
 def _bar(progress: Progress, description: str) -> Iterator[Callable[[float], None]]:
-    """A reporter of the share done: the caller's own, a progress bar with the time left on a terminal, or none."""
+    """A reporter of the share done: the caller's own, a progress bar with the time left on a
+    terminal, or none.
+    """
     if callable(progress):
         yield progress
     elif progress:
         from rich.console import Console
         from rich.progress import Progress as Bars
 
-        with Bars(console=Console(stderr=True), transient=True) as bars:  # results go to stdout, progress does not
+        with Bars(
+            console=Console(stderr=True), transient=True
+        ) as bars:  # results go to stdout, progress does not
             task = bars.add_task(description, total=1.0)
             yield lambda share: bars.update(task, completed=share)
     else:

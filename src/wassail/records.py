@@ -1,4 +1,6 @@
-"""Frozen results that save and load themselves: tensors and plain values in one safetensors file, never a pickle."""
+"""Frozen results that save and load themselves: tensors and plain values in one safetensors
+file, never a pickle.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _PARTS = re.compile(r"\[.*\]")  # what stands in brackets of an annotation is no
 
 
 class Record:
-    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, another record, or anything JSON can hold."""
+    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, another record, or
+    anything JSON can hold.
+    """
 
     kinds: ClassVar[dict[str, type[Record]]] = {}
 
@@ -36,11 +40,17 @@ class Record:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the record to `path`, a safetensors file with the plain fields in its header."""
         values = _flat(self)
-        tensors = {k: v.detach().cpu().contiguous() for k, v in values.items() if isinstance(v, Tensor)}
+        tensors = {
+            k: v.detach().cpu().contiguous() for k, v in values.items() if isinstance(v, Tensor)
+        }
         plain = {k: _plain(v) for k, v in values.items() if not isinstance(v, Tensor)}
-        # clone(): two fields may share memory (a sample that did not move), which the format refuses.
+        # clone(): two fields may share memory (a sample that did not move), which the format
+        # refuses.
         tensors = {k: v.clone() for k, v in tensors.items()}
-        writing.save(path, save(tensors, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)}))
+        writing.save(
+            path,
+            save(tensors, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)}),
+        )
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
@@ -55,14 +65,24 @@ class Record:
             raise InputError(f"cannot read {str(path)!r}: {_line(error)}.") from None
         if header.get("wassail") != cls.__name__:
             raise InputError(
-                f"{str(path)!r} holds {header.get('wassail', 'something else')}, not {cls.__name__}: "
+                f"{str(path)!r} holds {header.get('wassail', 'something else')}, not "
+                f"{cls.__name__}: "
                 "load it with the class that saved it."
             )
         try:
             plain = {name: _rich(value) for name, value in json.loads(header["fields"]).items()}
             return _made(cls, _nested({**tensors, **plain}))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-            raise InputError(f"{str(path)!r} is not a complete {cls.__name__}: {_line(error)}; save it again.") from None
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
+            raise InputError(
+                f"{str(path)!r} is not a complete {cls.__name__}: {_line(error)}; save it again."
+            ) from None
 
 
 def check_equal(name: str, ours: Any, theirs: Any) -> None:
@@ -70,7 +90,10 @@ def check_equal(name: str, ours: Any, theirs: Any) -> None:
     same = torch.equal(ours.cpu(), theirs.cpu()) if isinstance(ours, Tensor) else ours == theirs
     if not same:
         detail = "" if isinstance(ours, Tensor) else f" ({ours} and {theirs})"
-        raise InputError(f"the two results differ in {name}{detail}: combine results for the same samples and threat.")
+        raise InputError(
+            f"the two results differ in {name}{detail}: combine results for the same samples and "
+            "threat."
+        )
 
 
 def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
@@ -79,7 +102,10 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
         if isinstance(value, Record):
-            values |= {prefix + field.name + "/": type(value).__name__, **_flat(value, prefix + field.name + "/")}
+            values |= {
+                prefix + field.name + "/": type(value).__name__,
+                **_flat(value, prefix + field.name + "/"),
+            }
         else:
             values[prefix + field.name] = value
     return values
@@ -100,13 +126,17 @@ def _made(kind: type[_AnyRecord], values: dict[str, Any]) -> _AnyRecord:
     """A record of values out of a file, each of which is what its field says."""
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in values and not _fits(str(field.type), values[field.name]):
-            raise TypeError(f"{field.name} is {type(values[field.name]).__name__}, not {field.type}")
+            raise TypeError(
+                f"{field.name} is {type(values[field.name]).__name__}, not {field.type}"
+            )
     return kind(**values)
 
 
 def _fits(wanted: str, value: Any) -> bool:
     """Whether a value is of the type that an annotation names; what we have no word for fits."""
-    return any(_is(kind.partition("[")[0].strip(), value) for kind in _PARTS.sub("", wanted).split("|"))
+    return any(
+        _is(kind.partition("[")[0].strip(), value) for kind in _PARTS.sub("", wanted).split("|")
+    )
 
 
 def _is(kind: str, value: Any) -> bool:
@@ -114,7 +144,9 @@ def _is(kind: str, value: Any) -> bool:
         numbers = isinstance(value, (tuple, list)) and all(_is("float", item) for item in value)
         return value is None or (numbers and len(value) == 2)
     if kind in ("float", "int"):
-        return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(value, bool)
+        return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(
+            value, bool
+        )
     known = {
         "Tensor": Tensor,
         "str": str,

@@ -1,7 +1,7 @@
 """What floating point may lose, in one place.
 
-A sum of products is off by a unit of the last place of its magnitudes for each term (relative), and by the smallest normal
-number for each product that underflows, flushed to zero or not (absolute).
+A sum of products is off by a unit of the last place of its magnitudes for each term (relative), and
+by the smallest normal number for each product that underflows, flushed to zero or not (absolute).
 """
 
 from __future__ import annotations
@@ -12,15 +12,21 @@ import torch
 from torch import Tensor
 
 TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # relative error of one operation
-FLOOR = {torch.float32: 2.0**-126, torch.float64: 2.0**-1022}  # absolute error of one that underflows
+FLOOR = {
+    torch.float32: 2.0**-126,
+    torch.float64: 2.0**-1022,
+}  # absolute error of one that underflows
 LOST_SQUARE = 2.0**-511  # a square that underflows in float64 is of a number below this
-# No magnitude that a relative error is relative to is below this, unless it is 0. Then 2^-52 of it, the least that such an
-# error adds, exceeds what underflow takes (2^-1022 for an operation) by 2^670, and three of them can be multiplied.
+# No magnitude that a relative error is relative to is below this, unless it is 0. Then 2^-52 of it,
+# the least that such an error adds, exceeds what underflow takes (2^-1022 for an operation) by
+# 2^670, and three of them can be multiplied.
 FAINT = 2.0**-300
 
 
 def up(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Bounds >= 0 from above in another type, rounded up; at least the smallest normal number, which no kernel flushes."""
+    """Bounds >= 0 from above in another type, rounded up; at least the smallest normal number,
+    which no kernel flushes.
+    """
     values = values.to(dtype)
     return torch.nextafter(values, torch.full_like(values, math.inf)).clamp(min=FLOOR[dtype])
 
@@ -36,7 +42,9 @@ def times(a: float, b: float) -> float:
 
 
 def length(values: Tensor, s: float, dim: int) -> Tensor:
-    """`||values||_s` along an axis in float64 from above, up to relative errors: squares that underflow are added."""
+    """`||values||_s` along an axis in float64 from above, up to relative errors: squares that
+    underflow are added.
+    """
     found: Tensor = torch.linalg.vector_norm(values, s, dim=dim)
     if s != 2:
         return found

@@ -1,8 +1,8 @@
 """The threat model: which distributions an adversary may choose from.
 
-`Omega_p(eps)` is the set of distributions within Wasserstein-`p` distance `eps` of the data, for the ground cost
-`||x' - x||_r` (changing a label costs infinity). `p = inf` is the point-wise threat of AutoAttack and RobustBench.
-This module knows numbers only, so that importing it is instant.
+`Omega_p(eps)` is the set of distributions within Wasserstein-`p` distance `eps` of the data, for
+the ground cost `||x' - x||_r` (changing a label costs infinity). `p = inf` is the point-wise threat
+of AutoAttack and RobustBench. This module knows numbers only, so that importing it is instant.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def number(value: Number, name: str = "number") -> float:
         else:
             result = float(value)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
-        raise InputError(f"{name} {value!r} is not a number: write it as 0.03 or as '8/255'.") from None
+        raise InputError(
+            f"{name} {value!r} is not a number: write it as 0.03 or as '8/255'."
+        ) from None
     if math.isnan(result):
         raise InputError(f"{name} is NaN: give a number such as 0.03 or '8/255'.")
     return result
@@ -44,7 +46,9 @@ def parse_eps(value: Number) -> float:
     """A budget: positive and finite."""
     eps = number(value, "eps")
     if not 0 < eps < math.inf:
-        raise InputError(f"eps is {value!r}, but a budget must be positive and finite, for example '8/255'.")
+        raise InputError(
+            f"eps is {value!r}, but a budget must be positive and finite, for example '8/255'."
+        )
     return eps
 
 
@@ -60,7 +64,9 @@ def parse_order(value: Number) -> float:
     """A Wasserstein order p: any number from 1 to inf."""
     order = number(value, "order")
     if order < 1:
-        raise InputError(f"order {value!r} is below 1: a Wasserstein order is 1, 2, any p >= 1, or inf.")
+        raise InputError(
+            f"order {value!r} is below 1: a Wasserstein order is 1, 2, any p >= 1, or inf."
+        )
     return order
 
 
@@ -73,9 +79,13 @@ def parse_domain(value: Domain) -> Domain:
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"domain {value!r} is not a box: give (low, high), for example (0, 1), or None.") from None
+        raise InputError(
+            f"domain {value!r} is not a box: give (low, high), for example (0, 1), or None."
+        ) from None
     if not low < high:
-        raise InputError(f"domain {value!r} is empty: give (low, high) with low below high, or None for no box.")
+        raise InputError(
+            f"domain {value!r} is empty: give (low, high) with low below high, or None for no box."
+        )
     return (low, high)
 
 
@@ -83,7 +93,10 @@ def parse_level(value: Number, name: str) -> float:
     """A share or probability between 0 and 1."""
     level = number(value, name)
     if not 0 <= level <= 1:
-        raise InputError(f"{name} {value!r} is not between 0 and 1: accuracies are fractions here, write 0.5 for 50 %.")
+        raise InputError(
+            f"{name} {value!r} is not between 0 and 1: accuracies are fractions here, write 0.5 "
+            "for 50 %."
+        )
     return level
 
 
@@ -104,14 +117,17 @@ def show(value: float) -> str:
 def floor_percent(share: float, digits: int = 2) -> str:
     """A certified share as a percentage, rounded down.
 
-    The share is a float that was itself rounded down from, say, 55 of 100 samples; 2^-48 makes up for that and no more, so that
-    55 % is not printed as 54.99: no other multiple of 0.01 % lies that close to a count over fewer than 10^10 samples.
+    The share is a float that was itself rounded down from, say, 55 of 100 samples; 2^-48 makes up
+    for that and no more, so that 55 % is not printed as 54.99: no other multiple of 0.01 % lies
+    that close to a count over fewer than 10^10 samples.
     """
     return f"{math.floor(10 ** (digits + 2) * (share + 2.0**-48)) / 10**digits:.{digits}f}"
 
 
 def ceil_percent(share: float, digits: int = 2) -> str:
-    """An attacked share as a percentage, rounded up: what stands behind "at most" is at most that; see `floor_percent`."""
+    """An attacked share as a percentage, rounded up: what stands behind "at most" is at most
+    that; see `floor_percent`.
+    """
     return f"{max(math.ceil(10 ** (digits + 2) * (share - 2.0**-48)), 0) / 10**digits:.{digits}f}"
 
 
@@ -119,8 +135,9 @@ def ceil_percent(share: float, digits: int = 2) -> str:
 class Threat:
     """Everything that defines an adversary.
 
-    norm: ground norm r (1, 2 or inf); order: Wasserstein order p (1, 2, any p >= 1, or inf for the point-wise threat);
-    eps: the budget, `"8/255"` is accepted; domain: the box the points live in, or None for all of R^n.
+    norm: ground norm r (1, 2 or inf); order: Wasserstein order p (1, 2, any p >= 1, or inf for the
+    point-wise threat); eps: the budget, `"8/255"` is accepted; domain: the box the points live in,
+    or None for all of R^n.
 
     >>> Threat(norm="inf", order=1, eps="8/255")
     Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])
@@ -133,8 +150,15 @@ class Threat:
 
     def __post_init__(self) -> None:
         if isinstance(self.eps, float) and math.isnan(self.eps):
-            raise InputError("a threat needs eps: for example Threat(norm=inf, order=1, eps='8/255').")
-        for name, parse in (("norm", parse_norm), ("order", parse_order), ("eps", parse_eps), ("domain", parse_domain)):
+            raise InputError(
+                "a threat needs eps: for example Threat(norm=inf, order=1, eps='8/255')."
+            )
+        for name, parse in (
+            ("norm", parse_norm),
+            ("order", parse_order),
+            ("eps", parse_eps),
+            ("domain", parse_domain),
+        ):
             object.__setattr__(self, name, parse(getattr(self, name)))
 
     def radius(self, kappa: float = 1.0) -> float:
@@ -143,7 +167,9 @@ class Threat:
 
     def __repr__(self) -> str:
         box = "None" if self.domain is None else f"[{self.domain[0]:g}, {self.domain[1]:g}]"
-        return f"Threat(norm={self.norm:g}, order={self.order:g}, eps={show(self.eps)}, domain={box})"
+        return (
+            f"Threat(norm={self.norm:g}, order={self.order:g}, eps={show(self.eps)}, domain={box})"
+        )
 
     def __str__(self) -> str:
         box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"

@@ -1,13 +1,16 @@
-"""Choices between numbers that may be equal up to rounding: a tolerance and a fixed side, in one place.
+"""Choices between numbers that may be equal up to rounding: a tolerance and a fixed side, in one
+place.
 
-Two processors, two thread counts or two batch sizes sum in another order, so equal numbers differ in their last bits. A
-choice between them (a slope, a split, an order of work) would then differ by chance, and the bounds with it, by far more than
-rounding. Here numbers within `BAND` of each other count as equal, and the first of them is taken.
+Two processors, two thread counts or two batch sizes sum in another order, so equal numbers differ
+in their last bits. A choice between them (a slope, a split, an order of work) would then differ by
+chance, and the bounds with it, by far more than rounding. Here numbers within `BAND` of each other
+count as equal, and the first of them is taken.
 
-No tolerance is needed where both sides of a choice meet: the better of two bounds, the best of several steps, a neuron whose
-span ends at 0 (its two lines are the same there), the multiplier that fills a ball. Nor where a number is compared with one
-that it equals by chance only: whether a margin is above 0 at a radius, since radii are tried a third of the tolerance off
-the place where the margin is expected to meet 0.
+No tolerance is needed where both sides of a choice meet: the better of two bounds, the best of
+several steps, a neuron whose span ends at 0 (its two lines are the same there), the multiplier that
+fills a ball. Nor where a number is compared with one that it equals by chance only: whether a
+margin is above 0 at a radius, since radii are tried a third of the tolerance off the place where
+the margin is expected to meet 0.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ from torch import Tensor
 
 BAND = 2.0**-30  # relative: far above the noise of float64, far below what a choice can gain
 COARSE = 2.0**-13  # the same for float32
-LOGITS = 2.0**-18  # of the largest logit of a sample, whatever their type: rivals that near are equal
+LOGITS = (
+    2.0**-18
+)  # of the largest logit of a sample, whatever their type: rivals that near are equal
 NOISE = {torch.float32: 2.0**-18, torch.float64: 2.0**-36}  # of the largest coefficient of a row
 TRIANGLE = 2.0**-16  # of a span's width: spans may carry the noise of float32
 
 
 def steep_below(low: Tensor, high: Tensor) -> Tensor:
-    """Whether the line below a ReLU on `[low, high]` has slope 1: CROWN's rule, the smaller triangle wins, a tie is flat.
+    """Whether the line below a ReLU on `[low, high]` has slope 1: CROWN's rule, the smaller
+    triangle wins, a tie is flat.
 
     Spans are often symmetric up to rounding: `b + relu(a - b)` over a box, where biases cancel.
     """
@@ -35,7 +41,8 @@ def steep_below(low: Tensor, high: Tensor) -> Tensor:
 def quiet(pulls: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients `(R, ...)` of one function of each row, with what is noise set to 0.
 
-    Adam takes steps of one size whatever the gradient's: where that is 0 but for rounding, chance would choose the side.
+    Adam takes steps of one size whatever the gradient's: where that is 0 but for rounding, chance
+    would choose the side.
     """
     known = [g.abs().flatten(1).amax(1) for g in pulls if g is not None and g[0].numel()]
     if not known:
@@ -43,16 +50,20 @@ def quiet(pulls: Sequence[Tensor | None]) -> list[Tensor | None]:
     most = torch.stack(known).amax(0)
 
     def cleaned(g: Tensor) -> Tensor:
-        least = (BAND if g.dtype == torch.float64 else COARSE) * most.reshape(-1, *[1] * (g.ndim - 1))
+        least = (BAND if g.dtype == torch.float64 else COARSE) * most.reshape(
+            -1, *[1] * (g.ndim - 1)
+        )
         return torch.where(g.abs() > least, g, 0.0)
 
     return [None if g is None else cleaned(g) for g in pulls]
 
 
 def firm(rows: Tensor) -> Tensor:
-    """Coefficients `(R, ...)` with the same values; no gradient goes through those that are 0 but for rounding.
+    """Coefficients `(R, ...)` with the same values; no gradient goes through those that are 0 but
+    for rounding.
 
-    A neuron's line depends on the sign of its coefficient, so the gradient jumps there, and chance would choose the side.
+    A neuron's line depends on the sign of its coefficient, so the gradient jumps there, and chance
+    would choose the side.
     """
     if not rows.requires_grad or not rows.shape[1:].numel():
         return rows
@@ -75,8 +86,12 @@ def first_largest(values: Tensor, dim: int = -1) -> Tensor:
     return _levels(values, dim).argmax(dim)
 
 
-def in_order(values: Tensor, dim: int = -1, descending: bool = False, band: float | None = None) -> Tensor:
-    """`argsort`, where values that are equal up to rounding keep their order; band: what counts as equal, if not the usual."""
+def in_order(
+    values: Tensor, dim: int = -1, descending: bool = False, band: float | None = None
+) -> Tensor:
+    """`argsort`, where values that are equal up to rounding keep their order; band: what counts
+    as equal, if not the usual.
+    """
     if not values.numel():
         return values.argsort(dim=dim, descending=descending, stable=True)
     return _levels(values, dim, band).argsort(dim=dim, descending=descending, stable=True)

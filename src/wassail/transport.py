@@ -1,12 +1,15 @@
-"""From distances to distributions: flips, the budget's allocation, the adversarial distribution, the risk curve.
+"""From distances to distributions: flips, the budget's allocation, the adversarial distribution,
+the risk curve.
 
-For the 0-1 loss the worst distribution of `Omega_p(eps)` solves a fractional knapsack over the samples (THEORY 2a),
+For the 0-1 loss the worst distribution of `Omega_p(eps)` solves a fractional knapsack over the
+samples (THEORY 2a),
 
     robust error = max { sum_i mu_i a_i : 0 <= a_i <= 1, sum_i mu_i a_i d_i^p <= eps^p },
 
-where `d_i` is the distance from sample i to its nearest misclassified point: buy the nearest first. With the distances of an
-attack this is a lower bound on the error, witnessed by a distribution on 2N points; with certified radii it is an upper one.
-All of it is arithmetic in float64 on per-sample numbers that are kept, so one search answers every `eps` and every order.
+where `d_i` is the distance from sample i to its nearest misclassified point: buy the nearest first.
+With the distances of an attack this is a lower bound on the error, witnessed by a distribution on
+2N points; with certified radii it is an upper one. All of it is arithmetic in float64 on per-sample
+numbers that are kept, so one search answers every `eps` and every order.
 """
 
 from __future__ import annotations
@@ -25,20 +28,51 @@ from wassail.errors import InputError
 from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
-from wassail.network import ChunkAttack, Model, Network, Progress, Search, Tick, check_data, search, versions
+from wassail.network import (
+    ChunkAttack,
+    Model,
+    Network,
+    Progress,
+    Search,
+    Tick,
+    check_data,
+    search,
+    versions,
+)
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_eps, parse_level, parse_norm, parse_order
+from wassail.threat import (
+    Domain,
+    Number,
+    Threat,
+    number,
+    parse_domain,
+    parse_eps,
+    parse_level,
+    parse_norm,
+    parse_order,
+)
 
-_PER_SAMPLE = ("x", "y", "points", "distances", "labels", "forwards", "backwards", "checks", "found_by")
+_PER_SAMPLE = (
+    "x",
+    "y",
+    "points",
+    "distances",
+    "labels",
+    "forwards",
+    "backwards",
+    "checks",
+    "found_by",
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flips(Record):
     """The nearest misclassified point known for each of N samples.
 
-    x, y: samples `(N, *shape)` and labels `(N,)`; points: the flips, the sample itself where none is known; distances:
-    float64 `(N,)`, 0 where the sample is wrong already, inf where no flip is known; labels: class predicted at the point;
-    forwards, backwards: passes spent, checks: passes of the final verification; found_by: index into `methods`.
+    x, y: samples `(N, *shape)` and labels `(N,)`; points: the flips, the sample itself where none
+    is known; distances: float64 `(N,)`, 0 where the sample is wrong already, inf where no flip is
+    known; labels: class predicted at the point; forwards, backwards: passes spent, checks: passes
+    of the final verification; found_by: index into `methods`.
     """
 
     x: Tensor
@@ -57,20 +91,38 @@ class Flips(Record):
 
     @classmethod
     def from_search(
-        cls, x: Tensor, y: Tensor, found: Search, norm: float, domain: Domain, method: str, info: Mapping[str, Any]
+        cls,
+        x: Tensor,
+        y: Tensor,
+        found: Search,
+        norm: float,
+        domain: Domain,
+        method: str,
+        info: Mapping[str, Any],
     ) -> Flips:
         """Flips from verified points: a point counts if it is misclassified and inside the box."""
         length = distances_between(found.points, x, norm)
-        wrong, flipped = (found.clean != y).cpu(), (found.predicted != y).cpu() & _in_box(found.points, domain)
+        wrong = (found.clean != y).cpu()
+        flipped = (found.predicted != y).cpu() & _in_box(found.points, domain)
         distance = torch.where(wrong, 0.0, torch.where(flipped, length, math.inf))
         use = torch.isfinite(distance) & ~wrong
         points = torch.where(column(use, x), found.points, x)
         labels = torch.where(use.to(y.device), found.predicted, found.clean)
         return cls(
-            x, y, points, distance, labels, found.forwards, found.backwards, found.checks,
-            torch.zeros(len(x), dtype=torch.int64), norm, domain, (method,),
+            x,
+            y,
+            points,
+            distance,
+            labels,
+            found.forwards,
+            found.backwards,
+            found.checks,
+            torch.zeros(len(x), dtype=torch.int64),
+            norm,
+            domain,
+            (method,),
             {"versions": versions(), "dtype": str(x.dtype), **info},
-        )  # fmt: skip
+        )
 
     @classmethod
     def from_points(
@@ -87,27 +139,36 @@ class Flips(Record):
         batch_size: int | None = None,
         progress: Progress = False,
     ) -> Flips:
-        """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the points.
+        """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the
+        points.
 
-        Points that are not misclassified, or lie outside the box, are no flips: their distance is inf. Somebody else's point
-        counts however narrowly it is wrong; our own engines keep a margin (`tolerance`), so that a flip survives another
-        batch size.
+        Points that are not misclassified, or lie outside the box, are no flips: their distance is
+        inf. Somebody else's point counts however narrowly it is wrong; our own engines keep a
+        margin (`tolerance`), so that a flip survives another batch size.
         """
-        norm, domain = parse_norm(norm), parse_domain(domain)
+        norm = parse_norm(norm)
+        domain = parse_domain(domain)
         x, y = check_data(x, y, domain)
         x_adv = torch.as_tensor(x_adv).detach().to(x)
         if x_adv.shape != x.shape:
             raise InputError(
-                f"the points have shape {tuple(x_adv.shape)} but the samples {tuple(x.shape)}: give one point a sample."
+                f"the points have shape {tuple(x_adv.shape)} but the samples {tuple(x.shape)}: "
+                "give one point a sample."
             )
         if not torch.isfinite(x_adv).all():
-            raise InputError("the points contain NaN or infinity: remove them or put the sample itself there.")
+            raise InputError(
+                "the points contain NaN or infinity: remove them or put the sample itself there."
+            )
 
-        found = search(_replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance)
+        found = search(
+            _replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance
+        )
         return cls.from_search(x, y, found, norm, domain, method, {"method": method})
 
     def merge(self, *others: Flips) -> Flips:
-        """The nearest flip of each sample over several results for the same samples; passes add up."""
+        """The nearest flip of each sample over several results for the same samples; passes add
+        up.
+        """
         best = self
         for other in others:
             for name in ("x", "y", "norm", "domain"):
@@ -115,16 +176,25 @@ class Flips(Record):
             methods = tuple(dict.fromkeys(best.methods + other.methods))
             nearer = other.distances < best.distances  # strictly: of equals the earlier one stays
             local = nearer.to(best.x.device)
-            renamed = [torch.tensor([methods.index(name) for name in flips.methods])[flips.found_by] for flips in (best, other)]
+            renamed = [
+                torch.tensor([methods.index(name) for name in flips.methods])[flips.found_by]
+                for flips in (best, other)
+            ]
             best = Flips(
-                best.x, best.y,
+                best.x,
+                best.y,
                 torch.where(column(nearer, best.x), other.points.to(best.x.device), best.points),
                 torch.minimum(best.distances, other.distances),
                 torch.where(local, other.labels.to(best.x.device), best.labels),
-                best.forwards + other.forwards, best.backwards + other.backwards, best.checks + other.checks,
-                torch.where(nearer, renamed[1], renamed[0]), best.norm, best.domain, methods,
+                best.forwards + other.forwards,
+                best.backwards + other.backwards,
+                best.checks + other.checks,
+                torch.where(nearer, renamed[1], renamed[0]),
+                best.norm,
+                best.domain,
+                methods,
                 {"merged": [dict(best.info), dict(other.info)], "versions": versions()},
-            )  # fmt: skip
+            )
         return best
 
     def take(self, chosen: Tensor) -> Flips:
@@ -133,36 +203,58 @@ class Flips(Record):
         return replace(self, **some)
 
     def put(self, chosen: Tensor, part: Flips) -> Flips:
-        """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass, elsewhere; for `merge`."""
+        """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass,
+        elsewhere; for `merge`.
+        """
         none = torch.zeros_like(self.distances).masked_fill(self.distances > 0, math.inf)
-        full: dict[str, Any] = {"points": self.x.clone(), "distances": none, "labels": self.y.clone()}
-        full |= {name: torch.zeros_like(getattr(self, name)) for name in ("forwards", "backwards", "checks", "found_by")}
+        full: dict[str, Any] = {
+            "points": self.x.clone(),
+            "distances": none,
+            "labels": self.y.clone(),
+        }
+        full |= {
+            name: torch.zeros_like(getattr(self, name))
+            for name in ("forwards", "backwards", "checks", "found_by")
+        }
         for name in full:
             full[name][chosen] = getattr(part, name)
         full |= {"methods": part.methods, "info": part.info}
         return replace(self, **full)
 
     def rounded(self, model: Model, levels: int = 255, batch_size: int | None = None) -> Flips:
-        """The flips that survive saving as images with `levels` + 1 values a channel, with their true distances.
+        """The flips that survive saving as images with `levels` + 1 values a channel, with their
+        true distances.
 
-        Each point is rounded to the nearest grid value and, as a second chance, away from its sample; the nearer of the
-        two that is still a flip is kept, and a sample with neither has no flip any more (distance inf).
+        Each point is rounded to the nearest grid value and, as a second chance, away from its
+        sample; the nearer of the two that is still a flip is kept, and a sample with neither has no
+        flip any more (distance inf).
         """
         if self.domain is None:
-            raise InputError("rounding to an image grid needs a box: these flips were found without one.")
+            raise InputError(
+                "rounding to an image grid needs a box: these flips were found without one."
+            )
         low, high = self.domain
         unit = (high - low) / levels
         index = (self.points - low) / unit
         outward = torch.where(
-            self.points > self.x, index.ceil(), torch.where(self.points < self.x, index.floor(), index.round())
+            self.points > self.x,
+            index.ceil(),
+            torch.where(self.points < self.x, index.floor(), index.round()),
         )
         tries = [
             Flips.from_points(
-                model, self.x, self.y, (low + unit * grid.clamp(0, levels)).clamp(low, high), self.norm, self.domain,
-                method="rounded", tolerance=flip_tolerance(self.x.dtype), batch_size=batch_size,
+                model,
+                self.x,
+                self.y,
+                (low + unit * grid.clamp(0, levels)).clamp(low, high),
+                self.norm,
+                self.domain,
+                method="rounded",
+                tolerance=flip_tolerance(self.x.dtype),
+                batch_size=batch_size,
             )
             for grid in (index.round(), outward)
-        ]  # fmt: skip
+        ]
         return tries[0].merge(tries[1])
 
     @property
@@ -192,26 +284,41 @@ class Flips(Record):
         moved = self.distances[self.success & (self.distances > 0)]
         forwards, backwards = self.passes()
         return (
-            f"Flips({len(self)} samples, l{self.norm:g}, {_box(self.domain)}, by {' + '.join(self.methods)}: "
-            f"{int((self.distances == 0).sum())} wrong already, {len(moved)} flipped at mean distance {_mean(moved):.4g}, "
-            f"{int((~self.success).sum())} not flipped; {forwards:.1f} F + {backwards:.1f} B per attacked sample)"
+            f"Flips({len(self)} samples, l{self.norm:g}, {_box(self.domain)}, by "
+            f"{' + '.join(self.methods)}: "
+            f"{int((self.distances == 0).sum())} wrong already, {len(moved)} flipped at mean "
+            f"distance {_mean(moved):.4g}, "
+            f"{int((~self.success).sum())} not flipped; {forwards:.1f} F + {backwards:.1f} B per "
+            "attacked sample)"
         )
 
 
 def sample_weights(mu: Tensor | None, n: int) -> Tensor:
-    """The weights `mu_i` of N samples, float64, scaled to sum to one unless they do already; `1/N` each if none are given."""
+    """The weights `mu_i` of N samples, float64, scaled to sum to one unless they do already;
+    `1/N` each if none are given.
+    """
     if mu is None:
         return torch.full((n,), 1 / n if n else 0.0, dtype=torch.float64)
     mu = torch.as_tensor(mu, dtype=torch.float64).cpu()
-    if mu.shape != (n,) or not (mu >= 0).all() or not torch.isfinite(mu).all() or (n and mu.sum() <= 0):
-        raise InputError(f"mu must hold {n} finite sample weights >= 0 that are not all zero, one for each sample.")
+    if (
+        mu.shape != (n,)
+        or not (mu >= 0).all()
+        or not torch.isfinite(mu).all()
+        or (n and mu.sum() <= 0)
+    ):
+        raise InputError(
+            f"mu must hold {n} finite sample weights >= 0 that are not all zero, one for each "
+            "sample."
+        )
     total = math.fsum(mu.tolist())  # exact, so that the order of the samples cannot matter
     # The budget of a sum of N costs has room for 1e-12: weights that are off by more are put right.
     return mu if not n or abs(total - 1) < 1e-13 else mu / total
 
 
 def transport_cost(mu: Tensor, weights: Tensor, distances: Tensor, order: float) -> float:
-    """`(sum_i mu_i a_i d_i^p)^(1/p)`, for order inf the largest distance that carries mass; all `(N,)` float64."""
+    """`(sum_i mu_i a_i d_i^p)^(1/p)`, for order inf the largest distance that carries mass; all
+    `(N,)` float64.
+    """
     used = (mu > 0) & (weights > 0) & (distances > 0)
     d = distances[used]
     if not len(d) or order == math.inf:
@@ -221,12 +328,15 @@ def transport_cost(mu: Tensor, weights: Tensor, distances: Tensor, order: float)
 
 
 def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = None) -> Tensor:
-    """The weights `a_i`, float64 `(N,)`, that maximise `sum_i mu_i a_i` within the budget: nearest samples first.
+    """The weights `a_i`, float64 `(N,)`, that maximise `sum_i mu_i a_i` within the budget: nearest
+    samples first.
 
-    Samples at exactly the same distance get the same weight, so the answer does not depend on the order of the samples.
-    The cost of the answer, as `transport_cost` computes it, never exceeds `eps`, not even by rounding.
+    Samples at exactly the same distance get the same weight, so the answer does not depend on the
+    order of the samples. The cost of the answer, as `transport_cost` computes it, never exceeds
+    `eps`, not even by rounding.
     """
-    eps, order = parse_eps(eps), parse_order(order)
+    eps = parse_eps(eps)
+    order = parse_order(order)
     distances = torch.as_tensor(distances, dtype=torch.float64).cpu()
     if not (distances >= 0).all():  # NaN fails too
         raise InputError("distances must be numbers >= 0, with inf where no flip is known.")
@@ -234,7 +344,9 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
     if order == math.inf:
         return (distances <= eps).double()
     level, group = torch.unique(distances, return_inverse=True)  # sorted
-    price = (level / eps) ** order  # in units of eps^p, so nothing near the threshold can over- or underflow
+    price = (
+        level / eps
+    ) ** order  # in units of eps^p, so nothing near the threshold can over- or underflow
     mass = torch.zeros_like(level).index_add(0, group, mu)
     bill = torch.where(mass > 0, mass * price, 0.0)
     left = 1 - (bill.cumsum(0).roll(1).index_fill(0, torch.tensor([0]), 0.0) if len(bill) else bill)
@@ -243,7 +355,9 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
     share = torch.where(torch.isfinite(level), share, 0.0)
     weights = share[group]
     bought = (share > 0).nonzero()
-    for tries in range(60):  # rounding: take an ulp or two from the dearest group until the promise holds
+    for tries in range(
+        60
+    ):  # rounding: take an ulp or two from the dearest group until the promise holds
         if transport_cost(mu, weights, distances, order) <= eps or not len(bought):
             break
         share[bought[-1]] *= 1 - 2.0 ** (tries - 52)
@@ -253,12 +367,14 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Distribution(Record):
-    """An adversarial distribution on up to 2N points, `sum_i mu_i [(1 - a_i) delta(x_i) + a_i delta(point_i)]`.
+    """An adversarial distribution on up to 2N points, `sum_i mu_i [(1 - a_i) delta(x_i) + a_i
+    delta(point_i)]`.
 
-    x, y: samples and labels; points `(N, *shape)`; weights: the `a_i = 1/kappa_i`, float64 `(N,)`; distances: how far each
-    point lies from its sample, float64 `(N,)`; clean_predicted, predicted: class at the sample and at the point, `(N,)`;
-    mu: sample weights, float64 `(N,)`; forwards, backwards, checks: passes `(N,)`; threat: what it was built for;
-    allocation: "knapsack" if the weights come from it, "fixed" if the method gave them.
+    x, y: samples and labels; points `(N, *shape)`; weights: the `a_i = 1/kappa_i`, float64 `(N,)`;
+    distances: how far each point lies from its sample, float64 `(N,)`; clean_predicted, predicted:
+    class at the sample and at the point, `(N,)`; mu: sample weights, float64 `(N,)`; forwards,
+    backwards, checks: passes `(N,)`; threat: what it was built for; allocation: "knapsack" if the
+    weights come from it, "fixed" if the method gave them.
     """
 
     x: Tensor
@@ -291,11 +407,22 @@ class Distribution(Record):
     ) -> Distribution:
         """The distribution that moves the share `weight` of every sample to its verified point."""
         return cls(
-            x, y, found.points, torch.full((len(x),), weight, dtype=torch.float64),
-            distances_between(found.points, x, threat.norm), found.clean, found.predicted, sample_weights(mu, len(x)),
-            found.forwards, found.backwards, found.checks, threat, method, "fixed",
+            x,
+            y,
+            found.points,
+            torch.full((len(x),), weight, dtype=torch.float64),
+            distances_between(found.points, x, threat.norm),
+            found.clean,
+            found.predicted,
+            sample_weights(mu, len(x)),
+            found.forwards,
+            found.backwards,
+            found.checks,
+            threat,
+            method,
+            "fixed",
             {"versions": versions(), "dtype": str(x.dtype), **info},
-        )  # fmt: skip
+        )
 
     @property
     def labels(self) -> Tensor:
@@ -304,7 +431,9 @@ class Distribution(Record):
 
     @property
     def accuracy(self) -> float:
-        """`sum_i mu_i ((1 - a_i) 1[sample correct] + a_i 1[point correct])`: the robust accuracy this witnesses."""
+        """`sum_i mu_i ((1 - a_i) 1[sample correct] + a_i 1[point correct])`: the robust
+        accuracy this witnesses.
+        """
         return self._accuracy(self.mu, self.weights)
 
     @property
@@ -314,7 +443,8 @@ class Distribution(Record):
 
     @property
     def cost(self) -> float:
-        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`; order inf: the largest.
+        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`;
+        order inf: the largest.
 
         Of every point that moved, flipped or not; `spent` is the share of eps that the flips took.
         """
@@ -322,30 +452,59 @@ class Distribution(Record):
 
     @property
     def spent(self) -> float:
-        """The share of eps that its flips cost: the transport cost of the misclassified points alone, over eps.
+        """The share of eps that its flips cost: the transport cost of the misclassified points
+        alone, over eps.
 
-        Reports say this. `cost` counts every point that moved. An attack that moves all samples, such as WDA, pays for points
-        that are still classified correctly, too: without them the accuracy is the same, and the budget they took is free.
+        Reports say this. `cost` counts every point that moved. An attack that moves all samples,
+        such as WDA, pays for points that are still classified correctly, too: without them the
+        accuracy is the same, and the budget they took is free.
         """
         flipped = (self.predicted != self.y).cpu() & (self.clean_predicted == self.y).cpu()
-        price = transport_cost(self.mu, torch.where(flipped, self.weights, 0.0), self.distances, self.threat.order)
+        price = transport_cost(
+            self.mu, torch.where(flipped, self.weights, 0.0), self.distances, self.threat.order
+        )
         return price / self.threat.eps
 
     @property
     def flips(self) -> Flips:
-        """The misclassified points of this distribution, for `Flips.merge` and every other order and eps."""
-        found = Search(self.points, self.clean_predicted, self.predicted, self.forwards, self.backwards, self.checks)
-        return Flips.from_search(self.x, self.y, found, self.threat.norm, self.threat.domain, self.method, dict(self.info))
+        """The misclassified points of this distribution, for `Flips.merge` and every other
+        order and eps.
+        """
+        found = Search(
+            self.points,
+            self.clean_predicted,
+            self.predicted,
+            self.forwards,
+            self.backwards,
+            self.checks,
+        )
+        return Flips.from_search(
+            self.x,
+            self.y,
+            found,
+            self.threat.norm,
+            self.threat.domain,
+            self.method,
+            dict(self.info),
+        )
 
     def atoms(self) -> tuple[Tensor, Tensor]:
-        """The 2N points `(2N, *shape)`, samples first, and their masses, float64 `(2N,)`, summing to one."""
-        return torch.cat([self.x, self.points]), torch.cat([self.mu * (1 - self.weights), self.mu * self.weights])
+        """The 2N points `(2N, *shape)`, samples first, and their masses, float64 `(2N,)`,
+        summing to one.
+        """
+        return torch.cat([self.x, self.points]), torch.cat(
+            [self.mu * (1 - self.weights), self.mu * self.weights]
+        )
 
     def verify(self, model: Model, batch_size: int | None = None) -> Verification:
-        """Recompute from the stored tensors everything the distribution claims. True if all of it holds."""
+        """Recompute from the stored tensors everything the distribution claims. True if all of
+        it holds.
+        """
         x, y = check_data(self.x, self.y, self.threat.domain)
         found = search(_replay(self.points), model, x, y, batch_size, tolerance=0.0)
-        predicted = torch.where(self.predicted == y, y, found.predicted)  # a point wrong by less than claimed is no lie
+        predicted = torch.where(
+            self.predicted == y, y, found.predicted
+        )  # a point wrong by less than claimed is no lie
         length = distances_between(self.points, x, self.threat.norm)
         wrong = {
             "samples predicted differently": int((found.clean != self.clean_predicted).sum()),
@@ -361,12 +520,16 @@ class Distribution(Record):
             problems.append(f"cost {cost:.9g} above eps {self.threat.eps:.9g}")
         return Verification(tuple(problems), again, cost)
 
-    def interval(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+    def interval(
+        self, level: float = 0.95, resamples: int = 1000, seed: int = 0
+    ) -> tuple[float, float]:
         """Bootstrap confidence interval of the accuracy over samples (percentile).
 
-        Each resample of the N samples re-runs the knapsack where the weights came from it; otherwise the weights stay.
+        Each resample of the N samples re-runs the knapsack where the weights came from it;
+        otherwise the weights stay.
         """
-        level, n = parse_level(level, "level"), len(self.y)
+        level = parse_level(level, "level")
+        n = len(self.y)
         if n == 0:
             return math.nan, math.nan
         generator = torch.Generator().manual_seed(seed)
@@ -379,7 +542,11 @@ class Distribution(Record):
                 weights = knapsack(self._priced, self.threat.eps, self.threat.order, mu.double())
             stats.append(self._accuracy(mu.double(), weights))
         tail = (1 - level) / 2
-        low, high = torch.tensor(stats, dtype=torch.float64).quantile(torch.tensor([tail, 1 - tail]).double()).tolist()
+        low, high = (
+            torch.tensor(stats, dtype=torch.float64)
+            .quantile(torch.tensor([tail, 1 - tail]).double())
+            .tolist()
+        )
         return low, high
 
     @cached_property
@@ -392,7 +559,13 @@ class Distribution(Record):
         """Where the class is right, at the samples and at the points, bool `(N,)`, on the CPU."""
         return (self.clean_predicted == self.y).cpu(), (self.predicted == self.y).cpu()
 
-    def _accuracy(self, mu: Tensor, weights: Tensor, clean: Tensor | None = None, predicted: Tensor | None = None) -> float:
+    def _accuracy(
+        self,
+        mu: Tensor,
+        weights: Tensor,
+        clean: Tensor | None = None,
+        predicted: Tensor | None = None,
+    ) -> float:
         if not len(self.y):
             return math.nan
         at_sample = self._right[0] if clean is None else (clean == self.y).cpu()
@@ -406,14 +579,18 @@ class Distribution(Record):
     def __repr__(self) -> str:
         return (
             f"Distribution({self.method} over {self.threat}: accuracy {100 * self.accuracy:.2f} % "
-            f"(clean {100 * self.clean_accuracy:.2f} %), cost {self.cost:.4g} of {self.threat.eps:.4g}, "
-            f"{len(self)} samples, {int(((self.weights > 0) & (self.distances > 0)).sum())} of them moved)"
+            f"(clean {100 * self.clean_accuracy:.2f} %), cost {self.cost:.4g} of "
+            f"{self.threat.eps:.4g}, "
+            f"{len(self)} samples, {int(((self.weights > 0) & (self.distances > 0)).sum())} of "
+            "them moved)"
         )
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Distribution.verify` found: true if nothing was wrong; accuracy and cost as recomputed."""
+    """What `Distribution.verify` found: true if nothing was wrong; accuracy and cost as
+    recomputed.
+    """
 
     problems: tuple[str, ...]
     accuracy: float
@@ -424,29 +601,45 @@ class Verification:
 
 
 def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None) -> Distribution:
-    """The distribution of `Omega_order(eps)` that the flips allow: the budget buys the nearest flips first (WDA++).
+    """The distribution of `Omega_order(eps)` that the flips allow: the budget buys the nearest
+    flips first (WDA++).
 
-    This is the allocation of Algorithm 2 with `a_i = 1/kappa_i`, exact for these distances (THEORY 2a).
+    This is the allocation of Algorithm 2 with `a_i = 1/kappa_i`, exact for these distances (THEORY
+    2a).
     """
     threat = Threat(flips.norm, parse_order(order), parse_eps(eps), flips.domain)
     mu = sample_weights(mu, len(flips))
     weights = knapsack(flips.distances, threat.eps, threat.order, mu)
     correct = flips.distances > 0
     return Distribution(
-        flips.x, flips.y, flips.points, weights, distances_between(flips.points, flips.x, flips.norm),
-        torch.where(correct.to(flips.y.device), flips.y, flips.labels), flips.labels, mu,
-        flips.forwards, flips.backwards, flips.checks, threat, " + ".join(flips.methods), "knapsack", flips.info,
-    )  # fmt: skip
+        flips.x,
+        flips.y,
+        flips.points,
+        weights,
+        distances_between(flips.points, flips.x, flips.norm),
+        torch.where(correct.to(flips.y.device), flips.y, flips.labels),
+        flips.labels,
+        mu,
+        flips.forwards,
+        flips.backwards,
+        flips.checks,
+        threat,
+        " + ".join(flips.methods),
+        "knapsack",
+        flips.info,
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RiskCurve(Record):
-    """Robust accuracy over `Omega_order(eps)` as a function of eps, exact for the distances and radii it is made from.
+    """Robust accuracy over `Omega_order(eps)` as a function of eps, exact for the distances and
+    radii it is made from.
 
-    `curve(eps)` is the pair (certified, attacked): at least the first, at most the second. The error is piecewise linear in
-    `eps^p`, with breakpoints at the sorted cumulative sums; nothing is attacked or certified again to draw it. Certified
-    accuracy is rounded down: for the radii and weights as stored it is never above the true value, not even by rounding.
-    distances, radii, mu: float64 `(N,)`; radii None if nothing is certified; order: p.
+    `curve(eps)` is the pair (certified, attacked): at least the first, at most the second. The
+    error is piecewise linear in `eps^p`, with breakpoints at the sorted cumulative sums; nothing is
+    attacked or certified again to draw it. Certified accuracy is rounded down: for the radii and
+    weights as stored it is never above the true value, not even by rounding. distances, radii, mu:
+    float64 `(N,)`; radii None if nothing is certified; order: p.
     """
 
     distances: Tensor
@@ -457,7 +650,8 @@ class RiskCurve(Record):
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(certified, attacked)` accuracy at `eps >= 0`; certified is 0 when no radii were given.
 
-        Sets are closed (THEORY 2a): at order inf a flip at exactly eps counts, and a radius of exactly eps protects.
+        Sets are closed (THEORY 2a): at order inf a flip at exactly eps counts, and a radius of
+        exactly eps protects.
         """
         value = self._budget(eps)
         attacked = self._attacked.accuracy(value)
@@ -475,7 +669,9 @@ class RiskCurve(Record):
             return math.nan, math.nan
         sides = [self._attacked] + ([self._certified] if self._certified else [])
         bends = torch.cat([side.breakpoints()[0] for side in sides])
-        if self.order == math.inf:  # a radius of exactly eps still protects: certified accuracy drops right after it
+        if (
+            self.order == math.inf
+        ):  # a radius of exactly eps still protects: certified accuracy drops right after it
             bends = torch.cat([bends, torch.nextafter(bends, torch.full_like(bends, math.inf))])
         gaps = self._attacked.accuracies(bends)
         if self._certified:
@@ -484,29 +680,44 @@ class RiskCurve(Record):
         return self.gap(eps), eps
 
     def area(self, eps: Number) -> float:
-        """The area between the two sides over [0, eps], `int_0^eps attacked - certified`, to rounding."""
+        """The area between the two sides over [0, eps], `int_0^eps attacked - certified`, to
+        rounding.
+        """
         value = self._budget(eps)
-        return self._attacked.area(value) - (self._certified.area(value) if self._certified else 0.0)
+        return self._attacked.area(value) - (
+            self._certified.area(value) if self._certified else 0.0
+        )
 
     def breakpoints(self, side: str = "attacked") -> tuple[Tensor, Tensor]:
-        """The eps at which the curve bends, and the accuracy there; order inf: drops, and what to. float64 `(B,)` each.
+        """The eps at which the curve bends, and the accuracy there; order inf: drops, and what to.
+        float64 `(B,)` each.
 
-        On the certified side both are rounded down: the accuracy is at least that much up to that eps.
+        On the certified side both are rounded down: the accuracy is at least that much up to that
+        eps.
         """
         return self._side(side).breakpoints()
 
     def inverse(self, accuracy: Number, side: str = "attacked") -> float:
-        """The smallest eps at which the accuracy falls to a level, inf if it never does; certified: rounded down."""
+        """The smallest eps at which the accuracy falls to a level, inf if it never does;
+        certified: rounded down.
+        """
         return self._side(side).inverse(parse_level(accuracy, "accuracy"))
 
     def plot(self, ax: Any = None, eps: Number | None = None, mark: Number | None = None) -> Any:
-        """Both sides against eps from 0 to `eps`, the band between them filled, on matplotlib axes, which are returned.
+        """Both sides against eps from 0 to `eps`, the band between them filled, on matplotlib axes,
+        which are returned.
 
-        ax: where to draw (default: a new figure, `ax.figure.savefig(...)` writes it); mark: an eps to point out.
+        ax: where to draw (default: a new figure, `ax.figure.savefig(...)` writes it); mark: an eps
+        to point out.
         """
         from wassail.report.sandwich import plot_curve
 
-        return plot_curve(self, ax, None if eps is None else self._budget(eps), None if mark is None else self._budget(mark))
+        return plot_curve(
+            self,
+            ax,
+            None if eps is None else self._budget(eps),
+            None if mark is None else self._budget(mark),
+        )
 
     @cached_property
     def _attacked(self) -> _Side:
@@ -514,12 +725,17 @@ class RiskCurve(Record):
 
     @cached_property
     def _certified(self) -> _Side | None:
-        return None if self.radii is None else _Side(self.radii, self.mu, self.order, certified=True)
+        return (
+            None if self.radii is None else _Side(self.radii, self.mu, self.order, certified=True)
+        )
 
     def _side(self, side: str) -> _Side:
         chosen = {"attacked": self._attacked, "certified": self._certified}.get(side)
         if chosen is None:
-            raise InputError(f"the curve has no side {side!r}: choose 'attacked', or 'certified' if radii were given.")
+            raise InputError(
+                f"the curve has no side {side!r}: choose 'attacked', or 'certified' if radii "
+                "were given."
+            )
         return chosen
 
     def _budget(self, eps: Number) -> float:
@@ -529,13 +745,17 @@ class RiskCurve(Record):
         return value
 
     def __repr__(self) -> str:
-        head = f"RiskCurve(order {self.order:g}, {len(self.mu)} samples: accuracy {self(0)[1]:.4f} at eps 0; "
+        head = (
+            f"RiskCurve(order {self.order:g}, {len(self.mu)} samples: accuracy "
+            f"{self(0)[1]:.4f} at eps 0; "
+        )
         half = self.inverse(0.5)
         if self.radii is None:
             return head + f"attacked: at most 0.5 from eps {half:.4g} on; nothing certified)"
         gap, where = self.largest_gap()
         return head + (
-            f"certified: at least 0.5 up to eps {self.inverse(0.5, 'certified'):.4g}, attacked: at most 0.5 from eps "
+            f"certified: at least 0.5 up to eps {self.inverse(0.5, 'certified'):.4g}, attacked: "
+            "at most 0.5 from eps "
             f"{half:.4g} on; largest gap {gap:.4f} at eps {where:.4g})"
         )
 
@@ -557,12 +777,17 @@ class CertifiedRadii(Protocol):
 
 
 def risk_curve(
-    flips: Flips, radii: CertifiedRadii | Tensor | None = None, order: Number = 1, mu: Tensor | None = None
+    flips: Flips,
+    radii: CertifiedRadii | Tensor | None = None,
+    order: Number = 1,
+    mu: Tensor | None = None,
 ) -> RiskCurve:
-    """The whole accuracy curve over eps for one order, from one set of flips and, if given, certified radii.
+    """The whole accuracy curve over eps for one order, from one set of flips and, if given,
+    certified radii.
 
-    radii: `Radii` for the same samples, norm and domain, or a tensor `(N,)` that is trusted to be. A radius above the distance
-    of a flip of the same sample is a contradiction between an evaluated point and a proof, and an error.
+    radii: `Radii` for the same samples, norm and domain, or a tensor `(N,)` that is trusted to be.
+    A radius above the distance of a flip of the same sample is a contradiction between an evaluated
+    point and a proof, and an error.
     """
     values = None
     if radii is not None:
@@ -578,35 +803,44 @@ def risk_curve(
 
 
 def below(radii: Tensor, distances: Tensor, size: int) -> Tensor:
-    """The radii, at most the distances: what rounding may take from a distance is clipped, more than that is an error.
+    """The radii, at most the distances: what rounding may take from a distance is clipped, more
+    than that is an error.
 
-    radii, distances: float64 `(N,)`; size: coordinates of a sample, which bound the rounding of a distance.
+    radii, distances: float64 `(N,)`; size: coordinates of a sample, which bound the rounding of a
+    distance.
     """
     slack = (size + 4) * 2.0**-52
     wrong = (radii > distances * (1 + slack)).nonzero().flatten().tolist()
     if wrong:
         i = wrong[0]
         raise InputError(
-            f"sample {i} has a certified radius {float(radii[i])!r} above the distance {float(distances[i])!r} of its "
-            f"evaluated flip ({len(wrong)} such samples): one of the two is wrong, so trust neither; check that both are for "
+            f"sample {i} has a certified radius {float(radii[i])!r} above the distance "
+            f"{float(distances[i])!r} of its "
+            f"evaluated flip ({len(wrong)} such samples): one of the two is wrong, so trust "
+            "neither; check that both are for "
             "the same model, samples and precision, and report it if they are."
         )
     return torch.minimum(radii, distances)
 
 
 class _Side:
-    """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is paid in full.
+    """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is
+    paid in full.
 
-    Cumulative costs are kept as logarithms, `log sum_i mu_i d_i^p`, so that no order over- or underflows.
-    certified: the distances are radii, whose curve may be rounded down only.
+    Cumulative costs are kept as logarithms, `log sum_i mu_i d_i^p`, so that no order over- or
+    underflows. certified: the distances are radii, whose curve may be rounded down only.
     """
 
-    def __init__(self, distances: Tensor, mu: Tensor, order: float, certified: bool = False) -> None:
+    def __init__(
+        self, distances: Tensor, mu: Tensor, order: float, certified: bool = False
+    ) -> None:
         keep = torch.isfinite(distances) & (mu > 0)
         self.d, where = distances[keep].sort(stable=True)
         self.mu = mu[keep][where]
         self.mass = torch.cat([torch.zeros(1, dtype=torch.float64), self.mu.cumsum(0)])
-        self.order, self.certified, self.total = order, certified, float(mu.sum())
+        self.order = order
+        self.certified = certified
+        self.total = float(mu.sum())
         self.least = -_sum_up((-mu).tolist())  # the total, rounded down
         self.empty = len(mu) == 0
         self.slack = (len(self.d) + 16) * 2.0**-52  # of a sum of all masses
@@ -616,7 +850,9 @@ class _Side:
             bill = self.mu.log() + order * self.d.log()
             total = bill.logcumsumexp(0)
             self.paid = (total / order).exp()
-            if certified:  # each term and each partial sum is off by its own size times 2^-52, and exp makes that relative
+            # each term and each partial sum is off by its own size times 2^-52, and exp makes that
+            # relative
+            if certified:
                 size = max(float(v.abs().nan_to_num(posinf=0.0).max()) for v in (bill, total))
                 self.paid = self.paid * (1 - self.slack * (2 * size / order + 4))
 
@@ -637,13 +873,18 @@ class _Side:
             bought = self.mass[k]
             if len(self.d):
                 next_ = k.clamp(max=len(self.d) - 1)
-                spent, unit = torch.where(k > 0, self.paid[(k - 1).clamp(min=0)], 0.0), self.d[next_]
+                spent = torch.where(k > 0, self.paid[(k - 1).clamp(min=0)], 0.0)
+                unit = self.d[next_]
                 part = (eps / unit) ** self.order - (spent / unit) ** self.order
-                bought = bought + torch.where(k < len(self.d), torch.minimum(part, self.mu[next_]), 0.0)
+                bought = bought + torch.where(
+                    k < len(self.d), torch.minimum(part, self.mu[next_]), 0.0
+                )
         return (self.total - bought).clamp(min=0) / self.total
 
     def proved(self, eps: float) -> float:
-        """The accuracy at eps, rounded down, so that it holds for the radii and masses as they are stored."""
+        """The accuracy at eps, rounded down, so that it holds for the radii and masses as they
+        are stored.
+        """
         if self.empty:
             return math.nan
         return _floor(1 - Fraction(self._most(eps)) / Fraction(self.least))
@@ -651,19 +892,24 @@ class _Side:
     def _most(self, eps: float) -> float:
         """An upper bound on the mass that can leave its radius.
 
-        For finite p by weak duality, which no rounding of the multiplier can make false: for every u
+        For finite p by weak duality, which no rounding of the multiplier can make false: for every
+        u
 
-            max { sum_i mu_i a_i : sum_i mu_i a_i r_i^p <= eps^p }  <=  (eps/u)^p + sum_{r_i < u} mu_i (1 - (r_i/u)^p),
+            max { sum_i mu_i a_i : sum_i mu_i a_i r_i^p <= eps^p }  <=  (eps/u)^p + sum_{r_i < u}
+            mu_i (1 - (r_i/u)^p),
 
         with equality where u is the radius at which the budget runs out.
         """
         if self.order == math.inf or eps == 0:
             return _sum_up(self.mu[: int(torch.searchsorted(self.d, eps, right=eps == 0))].tolist())
-        k, everything = int(torch.searchsorted(self.paid, eps, right=True)), _sum_up(self.mu.tolist())
+        k = int(torch.searchsorted(self.paid, eps, right=True))
+        everything = _sum_up(self.mu.tolist())
         if k == len(self.d):
             return everything
         unit = float(self.d[k])
-        part = float((eps / unit) ** self.order) + float((self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum())
+        part = float((eps / unit) ** self.order) + float(
+            (self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum()
+        )
         slack = self.slack + 2 * self.order * 2.0**-52  # a rounded quotient, to the power p
         return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, everything)
 
@@ -672,19 +918,24 @@ class _Side:
         if self.certified:
             accuracy = (accuracy - self.slack).clamp(min=0)
         eps = torch.cat([torch.zeros(1, dtype=torch.float64), self.paid])
-        last = torch.cat([eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)])  # of equal eps the lowest accuracy holds
+        last = torch.cat(
+            [eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)]
+        )  # of equal eps the lowest accuracy holds
         return eps[last], accuracy[last]
 
     def inverse(self, level: float) -> float:
         if self.empty:
             return math.nan
         need = self.total * (1 - level)  # the error to be bought
-        k = int(torch.searchsorted(self.mass, need - max(1e-12, self.slack), side="left"))  # first k samples that suffice
+        k = int(
+            torch.searchsorted(self.mass, need - max(1e-12, self.slack), side="left")
+        )  # first k samples that suffice
         if k == 0 or k > len(self.d):
             return 0.0 if k == 0 else math.inf
         if self.order == math.inf:
             return float(self.d[k - 1])
-        spent, unit = (float(self.paid[k - 2]) if k > 1 else 0.0), float(self.d[k - 1])
+        spent = float(self.paid[k - 2]) if k > 1 else 0.0
+        unit = float(self.d[k - 1])
         if unit == 0:
             return 0.0
         part = max(need - float(self.mass[k - 1]) - (self.slack if self.certified else 0.0), 0.0)
@@ -692,15 +943,20 @@ class _Side:
         return eps * (1 - self.slack) if self.certified else eps
 
     def area(self, eps: float) -> float:
-        """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf constant."""
+        """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf
+        constant.
+        """
         if self.empty or eps == 0:
             return math.nan if self.empty else 0.0
         ends = torch.tensor([0.0, eps], dtype=torch.float64)
         knots = torch.unique(torch.cat([ends, self.paid[(self.paid > 0) & (self.paid < eps)]]))
-        a, b = knots[:-1], knots[1:]
+        a = knots[:-1]
+        b = knots[1:]
         if self.order == math.inf:
             return float(((b - a) * self.accuracies((a + b) / 2)).sum())
-        p, t, at = self.order, a / b, self.accuracies(knots)
+        p = self.order
+        t = a / b
+        at = self.accuracies(knots)
         # int_a^b (e^p - a^p) / (b^p - a^p) de = b mean, between 0 and b - a
         mean = (1 - t ** (p + 1)) / (p + 1) - t**p * (1 - t)
         mean = torch.minimum((mean / (1 - t**p)).nan_to_num(0.0).clamp(min=0), 1 - t)
@@ -708,7 +964,9 @@ class _Side:
 
 
 def _sum_up(values: list[float]) -> float:
-    """The sum, rounded up: `fsum` is the nearest number, and of what it leaves out it gives the sign exactly."""
+    """The sum, rounded up: `fsum` is the nearest number, and of what it leaves out it gives the
+    sign exactly.
+    """
     total = math.fsum(values)
     return total if math.fsum([*values, -total]) <= 0 else math.nextafter(total, math.inf)
 
@@ -720,7 +978,9 @@ def _floor(value: Fraction) -> float:
 
 
 def _replay(points: Tensor) -> ChunkAttack:
-    """A chunk attack that only hands out points made elsewhere: one forward at the samples, the check at the points."""
+    """A chunk attack that only hands out points made elsewhere: one forward at the samples, the
+    check at the points.
+    """
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         return points[network.ids].to(x.device), network.logits(x, network.rows)

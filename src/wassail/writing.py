@@ -1,11 +1,13 @@
 """The one place where this project writes files.
 
-A file is written beside its place under the name `NAME.tmp`, as a new file. It is flushed to the disk, renamed, and its folder
-is flushed. So its place holds all of it or what was there before, whenever the process or the machine stops.
+A file is written beside its place under the name `NAME.tmp`, as a new file. It is flushed to the
+disk, renamed, and its folder is flushed. So its place holds all of it or what was there before,
+whenever the process or the machine stops.
 
-No link is followed. A name that is there already, be it a link, is replaced and never written into. Below a run (a folder whose
-`config.json` says so) links are refused, and every folder on the way is opened by its descriptor. What lies above a run is the
-user's own choice of a place, where links are as good as folders.
+No link is followed. A name that is there already, be it a link, is replaced and never written into.
+Below a run (a folder whose `config.json` says so) links are refused, and every folder on the way is
+opened by its descriptor. What lies above a run is the user's own choice of a place, where links are
+as good as folders.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _BY_DESCRIPTOR = os.open in os.supports_dir_fd and bool(_FOLDER and _NO_LINK)
 
 @contextlib.contextmanager
 def saving(path: FilePath) -> Iterator[IO[bytes]]:
-    """A file to write to. It takes its place when all is written, and leaves nothing behind if it is not.
+    """A file to write to. It takes its place when all is written, and leaves nothing behind if it
+    is not.
 
     What goes wrong on the disk is one sentence.
     """
@@ -60,9 +63,11 @@ def save(path: FilePath, data: bytes | str) -> Path:
 
 @contextlib.contextmanager
 def saving_folder(path: FilePath) -> Iterator[Path]:
-    """A folder to write files to, which takes its place when all of them are written; there is no other of that name.
+    """A folder to write files to, which takes its place when all of them are written; there is no
+    other of that name.
 
-    The files are made in `NAME.tmp` beside it. One that a killed process left behind is removed first.
+    The files are made in `NAME.tmp` beside it. One that a killed process left behind is removed
+    first.
     """
     place = Path(path)
     half = place.with_name(place.name + TEMPORARY)
@@ -88,20 +93,30 @@ def saving_folder(path: FilePath) -> Iterator[Path]:
 
 def failed(path: FilePath, error: OSError) -> InputError:
     """One sentence for what could not be written."""
-    return InputError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place.")
+    return InputError(
+        f"cannot write {str(path)!r}: {error.strerror or error}; choose another place."
+    )
 
 
 def cell(text: object) -> str:
-    """Text as a cell of a table: no control characters, and nothing that a spreadsheet takes for a formula.
+    """Text as a cell of a table: no control characters, and nothing that a spreadsheet takes for a
+    formula.
 
-    `'` stands before = + - @ at the start, also after spaces and in their wide forms. For text only: numbers stay numbers.
+    `'` stands before = + - @ at the start, also after spaces and in their wide forms. For text
+    only: numbers stay numbers.
     """
     shown = visible(str(text))
-    return f"'{shown}" if shown.lstrip()[:1] in ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20") else shown
+    return (
+        f"'{shown}"
+        if shown.lstrip()[:1] in ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+        else shown
+    )
 
 
 def visible(text: str) -> str:
-    """The text with control characters and lone surrogates written out: they hide things, and some files cannot hold them."""
+    """The text with control characters and lone surrogates written out: they hide things, and
+    some files cannot hold them.
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -114,11 +129,13 @@ def replacing(path: FilePath, root: FilePath | None = None) -> Iterator[IO[bytes
 
     Args:
         path: the file.
-        root: the folder below which no link is followed; by default that of the run around the path.
+        root: the folder below which no link is followed; by default that of the run around the
+            path.
     """
     place = Path(path)
     with _Folder(place.parent, root) as folder:
-        name, half = place.name, place.name + TEMPORARY
+        name = place.name
+        half = place.name + TEMPORARY
         if folder.in_run:
             folder.check(name)
         folder.unlink(half)
@@ -129,7 +146,9 @@ def replacing(path: FilePath, root: FilePath | None = None) -> Iterator[IO[bytes
                 file.flush()
                 os.fsync(number)
                 if not folder.holds(half, number):
-                    raise InputError(f"another process is writing {str(path)!r}, too: let one of them finish.")
+                    raise InputError(
+                        f"another process is writing {str(path)!r}, too: let one of them finish."
+                    )
             folder.rename(half, name)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -138,18 +157,24 @@ def replacing(path: FilePath, root: FilePath | None = None) -> Iterator[IO[bytes
 
 
 def append(path: FilePath, line: bytes, root: FilePath | None = None) -> None:
-    """Add a line to a file of lines, which is made if need be; a line that a kill has torn stays alone."""
+    """Add a line to a file of lines, which is made if need be; a line that a kill has torn
+    stays alone.
+    """
     number = opened(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, root)
     try:
         size = os.fstat(number).st_size
-        torn = size > 0 and os.pread(number, 1, size - 1) != b"\n" if hasattr(os, "pread") else False
+        torn = (
+            size > 0 and os.pread(number, 1, size - 1) != b"\n" if hasattr(os, "pread") else False
+        )
         write_all(number, (b"\n" if torn else b"") + line)
     finally:
         os.close(number)
 
 
 def opened(path: FilePath, flags: int, root: FilePath | None = None) -> int:
-    """A descriptor of a regular file that is written in place: no link, and no second name of another file."""
+    """A descriptor of a regular file that is written in place: no link, and no second name of
+    another file.
+    """
     place = Path(path)
     with _Folder(place.parent, root) as folder:
         folder.check(place.name)
@@ -157,7 +182,11 @@ def opened(path: FilePath, flags: int, root: FilePath | None = None) -> int:
     status = os.fstat(number)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(number)
-        what = "has a second name (a hard link)" if stat.S_ISREG(status.st_mode) else "is no regular file"
+        what = (
+            "has a second name (a hard link)"
+            if stat.S_ISREG(status.st_mode)
+            else "is no regular file"
+        )
         raise InputError(f"{str(path)!r} {what}: put a copy in its place.")
     return number
 
@@ -182,7 +211,8 @@ def make(folder: FilePath, root: FilePath | None = None) -> None:
 
 def check_links(path: FilePath, root: FilePath) -> None:
     """Refuse a path with a link in it below a root: what a run holds is in the run."""
-    base, place = Path(root).absolute(), Path(path).absolute()
+    base = Path(root).absolute()
+    place = Path(path).absolute()
     for part in [place, *place.parents]:
         if part == base:
             return
@@ -194,7 +224,8 @@ def linked(path: FilePath, root: FilePath) -> InputError:
     """The sentence for a link below a run."""
     name = Path(path).absolute().relative_to(Path(root).absolute()).as_posix()
     return InputError(
-        f"{name!r} in {str(root)!r} is a symbolic link, which a run has none of: put what it points to in its place."
+        f"{name!r} in {str(root)!r} is a symbolic link, which a run has none of: put what it "
+        "points to in its place."
     )
 
 
@@ -236,13 +267,17 @@ class _Raw(io.RawIOBase):
 
 
 class _Folder:
-    """An open folder. Names in it are reached by its descriptor, so nobody can put a link on the way meanwhile."""
+    """An open folder. Names in it are reached by its descriptor, so nobody can put a link on
+    the way meanwhile.
+    """
 
     def __init__(self, path: Path, root: FilePath | None = None, make: bool = False) -> None:
-        self.path, self.number = path, -1
+        self.path = path
+        self.number = -1
         base = _root(path, root)
         parts = () if base is None else path.absolute().relative_to(base).parts
-        self.root, self.in_run = path if base is None else base, base is not None
+        self.root = path if base is None else base
+        self.in_run = base is not None
         if not _BY_DESCRIPTOR:
             self._checked(parts, make)
             return
@@ -255,7 +290,8 @@ class _Folder:
             raise
 
     def _enter(self, parts: tuple[str, ...], make: bool) -> None:
-        flags, name = os.O_RDONLY | _FOLDER | _NO_LINK, parts[-1]
+        flags = os.O_RDONLY | _FOLDER | _NO_LINK
+        name = parts[-1]
         try:
             inner = os.open(name, flags, dir_fd=self.number)
         except OSError as error:
@@ -308,7 +344,8 @@ class _Folder:
 
     def holds(self, name: str, number: int) -> bool:
         """Whether a name is still that of an open file."""
-        found, ours = self.lstat(name), os.fstat(number)
+        found = self.lstat(name)
+        ours = os.fstat(number)
         return found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
     def rename(self, old: str, new: str) -> None:
@@ -333,7 +370,9 @@ class _Folder:
 
 
 def _root(path: Path, root: FilePath | None) -> Path | None:
-    """The folder below which no link is followed on the way to a folder: the root, else the outermost run around it."""
+    """The folder below which no link is followed on the way to a folder: the root, else the
+    outermost run around it.
+    """
     if root is not None:
         return Path(root).absolute()
     around = [path.absolute(), *path.absolute().parents]
@@ -365,7 +404,9 @@ def _check_empty(place: Path) -> None:
 
 
 def _remove(half: Path, above: _Folder) -> None:
-    """Remove an unfinished folder, with the files in it; anything else of its name is no work of ours."""
+    """Remove an unfinished folder, with the files in it; anything else of its name is no work
+    of ours.
+    """
     status = above.lstat(half.name)
     if status is None:
         return

@@ -18,14 +18,18 @@ INF = math.inf
 NORMS = (1.0, 2.0, INF)
 
 
-def right(classes: int, n: int = 30, shape: tuple[int, ...] = (3, 2, 2)) -> tuple[LinearClassifier, Tensor, Tensor]:
+def right(
+    classes: int, n: int = 30, shape: tuple[int, ...] = (3, 2, 2)
+) -> tuple[LinearClassifier, Tensor, Tensor]:
     """A linear model and samples that it gets right."""
     model = LinearClassifier.random(classes, math.prod(shape), seed=classes)
     x, _ = samples(n, shape, classes)
     return model, x, model(x).argmax(1)
 
 
-@pytest.mark.parametrize(("loss", "norms"), [("ce", NORMS), ("dlr", (2.0,)), ("margin", (INF,)), ("targeted", (1.0,))])
+@pytest.mark.parametrize(
+    ("loss", "norms"), [("ce", NORMS), ("dlr", (2.0,)), ("margin", (INF,)), ("targeted", (1.0,))]
+)
 def test_apgd_conforms(loss: str, norms: tuple[float, ...]) -> None:
     def attack(model, x, y, threat, **options):
         return apgd(model, x, y, threat, loss=loss, steps=15, **options)
@@ -48,7 +52,8 @@ def test_targeted_dlr_runs_reach_every_rival() -> None:
     """APGD-T falls where any rival can be reached, even when the loudest cannot."""
     weight = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.0, 5.0]], dtype=torch.float64)
     model = LinearClassifier(weight, torch.tensor([1.0, 0.9, -1.0], dtype=torch.float64))
-    x, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
+    x = torch.zeros(1, 2, dtype=torch.float64)
+    y = torch.tensor([0])
     threat = Threat(INF, INF, 0.5, None)  # class 1 needs 1.0, class 2 only 0.4
     assert apgd(model, x, y, threat, loss="targeted", targets=2).accuracy == 0
     assert apgd(model, x, y, threat, loss="targeted", targets=1).accuracy == 1
@@ -56,16 +61,25 @@ def test_targeted_dlr_runs_reach_every_rival() -> None:
 
 @pytest.mark.parametrize("loss", sorted(ASCENTS))
 def test_ascents_have_the_direction_of_the_true_gradient(loss: str) -> None:
-    z = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    z = torch.randn(
+        40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    ).requires_grad_()
     y = torch.arange(40) % 6
     true = {"ce": cross_entropy, "dlr": dlr, "margin": margin}[loss](z, y)
     (gradient,) = torch.autograd.grad(true.sum(), z)
     value, weight = ASCENTS[loss](z.detach(), y)
     assert (weight.abs().amax(1) > 0).all()
     keep = torch.ones(40, dtype=torch.bool)
-    if loss == "dlr":  # constant, with no gradient at all, where the label is third: there the ascent follows the margin
+    if (
+        loss == "dlr"
+        # constant, with no gradient at all, where the label is third: there the ascent follows the
+        # margin
+    ):
         keep = z.topk(3, dim=1).indices[:, 2] != y
-        assert torch.equal(weight[~keep], ASCENTS["margin"](z.detach(), y)[1][~keep]) and not keep.all()
+        assert (
+            torch.equal(weight[~keep], ASCENTS["margin"](z.detach(), y)[1][~keep])
+            and not keep.all()
+        )
     cosine = torch.cosine_similarity(gradient, weight, dim=1)[keep]
     assert torch.allclose(cosine, torch.ones_like(cosine))
     order = true[keep].argsort()  # the same order, which is all that an ascent looks at
@@ -73,11 +87,16 @@ def test_ascents_have_the_direction_of_the_true_gradient(loss: str) -> None:
 
 
 def test_targeted_dlr_has_the_true_gradient() -> None:
-    z = torch.randn(40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    y, rival = torch.arange(40) % 6, (torch.arange(40) + 1 + torch.arange(40) % 5) % 6
+    z = torch.randn(
+        40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
+    y = torch.arange(40) % 6
+    rival = (torch.arange(40) + 1 + torch.arange(40) % 5) % 6
     order = z.sort(1).values
     every = torch.arange(40)
-    true = (z[every, rival] - z[every, y]) / (order[:, -1] - (order[:, -3] + order[:, -4]) / 2 + 1e-12)
+    true = (z[every, rival] - z[every, y]) / (
+        order[:, -1] - (order[:, -3] + order[:, -4]) / 2 + 1e-12
+    )
     (gradient,) = torch.autograd.grad(true.sum(), z)
     value, weight = targeted_dlr_ascent(z.detach(), y, rival)
     cosine = torch.cosine_similarity(gradient, weight, dim=1)
@@ -102,8 +121,17 @@ def test_a_softmax_that_rounds_to_one_does_not_stop_cross_entropy() -> None:
 def test_a_target_is_reached_or_it_is_no_success(norm: float) -> None:
     model, x, y = right(4)
     target = (y + 1) % 4
-    result = apgd(model, x, y, Threat(norm, INF, {1.0: 4.0, 2.0: 1.5, INF: 0.6}[norm]), loss="ce", target=target)
-    untargeted = apgd(model, x, y, Threat(norm, INF, {1.0: 4.0, 2.0: 1.5, INF: 0.6}[norm]), loss="ce")
+    result = apgd(
+        model,
+        x,
+        y,
+        Threat(norm, INF, {1.0: 4.0, 2.0: 1.5, INF: 0.6}[norm]),
+        loss="ce",
+        target=target,
+    )
+    untargeted = apgd(
+        model, x, y, Threat(norm, INF, {1.0: 4.0, 2.0: 1.5, INF: 0.6}[norm]), loss="ce"
+    )
     arrived = result.predicted == target
     assert arrived.float().mean() > 0.5
     assert (untargeted.predicted == target).float().mean() < arrived.float().mean()
@@ -148,7 +176,9 @@ def test_draws_are_averaged_for_a_randomised_model() -> None:
 
     def noisy(x: Tensor) -> Tensor:
         tilt = noise * torch.randn(x.shape, dtype=x.dtype, generator=generator)
-        return model(x) + ((x - x.detach()) * tilt).flatten(1).sum(1, keepdim=True) * torch.tensor([1.0, -1.0])
+        return model(x) + ((x - x.detach()) * tilt).flatten(1).sum(1, keepdim=True) * torch.tensor(
+            [1.0, -1.0]
+        )
 
     threat = Threat(2.0, INF, 0.8 * float(model.distances(x, y, 2.0, (0.0, 1.0)).max()))
     few = apgd(noisy, x, y, threat, steps=10, loss="margin")
@@ -175,7 +205,9 @@ def test_a_thousand_classes() -> None:
 
 
 def test_points_stay_inside_a_small_ball_in_float32() -> None:
-    """2/255 around 0.9: one rounding of a coordinate is 4e-6 of the radius, enough to leave the ball and lose the flip."""
+    """2/255 around 0.9: one rounding of a coordinate is 4e-6 of the radius, enough to leave the
+    ball and lose the flip.
+    """
     generator = torch.Generator().manual_seed(0)
     x = 0.8 + 0.2 * torch.rand(20, 3, 8, 8, generator=generator)
     with torch.random.fork_rng():
@@ -192,7 +224,9 @@ def test_points_stay_inside_a_small_ball_in_float32() -> None:
 def test_broken_parts_are_caught(broken: str, monkeypatch) -> None:
     if broken == "sign":
         pull = Tape.pull
-        monkeypatch.setattr(Tape, "pull", lambda *arguments, **options: -pull(*arguments, **options))
+        monkeypatch.setattr(
+            Tape, "pull", lambda *arguments, **options: -pull(*arguments, **options)
+        )
     elif broken == "projection":
         monkeypatch.setattr(module, "_into", lambda point, center, norm, radius, domain: center)
     elif broken == "loss":
@@ -201,11 +235,15 @@ def test_broken_parts_are_caught(broken: str, monkeypatch) -> None:
     else:
         monkeypatch.setattr(module, "maximiser", lambda g, norm: torch.zeros_like(g))
     with pytest.raises(AssertionError):
-        check_attack(lambda *data, **options: apgd(*data, steps=20, **options), norms=(2.0,), orders=(INF,))
+        check_attack(
+            lambda *data, **options: apgd(*data, steps=20, **options), norms=(2.0,), orders=(INF,)
+        )
 
 
 def test_one_network_of_real_images(zoo) -> None:
-    """The reference's APGD-CE and -DLR leave 88.0 and 88.5 % on these images (published with the data)."""
+    """The reference's APGD-CE and -DLR leave 88.0 and 88.5 % on these images (published with
+    the data).
+    """
     model, _ = zoo.load("mnist_madry_tiny")
     x, y = zoo.images("mnist", 200)
     result = apgd(model, x, y, Threat(INF, INF, 0.3), loss="ce", steps=100)

@@ -1,4 +1,6 @@
-"""Every attack and engine on a second device: the figures of the CPU to the last bit, no random draws there, few waits."""
+"""Every attack and engine on a second device: the figures of the CPU to the last bit, no random
+draws there, few waits.
+"""
 
 import math
 
@@ -69,7 +71,9 @@ for name in ENGINES:
             CASES[f"engine {name}-l{norm:g}"] = engine(name, norm)
 OTHERS = {  # the other places for the data, and a device without float64: one norm each is enough
     f"{case}, {way}": (CASES[case], way)
-    for k, case in enumerate(case for case in CASES if case.endswith(("l1", "l2") if "square" in case else "l2"))
+    for k, case in enumerate(
+        case for case in CASES if case.endswith(("l1", "l2") if "square" in case else "l2")
+    )
     for way in (WAYS[1 + k % 2],)
 }
 
@@ -119,11 +123,21 @@ def test_a_search_steered_by_the_allocation(data):
 
 def test_targets_weights_and_batches(data):
     model, x, y = data
-    target, mu = (y + 2) % 5, torch.arange(1.0, 1 + len(x))
+    target = (y + 2) % 5
+    mu = torch.arange(1.0, 1 + len(x))
     threat = ws.Threat(2, math.inf, 0.5)
 
     def call(model, x, y):
-        return ws.pgd(model, x, y, threat, steps=2, target=target.to(y.device), mu=mu.to(y.device), batch_size=4)
+        return ws.pgd(
+            model,
+            x,
+            y,
+            threat,
+            steps=2,
+            target=target.to(y.device),
+            mu=mu.to(y.device),
+            batch_size=4,
+        )
 
     assert differences(call(model, x, y), there(call, model, x, y)[0]) == []
 
@@ -138,13 +152,20 @@ def test_a_model_in_float64():
 
 def test_a_callable_goes_where_the_data_are(data):
     model, x, y = data
-    weight, bias = model[3].weight.detach(), model[3].bias.detach()
+    weight = model[3].weight.detach()
+    bias = model[3].bias.detach()
     first = model[1].weight.detach()
 
     def call(model, x, y):  # the tensors are no parameters of anything
         w, v, b = (t.to(x.device) for t in (first, weight, bias))
         plain = ws.nearest(lambda x: (x.flatten(1) @ w.T).relu() @ v.T + b, x, y, 2, passes=30)
-        return plain, ws.apgd(lambda x: (x.flatten(1) @ w.T).relu() @ v.T + b, x, y, ws.Threat(2, math.inf, 0.2), steps=2)
+        return plain, ws.apgd(
+            lambda x: (x.flatten(1) @ w.T).relu() @ v.T + b,
+            x,
+            y,
+            ws.Threat(2, math.inf, 0.2),
+            steps=2,
+        )
 
     assert differences(call(None, x, y), there(call, None, x, y)[0]) == []
 
@@ -155,7 +176,9 @@ def test_a_model_that_has_buffers_only(data):
     class Fixed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("weight", torch.randn(5, 16, generator=torch.Generator().manual_seed(0)))
+            self.register_buffer(
+                "weight", torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+            )
 
         def forward(self, x):
             return x.flatten(1) @ self.weight.T
@@ -185,13 +208,28 @@ def test_mixed_precision_is_asked_of_the_device_of_the_batch(data):
     assert differences(plain, there(call, model, x, y)[0]) == []  # this device casts nothing
 
 
-# Two waits an iteration at most: a longer run against a shorter one, so that what is done once does not count.
+# Two waits an iteration at most: a longer run against a shorter one, so that what is done once does
+# not count.
 WAITS = {
-    "apgd": (lambda norm, k: lambda m, x, y: ws.apgd(m, x, y, ws.Threat(norm, math.inf, EPS[norm] / 20), steps=6 * k)),
-    "wda_pp": (lambda norm, k: lambda m, x, y: ws.wda_pp(m, x, y, ws.Threat(norm, 1, 1e-3), steps=5 * k, search=5 * k)),
+    "apgd": (
+        lambda norm, k: (
+            lambda m, x, y: ws.apgd(m, x, y, ws.Threat(norm, math.inf, EPS[norm] / 20), steps=6 * k)
+        )
+    ),
+    "wda_pp": (
+        lambda norm, k: (
+            lambda m, x, y: ws.wda_pp(m, x, y, ws.Threat(norm, 1, 1e-3), steps=5 * k, search=5 * k)
+        )
+    ),
     "nearest": (lambda norm, k: lambda m, x, y: ws.nearest(m, x, y, norm, passes=35 + 25 * k)),
-    "engine apgd": (lambda norm, k: lambda m, x, y: ws.nearest(m, x, y, norm, method="apgd", steps=4, rounds=3 * k)),
-    "engine fmn": (lambda norm, k: lambda m, x, y: ws.nearest(m, x, y, norm, method="fmn", steps=5 * k)),
+    "engine apgd": (
+        lambda norm, k: (
+            lambda m, x, y: ws.nearest(m, x, y, norm, method="apgd", steps=4, rounds=3 * k)
+        )
+    ),
+    "engine fmn": (
+        lambda norm, k: lambda m, x, y: ws.nearest(m, x, y, norm, method="fmn", steps=5 * k)
+    ),
 }
 
 

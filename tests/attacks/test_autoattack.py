@@ -1,4 +1,6 @@
-"""AutoAttack: its line-up, who is attacked by what, its warnings, a run that is interrupted, the drop-in class."""
+"""AutoAttack: its line-up, who is attacked by what, its warnings, a run that is interrupted,
+the drop-in class.
+"""
 
 import math
 
@@ -28,7 +30,9 @@ def right(classes: int = 4, n: int = 20) -> tuple[LinearClassifier, Tensor, Tens
     return model, x, model(x).argmax(1)
 
 
-@pytest.mark.filterwarnings("ignore::wassail.errors.ModelWarning")  # the kit's constant model has no gradients
+@pytest.mark.filterwarnings(
+    "ignore::wassail.errors.ModelWarning"
+)  # the kit's constant model has no gradients
 def test_autoattack_conforms() -> None:
     def attack(model, x, y, threat, **options):
         return autoattack(model, x, y, threat, attacks=QUICK, **options)
@@ -40,11 +44,19 @@ def test_the_line_up_is_the_published_one() -> None:
     def line(version: str, norm: float) -> list[str]:
         return [part.name for part in stages(version, norm)]
 
-    assert line("standard", INF) == line("standard", 1.0) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert (
+        line("standard", INF) == line("standard", 1.0) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    )
     assert line("plus", 2.0) == ["apgd-ce", "apgd-dlr", "fab", "square", "apgd-t", "fab-t"]
     assert line("rand", 2.0) == ["apgd-ce", "apgd-dlr"]
     ce, t, fab, square = (part.options for part in stages("standard", INF))
-    assert (ce["restarts"], ce["steps"], t["targets"], fab["targets"], square["queries"]) == (1, 100, 9, 9, 5000)
+    assert (ce["restarts"], ce["steps"], t["targets"], fab["targets"], square["queries"]) == (
+        1,
+        100,
+        9,
+        9,
+        5000,
+    )
     ce, t, _, _ = (part.options for part in stages("standard", 1.0))
     assert (ce["restarts"], ce["large"], t["targets"], t["large"]) == (5, True, 5, True)
     assert [part.options.get("restarts", 1) for part in stages("plus", INF)] == [5, 5, 5, 1, 1, 1]
@@ -72,9 +84,17 @@ def test_a_stage_sees_only_those_who_stand() -> None:
     table = list(result.info["stages"].values())
     assert seen[0] == table[0]["attacked"] == 17
     for before, after, count in zip(table, table[1:], seen[1:]):
-        assert count == after["attacked"] == round(20 * before["accuracy"]) and after["accuracy"] <= before["accuracy"]
-    assert result.accuracy == pytest.approx(table[-1]["accuracy"], abs=1e-12) and result.accuracy < 17 / 20
-    assert sum(row["passes"] for row in table) + 20 == int(result.forwards.sum() + result.backwards.sum())
+        assert (
+            count == after["attacked"] == round(20 * before["accuracy"])
+            and after["accuracy"] <= before["accuracy"]
+        )
+    assert (
+        result.accuracy == pytest.approx(table[-1]["accuracy"], abs=1e-12)
+        and result.accuracy < 17 / 20
+    )
+    assert sum(row["passes"] for row in table) + 20 == int(
+        result.forwards.sum() + result.backwards.sum()
+    )
     assert result.forwards[:3].tolist() == [1, 1, 1]  # the clean pass, once for all stages
 
 
@@ -117,7 +137,9 @@ def _stop_after(hunt: type, calls: int):
 def test_zero_gradients_are_a_warning() -> None:
     model, x, y = right()
 
-    def steps(x: Tensor) -> Tensor:  # rounded inputs: a staircase, flat wherever it is differentiable
+    def steps(
+        x: Tensor,
+    ) -> Tensor:  # rounded inputs: a staircase, flat wherever it is differentiable
         return model((8 * x).round() / 8 + 0 * x)
 
     y = steps(x).argmax(1)
@@ -135,7 +157,11 @@ def test_square_felling_what_gradients_could_not_is_a_warning() -> None:
     eps = 2 * float(model.distances(x, y, INF, (0.0, 1.0)).max())
     with pytest.warns(ModelWarning, match="Square"):
         result = autoattack(
-            backwards, x, y, Threat(INF, INF, min(eps, 1.0)), attacks=[stage("apgd-ce", steps=3), stage("square", queries=300)]
+            backwards,
+            x,
+            y,
+            Threat(INF, INF, min(eps, 1.0)),
+            attacks=[stage("apgd-ce", steps=3), stage("square", queries=300)],
         )
     before, after = (row["accuracy"] for row in result.info["stages"].values())
     assert after < before
@@ -150,7 +176,9 @@ def test_randomised_models() -> None:
 
     with pytest.warns(ModelWarning, match="different logits"):
         autoattack(noisy, x, y, Threat(INF, INF, 0.1), attacks=QUICK[:1])
-    result = autoattack(noisy, x, y, Threat(INF, INF, 0.1), attacks=[stage("apgd-ce", steps=5, eot=3)])  # no warning
+    result = autoattack(
+        noisy, x, y, Threat(INF, INF, 0.1), attacks=[stage("apgd-ce", steps=5, eot=3)]
+    )  # no warning
     assert result.accuracy < 1
 
 
@@ -165,11 +193,16 @@ def test_probabilities_are_an_error() -> None:
 @pytest.mark.parametrize("name", ["Linf", "L2", "L1"])
 def test_the_drop_in_class(name: str, capsys, tmp_path) -> None:
     model, x, y = right()
-    x, norm = x.float(), {"Linf": INF, "L2": 2.0, "L1": 1.0}[name]
+    x = x.float()
+    norm = {"Linf": INF, "L2": 2.0, "L1": 1.0}[name]
     single = model.float()
     y[:2] = (y[:2] + 1) % 4
-    eps = float(LinearClassifier.random(4, 12, seed=4).distances(x.double(), y, norm, (0.0, 1.0)).median())
-    adversary = AutoAttack(single, norm=name, eps=eps, version="standard", device="cpu", log_path=tmp_path / "log")
+    eps = float(
+        LinearClassifier.random(4, 12, seed=4).distances(x.double(), y, norm, (0.0, 1.0)).median()
+    )
+    adversary = AutoAttack(
+        single, norm=name, eps=eps, version="standard", device="cpu", log_path=tmp_path / "log"
+    )
     assert adversary.attacks_to_run == ["apgd-ce", "apgd-t", "fab-t", "square"]
     adversary.apgd.n_iter = adversary.apgd_targeted.n_iter = adversary.fab.n_iter = 10
     adversary.square.n_queries = 20
@@ -177,26 +210,41 @@ def test_the_drop_in_class(name: str, capsys, tmp_path) -> None:
     assert adversary.result is not None
     moved = (x_adv != x).flatten(1).any(1)
     assert torch.equal(single(x_adv).argmax(1), labels)
-    assert torch.equal(moved, (labels != y) & (single(x).argmax(1) == y)) and moved.any() and not moved.all()
+    assert (
+        torch.equal(moved, (labels != y) & (single(x).argmax(1) == y))
+        and moved.any()
+        and not moved.all()
+    )
     accuracy = float((labels == y).double().mean())
     assert adversary.clean_accuracy(x_adv, y) == accuracy == adversary.result.accuracy
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "log").read_text()
     assert "initial accuracy: 90.00%" in printed and f"robust accuracy: {accuracy:.2%}" in printed
-    assert torch.equal(adversary.run_standard_evaluation(x, y, bs=20), x_adv)  # whatever the batch, and every time
+    assert torch.equal(
+        adversary.run_standard_evaluation(x, y, bs=20), x_adv
+    )  # whatever the batch, and every time
 
 
 def test_the_drop_in_class_with_attacks_of_ones_own(capsys, tmp_path) -> None:
     model, x, y = right()
-    adversary = AutoAttack(model, "L2", "1/4", attacks_to_run=["apgd-dlr", "fab"], version="custom", verbose=False)
-    adversary.apgd.n_restarts, adversary.apgd.n_iter, adversary.fab.n_restarts, adversary.fab.n_iter = 2, 5, 2, 3
+    adversary = AutoAttack(
+        model, "L2", "1/4", attacks_to_run=["apgd-dlr", "fab"], version="custom", verbose=False
+    )
+    (
+        adversary.apgd.n_restarts,
+        adversary.apgd.n_iter,
+        adversary.fab.n_restarts,
+        adversary.fab.n_iter,
+    ) = 2, 5, 2, 3
     alone = adversary.run_standard_evaluation_individual(x, y)
     assert list(alone) == adversary.attacks_to_run == ["apgd-dlr", "fab"]
     together = adversary.run_standard_evaluation(x, y, state_path=tmp_path / "state")
     assert capsys.readouterr().out == ""
     fooled = torch.stack([(points != x).flatten(1).any(1) for points in alone.values()]).any(0)
     assert torch.equal((together != x).flatten(1).any(1), fooled)
-    assert torch.equal(adversary.run_standard_evaluation(x, y, state_path=tmp_path / "state"), together)  # restored, points too
+    assert torch.equal(
+        adversary.run_standard_evaluation(x, y, state_path=tmp_path / "state"), together
+    )  # restored, points too
 
 
 def test_the_drop_in_class_refuses_what_it_cannot_do() -> None:
@@ -217,7 +265,9 @@ def test_the_drop_in_class_refuses_what_it_cannot_do() -> None:
 def test_every_attack_runs_on_two_classes_and_on_many() -> None:
     for classes in (2, 1000):
         model, x, y = right(classes, n=3)
-        quick = [stage(name, steps=3) for name in ATTACKS if name != "square"] + [stage("square", queries=5)]
+        quick = [stage(name, steps=3) for name in ATTACKS if name != "square"] + [
+            stage("square", queries=5)
+        ]
         result = autoattack(model, x, y, Threat(INF, INF, 0.4), attacks=quick)
         assert bool(result.verify(model)) and len(result.info["stages"]) == 6
 

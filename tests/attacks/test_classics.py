@@ -1,4 +1,6 @@
-"""FGSM, PGD, Carlini-Wagner, DeepFool and FAB as attacks: closed forms, the papers' iterates, targets, passes, broken parts."""
+"""FGSM, PGD, Carlini-Wagner, DeepFool and FAB as attacks: closed forms, the papers' iterates,
+targets, passes, broken parts.
+"""
 
 import math
 from functools import partial
@@ -23,8 +25,13 @@ INF = math.inf
 NORMS = (1.0, 2.0, INF)
 BOX = (0.0, 1.0)
 SHAPE = (3, 2, 2)
-QUICK = {"searches": 3, "steps": 60, "rate": 0.1}  # enough of CW for linear classifiers in a box of 12 dimensions
-# PGD turns from a random point toward the worst one by a constant angle a step: after 40 steps it is this near.
+QUICK = {
+    "searches": 3,
+    "steps": 60,
+    "rate": 0.1,
+}  # enough of CW for linear classifiers in a box of 12 dimensions
+# PGD turns from a random point toward the worst one by a constant angle a step: after 40 steps it
+# is this near.
 SHARES = {(2.0, True): 0.96, (1.0, True): 0.9}
 each_norm = pytest.mark.parametrize("norm", NORMS, ids=lambda r: f"l{r:g}")
 each_domain = pytest.mark.parametrize("domain", [None, BOX], ids=["free", "box"])
@@ -43,7 +50,13 @@ CONFORMING = {  # attack, norms, orders, domains, classes
     "fgsm": (fgsm, NORMS, (1.0, INF), (None, BOX), (4,)),
     "fgsm-dlr": (partial(fgsm, loss="dlr"), (2.0,), (INF,), (BOX,), (2,)),
     "pgd": (partial(pgd, steps=4), NORMS, (1.0, 2.0), (None, BOX), (4,)),
-    "pgd-clean-start": (partial(pgd, steps=4, loss="margin", random_start=False), NORMS, (INF,), (BOX,), (2,)),
+    "pgd-clean-start": (
+        partial(pgd, steps=4, loss="margin", random_start=False),
+        NORMS,
+        (INF,),
+        (BOX,),
+        (2,),
+    ),
     "cw": (partial(cw, searches=2, steps=20, rate=0.3), (2.0,), (1.0,), (BOX,), (4,)),
     "deepfool": (deepfool, (1.0, INF), (2.0,), (BOX,), (4,)),
     "fab": (partial(fab, steps=3), (2.0,), (1.0,), (BOX,), (4,)),
@@ -57,11 +70,14 @@ def test_conformance(name: str) -> None:
     check_attack(attack, norms=norms, orders=orders, classes=classes, domains=domains)
 
 
-# ---- closed forms -----------------------------------------------------------------------------------------------------------
+# ---- closed forms
+# --------------------------------------------------------------------------------------------------
 
 
 def between(exact: torch.Tensor) -> float:
-    """A radius in the middle of the widest gap among the middle third of the distances: nobody is on the edge."""
+    """A radius in the middle of the widest gap among the middle third of the distances: nobody
+    is on the edge.
+    """
     some = exact[exact > 0].sort().values
     some = some[len(some) // 3 : -len(some) // 3]
     widest = some.diff().argmax()
@@ -69,12 +85,17 @@ def between(exact: torch.Tensor) -> float:
 
 
 def check_worst_point(attack, norm: float, domain, share: float = 1.0) -> None:
-    """In balls that flip some samples and not others: who flips is known, and so is the largest loss of the rest."""
+    """In balls that flip some samples and not others: who flips is known, and so is the largest
+    loss of the rest.
+    """
     model, x, y = problem(2)
     exact = model.distances(x, y, norm, domain)
     eps = between(exact)
     result = attack(model, x, y, ws.Threat(norm, INF, eps, domain))
-    assert torch.equal(result.predicted != y, exact <= eps) and 0 < result.accuracy < result.clean_accuracy
+    assert (
+        torch.equal(result.predicted != y, exact <= eps)
+        and 0 < result.accuracy < result.clean_accuracy
+    )
     assert (result.distances <= eps).all() and result.verify(model) and (result.weights == 1).all()
     w = (model.weight[1 - y] - model.weight[y]).detach().reshape(x.shape)
     gain = inner(w, steepest(x, w, norm, eps, domain))
@@ -94,7 +115,9 @@ def test_fgsm_is_exact_for_two_classes(norm: float, domain, loss: str) -> None:
 @each_domain
 @pytest.mark.parametrize("start", [True, False], ids=["random", "clean"])
 def test_pgd_is_exact_for_two_classes(norm: float, domain, start: bool) -> None:
-    check_worst_point(partial(pgd, random_start=start), norm, domain, SHARES.get((norm, start), 1 - 1e-9))
+    check_worst_point(
+        partial(pgd, random_start=start), norm, domain, SHARES.get((norm, start), 1 - 1e-9)
+    )
 
 
 def broken_ascent(z, y):
@@ -108,7 +131,10 @@ def test_broken_steps_projections_and_losses_are_caught(monkeypatch) -> None:
         "wassail.attacks.fgsm.clip": (fgsm, lambda point, domain: point - 1e-3),
         "wassail.attacks.pgd.maximiser": (pgd, lambda g, norm: -g.sign()),
         "wassail.attacks.pgd.project": (pgd, lambda point, center, norm, radius, domain: center),
-        "wassail.attacks.pgd.random_point": (partial(pgd, steps=1, step=1e-3), lambda hunt, rows, *_: hunt.x[rows]),
+        "wassail.attacks.pgd.random_point": (
+            partial(pgd, steps=1, step=1e-3),
+            lambda hunt, rows, *_: hunt.x[rows],
+        ),
     }
     for place, (attack, function) in broken.items():
         with monkeypatch.context() as patch:
@@ -123,7 +149,8 @@ def test_broken_steps_projections_and_losses_are_caught(monkeypatch) -> None:
 
 def visited(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Every batch of points that a hunt looks at with a graph, with their rows."""
-    seen, tape = [], Hunt.tape
+    seen = []
+    tape = Hunt.tape
 
     def spy(hunt, points, rows):
         seen.append((points.clone(), rows.clone()))
@@ -155,17 +182,22 @@ def test_pgd_never_leaves_ball_and_box(norm: float, domain, monkeypatch) -> None
 
 
 def test_walls_take_no_share_of_a_step() -> None:
-    """From a corner of the box, half of whose coordinates are pushed outside, one l2 step still has its full length."""
+    """From a corner of the box, half of whose coordinates are pushed outside, one l2 step still
+    has its full length.
+    """
     model = LinearClassifier(
-        torch.tensor([[0.0] * 8, [1.0, 2.0, 1.0, 3.0, 1.0, 2.0, 1.0, 3.0]]).double(), torch.tensor([9.0, 0]).double()
+        torch.tensor([[0.0] * 8, [1.0, 2.0, 1.0, 3.0, 1.0, 2.0, 1.0, 3.0]]).double(),
+        torch.tensor([9.0, 0]).double(),
     )
-    x, y = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]).double(), torch.tensor([0])
+    x = torch.tensor([[1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]]).double()
+    y = torch.tensor([0])
     result = pgd(model, x, y, ws.Threat(2, INF, 0.3), steps=1, step=0.2, random_start=False)
     assert abs(float(result.distances) - 0.2) < 1e-9 and torch.equal(result.points[:, :4], x[:, :4])
 
 
 def test_restarts_start_elsewhere(monkeypatch) -> None:
-    x, y = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(3, dtype=torch.int64)
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(3, dtype=torch.int64)
     seen = visited(monkeypatch)
     for seed in (0, 1):
         pgd(Stubborn(), x, y, ws.Threat(2, INF, 0.1, None), steps=1, restarts=2, seed=seed)
@@ -173,12 +205,18 @@ def test_restarts_start_elsewhere(monkeypatch) -> None:
     assert starts.shape[0] == 4 and (torch.pdist(starts.flatten(1)) > 0.05).all()
 
 
-def check_distances(attack, domain, most: float, mean: float, classes: int = 2, norm: float = 2.0) -> None:
+def check_distances(
+    attack, domain, most: float, mean: float, classes: int = 2, norm: float = 2.0
+) -> None:
     model, x, y = problem(classes, 16)
     exact = model.distances(x, y, norm, domain)
     result = attack(model, x, y, ws.Threat(norm, 1, 0.1, domain))
     found = result.flips.distances
-    assert (found >= exact - 1e-9).all() and torch.equal(found == 0, exact == 0) and torch.isfinite(found).all()
+    assert (
+        (found >= exact - 1e-9).all()
+        and torch.equal(found == 0, exact == 0)
+        and torch.isfinite(found).all()
+    )
     factor = (found / exact)[exact > 0]
     assert factor.max() <= most and factor.mean() <= mean
 
@@ -194,15 +232,22 @@ def test_cw_finds_it_from_the_papers_first_c() -> None:
 
 
 def test_cw_does_not_take_an_overshoot_for_a_success() -> None:
-    """Adam's first step is longer than the way to the boundary: it flips, though c is far too small to hold it there."""
-    model = LinearClassifier(torch.tensor([[0.0, 0.0], [1.0, 0.3]]).double(), torch.zeros(2).double())
-    x, y = torch.tensor([[-0.01, 0.0]]).double(), torch.tensor([0])
+    """Adam's first step is longer than the way to the boundary: it flips, though c is far too
+    small to hold it there.
+    """
+    model = LinearClassifier(
+        torch.tensor([[0.0, 0.0], [1.0, 0.3]]).double(), torch.zeros(2).double()
+    )
+    x = torch.tensor([[-0.01, 0.0]]).double()
+    y = torch.tensor([0])
     result = cw(model, x, y, ws.Threat(2, 1, 0.1, None), searches=6, steps=200, rate=0.02, c=2e-4)
     assert 1 <= float(result.distances / model.distances(x, y, 2.0, None)) <= 1.01
 
 
 def test_cw_with_many_classes_is_close() -> None:
-    check_distances(partial(cw, **QUICK), BOX, 2.0, 1.2, classes=10)  # the margin follows one rival, not always the nearest
+    check_distances(
+        partial(cw, **QUICK), BOX, 2.0, 1.2, classes=10
+    )  # the margin follows one rival, not always the nearest
 
 
 def test_a_broken_cw_is_caught(monkeypatch) -> None:
@@ -210,8 +255,14 @@ def test_a_broken_cw_is_caught(monkeypatch) -> None:
 
     away = module._to_box
     broken = {
-        "_to_box": lambda w, x, domain: (away(w, x, domain)[0], -away(w, x, domain)[1]),  # the derivative's sign
-        "_gap": lambda hunt, goal, z, rows: (torch.ones(len(z), dtype=z.dtype), -goal(z, rows)[1]),  # the penalty's sign
+        "_to_box": lambda w, x, domain: (
+            away(w, x, domain)[0],
+            -away(w, x, domain)[1],
+        ),  # the derivative's sign
+        "_gap": lambda hunt, goal, z, rows: (
+            torch.ones(len(z), dtype=z.dtype),
+            -goal(z, rows)[1],
+        ),  # the penalty's sign
         "_to_line": lambda x, domain: torch.zeros_like(x),  # starts in the middle of the box
     }
     for name, function in broken.items():
@@ -238,7 +289,8 @@ def test_fab_is_exact_on_linear_classifiers(norm: float, targets) -> None:
     check_distances(partial(fab, steps=4, targets=targets), BOX, 1.01, 1.002, classes=5, norm=norm)
 
 
-# ---- the papers' iterates ---------------------------------------------------------------------------------------------------
+# ---- the papers' iterates
+# --------------------------------------------------------------------------------------------------
 
 
 class Curved(nn.Module):
@@ -249,20 +301,33 @@ class Curved(nn.Module):
         self.lead = lead
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = torch.stack([0 * x[:, 0] + self.lead, (7 * x).sin().sum(1), (5 * x[:, 0] * x[:, 1]).cos() - x[:, 2] ** 2], 1)
+        z = torch.stack(
+            [
+                0 * x[:, 0] + self.lead,
+                (7 * x).sin().sum(1),
+                (5 * x[:, 0] * x[:, 1]).cos() - x[:, 2] ** 2,
+            ],
+            1,
+        )
         return z
 
 
 @pytest.mark.parametrize("norm", [2.0, INF])
 def test_pgd_is_the_papers(norm: float, monkeypatch) -> None:
-    """Iterate by iterate, with the cross entropy differentiated by torch, on a loss with many hills and no flip."""
-    model, steps, eps = Curved(9.0), 8, 0.5
+    """Iterate by iterate, with the cross entropy differentiated by torch, on a loss with many
+    hills and no flip.
+    """
+    model = Curved(9.0)
+    steps = 8
+    eps = 0.5
     x = torch.rand(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.zeros(5, dtype=torch.int64)
     seen = visited(monkeypatch)
     result = pgd(model, x, y, ws.Threat(norm, INF, eps, None), steps=steps, seed=3)
     assert len(seen) == steps + 1
-    point, losses, points = seen[0][0], [], []
+    point = seen[0][0]
+    losses = []
+    points = []
     assert torch.allclose(vector_norm(point - x, norm), torch.full((5,), eps).double(), rtol=1e-6)
     for k in range(steps + 1):
         assert torch.allclose(seen[k][0], point, atol=1e-9)
@@ -273,29 +338,45 @@ def test_pgd_is_the_papers(norm: float, monkeypatch) -> None:
         points.append(point)
         step = 2.5 * eps / steps * (g.sign() if norm == INF else g / g.norm(dim=1, keepdim=True))
         delta = point + step - x
-        delta = delta.clamp(-eps, eps) if norm == INF else delta * (eps / delta.norm(dim=1, keepdim=True)).clamp(max=1)
+        delta = (
+            delta.clamp(-eps, eps)
+            if norm == INF
+            else delta * (eps / delta.norm(dim=1, keepdim=True)).clamp(max=1)
+        )
         point = x + delta
     best = torch.stack(losses).argmax(0)
-    assert torch.allclose(result.points, torch.stack(points)[best, torch.arange(5)], atol=1e-9) and result.accuracy == 1
+    assert (
+        torch.allclose(result.points, torch.stack(points)[best, torch.arange(5)], atol=1e-9)
+        and result.accuracy == 1
+    )
 
 
 def test_cw_is_the_papers(monkeypatch) -> None:
-    """The iterates of one search are those of Adam on the paper's objective, differentiated by torch."""
-    model, c = Curved(2.0), 0.3
-    x = torch.rand(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.9 + 0.05
+    """The iterates of one search are those of Adam on the paper's objective, differentiated by
+    torch.
+    """
+    model = Curved(2.0)
+    c = 0.3
+    x = (
+        torch.rand(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.9
+        + 0.05
+    )
     x = x[model(x).argmax(1) == 0]
     y = torch.zeros(len(x), dtype=torch.int64)
     seen = visited(monkeypatch)
     result = cw(model, x, y, ws.Threat(2, INF, 0.5), searches=1, steps=9, rate=0.1, c=c)
     assert 0 < result.flips.success.sum() < len(x)  # iterates on both sides of the boundary
-    w, mean, square = torch.atanh((2 * x - 1) * (1 - 1e-6)), 0.0, 0.0
+    w = torch.atanh((2 * x - 1) * (1 - 1e-6))
+    mean = 0.0
+    square = 0.0
     for k, (points, _) in enumerate(seen, 1):
         leaf = w.clone().requires_grad_(True)
         here = (torch.tanh(leaf) + 1) / 2
         z = model(here)
         loss = ((here - x) ** 2).sum(1) + c * (z[:, 0] - z[:, 1:].amax(1)).clamp(min=0)
         (g,) = torch.autograd.grad(loss.sum(), leaf)
-        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
+        mean = 0.9 * mean + 0.1 * g
+        square = 0.999 * square + 0.001 * g**2
         w = w - 0.1 * mean / (1 - 0.9**k) / ((square / (1 - 0.999**k)) ** 0.5 + 1e-8)
         assert torch.allclose((torch.tanh(w) + 1) / 2, points, atol=1e-6)
     assert len(seen) == 9
@@ -311,12 +392,17 @@ def test_cw_follows_the_width_of_the_box() -> None:
     assert torch.allclose(one.weights, other.weights, rtol=1e-6)
 
 
-# ---- targets ----------------------------------------------------------------------------------------------------------------
+# ---- targets
+# --------------------------------------------------------------------------------------------------
 
 
 def targeted_problem():
-    """Four classes that all win somewhere, samples that are right, and the class after next as their target."""
-    model = LinearClassifier(torch.eye(4, 12, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
+    """Four classes that all win somewhere, samples that are right, and the class after next as
+    their target.
+    """
+    model = LinearClassifier(
+        torch.eye(4, 12, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    )
     x = torch.rand(20, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     y = model(x).argmax(1)
     return model, x, y, (y + 2) % 4
@@ -343,18 +429,24 @@ def test_targets_are_reached_and_nothing_else_counts(name: str) -> None:
     assert (result.distances >= nearest - 1e-9).all()
     # A target that never wins: the label can be overtaken by others, and that is no success.
     never = LinearClassifier(
-        torch.cat([model.weight.detach(), model.weight.detach()[:1]]), torch.tensor([0.0, 0, 0, 0, -1]).double()
+        torch.cat([model.weight.detach(), model.weight.detach()[:1]]),
+        torch.tensor([0.0, 0, 0, 0, -1]).double(),
     )
     result = TARGETED[name](never, x, y, threat, target=torch.full_like(y, 4))
     assert not (result.predicted == 4).any()
-    assert name != "cw" or (result.accuracy == 1 and torch.equal(result.points, x) and not result.flips.success.any())
+    assert name != "cw" or (
+        result.accuracy == 1 and torch.equal(result.points, x) and not result.flips.success.any()
+    )
 
 
 def test_targeted_cw_finds_the_nearest_point_of_the_target() -> None:
-    """All logits of the rivals but the target's are out of reach, so the target's region is a half space."""
+    """All logits of the rivals but the target's are out of reach, so the target's region is a
+    half space.
+    """
     model, x, y = problem(2, 16)
     more = LinearClassifier(
-        torch.cat([model.weight.detach(), model.weight.detach()[:1]]), torch.cat([model.bias, model.bias[:1]]).detach()
+        torch.cat([model.weight.detach(), model.weight.detach()[:1]]),
+        torch.cat([model.bias, model.bias[:1]]).detach(),
     )
     more.bias.data[2] -= 50
     exact = model.distances(x, y, 2.0, BOX)
@@ -363,7 +455,8 @@ def test_targeted_cw_finds_the_nearest_point_of_the_target() -> None:
     assert factor.max() <= 1.03 and factor.min() >= 1 - 1e-9
 
 
-# ---- passes -----------------------------------------------------------------------------------------------------------------
+# ---- passes
+# --------------------------------------------------------------------------------------------------
 
 
 class Stubborn(nn.Module):
@@ -388,26 +481,43 @@ class Stubborn(nn.Module):
     ],
 )
 def test_passes_of_samples_that_never_flip(attack, forwards: int, backwards: int) -> None:
-    model, x = Stubborn(), torch.rand(4, 5, generator=torch.Generator().manual_seed(0))
+    model = Stubborn()
+    x = torch.rand(4, 5, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 0, 0, 1])
     result = attack(model, x, y, ws.Threat(2, INF, 0.1))
-    assert result.forwards.tolist() == [forwards] * 3 + [1] and result.backwards.tolist() == [backwards] * 3 + [0]
+    assert result.forwards.tolist() == [forwards] * 3 + [1] and result.backwards.tolist() == [
+        backwards
+    ] * 3 + [0]
     assert result.checks.tolist() == [1] * 4 and result.accuracy == 0.75
-    assert model.rows == 4 * 2 + int(result.forwards.sum() + result.checks.sum())  # the model's check looks at each twice
+    assert model.rows == 4 * 2 + int(
+        result.forwards.sum() + result.checks.sum()
+    )  # the model's check looks at each twice
 
 
 def test_pgd_stops_at_a_flip_and_restarts_only_the_rest() -> None:
     model, x, y = problem(4)
     eps = 0.9 * float(model.distances(x, y, 2.0, BOX)[2:].median())
-    one, three = (pgd(model, x, y, ws.Threat(2, INF, eps), steps=10, restarts=r, loss="margin") for r in (1, 3))
-    right, flipped = torch.arange(30) >= 2, one.predicted != y
+    one, three = (
+        pgd(model, x, y, ws.Threat(2, INF, eps), steps=10, restarts=r, loss="margin")
+        for r in (1, 3)
+    )
+    right = torch.arange(30) >= 2
+    flipped = one.predicted != y
     assert torch.equal(one.forwards[right & ~flipped], torch.full_like(y[right & ~flipped], 12))
-    assert (one.forwards[flipped] < 12).all() and (one.backwards[flipped] == (one.forwards[flipped] - 2).clamp(min=0)).all()
-    assert torch.equal(three.forwards[flipped], one.forwards[flipped]) and three.accuracy <= one.accuracy
+    assert (one.forwards[flipped] < 12).all() and (
+        one.backwards[flipped] == (one.forwards[flipped] - 2).clamp(min=0)
+    ).all()
+    assert (
+        torch.equal(three.forwards[flipped], one.forwards[flipped])
+        and three.accuracy <= one.accuracy
+    )
     assert torch.equal(three.points[flipped], one.points[flipped])
     assert (three.forwards[right & ~flipped & (three.predicted == y)] == 1 + 3 * 11).all()
     lost = right & (three.predicted == y)
-    assert lost.any() and (margin(model(three.points), y) >= margin(model(one.points), y) - 1e-12)[lost].all()
+    assert (
+        lost.any()
+        and (margin(model(three.points), y) >= margin(model(one.points), y) - 1e-12)[lost].all()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*samples were not searched:wassail.errors.ModelWarning")
@@ -417,18 +527,35 @@ def test_cw_keeps_its_budget() -> None:
         model, x, y = problem(10, 12, (7,))
         flips = ws.nearest(model, x, y, 2, method="cw", passes=passes)
         spent = flips.forwards + flips.backwards
-        assert (spent <= passes).all() and (spent[:2] == 1).all() and (spent[2:] >= min(passes, 3) - 1).all()
+        assert (
+            (spent <= passes).all()
+            and (spent[:2] == 1).all()
+            and (spent[2:] >= min(passes, 3) - 1).all()
+        )
         shares.append(flips.success[2:].double().mean().item())
-        stuck = ws.nearest(Stubborn(), x, torch.zeros(12, dtype=torch.int64), 2, method="cw", passes=passes, searches=50)
+        stuck = ws.nearest(
+            Stubborn(),
+            x,
+            torch.zeros(12, dtype=torch.int64),
+            2,
+            method="cw",
+            passes=passes,
+            searches=50,
+        )
         spent = stuck.forwards + stuck.backwards
         assert not stuck.success.any() and (spent <= passes).all() and (spent >= passes - 1).all()
     assert shares[0] == 0 and shares[-1] == 1
 
 
 def test_cw_stops_searching_where_nothing_moves() -> None:
-    """A zero gradient costs one backward pass; a loss that stalls ends a search after a tenth of its steps."""
-    fixed = LinearClassifier(torch.zeros(3, 4, dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0]).double())
-    x, y = torch.rand(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.int64)
+    """A zero gradient costs one backward pass; a loss that stalls ends a search after a tenth
+    of its steps.
+    """
+    fixed = LinearClassifier(
+        torch.zeros(3, 4, dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0]).double()
+    )
+    x = torch.rand(3, 4, dtype=torch.float64)
+    y = torch.zeros(3, dtype=torch.int64)
     result = cw(fixed, x, y, ws.Threat(2, 1, 0.1))
     assert result.forwards.tolist() == [1] * 3 and result.backwards.tolist() == [1] * 3
     model, x, y = problem(2)
@@ -437,7 +564,8 @@ def test_cw_stops_searching_where_nothing_moves() -> None:
 
 
 def test_cw_leaves_passes_to_shorten_its_flips(monkeypatch) -> None:
-    left, shorten = [], Hunt.shorten
+    left = []
+    shorten = Hunt.shorten
 
     def spy(hunt, rows, times):
         left.append(hunt.left(rows)[torch.isfinite(hunt.distance[rows])])
@@ -446,39 +574,64 @@ def test_cw_leaves_passes_to_shorten_its_flips(monkeypatch) -> None:
     monkeypatch.setattr(Hunt, "shorten", spy)
     model, x, y = problem(10, 12, (7,))
     ws.nearest(model, x, y, 2, method="cw", passes=100, searches=99)
-    assert len(left[0]) > 5 and left[0].median() >= 10  # all but those who flipped with their last passes
+    assert (
+        len(left[0]) > 5 and left[0].median() >= 10
+    )  # all but those who flipped with their last passes
 
 
 def test_options_reach_the_engines() -> None:
     model, x, y = problem(10, 12)
     threat = ws.Threat(2, 1, 0.1)
     few = deepfool(model, x, y, threat, topk=3)
-    assert torch.equal(few.backwards[2:], 3 * (few.forwards[2:] - 11)) and (few.backwards[2:] >= 3).all()
+    assert (
+        torch.equal(few.backwards[2:], 3 * (few.forwards[2:] - 11))
+        and (few.backwards[2:] >= 3).all()
+    )
     assert deepfool(model, x, y, threat, steps=1).backwards.max() == 9
     for steps in (2, 5):
         assert (fab(model, x, y, threat, steps=steps).backwards[2:] == 9 * steps).all()
-    assert fab(model, x, y, threat, targets=2).method == "fab-t" and fab(model, x, y, threat, steps=1).method == "fab"
+    assert (
+        fab(model, x, y, threat, targets=2).method == "fab-t"
+        and fab(model, x, y, threat, steps=1).method == "fab"
+    )
 
 
-# ---- any number of classes, any input ---------------------------------------------------------------------------------------
+# ---- any number of classes, any input
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("classes", [2, 3, 1000])
 def test_any_number_of_classes(classes: int) -> None:
     model, x, y = problem(classes, 6, (20,))
     exact = model.distances(x, y, 2.0, BOX)
-    for attack in (fgsm, partial(pgd, steps=5, loss="dlr"), partial(cw, **QUICK), deepfool, partial(fab, steps=3, targets=2)):
+    for attack in (
+        fgsm,
+        partial(pgd, steps=5, loss="dlr"),
+        partial(cw, **QUICK),
+        deepfool,
+        partial(fab, steps=3, targets=2),
+    ):
         result = attack(model, x, y, ws.Threat(2, INF, 2 * float(exact.max())))
-        assert result.accuracy == 0 and result.verify(model) and (result.distances >= exact - 1e-9).all()
+        assert (
+            result.accuracy == 0
+            and result.verify(model)
+            and (result.distances >= exact - 1e-9).all()
+        )
 
 
-@pytest.mark.parametrize("attack", [fgsm, pgd, partial(cw, searches=2, steps=20), deepfool, partial(fab, steps=4)])
+@pytest.mark.parametrize(
+    "attack", [fgsm, pgd, partial(cw, searches=2, steps=20), deepfool, partial(fab, steps=4)]
+)
 def test_float32_and_batches_of_a_network(attack) -> None:
     model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
-    x, y = x[:12], y[:12]
+    x = x[:12]
+    y = y[:12]
     one, other = (attack(model, x, y, ws.Threat(2, 1, 0.3), batch_size=size) for size in (None, 7))
     assert one.points.dtype == torch.float32 and one.verify(model, batch_size=3) and one.cost <= 0.3
-    assert torch.allclose(one.points, other.points, atol=1e-3) and abs(one.accuracy - other.accuracy) < 0.01
+    assert (
+        torch.allclose(one.points, other.points, atol=1e-3)
+        and abs(one.accuracy - other.accuracy) < 0.01
+    )
     weighted = attack(model, x, y, ws.Threat(2, 1, 0.3), mu=torch.arange(12))
     assert torch.allclose(weighted.mu, torch.arange(12).double() / 66) and weighted.verify(model)
 
@@ -518,7 +671,8 @@ def test_cw_is_for_l2(norm) -> None:
         ws.nearest(model, x, y, norm, method="cw")
 
 
-# ---- a real network ---------------------------------------------------------------------------------------------------------
+# ---- a real network
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("norm", "eps"), [(INF, 2 / 255), (2.0, 0.25)])
@@ -526,8 +680,12 @@ def test_the_order_of_strength_on_a_real_network(zoo, norm: float, eps: float) -
     model, dataset = zoo.load("cifar_cnn_a_adv")
     x, y = (t[1000:1030] for t in zoo.images(dataset, 1030))
     threat = ws.Threat(norm, INF, eps)
-    step, climb = fgsm(model, x, y, threat), pgd(model, x, y, threat)
-    found = {"chase": ws.nearest(model, x, y, norm, passes=40), "deepfool": deepfool(model, x, y, threat, topk=3).flips}
+    step = fgsm(model, x, y, threat)
+    climb = pgd(model, x, y, threat)
+    found = {
+        "chase": ws.nearest(model, x, y, norm, passes=40),
+        "deepfool": deepfool(model, x, y, threat, topk=3).flips,
+    }
     if norm == 2:
         found["cw"] = cw(model, x, y, threat, searches=2, steps=60).flips
     best = ws.allocate(found["chase"].merge(*found.values(), step.flips, climb.flips), eps, INF)
@@ -535,7 +693,12 @@ def test_the_order_of_strength_on_a_real_network(zoo, norm: float, eps: float) -
     for result in (step, climb, best):
         assert result.verify(model, batch_size=17) and result.cost <= eps
     lost = climb.predicted == y  # the loss of those that stand is larger where PGD left them
-    z = [margin(model(points), y).detach()[lost].mean() for points in (x, step.points, climb.points)]
+    z = [
+        margin(model(points), y).detach()[lost].mean() for points in (x, step.points, climb.points)
+    ]
     assert z[0] < z[1] <= z[2] + 1e-3 and z[0] < z[2]
     if norm == 2:
-        assert found["cw"].success.all() and found["cw"].distances.mean() < 1.35 * found["chase"].distances.mean()
+        assert (
+            found["cw"].success.all()
+            and found["cw"].distances.mean() < 1.35 * found["chase"].distances.mean()
+        )

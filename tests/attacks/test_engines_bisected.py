@@ -1,4 +1,6 @@
-"""APGD bisected to the nearest flip, and PDPGD: closed forms, conformance, exact budgets, broken signs."""
+"""APGD bisected to the nearest flip, and PDPGD: closed forms, conformance, exact budgets,
+broken signs.
+"""
 
 import math
 
@@ -20,7 +22,11 @@ from wassail.testing import LinearClassifier, check_attack, samples
 INF = math.inf
 NORMS = (1.0, 2.0, INF)
 DOMAINS = (None, (0.0, 1.0))
-QUICK = {"step": 0.3, "fall": 0.1, "dual_step": 0.2}  # PDPGD for 100 steps instead of the authors' 500
+QUICK = {
+    "step": 0.3,
+    "fall": 0.1,
+    "dual_step": 0.2,
+}  # PDPGD for 100 steps instead of the authors' 500
 ENGINES = {
     "apgd": (apgd_engine, {}),
     "apgd-margin": (apgd_engine, {"loss": "margin", "steps": 10}),
@@ -28,10 +34,23 @@ ENGINES = {
     "pdpgd": (pdpgd_engine, QUICK),
     "pdpgd-authors": (pdpgd_engine, {}),
 }
-# How much farther than the exact flip an engine may end on linear classifiers: the worst sample for two classes, where the
-# rival is given, and the mean for several, where a loss that follows the largest logit need not find the nearest class.
-WORST = {"apgd": 1.005, "apgd-margin": 1.005, "apgd-targeted": 1.005, "pdpgd": 1.15, "pdpgd-authors": 1.4}
-MEAN = {"apgd": 1.05, "apgd-margin": 1.05, "apgd-targeted": 1.05, "pdpgd": 1.06, "pdpgd-authors": 1.2}
+# How much farther than the exact flip an engine may end on linear classifiers: the worst sample for
+# two classes, where the rival is given, and the mean for several, where a loss that follows the
+# largest logit need not find the nearest class.
+WORST = {
+    "apgd": 1.005,
+    "apgd-margin": 1.005,
+    "apgd-targeted": 1.005,
+    "pdpgd": 1.15,
+    "pdpgd-authors": 1.4,
+}
+MEAN = {
+    "apgd": 1.05,
+    "apgd-margin": 1.05,
+    "apgd-targeted": 1.05,
+    "pdpgd": 1.06,
+    "pdpgd-authors": 1.2,
+}
 
 
 def problem(classes: int, n: int = 40, shape: tuple[int, ...] = (3, 2, 2)):
@@ -43,10 +62,23 @@ def problem(classes: int, n: int = 40, shape: tuple[int, ...] = (3, 2, 2)):
 
 def find(name: str, model, x, y, norm, domain, passes=None, batch_size=None, **options):
     engine, chosen = ENGINES[name]
-    return hunt(engine, name, model, x, y, norm, domain, passes=passes, batch_size=batch_size, options={**chosen, **options})
+    return hunt(
+        engine,
+        name,
+        model,
+        x,
+        y,
+        norm,
+        domain,
+        passes=passes,
+        batch_size=batch_size,
+        options={**chosen, **options},
+    )
 
 
-def check_distances(name: str, norm: float, domain, classes: int, passes: int | None = None) -> None:
+def check_distances(
+    name: str, norm: float, domain, classes: int, passes: int | None = None
+) -> None:
     model, x, y = problem(classes)
     exact = model.distances(x, y, norm, domain)
     flips = find(name, model, x, y, norm, domain, passes)
@@ -73,7 +105,9 @@ def test_variants_are_close_above_the_exact_distance(name: str, norm: float) -> 
 
 def attack(name: str, **keywords):
     def run(model, x, y, threat, batch_size=None):
-        flips = find(name, model, x, y, threat.norm, threat.domain, batch_size=batch_size, **keywords)
+        flips = find(
+            name, model, x, y, threat.norm, threat.domain, batch_size=batch_size, **keywords
+        )
         return ws.allocate(flips, threat.eps, threat.order)
 
     return run
@@ -82,10 +116,20 @@ def attack(name: str, **keywords):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
 def test_conformance(name: str, norm: float) -> None:
-    if name == "pdpgd" and norm == 1:  # with fewer steps it does not settle: the norm's pull outlasts them
-        check_attack(attack(name, steps=40), norms=(norm,), orders=(1.0,), domains=(None,), classes=(2,))
+    if (
+        name == "pdpgd" and norm == 1
+    ):  # with fewer steps it does not settle: the norm's pull outlasts them
+        check_attack(
+            attack(name, steps=40), norms=(norm,), orders=(1.0,), domains=(None,), classes=(2,)
+        )
     else:
-        check_attack(attack(name, passes=16), norms=(norm,), orders=(1.0,), domains=((0.0, 1.0),), classes=(4,))
+        check_attack(
+            attack(name, passes=16),
+            norms=(norm,),
+            orders=(1.0,),
+            domains=((0.0, 1.0),),
+            classes=(4,),
+        )
 
 
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
@@ -110,15 +154,21 @@ class Stubborn(nn.Module):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
 def test_budgets_are_kept_exactly(name: str, norm: float) -> None:
-    x, zeros = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(3, dtype=torch.int64)
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    zeros = torch.zeros(3, dtype=torch.int64)
     shares = []
     for passes in (1, 2, 5, 13, 60):
         for classes in (2, 10):
             model, a, b = problem(classes, 10, (7,))
             flips = find(name, model, a, b, norm, (0, 1), passes)
-            spent, wrong = flips.forwards + flips.backwards, flips.distances == 0
+            spent = flips.forwards + flips.backwards
+            wrong = flips.distances == 0
             assert (spent <= passes).all() and (spent[~wrong] >= min(passes, 2) - 1).all()
-            assert wrong.any() and (flips.forwards[wrong] == 1).all() and (flips.backwards[wrong] == 0).all()
+            assert (
+                wrong.any()
+                and (flips.forwards[wrong] == 1).all()
+                and (flips.backwards[wrong] == 0).all()
+            )
             shares.append(flips.success[~wrong].double().mean().item())
         stuck = find(name, Stubborn(), x, zeros, norm, (0, 1), passes)
         spent = stuck.forwards + stuck.backwards
@@ -128,8 +178,17 @@ def test_budgets_are_kept_exactly(name: str, norm: float) -> None:
 
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
 def test_passes_without_a_budget(name: str) -> None:
-    x, zeros = torch.rand(3, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(3, dtype=torch.int64)
-    flips = find(name, Stubborn(), x, zeros, 2, (0, 1), **({"rounds": 3, "steps": 7} if name == "apgd" else {"steps": 20}))
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
+    zeros = torch.zeros(3, dtype=torch.int64)
+    flips = find(
+        name,
+        Stubborn(),
+        x,
+        zeros,
+        2,
+        (0, 1),
+        **({"rounds": 3, "steps": 7} if name == "apgd" else {"steps": 20}),
+    )
     forwards, backwards = (1 + 3 * 8, 1 + 3 * 7) if name == "apgd" else (1 + 20, 20)
     assert flips.forwards.tolist() == [forwards] * 3 and flips.backwards.tolist() == [backwards] * 3
 
@@ -137,7 +196,9 @@ def test_passes_without_a_budget(name: str) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_apgd_reaches_the_worst_point_of_a_ball(norm: float, domain) -> None:
-    """Fixed radii, one for each sample, on a linear classifier that they do not flip: the best loss is known."""
+    """Fixed radii, one for each sample, on a linear classifier that they do not flip: the best
+    loss is known.
+    """
     model, x, _ = problem(2, 20)
     y = model(x).argmax(1)
     radius = 0.9 * model.distances(x, y, norm, domain).clamp(max=3.0)
@@ -158,12 +219,16 @@ class Curved(nn.Module):
     """Three classes with curved gaps; class 0 is far ahead, so that nothing flips."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        z = torch.stack([0 * x[:, 0], (7 * x).sin().sum(1), (5 * x[:, 0] * x[:, 1]).cos() - x[:, 2] ** 2], 1)
+        z = torch.stack(
+            [0 * x[:, 0], (7 * x).sin().sum(1), (5 * x[:, 0] * x[:, 1]).cos() - x[:, 2] ** 2], 1
+        )
         return z + torch.tensor([50.0, 0.0, 0.0], dtype=x.dtype)
 
 
 def plain_apgd(x: torch.Tensor, radius: float, norm: float, steps: int, checks: list[int]):
-    """One sample `(n,)`, no box, as the paper's Algorithm 1 reads, from the sample: the iterates and the best of them."""
+    """One sample `(n,)`, no box, as the paper's Algorithm 1 reads, from the sample: the
+    iterates and the best of them.
+    """
 
     def look(p):
         p = p.clone().requires_grad_(True)
@@ -173,27 +238,46 @@ def plain_apgd(x: torch.Tensor, radius: float, norm: float, steps: int, checks: 
 
     def ball(p):
         d = p - x
-        return x + (d.clamp(-radius, radius) if norm == INF else d * min(1.0, radius / max(float(d.norm()), 1e-300)))
+        return x + (
+            d.clamp(-radius, radius)
+            if norm == INF
+            else d * min(1.0, radius / max(float(d.norm()), 1e-300))
+        )
 
-    size, points, losses, previous = 2 * radius, [x], [look(x)[0]], x
-    point, g = x, look(x)[1]
-    best, best_loss, best_g = point, losses[0], g
-    seen, halved, last = -INF, True, 0
+    size = 2 * radius
+    points = [x]
+    losses = [look(x)[0]]
+    previous = x
+    point = x
+    g = look(x)[1]
+    best = point
+    best_loss = losses[0]
+    best_g = g
+    seen = -INF
+    halved = True
+    last = 0
     for k in range(steps):
         if k in checks:
             rises = sum(losses[i + 1] > losses[i] for i in range(last, k))
             halve = rises <= 0.75 * (k - last) or (not halved and seen >= best_loss)
-            seen, halved, last = best_loss, halve, k
+            seen = best_loss
+            halved = halve
+            last = k
             if halve:
-                size, point, g = size / 2, best, best_g
+                size = size / 2
+                point = best
+                g = best_g
         u = ball(point + size * (g.sign() if norm == INF else g / g.norm()))
         following = u if k == 0 else ball(point + 0.75 * (u - point) + 0.25 * (point - previous))
-        previous, point = point, following
+        previous = point
+        point = following
         loss, g = look(point)
         points.append(point)
         losses.append(loss)
         if loss > best_loss:
-            best, best_loss, best_g = point, loss, g
+            best = point
+            best_loss = loss
+            best_g = g
     return torch.stack(points), best
 
 
@@ -202,8 +286,11 @@ def test_apgd_is_the_papers(norm: float) -> None:
     """Iterate by iterate the algorithm of the paper, on a loss with many hills."""
     x = torch.rand(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     radius = torch.linspace(0.2, 1.0, 6, dtype=torch.float64)
-    state = Hunt(Network(Curved(), torch.arange(6)), x, torch.zeros(6, dtype=torch.int64), norm, None, None)
-    visited, tape = [], state.tape
+    state = Hunt(
+        Network(Curved(), torch.arange(6)), x, torch.zeros(6, dtype=torch.int64), norm, None, None
+    )
+    visited = []
+    tape = state.tape
     state.tape = lambda points, rows: (visited.append(points), tape(points, rows))[1]
     best, flipped = climb(state, torch.arange(6), x, radius, 30, _goal(state, "margin", None))
     assert not flipped.any() and len(visited) == 31
@@ -222,7 +309,8 @@ def test_apgd_stops_at_a_flip() -> None:
     _, flipped = climb(state, rows, x, radius, 20, _goal(state, "dlr", None))
     assert flipped.any() and torch.equal(flipped, torch.isfinite(state.distance))
     assert (state.distance[flipped] <= radius[flipped] * (1 + 1e-12)).all()
-    # the start, then a gradient and a look for each step: two looks are enough on straight boundaries
+    # the start, then a gradient and a look for each step: two looks are enough on straight
+    # boundaries
     assert (state.network.forwards[flipped] == state.network.backwards[flipped] + 2).all()
     assert state.network.backwards[flipped].min() == 1
 
@@ -245,9 +333,13 @@ def test_proximal_operators(norm: float) -> None:
     assert torch.allclose(best[0], v[0])
     for size in (1e-3, 0.1, 1.0):
         for seed in range(10):
-            other = best + size * torch.randn(v.shape, dtype=v.dtype, generator=torch.Generator().manual_seed(seed))
+            other = best + size * torch.randn(
+                v.shape, dtype=v.dtype, generator=torch.Generator().manual_seed(seed)
+            )
             assert (value(best) <= value(other) + 1e-12).all()
-    assert (value(best) <= value(0.99 * best) + 1e-12).all() and (value(best) <= value(torch.zeros_like(v)) + 1e-12).all()
+    assert (value(best) <= value(0.99 * best) + 1e-12).all() and (
+        value(best) <= value(torch.zeros_like(v)) + 1e-12
+    ).all()
 
 
 class Flat(nn.Module):
@@ -259,7 +351,8 @@ class Flat(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("norm", "dtype"), [(1.0, torch.float32), (2.0, torch.float32), (2.0, torch.float64), (INF, torch.float32)]
+    ("norm", "dtype"),
+    [(1.0, torch.float32), (2.0, torch.float32), (2.0, torch.float64), (INF, torch.float32)],
 )
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
 def test_zero_gradients(name: str, norm: float, dtype: torch.dtype) -> None:
@@ -281,7 +374,8 @@ def test_batch_sizes_do_not_matter(name: str, norm: float) -> None:
 @pytest.mark.parametrize(("norm", "eps"), [("inf", 0.1), (2, 1.0), (1, 4.0)])
 def test_nearer_than_wda_pp_on_digits(norm, eps: float) -> None:
     model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
-    x, y = x[:12], y[:12]
+    x = x[:12]
+    y = y[:12]
     paper = ws.nearest(model, x, y, norm, method="wda++", eps=eps)
     for name, passes in (("apgd", 100), ("pdpgd", None)):
         flips = find(name, model, x, y, norm, (0, 1), passes)
@@ -291,7 +385,9 @@ def test_nearer_than_wda_pp_on_digits(norm, eps: float) -> None:
 
 def test_targets_and_options() -> None:
     model, x, y = problem(4, 10, (8,))
-    ranks = [find("apgd-targeted", model, x, y, 2, (0, 1), 50, rank=rank).distances for rank in (2, 4, 9)]
+    ranks = [
+        find("apgd-targeted", model, x, y, 2, (0, 1), 50, rank=rank).distances for rank in (2, 4, 9)
+    ]
     assert not torch.equal(ranks[0], ranks[1]) and torch.equal(ranks[1], ranks[2])
     for options in ({"rounds": 0}, {"steps": 0}, {"rank": 1}, {"loss": "drl"}):
         with pytest.raises(InputError):
@@ -317,4 +413,6 @@ def test_known_flips_are_only_improved(name: str) -> None:
     for first in ("apgd", "pdpgd-authors"):
         known = find(first, model, x, y, 1, (0, 1), 60)
         better = hunt(engine, name, model, x, y, 1, (0, 1), passes=60, options=options, known=known)
-        assert (better.distances <= known.distances).all() and (better.distances < known.distances).any()
+        assert (better.distances <= known.distances).all() and (
+            better.distances < known.distances
+        ).any()

@@ -1,4 +1,6 @@
-"""DeepFool, FAB, FMN and DDN against closed forms, their budgets of passes, and WDA++ on a real network."""
+"""DeepFool, FAB, FMN and DDN against closed forms, their budgets of passes, and WDA++ on a real
+network.
+"""
 
 import math
 from typing import NamedTuple
@@ -25,8 +27,9 @@ BOX = (0.0, 1.0)
 class Case(NamedTuple):
     engine: object
     options: dict
-    # How far above the exact distance of a linear classifier a flip may be, as a factor: two classes without a box, two classes
-    # with one, ten classes (the furthest sample), ten classes (on average).
+    # How far above the exact distance of a linear classifier a flip may be, as a factor: two
+    # classes without a box, two classes with one, ten classes (the furthest sample), ten classes
+    # (on average).
     free: float
     box: float
     worst: float
@@ -37,12 +40,15 @@ ENGINES = {
     "deepfool": Case(deepfool_engine, {}, 1.001, 1.005, 1.005, 1.001),
     "fab": Case(fab_engine, {"steps": 4}, 1.001, 1.005, 1.005, 1.001),
     "fab-t": Case(fab_engine, {"steps": 4, "targets": 9}, 1.001, 1.005, 1.005, 1.001),
-    # These two climb the margin, so with ten classes they settle on one rival, which need not be the nearest.
+    # These two climb the margin, so with ten classes they settle on one rival, which need not be
+    # the nearest.
     "fmn": Case(fmn_engine, {"steps": 30}, 1.002, 1.002, 2.0, 1.05),
     "ddn": Case(ddn_engine, {"steps": 30}, 1.001, 1.005, 2.0, 1.05),
 }
 PAIRS = [(name, norm) for name in ENGINES for norm in NORMS if name != "ddn" or norm == 2]
-each_pair = pytest.mark.parametrize(("name", "norm"), PAIRS, ids=lambda v: v if isinstance(v, str) else f"l{v:g}")
+each_pair = pytest.mark.parametrize(
+    ("name", "norm"), PAIRS, ids=lambda v: v if isinstance(v, str) else f"l{v:g}"
+)
 each_domain = pytest.mark.parametrize("domain", [None, BOX], ids=["free", "box"])
 
 
@@ -85,24 +91,45 @@ def check_linear(name, norm, domain, classes):
 @pytest.mark.parametrize("classes", [2, 10])
 @each_domain
 @each_pair
-def test_linear_distances_are_near_the_exact_ones_and_never_below(name, norm, domain, classes) -> None:
+def test_linear_distances_are_near_the_exact_ones_and_never_below(
+    name, norm, domain, classes
+) -> None:
     check_linear(name, norm, domain, classes)
 
 
 CONFORMING = [(name, norm) for name, norm in PAIRS if name in ("deepfool", "fab") or norm == 2]
 
 
-@pytest.mark.parametrize(("name", "norm"), CONFORMING, ids=lambda v: v if isinstance(v, str) else f"l{v:g}")
+@pytest.mark.parametrize(
+    ("name", "norm"), CONFORMING, ids=lambda v: v if isinstance(v, str) else f"l{v:g}"
+)
 def test_conformance(name, norm) -> None:
-    fewer = {"fab": {"steps": 3}, "fab-t": {"steps": 3, "targets": 3}, "fmn": {"steps": 15}, "ddn": {"steps": 15}}
+    fewer = {
+        "fab": {"steps": 3},
+        "fab-t": {"steps": 3, "targets": 3},
+        "fmn": {"steps": 15},
+        "ddn": {"steps": 15},
+    }
 
     def attack(model, x, y, threat, batch_size=None):
         engine = ENGINES[name].engine
-        flips = hunt(engine, name, model, x, y, threat.norm, threat.domain, batch_size=batch_size, options=fewer.get(name))
+        flips = hunt(
+            engine,
+            name,
+            model,
+            x,
+            y,
+            threat.norm,
+            threat.domain,
+            batch_size=batch_size,
+            options=fewer.get(name),
+        )
         return ws.allocate(flips, threat.eps, threat.order)
 
     domain = None if name in ("fmn", "fab-t") else BOX
-    check_attack(attack, norms=(norm,), domains=(domain,), orders=(1.0,), classes=(4,) if norm == 2 else (2,))
+    check_attack(
+        attack, norms=(norm,), domains=(domain,), orders=(1.0,), classes=(4,) if norm == 2 else (2,)
+    )
 
 
 WRONG_SIGNS = {
@@ -131,10 +158,18 @@ class Ellipse(nn.Module):
 
 
 def test_a_curved_boundary() -> None:
-    """FAB, FMN and DDN come to the nearest point of a curve; DeepFool, which never looks back at the sample, does not."""
+    """FAB, FMN and DDN come to the nearest point of a curve; DeepFool, which never looks back
+    at the sample, does not.
+    """
     t = torch.linspace(0, 2 * math.pi, 20001, dtype=torch.float64)
     curve = torch.stack([t.cos() / 2, t.sin()], 1)
-    x = torch.stack([0.1 + 0.25 * torch.rand(40, generator=torch.Generator().manual_seed(0)), torch.linspace(0.1, 0.6, 40)], 1)
+    x = torch.stack(
+        [
+            0.1 + 0.25 * torch.rand(40, generator=torch.Generator().manual_seed(0)),
+            torch.linspace(0.1, 0.6, 40),
+        ],
+        1,
+    )
     y = torch.zeros(40, dtype=torch.int64)
     exact = torch.linalg.vector_norm(x.double()[:, None] - curve, dim=2).min(1).values
     loose, *tight = (
@@ -165,7 +200,9 @@ def test_budgets_are_kept_exactly(name, norm, classes, passes) -> None:
         wrong = flips.distances == 0
         assert wrong.any() and not wrong.all()
         assert (spent[wrong] == 1).all() and (flips.backwards[wrong] == 0).all()
-        assert sum(seen) == int(flips.forwards.sum() + flips.checks.sum()) + 2 * 8  # the model's check looks at 8 samples twice
+        assert (
+            sum(seen) == int(flips.forwards.sum() + flips.checks.sum()) + 2 * 8
+        )  # the model's check looks at 8 samples twice
         if passes >= 5:  # a gradient of every likely rival, one look, and something is found
             assert flips.success[~wrong].any()
             assert spent[~wrong].max() > 1
@@ -176,12 +213,15 @@ def test_unlimited_passes_are_those_of_the_docstrings(name, norm) -> None:
     model, x, y = problem(10, 40)
     flips = run(name, model, x, y, norm)
     right = flips.distances > 0
-    forwards, backwards = flips.forwards[right], flips.backwards[right]
+    forwards = flips.forwards[right]
+    backwards = flips.backwards[right]
     steps = ENGINES[name].options.get("steps")
     if name == "deepfool":  # linear: most flip at the first step
         assert int(backwards.median()) == 9 and int(forwards.median()) == 1 + 1 + 10
         assert torch.equal(backwards, 9 * (forwards - 11))
-    elif name == "fab":  # gradients before each step, a forward pass more after each flip but the last
+    elif (
+        name == "fab"
+    ):  # gradients before each step, a forward pass more after each flip but the last
         assert (backwards == 9 * steps).all()
         assert (forwards >= 1 + steps + 10).all() and (forwards <= 1 + steps + steps - 1 + 10).all()
     elif name == "fab-t":
@@ -194,17 +234,24 @@ def test_unlimited_passes_are_those_of_the_docstrings(name, norm) -> None:
 def test_the_batch_size_does_not_matter(name, norm) -> None:
     dtype = torch.float64 if norm == 2 else torch.float32
     model, x, y = problem(10, 6, shape=(2, 7))
-    model, x = model.to(dtype), x.to(dtype)
+    model = model.to(dtype)
+    x = x.to(dtype)
     whole = run(name, model, x, y, norm, passes=40)
     for size in (1, 4) if norm == 2 else (1,):
         other = run(name, model, x, y, norm, passes=40, batch_size=size)
-        assert torch.equal(other.points, whole.points) and torch.equal(other.distances, whole.distances)
-        assert torch.equal(other.forwards, whole.forwards) and torch.equal(other.backwards, whole.backwards)
+        assert torch.equal(other.points, whole.points) and torch.equal(
+            other.distances, whole.distances
+        )
+        assert torch.equal(other.forwards, whole.forwards) and torch.equal(
+            other.backwards, whole.backwards
+        )
     assert whole.points.dtype == dtype
 
 
 class Faint(nn.Module):
-    """Three logits: nothing at all below 0.5, and above it a slope so small that its square vanishes in float32."""
+    """Three logits: nothing at all below 0.5, and above it a slope so small that its square
+    vanishes in float32.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rise = (x.flatten(1) - 0.5).clamp(min=0).sum(1)
@@ -214,7 +261,8 @@ class Faint(nn.Module):
 @each_domain
 @each_pair
 def test_zero_and_vanishing_gradients_give_no_nan(name, norm, domain) -> None:
-    x, y = torch.rand(6, 3, generator=torch.Generator().manual_seed(1)), torch.zeros(6, dtype=torch.int64)
+    x = torch.rand(6, 3, generator=torch.Generator().manual_seed(1))
+    y = torch.zeros(6, dtype=torch.int64)
     x[0] = 0.1
     seen = []
 
@@ -235,7 +283,8 @@ def test_zero_and_vanishing_gradients_give_no_nan(name, norm, domain) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_nearest_plane_against_all_planes(norm, domain) -> None:
     generator = torch.Generator().manual_seed(2)
-    point, w = torch.rand(80, 5, generator=generator), torch.randn(80, 4, 5, generator=generator)
+    point = torch.rand(80, 5, generator=generator)
+    w = torch.randn(80, 4, 5, generator=generator)
     gap = torch.rand(80, 4, generator=generator) * 6 - 0.5
     gap[:9] = 50  # out of the box's reach
     w[:5, 1] = 0
@@ -261,8 +310,12 @@ def test_fab_t_runs_on_every_rival() -> None:
     """A rival that is far by its logit and near by its slope: only its own run finds it."""
     weight = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 10.0]], dtype=torch.float64)
     model = LinearClassifier(weight, torch.tensor([0.0, -1.0, -2.0], dtype=torch.float64))
-    x, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
-    one, two = (hunt(fab_engine, "fab-t", model, x, y, 2, None, options={"targets": m}).distances.item() for m in (1, 2))
+    x = torch.zeros(1, 2, dtype=torch.float64)
+    y = torch.tensor([0])
+    one, two = (
+        hunt(fab_engine, "fab-t", model, x, y, 2, None, options={"targets": m}).distances.item()
+        for m in (1, 2)
+    )
     assert one == pytest.approx(1, rel=1e-3) and two == pytest.approx(0.2, rel=1e-3)
 
 

@@ -1,4 +1,6 @@
-"""Our engine and the door to all engines: closed forms, exact budgets, monotone in passes, steering, rounding."""
+"""Our engine and the door to all engines: closed forms, exact budgets, monotone in passes,
+steering, rounding.
+"""
 
 import math
 import warnings
@@ -18,14 +20,21 @@ NORMS = (1.0, 2.0, INF)
 def relu_net(seed: int = 0, classes: int = 5) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, classes)
+        nn.Flatten(),
+        nn.Linear(12, 24),
+        nn.ReLU(),
+        nn.Linear(24, 24),
+        nn.ReLU(),
+        nn.Linear(24, classes),
     ).double()
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("domain", [None, (0.0, 1.0)])
 @pytest.mark.parametrize("classes", [2, 3, 10, 25])
-def test_linear_classifiers_are_solved_by_one_forward_and_the_gradients(norm: float, domain, classes: int) -> None:
+def test_linear_classifiers_are_solved_by_one_forward_and_the_gradients(
+    norm: float, domain, classes: int
+) -> None:
     model = LinearClassifier.random(classes, 12, seed=classes)
     x, y = samples(50, (3, 4), classes)
     y[10:] = model(x).argmax(1)[10:]
@@ -42,7 +51,9 @@ def test_linear_classifiers_are_solved_by_one_forward_and_the_gradients(norm: fl
 
 def test_conformance() -> None:
     def attack(model, x, y, threat, batch_size=None):
-        flips = ws.nearest(model, x, y, threat.norm, threat.domain, passes=60, batch_size=batch_size)
+        flips = ws.nearest(
+            model, x, y, threat.norm, threat.domain, passes=60, batch_size=batch_size
+        )
         return ws.allocate(flips, threat.eps, threat.order)
 
     check_attack(attack)
@@ -56,7 +67,8 @@ def test_a_budget_that_does_not_pay_for_the_first_step_is_told(method: str) -> N
     right = int((model(x).argmax(1) == y).sum())
     many = {"topk": 19} if method in ("auto", "chase", "deepfool", "fab") else {}
     with pytest.warns(
-        ws.ModelWarning, match=f"{right} of {right} samples were not searched: passes is 2, .* give at least "
+        ws.ModelWarning,
+        match=f"{right} of {right} samples were not searched: passes is 2, .* give at least ",
     ) as told:
         flips = ws.nearest(model, x, y, 2, method=method, passes=2, **many)
     assert not flips.success[2:].any() and len(told) == 1
@@ -92,7 +104,9 @@ def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> Non
         last = flips.distances
     assert torch.isfinite(last).all()
     again = ws.nearest(model, x, y, norm, passes=400, seed=3)
-    assert torch.equal(again.distances, last) and torch.equal(again.points, flips.points), "deterministic"
+    assert torch.equal(again.distances, last) and torch.equal(again.points, flips.points), (
+        "deterministic"
+    )
     assert ws.allocate(again, 0.1, 1).verify(model)
 
 
@@ -123,8 +137,13 @@ def test_steering_spends_less_and_answers_alike() -> None:
     eps = 0.1 * float(plain.distances[plain.success].mean())
     steered = ws.nearest(model, x, y, INF, passes=400, eps=eps, order=1)
     first = ws.nearest(model, x, y, INF, passes=100)
-    assert sum(steered.passes()) < 0.8 * sum(plain.passes()) and (steered.forwards + steered.backwards <= 400).all()
-    assert (steered.distances <= first.distances).all() and ws.allocate(steered, eps, 1).verify(model)
+    assert (
+        sum(steered.passes()) < 0.8 * sum(plain.passes())
+        and (steered.forwards + steered.backwards <= 400).all()
+    )
+    assert (steered.distances <= first.distances).all() and ws.allocate(steered, eps, 1).verify(
+        model
+    )
     accuracy = [ws.allocate(f, eps, 1).accuracy for f in (plain, steered, first)]
     assert accuracy[1] <= accuracy[2] + 1e-12 and accuracy[1] <= accuracy[0] + 0.002
 
@@ -133,8 +152,18 @@ def test_undecided_samples() -> None:
     d = torch.tensor([0.0, 0.01, 0.5, 1.0, 1.4, 5.0, INF], dtype=torch.float64)
     picked = undecided(d, eps=0.15, order=1)  # buys 0, 0.01, 0.5 and part of 1.0
     assert picked.tolist() == [False, False, True, True, True, False, True]
-    assert undecided(d, eps=100.0, order=1).tolist() == [False] * 6 + [True], "all is bought: only a new flip matters"
-    assert undecided(d, eps=0.4, order=INF).tolist() == [False, False, True, False, False, False, True]
+    assert undecided(d, eps=100.0, order=1).tolist() == [False] * 6 + [True], (
+        "all is bought: only a new flip matters"
+    )
+    assert undecided(d, eps=0.4, order=INF).tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_rounded_flips_survive_eight_bits() -> None:
@@ -146,22 +175,31 @@ def test_rounded_flips_survive_eight_bits() -> None:
     eight = flips.rounded(model)
     moved = eight.success & (eight.distances > 0)
     grid = eight.points[moved] * 255
-    assert moved.sum() >= 0.9 * flips.success.sum() and torch.allclose(grid, grid.round(), atol=1e-9)
-    assert (ws.losses.predict(model(eight.points), y, 0.9e-9) != y)[moved].all(), "wrong by the tolerance, not by a hair"
+    assert moved.sum() >= 0.9 * flips.success.sum() and torch.allclose(
+        grid, grid.round(), atol=1e-9
+    )
+    assert (ws.losses.predict(model(eight.points), y, 0.9e-9) != y)[moved].all(), (
+        "wrong by the tolerance, not by a hair"
+    )
     assert (eight.distances[moved] >= flips.distances[moved] - 1 / 255).all()
     with pytest.raises(ws.InputError, match="box"):
         ws.nearest(model, x, y, INF, None, passes=10).rounded(model)
 
 
 def test_flips_stay_inside_an_odd_box_after_shortening() -> None:
-    """Walls that do not round nicely: a shortened point an ulp outside would silently lose its flip."""
+    """Walls that do not round nicely: a shortened point an ulp outside would silently lose its
+    flip.
+    """
     model = LinearClassifier.random(3, 12).float()
-    low, high = -0.4242, 2.8214
+    low = -0.4242
+    high = 2.8214
     x = (samples(60, (12,), 3)[0].float().round() * (high - low) + low).clamp(low, high)
     y = model(x).argmax(1)
     for norm in NORMS:
         flips = ws.nearest(model, x, y, norm, (low, high), passes=80)
-        reachable = torch.isfinite(LinearClassifier.distances(model.double(), x.double(), y, norm, (low, high)))
+        reachable = torch.isfinite(
+            LinearClassifier.distances(model.double(), x.double(), y, norm, (low, high))
+        )
         model.float()
         assert torch.equal(flips.success, reachable)
 

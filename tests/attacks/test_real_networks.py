@@ -1,7 +1,9 @@
-"""WDA and WDA++ on real networks, beside the authors' implementation run on the same images with the same settings.
+"""WDA and WDA++ on real networks, beside the authors' implementation run on the same images with
+the same settings.
 
-The figures are those of `benchmarks/foundations.py` (first 200 test images, `mnist_trades` 100; domain [0, 1]); `theirs` was
-measured with the authors' code: accuracy in %, passes per attacked sample.
+The figures are those of `benchmarks/foundations.py` (first 200 test images, `mnist_trades` 100;
+domain [0, 1]); `theirs` was measured with the authors' code: accuracy in %, passes per attacked
+sample.
 """
 
 import math
@@ -12,7 +14,8 @@ import torch
 import wassail as ws
 
 INF = math.inf
-# network, images, norm, eps: WDA kappa 1; kappa 2 over Omega_1, Omega_2; WDA++ forwards, backwards; WDA++ Omega_1, Omega_2
+# network, images, norm, eps: WDA kappa 1; kappa 2 over Omega_1, Omega_2; WDA++ forwards, backwards;
+# WDA++ Omega_1, Omega_2
 THEIRS = {
     ("mnist_madry_tiny", 200, INF, 0.3): (91.0, 49.8, 49.8, 40, 18, 21.03, 36.53),
     ("mnist_madry_tiny", 200, 2.0, 1.5): (86.5, 86.0, 87.7, 146, 100, 75.50, 75.50),
@@ -50,7 +53,9 @@ def test_wda_matches_the_authors_with_fewer_passes(zoo, case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in THEIRS if c not in FAST], ids=lambda c: f"{c[0]}-l{c[2]:g}")
+@pytest.mark.parametrize(
+    "case", [c for c in THEIRS if c not in FAST], ids=lambda c: f"{c[0]}-l{c[2]:g}"
+)
 def test_wda_matches_the_authors_on_the_larger_networks(zoo, case) -> None:
     check_wda(zoo, case)
 
@@ -59,7 +64,11 @@ def check_wda(zoo, case) -> None:
     name, images, norm, eps = case
     model, dataset = zoo.load(name)
     x, y = zoo.images(dataset, images)
-    for order, kappa, theirs in ((INF, 1, THEIRS[case][0]), (1, 2, THEIRS[case][1]), (2, 2, THEIRS[case][2])):
+    for order, kappa, theirs in (
+        (INF, 1, THEIRS[case][0]),
+        (1, 2, THEIRS[case][1]),
+        (2, 2, THEIRS[case][2]),
+    ):
         adversary = ws.wda(model, x, y, ws.Threat(norm, order, eps), kappa=kappa)
         assert 100 * adversary.accuracy <= theirs + 1
         assert adversary.cost <= eps and adversary.verify(model, batch_size=64)
@@ -83,7 +92,11 @@ def test_batch_size_and_order_do_not_matter(zoo, norm) -> None:
     accuracies: list[list[float]] = []
     same = torch.arange(60)
     base = run(same)
-    others = [run(same, batch_size=1), run(same, batch_size=7), run(torch.randperm(60, generator=torch.Generator()))]
+    others = [
+        run(same, batch_size=1),
+        run(same, batch_size=7),
+        run(torch.randperm(60, generator=torch.Generator())),
+    ]
     for other in others:
         far = ((other - base).abs() > 1e-4 * base).sum()  # inf - inf is nan, and nan is not far
         assert far <= 2, "only a sample whose walk passes within rounding of a tie may differ"
@@ -93,11 +106,17 @@ def test_batch_size_and_order_do_not_matter(zoo, norm) -> None:
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, INF])
-@pytest.mark.parametrize("name", ["mnist_madry_tiny", "cifar_cnn_a_adv", "cifar_conv_small_sigmoid"])
+@pytest.mark.parametrize(
+    "name", ["mnist_madry_tiny", "cifar_cnn_a_adv", "cifar_conv_small_sigmoid"]
+)
 def test_our_engine_beats_wda_pp_at_its_own_passes(zoo, name, norm) -> None:
     model, dataset = zoo.load(name)
     x, y = zoo.images(dataset, 60)
-    eps = {1.0: 3.0, 2.0: 0.25, INF: 2 / 255}[norm] if "cifar" in name else {1.0: 5.0, 2.0: 1.5, INF: 0.3}[norm]
+    eps = (
+        {1.0: 3.0, 2.0: 0.25, INF: 2 / 255}[norm]
+        if "cifar" in name
+        else {1.0: 5.0, 2.0: 1.5, INF: 0.3}[norm]
+    )
     walked = ws.nearest(model, x, y, norm, method="wda++", eps=eps)
     ours = ws.nearest(model, x, y, norm, passes=int(sum(walked.passes())))
     assert sum(ours.passes()) <= sum(walked.passes())
@@ -117,4 +136,7 @@ def test_a_vision_transformer_from_onnx(zoo) -> None:
     x, y = zoo.images("cifar10", 24)
     flips = ws.nearest(model, x, y, INF, passes=60)
     walked = ws.nearest(model, x, y, INF, method="wda++", eps=1 / 255)
-    assert flips.success.all() and ws.allocate(flips, 1 / 255, 1).accuracy <= ws.allocate(walked, 1 / 255, 1).accuracy
+    assert (
+        flips.success.all()
+        and ws.allocate(flips, 1 / 255, 1).accuracy <= ws.allocate(walked, 1 / 255, 1).accuracy
+    )

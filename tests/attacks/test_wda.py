@@ -1,4 +1,6 @@
-"""WDA and WDA++ against closed forms, and the conformance kit against attacks that are broken on purpose."""
+"""WDA and WDA++ against closed forms, and the conformance kit against attacks that are broken
+on purpose.
+"""
 
 import math
 from dataclasses import replace
@@ -32,7 +34,11 @@ def test_wda_pp_is_exact_for_two_classes_without_a_box(norm: float, domain) -> N
     found = ws.nearest(model, x, y, norm, domain, "wda++", step=step, steps=40, search=10).distances
     assert (found >= exact - 1e-12).all()
     assert torch.equal(found == 0, exact == 0)
-    if domain is None:  # every step goes straight to the boundary, so only the bisection of the last one is left over
+    if (
+        domain is None
+        # every step goes straight to the boundary, so only the bisection of the last one is left
+        # over
+    ):
         assert torch.isfinite(found).all()
         assert (found - exact <= step / 2**10 + 1e-8).all()
     finer = ws.nearest(model, x, y, norm, domain, "wda++", step=step, steps=40, search=40).distances
@@ -49,7 +55,9 @@ def test_wda_pp_never_beats_the_exact_distance(norm: float, domain, classes: int
     x, y = samples(40, (8,), classes)
     y[5:] = model(x).argmax(1)[5:]  # mostly right
     exact = model.distances(x, y, norm, domain)
-    flips = ws.nearest(model, x, y, norm, domain, "wda++", step=0.3 * float(exact.median()), steps=60)
+    flips = ws.nearest(
+        model, x, y, norm, domain, "wda++", step=0.3 * float(exact.median()), steps=60
+    )
     assert torch.equal(torch.isfinite(flips.distances), torch.isfinite(exact))
     assert (flips.distances >= exact - 1e-12).all()
     for order in (1, 2, INF):
@@ -72,14 +80,22 @@ def test_wda_flips_exactly_the_samples_within_its_radius(norm: float) -> None:
             radius = kappa ** (1 / order) * eps
             flipped = exact < radius * (1 - 1e-6)
             assert torch.equal(adversary.flips.success, flipped)
-            expected = float(((exact > 0).double() * (1 - 1 / kappa) + (~flipped).double() / kappa).mean())
+            expected = float(
+                ((exact > 0).double() * (1 - 1 / kappa) + (~flipped).double() / kappa).mean()
+            )
             assert adversary.accuracy == pytest.approx(expected, abs=1e-12)
             assert adversary.cost <= eps and (adversary.distances <= radius).all()
 
 
 def test_default_steps_are_the_papers() -> None:
-    assert default_step(INF, 8 / 255) == 0.02 and default_step(INF, 4 / 255) == 0.01 and default_step(2.0, 0.5) == 0.2
-    assert default_step(INF, 2 / 255) == pytest.approx(0.64 * 2 / 255) and default_step(2.0, 0.25) == pytest.approx(0.1)
+    assert (
+        default_step(INF, 8 / 255) == 0.02
+        and default_step(INF, 4 / 255) == 0.01
+        and default_step(2.0, 0.5) == 0.2
+    )
+    assert default_step(INF, 2 / 255) == pytest.approx(0.64 * 2 / 255) and default_step(
+        2.0, 0.25
+    ) == pytest.approx(0.1)
     x, y = samples(3, (4,), 2)
     result = ws.wda(LinearClassifier.random(2, 4), x, y, ws.Threat(INF, 1, "8/255"), kappa=4)
     assert result.info["options"]["step"] == 0.02, "the step is never scaled by kappa"
@@ -94,11 +110,15 @@ class Plain(nn.Module):
 
 
 def test_passes_are_those_of_the_algorithms() -> None:
-    x, y = torch.rand(3, 4), torch.zeros(3, dtype=torch.int64)
+    x = torch.rand(3, 4)
+    y = torch.zeros(3, dtype=torch.int64)
     result = ws.wda(Plain(), x, y, ws.Threat(INF, 1, 0.1))
-    # the clean pass and one more for each later probe step, 9 candidates in each; then ten steps, one pass each, plus
-    # the winner's pass with its graph when the rival is fixed
-    assert result.forwards.tolist() == [10 + 90 + 1 + 10] * 3 and result.backwards.tolist() == [90 + 10] * 3
+    # the clean pass and one more for each later probe step, 9 candidates in each; then ten steps,
+    # one pass each, plus the winner's pass with its graph when the rival is fixed
+    assert (
+        result.forwards.tolist() == [10 + 90 + 1 + 10] * 3
+        and result.backwards.tolist() == [90 + 10] * 3
+    )
     assert result.checks.tolist() == [1, 1, 1]
     flips = ws.nearest(Plain(), x, y, method="wda++", eps=0.1)
     assert flips.forwards.tolist() == [20 + 100] * 3 and flips.backwards.tolist() == [100] * 3
@@ -111,18 +131,25 @@ def test_finished_samples_stop_and_wrong_ones_cost_one_pass() -> None:
     x, y = samples(30, (6,), 4)
     flips = ws.nearest(model, x, y, 2, method="wda++", step=0.05, steps=30, topk=3)
     wrong = flips.distances == 0
-    assert wrong.any() and (flips.forwards[wrong] == 1).all() and (flips.backwards[wrong] == 0).all()
+    assert (
+        wrong.any() and (flips.forwards[wrong] == 1).all() and (flips.backwards[wrong] == 0).all()
+    )
     near = flips.backwards[~wrong] // 3  # steps taken
     assert near.min() < near.max() <= 30
     # one pass at each iterate, three candidates a step, ten bisections if it flipped
-    assert torch.equal(flips.forwards[~wrong], near + 3 * near + 10 * torch.isfinite(flips.distances[~wrong]))
+    assert torch.equal(
+        flips.forwards[~wrong], near + 3 * near + 10 * torch.isfinite(flips.distances[~wrong])
+    )
 
 
 def test_raw_logit_selection_is_the_authors_switch() -> None:
     model = LinearClassifier.random(5, 6, seed=2)
     x, _ = samples(60, (6,), 5)
     y = model(x).argmax(1)
-    by = {s: ws.nearest(model, x, y, 2, None, "wda++", step=0.05, steps=60, select=s) for s in ("margin", "logit")}
+    by = {
+        s: ws.nearest(model, x, y, 2, None, "wda++", step=0.05, steps=60, select=s)
+        for s in ("margin", "logit")
+    }
     assert not torch.equal(by["margin"].distances, by["logit"].distances)
 
 
@@ -130,7 +157,8 @@ def test_l1_walk_does_not_stick_at_a_saturated_pixel() -> None:
     """The steepest pixel has no room: the l1 walk has to use the next ones."""
     weight = torch.tensor([[0.0, 0.0, 0.0, 0.0], [10.0, 1.0, 0.9, 0.8]], dtype=torch.float64)
     model = LinearClassifier(weight, torch.tensor([0.0, -11.2], dtype=torch.float64))
-    x, y = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64), torch.tensor([0])
+    x = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([0])
     exact = model.distances(x, y, 1.0, (0.0, 1.0))
     assert exact.item() == pytest.approx(1 + 0.2 / 0.9)
     found = ws.nearest(model, x, y, 1, (0, 1), "wda++", step=0.1, steps=40, search=30)
@@ -139,7 +167,8 @@ def test_l1_walk_does_not_stick_at_a_saturated_pixel() -> None:
 
 def test_stored_flips_clear_the_tolerance() -> None:
     model = LinearClassifier.random(3, 6).float()
-    x, y = (samples(50, (6,), 3)[0].float(), samples(50, (6,), 3)[1])
+    x = samples(50, (6,), 3)[0].float()
+    y = samples(50, (6,), 3)[1]
     flips = ws.nearest(model, x, y, 2, method="wda++", step=0.05, search=30)
     moved = flips.success & (flips.distances > 0)
     lead = ws.losses.margin(model(flips.points), y)[moved]
@@ -163,8 +192,16 @@ def wrong_sign(patch) -> None:
 
 
 def no_box(patch) -> None:
-    patch.setattr(walk_module, "steepest", lambda x, g, norm, radius, domain: ws.geometry.steepest(x, g, norm, radius))
-    patch.setattr(walk_module, "project", lambda p, c, norm, radius, domain: ws.geometry.project(p, c, norm, radius, None))
+    patch.setattr(
+        walk_module,
+        "steepest",
+        lambda x, g, norm, radius, domain: ws.geometry.steepest(x, g, norm, radius),
+    )
+    patch.setattr(
+        walk_module,
+        "project",
+        lambda p, c, norm, radius, domain: ws.geometry.project(p, c, norm, radius, None),
+    )
     patch.setattr("wassail.attacks.wda.pull_inside", lambda point, *rest: point)
 
 
@@ -191,29 +228,41 @@ def claims_less(model, x, y, threat, **options):
 
 def claims_flips(model, x, y, threat, **options):
     result = ws.wda_pp(model, x, y, threat, **options)
-    return replace(result, predicted=(y + 1) % len(model.weight), weights=torch.ones_like(result.weights))
+    return replace(
+        result, predicted=(y + 1) % len(model.weight), weights=torch.ones_like(result.weights)
+    )
 
 
 def depends_on_batch(model, x, y, threat, batch_size=None, **options):
-    return ws.wda_pp(model, x, y, threat, step=threat.eps / (5 if batch_size == 7 else 3), batch_size=batch_size)
+    return ws.wda_pp(
+        model, x, y, threat, step=threat.eps / (5 if batch_size == 7 else 3), batch_size=batch_size
+    )
 
 
 def depends_on_order(model, x, y, threat, **options):
-    return ws.wda_pp(model, x, y, threat, step=threat.eps * (0.3 + 0.01 * float(x[:1].sum())), **options)
+    return ws.wda_pp(
+        model, x, y, threat, step=threat.eps * (0.3 + 0.01 * float(x[:1].sum())), **options
+    )
 
 
 def does_nothing(model, x, y, threat, **options):
-    return ws.allocate(ws.Flips.from_points(model, x, y, x, threat.norm, threat.domain), threat.eps, threat.order)
+    return ws.allocate(
+        ws.Flips.from_points(model, x, y, x, threat.norm, threat.domain), threat.eps, threat.order
+    )
 
 
-@pytest.mark.parametrize("attack", [claims_less, claims_flips, depends_on_batch, depends_on_order, does_nothing])
+@pytest.mark.parametrize(
+    "attack", [claims_less, claims_flips, depends_on_batch, depends_on_order, does_nothing]
+)
 def test_the_kit_fails_a_liar(attack) -> None:
     with pytest.raises(AssertionError):
         check_attack(attack, norms=(INF,))
 
 
 def test_the_example_in_contributing_conforms() -> None:
-    """The page that says how to add an attack is true: its example passes the kit (one step is exact for K = 2)."""
+    """The page that says how to add an attack is true: its example passes the kit (one step is
+    exact for K = 2).
+    """
     from pathlib import Path
 
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,6 @@
-"""Headless Chromium driven through its debugging pipe: NUL-separated JSON on two file descriptors, and nothing to install."""
+"""Headless Chromium driven through its debugging pipe: NUL-separated JSON on two file
+descriptors, and nothing to install.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def find() -> str | None:
 
 
 def install() -> str | None:
-    """Install Debian's package where that is possible; None if it worked, else the reason it did not."""
+    """Install Debian's package where that is possible; None if it worked, else the reason it
+    did not.
+    """
     if not shutil.which("apt-get"):
         return "no chromium here, and no apt-get to install it with"
     if os.geteuid() != 0:
@@ -33,7 +37,13 @@ def install() -> str | None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
         try:
-            done = subprocess.run(["apt-get", "-q", *command], env=environment, capture_output=True, text=True, timeout=600)
+            done = subprocess.run(
+                ["apt-get", "-q", *command],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=600,
+            )
         except subprocess.TimeoutExpired:
             return f"apt-get {command[0]} took longer than ten minutes"
         if done.returncode:
@@ -47,7 +57,9 @@ class Browser:
 
     def __init__(self, command: str) -> None:
         self.profile = tempfile.mkdtemp(prefix="wassail-browser-")
-        mine, yours = os.pipe(), os.pipe()  # what we write, what we read
+        # what we write, what we read
+        mine = os.pipe()
+        yours = os.pipe()
         # Above 9, so that moving them to 3 and 4 in the child cannot overwrite one of them.
         child = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (mine[0], yours[1])]
 
@@ -57,23 +69,43 @@ class Browser:
 
         self.process = subprocess.Popen(
             [
-                command, "--headless=new", "--no-sandbox", "--remote-debugging-pipe", f"--user-data-dir={self.profile}",
-                "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run", "--disable-extensions",
-                "--disable-background-networking", "--disable-component-update", "--force-color-profile=srgb", "about:blank",
+                command,
+                "--headless=new",
+                "--no-sandbox",
+                "--remote-debugging-pipe",
+                f"--user-data-dir={self.profile}",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--hide-scrollbars",
+                "--no-first-run",
+                "--disable-extensions",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--force-color-profile=srgb",
+                "about:blank",
             ],
-            preexec_fn=place, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            preexec_fn=place,
+            close_fds=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for fd in (*child, mine[0], yours[1]):
             os.close(fd)
-        self.write_to, self.read_from = mine[1], yours[0]
-        self.buffer, self.last = b"", 0
+        self.write_to = mine[1]
+        self.read_from = yours[0]
+        self.buffer = b""
+        self.last = 0
         self.events: list[dict[str, Any]] = []
 
-    def send(self, method: str, session: str | None = None, timeout: float = 20, **parameters: Any) -> dict[str, Any]:
+    def send(
+        self, method: str, session: str | None = None, timeout: float = 20, **parameters: Any
+    ) -> dict[str, Any]:
         """One command and its answer; events that come in between are kept."""
         self.last += 1
         number = self.last
-        message = {"id": number, "method": method, "params": parameters} | ({"sessionId": session} if session else {})
+        message = {"id": number, "method": method, "params": parameters} | (
+            {"sessionId": session} if session else {}
+        )
         os.write(self.write_to, json.dumps(message).encode() + b"\0")
         until = time.monotonic() + timeout
         while True:
@@ -89,7 +121,9 @@ class Browser:
     def wait(self, method: str, session: str, timeout: float = 20) -> None:
         """Until an event has come."""
         until = time.monotonic() + timeout
-        while not any(event["method"] == method and event.get("sessionId") == session for event in self.events):
+        while not any(
+            event["method"] == method and event.get("sessionId") == session for event in self.events
+        ):
             if self._next(until) is None:
                 raise TimeoutError(f"{method}: not within {timeout:g} s")
 
@@ -117,7 +151,12 @@ class Browser:
     def __enter__(self) -> Browser:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with contextlib.suppress(Exception):
             self.send("Browser.close", timeout=5)
         try:
@@ -146,7 +185,10 @@ class Page:
         scripts: bool = True,
         phone: bool = False,
     ) -> None:
-        self.browser, self.target, self.session, self.url = browser, target, session, url
+        self.browser = browser
+        self.target = target
+        self.session = session
+        self.url = url
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.send(f"{domain}.enable")
         self.size(width, height, phone)
@@ -162,25 +204,42 @@ class Page:
 
     def size(self, width: int, height: int, phone: bool = False) -> None:
         """The size of the window, in CSS pixels."""
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=phone,
+        )
 
     def media(self, kind: str, dark: bool = False) -> None:
-        """Screen or print, light or dark; always without motion, which would move what is about to be clicked."""
-        wishes = {"prefers-color-scheme": "dark" if dark else "light", "prefers-reduced-motion": "reduce"}
+        """Screen or print, light or dark; always without motion, which would move what is about
+        to be clicked.
+        """
+        wishes = {
+            "prefers-color-scheme": "dark" if dark else "light",
+            "prefers-reduced-motion": "reduce",
+        }
         features = [{"name": name, "value": value} for name, value in wishes.items()]
         self.send("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def js(self, expression: str) -> Any:
         """The value of an expression; an exception in it is ours."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        found = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in found:
-            raise RuntimeError(found["exceptionDetails"].get("exception", {}).get("description", "exception"))
+            raise RuntimeError(
+                found["exceptionDetails"].get("exception", {}).get("description", "exception")
+            )
         return found["result"].get("value")
 
     def key(self, name: str, code: int, text: str = "") -> None:
         """Press and release a key."""
         common = {"key": name, "code": name, "windowsVirtualKeyCode": code}
-        self.send("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {}))
+        self.send(
+            "Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {})
+        )
         self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def type(self, text: str) -> None:
@@ -192,35 +251,64 @@ class Page:
         x, y = self.js(
             "(() => { const e = document.querySelector(" + json.dumps(selector) + ");"
             "e.scrollIntoView({block: 'center', behavior: 'instant'});"
-            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+            "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / "
+            "2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1, buttons=1)
+            self.send(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=x,
+                y=y,
+                button="left",
+                clickCount=1,
+                buttons=1,
+            )
 
     def picture(self, whole: bool = True) -> bytes:
         """A PNG of the window, or of the whole page."""
-        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
+        found = self.send(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole)
+        )
         return base64.b64decode(found["data"])
 
     def _clip(self, whole: bool) -> dict[str, Any]:
         if not whole:
             return {}
         size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        return {
+            "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        }
 
     def pdf(self) -> bytes:
         """The page as it is printed on A4."""
-        found = self.send("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True, preferCSSPageSize=True)
+        found = self.send(
+            "Page.printToPDF",
+            paperWidth=8.27,
+            paperHeight=11.69,
+            printBackground=True,
+            preferCSSPageSize=True,
+        )
         return base64.b64decode(found["data"])
 
     def troubles(self) -> list[str]:
-        """Every exception, console error and log entry of level error or warning (a policy violation is one)."""
+        """Every exception, console error and log entry of level error or warning (a policy
+        violation is one).
+        """
         found = []
         for event in self._mine():
-            kind, body = event["method"], event["params"]
+            kind = event["method"]
+            body = event["params"]
             if kind == "Runtime.exceptionThrown":
-                found.append(f"exception: {body['exceptionDetails'].get('exception', {}).get('description', body)}")
-            if kind == "Runtime.consoleAPICalled" and body["type"] in ("error", "warning", "assert"):
+                found.append(
+                    "exception: "
+                    f"{body['exceptionDetails'].get('exception', {}).get('description', body)}"
+                )
+            if kind == "Runtime.consoleAPICalled" and body["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 found.append(f"console {body['type']}: {body['args']}")
             if kind == "Log.entryAdded" and body["entry"]["level"] in ("error", "warning"):
                 found.append(f"log: {body['entry']['text']}")
@@ -230,14 +318,21 @@ class Page:
 
     def requests(self) -> list[str]:
         """Addresses asked for, but for the page itself and pictures inside it."""
-        urls = [event["params"]["request"]["url"] for event in self._mine() if event["method"] == "Network.requestWillBeSent"]
+        urls = [
+            event["params"]["request"]["url"]
+            for event in self._mine()
+            if event["method"] == "Network.requestWillBeSent"
+        ]
         return [url for url in urls if url != self.url and not url.startswith("data:")]
 
     def names(self) -> list[tuple[str, str]]:
         """Role and name of everything in the accessibility tree."""
         nodes = self.send("Accessibility.getFullAXTree")["nodes"]
         shown = [node for node in nodes if not node.get("ignored")]
-        return [(node.get("role", {}).get("value", ""), node.get("name", {}).get("value", "")) for node in shown]
+        return [
+            (node.get("role", {}).get("value", ""), node.get("name", {}).get("value", ""))
+            for node in shown
+        ]
 
     def _mine(self) -> list[dict[str, Any]]:
         return [event for event in self.browser.events if event.get("sessionId") == self.session]

@@ -1,4 +1,6 @@
-"""Runs made up for the tests of the pages: numbers, classes and names chosen by the test, no model behind them."""
+"""Runs made up for the tests of the pages: numbers, classes and names chosen by the test, no
+model behind them.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,27 @@ def made_up(
     orders: tuple[float, ...] = (1.0, 2.0, INF),
     domain: tuple[float, float] | None = (0.0, 1.0),
     certified: bool = True,
-    classes: tuple[str, ...] | None = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    classes: tuple[str, ...] | None = (
+        "plane",
+        "car",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ),
     weighted: bool = False,
     hostile: bool = False,
     shift: float = 1.0,
     seed: int = 0,
     name: str = "made-up-net",
 ) -> Evaluation:
-    """A run of n samples with distances around eps: some wrong already, some never flipped, some at equal distances."""
+    """A run of n samples with distances around eps: some wrong already, some never flipped,
+    some at equal distances.
+    """
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 10, (n,), generator=g)
     distances = shift * 3.5 * eps * torch.rand(n, generator=g).double() ** 0.7 * 2
@@ -54,13 +69,20 @@ def made_up(
     labels = torch.where(torch.isfinite(distances), (y + 1) % 10, y)
     mu = torch.rand(n, generator=g).double() + 0.1 if weighted else torch.ones(n).double()
     mu = mu / mu.sum()
-    radii = (0.2 + 0.5 * torch.rand(n, generator=g).double()) * torch.where(torch.isfinite(distances), distances, 3 * eps)
+    radii = (0.2 + 0.5 * torch.rand(n, generator=g).double()) * torch.where(
+        torch.isfinite(distances), distances, 3 * eps
+    )
     threats = tuple(Threat(norm, order, eps, domain) for order in orders)
     titles = ("WDA, kappa 2", "WDA++", "nearest", "AutoAttack")
     ids = tuple(f"{i:05d}" for i in range(n))
-    data, command, text = "made-up-data", "wassail evaluate made-up-net --data made-up-data", "The logits are as large as 14.2."
+    data = "made-up-data"
+    command = "wassail evaluate made-up-net --data made-up-data"
+    text = "The logits are as large as 14.2."
     if hostile:
-        name, data, command, text = HOSTILE[0], HOSTILE[1], HOSTILE[8], HOSTILE[8]
+        name = HOSTILE[0]
+        data = HOSTILE[1]
+        command = HOSTILE[8]
+        text = HOSTILE[8]
         titles = (HOSTILE[2], HOSTILE[4], HOSTILE[5], HOSTILE[6])
         classes = tuple((HOSTILE * 2)[:10])
         ids = tuple(HOSTILE[i % len(HOSTILE)] + str(i) for i in range(n))
@@ -69,9 +91,17 @@ def made_up(
         bought = knapsack(d, threat.eps, threat.order, mu)
         found = interval(mu, d == 0, d, threat, resamples=50)
         return Row(
-            attack, title, threat, float((mu * (1 - bought)).sum()), found, transport_cost(mu, bought, d, threat.order),
-            31.5, 30.5, float(torch.isfinite(d)[correct].double().mean()), seconds,
-        )  # fmt: skip
+            attack,
+            title,
+            threat,
+            float((mu * (1 - bought)).sum()),
+            found,
+            transport_cost(mu, bought, d, threat.order),
+            31.5,
+            30.5,
+            float(torch.isfinite(d)[correct].double().mean()),
+            seconds,
+        )
 
     rows = [
         row(title, title, threat, distances * (1.1 + 0.1 * k), 3.7 * k + 0.4 if not j else None)
@@ -85,28 +115,60 @@ def made_up(
         pictures = []
         for i in chosen:  # smooth blobs: they compress about as natural images do
             noise = torch.randn(shape, generator=torch.Generator().manual_seed(i))
-            pictures.append(low + (high - low) * torch.sigmoid(noise + torch.linspace(-2, 2, shape[-1])))
+            pictures.append(
+                low + (high - low) * torch.sigmoid(noise + torch.linspace(-2, 2, shape[-1]))
+            )
         x = torch.stack(pictures) if pictures else torch.zeros(0, *shape)
         step = distances[chosen].float().nan_to_num(posinf=0.0).reshape(-1, *(1 for _ in shape))
-        signs = torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(i + 1)).sign() for i in chosen] or [x])
+        signs = torch.stack(
+            [
+                torch.randn(shape, generator=torch.Generator().manual_seed(i + 1)).sign()
+                for i in chosen
+            ]
+            or [x]
+        )
         return x, (x + step * signs).clamp(low, high)
 
     return Evaluation(
-        name=name, data=data, threats=threats, ids=ids, classes=classes, y=y,
-        predicted=torch.where(correct, y, (y + 3) % 10), mu=mu, distances=distances, labels=labels,
-        found_by=torch.randint(0, len(titles), (n,), generator=g), methods=titles,
-        radii=radii if certified else None, exact=(torch.rand(n, generator=g) < 0.3) if certified else None,
-        certificate={"method": HOSTILE[0] if hostile else "crown", "seconds": 12.5} if certified else {},
-        rows=tuple(rows), best=tuple(row("all", "all attacks", threat, distances, None) for threat in threats),
-        clean=float(mu[correct].sum() / mu.sum()), clean_interval=(0.85, 0.93),
+        name=name,
+        data=data,
+        threats=threats,
+        ids=ids,
+        classes=classes,
+        y=y,
+        predicted=torch.where(correct, y, (y + 3) % 10),
+        mu=mu,
+        distances=distances,
+        labels=labels,
+        found_by=torch.randint(0, len(titles), (n,), generator=g),
+        methods=titles,
+        radii=radii if certified else None,
+        exact=(torch.rand(n, generator=g) < 0.3) if certified else None,
+        certificate={"method": HOSTILE[0] if hostile else "crown", "seconds": 12.5}
+        if certified
+        else {},
+        rows=tuple(rows),
+        best=tuple(row("all", "all attacks", threat, distances, None) for threat in threats),
+        clean=float(mu[correct].sum() / mu.sum()),
+        clean_interval=(0.85, 0.93),
         findings=(
-            Finding("range", "ok", "The samples use the whole box [0, 1]."), Finding("logits", "note", text),
-            Finding("zero-gradients", "warning", "3 of 180 gradients are zero: the attacks may be blind there; try Square."),
+            Finding("range", "ok", "The samples use the whole box [0, 1]."),
+            Finding("logits", "note", text),
+            Finding(
+                "zero-gradients",
+                "warning",
+                "3 of 180 gradients are zero: the attacks may be blind there; try Square.",
+            ),
         ),
         info={
-            "model": {"kind": "factory", "sha256": "0123456789abcdef" * 4}, "data": {"shape": list(shape), "files": []},
-            "seed": 0, "versions": {"wassail": "0.1.0", "torch": "2.9.0"}, "dtype": "float32", "device": "cpu", "chunk": 100,
+            "model": {"kind": "factory", "sha256": "0123456789abcdef" * 4},
+            "data": {"shape": list(shape), "files": []},
+            "seed": 0,
+            "versions": {"wassail": "0.1.0", "torch": "2.9.0"},
+            "dtype": "float32",
+            "device": "cpu",
+            "chunk": 100,
             "command": command,
         },
         images=images,
-    )  # fmt: skip
+    )

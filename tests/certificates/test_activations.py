@@ -14,14 +14,21 @@ from wassail.errors import InputError
 NAMES = list(ACTIVATIONS)
 GATED = ["gelu", "gelu_tanh", "silu"]
 TORCH = {
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "gelu": F.gelu, "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
-    "silu": F.silu, "softplus": lambda v: F.softplus(v, threshold=1000), "elu": F.elu,
-}  # fmt: skip
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
+    "silu": F.silu,
+    "softplus": lambda v: F.softplus(v, threshold=1000),
+    "elu": F.elu,
+}
 EXACT = {
     "sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)),
     "tanh": mpmath.tanh,
     "gelu": lambda v: v * mpmath.erfc(-v / mpmath.sqrt(2)) / 2,
-    "gelu_tanh": lambda v: v / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3))),
+    "gelu_tanh": lambda v: (
+        v / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (v + mpmath.mpf("0.044715") * v**3)))
+    ),
     "silu": lambda v: v / (1 + mpmath.exp(-v)),
     "softplus": lambda v: mpmath.log1p(mpmath.exp(v)),
     "elu": lambda v: v if v > 0 else mpmath.expm1(v),
@@ -37,9 +44,30 @@ def draw(count: int, seed: int) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
     middle = 3 * torch.randn(count, generator=g, dtype=torch.float64)
     half = 10 ** (5 * torch.rand(count, generator=g, dtype=torch.float64) - 3.5)
-    special = [(-1e6, 1e6), (-1e6, -3.0), (3.0, 1e6), (0.0, 0.0), (-2.0, -2.0), (-1.0, 1.0), (0.0, 4.0), (-40.0, -20.0)]
-    special += [(c, c + w) for c in (-2.4, -1.414, -0.75, 0.0, 0.3, 1.414, 2.4, 30.0) for w in (1e-12, 1e-9, 1e-6, 1e-4)]
-    special += [(0.1, 1e6), (-1e6, 0.1), (-0.1, 50.0), (-50.0, 0.1), (1.4142, 8.0), (-8.0, -1.4142), (2.3993, 9.0)]
+    special = [
+        (-1e6, 1e6),
+        (-1e6, -3.0),
+        (3.0, 1e6),
+        (0.0, 0.0),
+        (-2.0, -2.0),
+        (-1.0, 1.0),
+        (0.0, 4.0),
+        (-40.0, -20.0),
+    ]
+    special += [
+        (c, c + w)
+        for c in (-2.4, -1.414, -0.75, 0.0, 0.3, 1.414, 2.4, 30.0)
+        for w in (1e-12, 1e-9, 1e-6, 1e-4)
+    ]
+    special += [
+        (0.1, 1e6),
+        (-1e6, 0.1),
+        (-0.1, 50.0),
+        (-50.0, 0.1),
+        (1.4142, 8.0),
+        (-8.0, -1.4142),
+        (2.3993, 9.0),
+    ]
     low, high = (f64(*side) for side in zip(*special))
     return torch.cat([middle - half, low]), torch.cat([middle + half, high])
 
@@ -55,33 +83,58 @@ def trial_slopes(f: Activation, low: Tensor, high: Tensor) -> list[Tensor]:
     g = torch.Generator().manual_seed(7)
     steepest = f.derivative(f64(f.bend))
     free = torch.randn(low.shape, generator=g, dtype=torch.float64)
-    edge = [torch.full_like(low, float(s)) for s in (0, 0.5, 1, 1 + 1e-13, steepest, steepest - 1e-13, 1 - steepest)]
-    return [*f.slopes(low, high), free, 1e-3 * free, 1 + 1e-3 * free, f.derivative(low), f.derivative(high), *edge]
+    edge = [
+        torch.full_like(low, float(s))
+        for s in (0, 0.5, 1, 1 + 1e-13, steepest, steepest - 1e-13, 1 - steepest)
+    ]
+    return [
+        *f.slopes(low, high),
+        free,
+        1e-3 * free,
+        1 + 1e-3 * free,
+        f.derivative(low),
+        f.derivative(high),
+        *edge,
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_derivatives_have_the_error_that_the_slack_counts_on(name: str) -> None:
-    f, exact = ACTIVATIONS[name], EXACT[name]
+    f = ACTIVATIONS[name]
+    exact = EXACT[name]
     g = torch.Generator().manual_seed(0)
-    v = torch.cat([10 * torch.rand(300, generator=g, dtype=torch.float64) - 5, 60 * torch.rand(100, generator=g).double() - 30])
-    v = torch.cat([v, f64(0.0, 1e-300, -1e-300, 1e-9, -1e-9, 700.0, -700.0, 1e6, -1e6, f.bend, -f.bend)])
+    v = torch.cat(
+        [
+            10 * torch.rand(300, generator=g, dtype=torch.float64) - 5,
+            60 * torch.rand(100, generator=g).double() - 30,
+        ]
+    )
+    v = torch.cat(
+        [v, f64(0.0, 1e-300, -1e-300, 1e-9, -1e-9, 700.0, -700.0, 1e6, -1e6, f.bend, -f.bend)]
+    )
     v = v[v.isfinite()]
-    value, slope = f.value(v), f.derivative(v)
+    value = f.value(v)
+    slope = f.derivative(v)
     with mpmath.workdps(50):
         for point, ours, ours_slope in zip(v.tolist(), value.tolist(), slope.tolist()):
             truth = exact(mpmath.mpf(point))
             assert abs(truth - ours) <= 2.0**-50 * (abs(ours) + min(1, abs(point)))
-            if abs(point) < 100 and (name != "elu" or abs(point) > 1e-10):  # a difference across the kink is no derivative
-                assert abs(mpmath.diff(exact, mpmath.mpf(point), h=mpmath.mpf(10) ** -15) - ours_slope) <= 2.0**-50
+            if abs(point) < 100 and (
+                name != "elu" or abs(point) > 1e-10
+            ):  # a difference across the kink is no derivative
+                assert (
+                    abs(mpmath.diff(exact, mpmath.mpf(point), h=mpmath.mpf(10) ** -15) - ours_slope)
+                    <= 2.0**-50
+                )
     assert torch.allclose(value, TORCH[name](v), rtol=1e-14, atol=1e-14)
 
 
 def test_known_points() -> None:
     w = 0.27846454276107374  # W(1/e): the least value of SiLU is -W(1/e), at -1 - W(1/e)
     silu = ACTIVATIONS["silu"]
-    assert silu.lowest == pytest.approx(-1 - w, abs=1e-14) and float(silu.value(f64(silu.lowest))) == pytest.approx(
-        -w, abs=1e-15
-    )
+    assert silu.lowest == pytest.approx(-1 - w, abs=1e-14) and float(
+        silu.value(f64(silu.lowest))
+    ) == pytest.approx(-w, abs=1e-15)
     assert ACTIVATIONS["gelu"].bend == pytest.approx(math.sqrt(2), abs=1e-14)
     assert ACTIVATIONS["silu"].bend * math.tanh(silu.bend / 2) == pytest.approx(2, abs=1e-14)
     steepest = {
@@ -102,14 +155,23 @@ def test_known_points() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_far_out_an_activation_is_bounded_or_a_relu(name: str) -> None:
-    f, far = ACTIVATIONS[name], f64(math.inf)
+    f = ACTIVATIONS[name]
+    far = f64(math.inf)
     assert f.bounded == (name in ("sigmoid", "tanh"))
     for end, limit in ((-1, f.left), (1, f.right)):
         assert float(f.derivative(f64(end * 50.0))) == pytest.approx(limit, abs=1e-14)
         least, top = f.derivative_range(*sorted((f64(end * 700.0), end * far)))
         assert float(least) <= limit <= float(top) and float(top - least) < 1e-14
     least, top = f.span(-far, far)
-    lowest = {"sigmoid": 0, "tanh": -1, "gelu": -0.169971, "gelu_tanh": -0.170041, "silu": -0.278465, "softplus": 0, "elu": -1}
+    lowest = {
+        "sigmoid": 0,
+        "tanh": -1,
+        "gelu": -0.169971,
+        "gelu_tanh": -0.170041,
+        "silu": -0.278465,
+        "softplus": 0,
+        "elu": -1,
+    }
     assert float(least) == pytest.approx(lowest[name], abs=1e-6)
     assert float(top) == (pytest.approx(1, abs=1e-14) if f.bounded else math.inf)
     v = torch.cat([torch.linspace(-40, 40, 200001, dtype=torch.float64), f64(f.lowest)])
@@ -122,24 +184,35 @@ def test_far_out_an_activation_is_bounded_or_a_relu(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ranges_over_half_lines_hold_and_are_those_of_long_intervals(name: str) -> None:
-    f, far = ACTIVATIONS[name], math.inf
-    u = torch.cat([torch.linspace(-60, 60, 4001, dtype=torch.float64), f64(-1e6, 1e6, 1e150, -1e150)])
+    f = ACTIVATIONS[name]
+    far = math.inf
+    u = torch.cat(
+        [torch.linspace(-60, 60, 4001, dtype=torch.float64), f64(-1e6, 1e6, 1e150, -1e150)]
+    )
     for c in (-3.0, -1.0, -0.2, 0.0, 0.4, 2.0, 1e120):
         for low, high in ((-far, c), (c, far), (-far, -c)):
             inside = u[(u >= low) & (u <= high) & (u.abs() < 1e100)]
             for function, range_ in ((f.value, f.span), (f.derivative, f.derivative_range)):
                 least, top = range_(f64(low), f64(high))
                 found = function(inside)
-                assert (found >= least).all() and (found <= top).all() and not (least.isnan() | top.isnan()).any()
+                assert (
+                    (found >= least).all()
+                    and (found <= top).all()
+                    and not (least.isnan() | top.isnan()).any()
+                )
                 if c < 1e6:
                     long = range_(f64(max(low, -1e6)), f64(min(high, 1e6)))
                     assert float(least) == pytest.approx(float(long[0]), abs=1e-12)
-                    assert float(top) == (far if float(long[1]) > 1e5 else pytest.approx(float(long[1]), abs=1e-12))
+                    assert float(top) == (
+                        far if float(long[1]) > 1e5 else pytest.approx(float(long[1]), abs=1e-12)
+                    )
 
 
 def test_lines_in_closed_form() -> None:
-    tanh, gelu = ACTIVATIONS["tanh"], ACTIVATIONS["gelu"]
-    # Slope 3/4 above tanh on [-1/2, 3], below on [-3, 1/2]: the tangents in artanh(1/2) and its mirror image.
+    tanh = ACTIVATIONS["tanh"]
+    gelu = ACTIVATIONS["gelu"]
+    # Slope 3/4 above tanh on [-1/2, 3], below on [-3, 1/2]: the tangents in artanh(1/2) and its
+    # mirror image.
     v, slack = tanh.touch(f64(0.75), f64(-0.5), f64(3.0), True)
     assert float(v) == pytest.approx(math.atanh(0.5), abs=1e-15) and 0 < float(slack) < 1e-13
     v, _ = tanh.touch(f64(0.75), f64(-3.0), f64(0.5), False)
@@ -148,9 +221,12 @@ def test_lines_in_closed_form() -> None:
     up, down = tanh.slopes(f64(1.0), f64(3.0))
     assert float(up) == pytest.approx(1 - math.tanh(2) ** 2, abs=1e-14)
     assert float(down) == pytest.approx((math.tanh(3) - math.tanh(1)) / 2, abs=1e-14)
-    # GELU is even about v/2: on a symmetric interval both lines have slope 1/2, through the ends and through 0.
+    # GELU is even about v/2: on a symmetric interval both lines have slope 1/2, through the ends
+    # and through 0.
     up, down = gelu.slopes(f64(-3.0), f64(3.0))
-    assert float(up) == pytest.approx(0.5, abs=1e-15) and float(down) == pytest.approx(0.5, abs=1e-7)
+    assert float(up) == pytest.approx(0.5, abs=1e-15) and float(down) == pytest.approx(
+        0.5, abs=1e-7
+    )
     v, _ = gelu.touch(f64(0.5), f64(-3.0), f64(3.0), False)
     assert abs(float(v)) < 1e-15
     # Convex on all of R: the chord above, the tangent in the middle below.
@@ -168,17 +244,21 @@ def test_lines_in_closed_form() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("above", [True, False])
-def test_lines_of_any_slope_are_above_and_below_everywhere_and_touch(name: str, above: bool) -> None:
+def test_lines_of_any_slope_are_above_and_below_everywhere_and_touch(
+    name: str, above: bool
+) -> None:
     f = ACTIVATIONS[name]
     low, high = draw(250, seed=1)
-    u, side = points(low, high), 1 if above else -1
+    u = points(low, high)
+    side = 1 if above else -1
     value = f.value(u)
     for slope in trial_slopes(f, low, high):
         v, slack = f.touch(slope, low, high, above)
         assert ((low <= v) & (v <= high) & (slack >= 0)).all()
         shift = f.value(v) - slope * v + side * slack
         assert (side * (shift - (value - slope * u)) >= 0).all()
-        # The slack is rounding and nothing else, also where f' = slope has no solution or two that nearly meet.
+        # The slack is rounding and nothing else, also where f' = slope has no solution or two that
+        # nearly meet.
         assert (slack <= 2.0**-46 * (1 + slope.abs()) * (low.abs() + high.abs()).clamp(min=1)).all()
 
 
@@ -188,12 +268,15 @@ def test_lines_of_any_slope_are_above_and_below_everywhere_and_touch(name: str, 
 def test_lines_hold_also_where_the_touching_point_is_missed(
     name: str, above: bool, miss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    f, side = ACTIVATIONS[name], 1 if above else -1
+    f = ACTIVATIONS[name]
+    side = 1 if above else -1
     low, high = draw(60, seed=8)
     u = points(low, high, 400)
 
     def astray(self: Activation, slope: Tensor, v: Tensor) -> Tensor:
-        return torch.where(v.abs() > self.bend, v * (1 + abs(miss)), v * (1 - miss))  # on the same piece
+        return torch.where(
+            v.abs() > self.bend, v * (1 + abs(miss)), v * (1 - miss)
+        )  # on the same piece
 
     monkeypatch.setattr(type(f), "_refine", astray)
     for slope in trial_slopes(f, low, high):
@@ -203,7 +286,8 @@ def test_lines_hold_also_where_the_touching_point_is_missed(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_touching_points_are_exact_in_higher_precision(name: str) -> None:
-    f, exact = ACTIVATIONS[name], EXACT[name]
+    f = ACTIVATIONS[name]
+    exact = EXACT[name]
     low, high = draw(40, seed=2)
     up, down = f.slopes(low, high)
     with mpmath.workdps(40):
@@ -213,13 +297,16 @@ def test_touching_points_are_exact_in_higher_precision(name: str) -> None:
             for k in range(len(low)):
                 for u in (*points(low[k], high[k], 7).tolist(), float(v[k])):
                     line = mpmath.mpf(float(shift[k])) + mpmath.mpf(float(slope[k])) * u
-                    assert (line >= exact(mpmath.mpf(u))) if above else (line <= exact(mpmath.mpf(u)))
+                    assert (
+                        (line >= exact(mpmath.mpf(u))) if above else (line <= exact(mpmath.mpf(u)))
+                    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("above", [True, False])
 def test_no_other_slope_has_a_line_with_less_area(name: str, above: bool) -> None:
-    f, side = ACTIVATIONS[name], 1 if above else -1
+    f = ACTIVATIONS[name]
+    side = 1 if above else -1
     low, high = draw(120, seed=3)
     middle = (low + high) / 2
 
@@ -228,15 +315,21 @@ def test_no_other_slope_has_a_line_with_less_area(name: str, above: bool) -> Non
         return side * (f.value(v) + slope * (middle - v)) + slack
 
     ours = height(f.slopes(low, high)[0 if above else 1])
-    others = height(torch.linspace(-0.2, 1.2, 1500, dtype=torch.float64)[:, None].expand(-1, len(low)))
+    others = height(
+        torch.linspace(-0.2, 1.2, 1500, dtype=torch.float64)[:, None].expand(-1, len(low))
+    )
     assert (ours <= others.amin(0) + 1e-12 + 1e-9 * (high - low)).all()
-    # The same from the other side: the envelope in the middle, over chords between points of a grid. Its error is at most
-    # f''/8 times the square of the grid's width, and f'' < 1.
+    # The same from the other side: the envelope in the middle, over chords between points of a
+    # grid. Its error is at most f''/8 times the square of the grid's width, and f'' < 1.
     fine = high - low < 100
-    low, high, ours = low[fine], high[fine], ours[fine]
+    low = low[fine]
+    high = high[fine]
+    ours = ours[fine]
     u = points(low, high, 401)
     value = side * f.value(u)
-    left, right = torch.arange(201), torch.arange(200, 401)  # the middle is number 200
+    # the middle is number 200
+    left = torch.arange(201)
+    right = torch.arange(200, 401)
     share = (200.0 - left[:, None].double()) / (right[None] - left[:, None]).clamp(min=1)
     chords = (1 - share[..., None]) * value[left][:, None] + share[..., None] * value[right][None]
     envelope = chords.amax((0, 1))
@@ -248,7 +341,14 @@ def test_no_other_slope_has_a_line_with_less_area(name: str, above: bool) -> Non
 def test_slopes_on_short_intervals_are_the_derivative(name: str) -> None:
     f = ACTIVATIONS[name]
     middle = torch.linspace(-6, 6, 1001, dtype=torch.float64)
-    for width in (0.0, 1e-15, 1e-12, 1e-9, 1e-7, 1e-5):  # a difference of values would lose all its digits
+    for width in (
+        0.0,
+        1e-15,
+        1e-12,
+        1e-9,
+        1e-7,
+        1e-5,
+    ):  # a difference of values would lose all its digits
         for slope in f.slopes(middle - width, middle + width):
             assert (slope - f.derivative(middle)).abs().max() <= 1e-9 + width
 
@@ -259,12 +359,17 @@ def test_ranges_of_the_function_and_of_its_derivative(name: str) -> None:
     low, high = draw(300, seed=4)
     u = points(low, high)
     grid = ((high - low) / 1999) ** 2  # second derivatives of f and f' are below 2
-    for function, (least, top) in ((f.value, f.span(low, high)), (f.derivative, f.derivative_range(low, high))):
+    for function, (least, top) in (
+        (f.value, f.span(low, high)),
+        (f.derivative, f.derivative_range(low, high)),
+    ):
         found = function(u)
         assert (found >= least).all() and (found <= top).all()
         fine = high - low < 100
         rounding = 4 * ROUNDING * (1 + found.abs().amax(0))
-        assert (found.amin(0) - least <= grid + rounding)[fine].all() and (top - found.amax(0) <= grid + rounding)[fine].all()
+        assert (found.amin(0) - least <= grid + rounding)[fine].all() and (
+            top - found.amax(0) <= grid + rounding
+        )[fine].all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -279,7 +384,9 @@ def test_the_shift_is_differentiable_in_the_slope(name: str) -> None:
     # A subgradient of the shift, which is convex in the slope.
     for step in (-1e-2, 1e-4, 0.3):
         w, more = f.touch(slope + step, low, high, True)
-        assert (f.value(w) - (slope + step) * w + more + slack >= f.value(v) - slope * v - step * v).all()
+        assert (
+            f.value(w) - (slope + step) * w + more + slack >= f.value(v) - slope * v - step * v
+        ).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -293,7 +400,12 @@ def test_any_shape_and_slopes_that_broadcast(name: str) -> None:
         alone = f.touch(slope[k].expand(2, 3, 4), low, high, True)
         assert torch.equal(v[k], alone[0]) and torch.equal(slack[k], alone[1])
     none = torch.zeros(0, 3, dtype=torch.float64)
-    assert f.slopes(none, none)[0].shape == f.touch(none, none, none, False)[0].shape == f.span(none, none)[0].shape == (0, 3)
+    assert (
+        f.slopes(none, none)[0].shape
+        == f.touch(none, none, none, False)[0].shape
+        == f.span(none, none)[0].shape
+        == (0, 3)
+    )
 
 
 BENDS = [s * f.bend for f in ACTIVATIONS.values() for s in (1, -1) if f.bend < math.inf]
@@ -302,15 +414,25 @@ widths = st.just(0.0) | st.floats(0, 1e-9) | st.floats(0, 10) | st.floats(0, 1e6
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)
-@given(st.sampled_from(NAMES), st.booleans(), ends, widths, st.none() | st.floats(-3, 3) | st.floats(-1e-9, 1e-9))
+@given(
+    st.sampled_from(NAMES),
+    st.booleans(),
+    ends,
+    widths,
+    st.none() | st.floats(-3, 3) | st.floats(-1e-9, 1e-9),
+)
 @example("gelu", True, -1.0, 5e-324, None)
 @example("silu", False, 5e-324, 1.0, 5e-324)
 @example("tanh", True, -1e6, 2e6, 1e-320)
 @example("gelu", True, -1e100, 2e100, 1.0000001)
 @example("gelu_tanh", False, -1e100, 2e100, 0.3)
-def test_edge_cases(name: str, above: bool, start: float, width: float, slope: float | None) -> None:
-    f, side = ACTIVATIONS[name], 1 if above else -1
-    low, high = f64(start), f64(start + width)
+def test_edge_cases(
+    name: str, above: bool, start: float, width: float, slope: float | None
+) -> None:
+    f = ACTIVATIONS[name]
+    side = 1 if above else -1
+    low = f64(start)
+    high = f64(start + width)
     lines = f.slopes(low, high)
     assert all(torch.isfinite(line).all() and -0.13 < float(line) < 1.13 for line in lines)
     s = lines[0 if above else 1] if slope is None else f64(slope)
@@ -323,10 +445,12 @@ def test_edge_cases(name: str, above: bool, start: float, width: float, slope: f
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("low", "high"), [(-math.inf, 0.0), (0.0, math.inf), (1.0, 0.0), (math.nan, 1.0), (0.0, math.nan), (0.0, 1e200)]
+    ("low", "high"),
+    [(-math.inf, 0.0), (0.0, math.inf), (1.0, 0.0), (math.nan, 1.0), (0.0, math.nan), (0.0, 1e200)],
 )
 def test_bounds_that_are_none_are_refused(name: str, low: float, high: float) -> None:
-    f, one = ACTIVATIONS[name], f64(1.0)
+    f = ACTIVATIONS[name]
+    one = f64(1.0)
     unordered = not low <= high  # infinite ends have ranges, but no lines
     ranges = (f.span, f.derivative_range) if unordered else ()
     for use in (f.slopes, *ranges, lambda a, b: f.touch(one, a, b, True)):

@@ -14,10 +14,21 @@ def normal(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def case(seed: int, n: int, d: int, steep: float, o: int | None = None, bias: float = 0.0, hidden: bool = False):
+def case(
+    seed: int,
+    n: int,
+    d: int,
+    steep: float,
+    o: int | None = None,
+    bias: float = 0.0,
+    hidden: bool = False,
+):
     """Tokens on the unit sphere, `|A| = steep`, a random value matrix, a query bias and a mask."""
-    x, a, v = normal(seed, n, d), normal(seed + 1, d, d), normal(seed + 2, o or d, d)
-    x, a = x / x.norm(dim=1, keepdim=True), a * steep / torch.linalg.matrix_norm(a, 2)
+    x = normal(seed, n, d)
+    a = normal(seed + 1, d, d)
+    v = normal(seed + 2, o or d, d)
+    x = x / x.norm(dim=1, keepdim=True)
+    a = a * steep / torch.linalg.matrix_norm(a, 2)
     mask = torch.zeros(n, n, dtype=torch.float64)
     if hidden:
         mask[normal(seed + 3, n, n) > 0.5] = -math.inf
@@ -40,7 +51,9 @@ CASES = [
 
 
 def test_attend_is_torch_attention_with_all_its_biases():
-    n, d, h = 5, 6, 2
+    n = 5
+    d = 6
+    h = 2
     with torch.random.fork_rng():
         torch.manual_seed(0)
         mha = torch.nn.MultiheadAttention(d, h, batch_first=True, dtype=torch.float64)
@@ -51,8 +64,13 @@ def test_attend_is_torch_attention_with_all_its_biases():
     b_q, _, b_v = mha.in_proj_bias.detach().reshape(3, h, d // h)
     out = mha.out_proj.weight.detach().reshape(d, h, d // h).transpose(0, 1)
     scale = math.sqrt(d // h)
-    a, u = k.mT @ q / scale, (k.mT @ b_q[..., None])[..., 0] / scale
-    ours = at.attend(x, a, out @ v, u) + (out @ b_v[..., None]).sum(0)[:, 0] + mha.out_proj.bias.detach()
+    a = k.mT @ q / scale
+    u = (k.mT @ b_q[..., None])[..., 0] / scale
+    ours = (
+        at.attend(x, a, out @ v, u)
+        + (out @ b_v[..., None]).sum(0)[:, 0]
+        + mha.out_proj.bias.detach()
+    )
     theirs = mha(x[None], x[None], x[None])[0][0].detach()
     assert torch.allclose(ours, theirs, atol=1e-12)
 
@@ -60,7 +78,8 @@ def test_attend_is_torch_attention_with_all_its_biases():
 def test_no_scores_or_one_token_is_the_value_matrix():
     v = normal(0, 4, 3)
     size = float(torch.linalg.matrix_norm(v, 2))
-    zero, a = torch.zeros(3, 3, dtype=torch.float64), normal(1, 3, 3)
+    zero = torch.zeros(3, 3, dtype=torch.float64)
+    a = normal(1, 3, 3)
     for n in (1, 2, 7):
         x = normal(2, n, 3)
         assert float(at.local_bound(x, zero, v)) == pytest.approx(size, rel=1e-10)
@@ -72,12 +91,16 @@ def test_no_scores_or_one_token_is_the_value_matrix():
 
 
 def test_two_tokens_in_one_dimension():
-    # x = (1, -1), A = a: y = (a, -a), P_11 = sigmoid(2 a); d m_1 = p (1 + (1 - m) y_1 + var a) d_1 + ... by hand.
-    a, v = torch.tensor([[0.7]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    # x = (1, -1), A = a: y = (a, -a), P_11 = sigmoid(2 a); d m_1 = p (1 + (1 - m) y_1 + var a) d_1
+    # + ... by hand.
+    a = torch.tensor([[0.7]], dtype=torch.float64)
+    v = torch.ones(1, 1, dtype=torch.float64)
     x = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     p = 1 / (1 + math.exp(-1.4))
-    m, var = 2 * p - 1, 4 * p * (1 - p)
-    same, other = p * (1 + (1 - m) * 0.7) + var * 0.7, (1 - p) * (1 + (-1 - m) * 0.7)
+    m = 2 * p - 1
+    var = 4 * p * (1 - p)
+    same = p * (1 + (1 - m) * 0.7) + var * 0.7
+    other = (1 - p) * (1 + (-1 - m) * 0.7)
     truth = max(abs(same + other), abs(same - other))  # [[same, other], [other, same]]
     assert true_norm(x, a, v) == pytest.approx(truth, rel=1e-12)
     assert truth <= float(at.local_bound(x, a, v)) <= 1.5 * truth
@@ -94,12 +117,15 @@ def test_global_above_region_above_local_above_truth():
         assert local <= 4.5 * truth, parameters
         previous = local
         for radius in (1e-9, 1e-3, 0.1, 1.0):
-            low, high = x - radius, x + radius
+            low = x - radius
+            high = x + radius
             region = float(at.region_bound(low, high, a, v, bias, mask))
             reach = float(torch.maximum(low.abs(), high.abs()).norm(dim=1).max()) * (1 + 1e-12)
-            assert previous * (1 - 1e-12) <= region <= at.global_bound(len(x), a, v, reach, bias, mask) * (1 + 1e-12), (
-                parameters
-            )
+            assert (
+                previous * (1 - 1e-12)
+                <= region
+                <= at.global_bound(len(x), a, v, reach, bias, mask) * (1 + 1e-12)
+            ), parameters
             previous = region
             if radius == 1e-9:
                 assert region <= local * (1 + 1e-5 * max(1, parameters[3])), parameters
@@ -121,7 +147,9 @@ def terms(x: Tensor, a: Tensor, v: Tensor, state: at._State) -> tuple[Tensor, Te
     n, d = x.shape
     first = torch.einsum("ij,oa->ioja", state.p, v)
     second = torch.einsum("ij,ijo,ia->ioja", state.p, state.deviation @ v.T, state.y)
-    third = torch.einsum("ij,ioa->ioja", torch.eye(n, dtype=torch.float64), v @ state.covariance @ a)
+    third = torch.einsum(
+        "ij,ioa->ioja", torch.eye(n, dtype=torch.float64), v @ state.covariance @ a
+    )
     return tuple(t.reshape(n * len(v), n * d) for t in (first, second, third))  # type: ignore[return-value]
 
 
@@ -135,10 +163,14 @@ def test_everything_moves_no_further_than_said():
         x, a, v, bias, mask = case(*parameters[:5], bias=parameters[5], hidden=parameters[6])
         state = at._State.make(x, a, bias, mask)
         parts = terms(x, a, v, state)
-        jacobian = torch.autograd.functional.jacobian(lambda t, h=(a, v, bias, mask): at.attend(t, *h), x)
+        jacobian = torch.autograd.functional.jacobian(
+            lambda t, h=(a, v, bias, mask): at.attend(t, *h), x
+        )
         assert torch.allclose(sum(parts), jacobian.flatten(0, 1).flatten(1), atol=1e-10)
         g = normal(8, len(x), len(v))
-        assert torch.allclose(at._pull(state, g[None], a, v)[0], torch.einsum("ioja,io->ja", jacobian, g))
+        assert torch.allclose(
+            at._pull(state, g[None], a, v)[0], torch.einsum("ioja,io->ja", jacobian, g)
+        )
         for radius in (1e-4, 0.1):
             r = radius * normal(7, *x.shape).abs().clamp(max=1)
             move = at._moves(state, r, a, 1e-13)
@@ -147,7 +179,9 @@ def test_everything_moves_no_further_than_said():
             for k in range(4):
                 moved = x + r * normal(200 + k, *x.shape).sign()
                 there = at._State.make(moved, a, bias, mask)
-                weights = there.p[..., None] * there.deviation - state.p[..., None] * state.deviation
+                weights = (
+                    there.p[..., None] * there.deviation - state.p[..., None] * state.deviation
+                )
                 now = terms(moved, a, v, there)
                 found = [
                     (there.p - state.p).abs() / move.p.clamp(min=1e-300),
@@ -164,12 +198,15 @@ def test_everything_moves_no_further_than_said():
                 assert (there.p <= move.most).all() and (there.y.norm(dim=1) <= move.steep).all()
                 assert norm(now[1]) <= at._second(move, norm(v))
                 tight = torch.maximum(tight, torch.stack(found))
-    assert (tight > torch.tensor([0.9, 0.99, 0.4, 0.5, 0.9, 0.5, 0.2, 0.3])).all(), tight  # nothing is far too large
+    assert (tight > torch.tensor([0.9, 0.99, 0.4, 0.5, 0.9, 0.5, 0.2, 0.3])).all(), (
+        tight
+    )  # nothing is far too large
 
 
 def test_probabilities_move_as_far_as_corners_of_the_box_of_scores():
     for seed in range(30):
-        scores, e = 3 * normal(seed, 1, 4), 2 * normal(seed + 1, 1, 4).abs()
+        scores = 3 * normal(seed, 1, 4)
+        e = 2 * normal(seed + 1, 1, 4).abs()
         log = torch.log_softmax(scores, -1)
         corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 4)
         reached = torch.softmax(scores + corners * e, -1)
@@ -182,14 +219,22 @@ def test_no_probability_is_above_the_likeliest():
     for b in (0.0, 0.1, 2.0):
         mask = normal(1, 3, 3)
         scores = torch.tensor([b, -b, -b], dtype=torch.float64)
-        assert at._likeliest(3, b, None) == pytest.approx(float(torch.softmax(scores, 0)[0]), rel=1e-12)
-        most = max(float(torch.softmax(mask[i] + scores.roll(j), 0)[j]) for i in range(3) for j in range(3))
+        assert at._likeliest(3, b, None) == pytest.approx(
+            float(torch.softmax(scores, 0)[0]), rel=1e-12
+        )
+        most = max(
+            float(torch.softmax(mask[i] + scores.roll(j), 0)[j]) for i in range(3) for j in range(3)
+        )
         assert at._likeliest(3, b, mask) == pytest.approx(most, rel=1e-10)
-    assert at._likeliest(2, 1.0, torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=torch.float64)) == 1.0
+    assert (
+        at._likeliest(2, 1.0, torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=torch.float64))
+        == 1.0
+    )
 
 
 def test_global_bound_is_the_maximum_of_its_proof():
-    # |V| (sqrt(n) max (sqrt(pi) + B sqrt(w)) + |A| R^2) over pi <= top, w <= min(top, 1/2, 1 - pi), on a grid.
+    # |V| (sqrt(n) max (sqrt(pi) + B sqrt(w)) + |A| R^2) over pi <= top, w <= min(top, 1/2, 1 - pi),
+    # on a grid.
     one = torch.ones(1, 1, dtype=torch.float64)
     for n in (2, 3, 50):
         for steep in (0.05, 0.6, 1.0, 1.7, 4.0):
@@ -200,7 +245,11 @@ def test_global_bound_is_the_maximum_of_its_proof():
                 h = float((grid.sqrt() + b * (1 - grid).clamp(max=min(top, 0.5)).sqrt()).max())
                 ours = at.global_bound(n, steep * one, 2 * one, 1.0, bias * one[0])
                 proof = 2 * (math.sqrt(n) * h + steep)
-                assert proof <= ours <= proof * (1 + 1e-4), (n, steep, bias)  # the grid misses the maximum by its mesh
+                assert proof <= ours <= proof * (1 + 1e-4), (
+                    n,
+                    steep,
+                    bias,
+                )  # the grid misses the maximum by its mesh
 
 
 def test_a_box_far_from_the_origin_uses_the_ball_around_its_middle():
@@ -211,8 +260,19 @@ def test_a_box_far_from_the_origin_uses_the_ball_around_its_middle():
     assert true_norm(far, a, v) <= region
     sharp = case(1, 6, 4, 20.0)[1]
     assert true_norm(far, sharp, v) <= float(at.region_bound(far - 1, far + 1, sharp, v))
-    balls = at._global_balls(x + 4, 0 * x, sharp, 20.0, float(norm(v)), torch.zeros(4, dtype=torch.float64), None, math.inf)
-    expected = at.global_bound(6, sharp, v, float((x - x.mean(0)).norm(dim=1).max()), sharp @ (x.mean(0) + 4))
+    balls = at._global_balls(
+        x + 4,
+        0 * x,
+        sharp,
+        20.0,
+        float(norm(v)),
+        torch.zeros(4, dtype=torch.float64),
+        None,
+        math.inf,
+    )
+    expected = at.global_bound(
+        6, sharp, v, float((x - x.mean(0)).norm(dim=1).max()), sharp @ (x.mean(0) + 4)
+    )
     assert balls == pytest.approx(expected, rel=1e-9)
 
 
@@ -238,7 +298,9 @@ def test_tokens_around_a_centre():
         x, a, v, bias, _ = case(seed, 6, 4, 2.0, bias=1.0)
         assert bias is not None
         c = 3 * normal(seed + 50, 4)
-        assert torch.allclose(at.attend(x + c, a, v, bias), at.attend(x, a, v, bias + a @ c) + v @ c, atol=1e-10)
+        assert torch.allclose(
+            at.attend(x + c, a, v, bias), at.attend(x, a, v, bias + a @ c) + v @ c, atol=1e-10
+        )
         assert true_norm(x + c, a, v, bias) <= at.global_bound(6, a, v, 1 + 1e-12, bias + a @ c)
 
 
@@ -252,7 +314,8 @@ def test_never_above_theory_nor_castin():
         for k in range(-6, 7):
             steep = 10.0**k
             a = torch.diag(torch.tensor([steep / 4, steep / 8], dtype=torch.float64))
-            ours, theirs = at.global_bound(n, a, v, 2.0), at.castin(n, a, v, 2.0)
+            ours = at.global_bound(n, a, v, 2.0)
+            theirs = at.castin(n, a, v, 2.0)
             assert ours <= theory(n, steep) * (1 + 1e-12) and ours <= theirs
             if 16 <= n <= 197:
                 assert 1.47 <= theirs / theory(n, steep) <= 3.24
@@ -260,30 +323,47 @@ def test_never_above_theory_nor_castin():
 
 
 def test_the_steepest_rows_attain_fact_3():
-    # Two tokens at +-R, evenly likely: |W|^2 = R^2 / 2, sum p^2 = 1 / 2, so row i of the first terms is (1 + B) / sqrt 2.
+    # Two tokens at +-R, evenly likely: |W|^2 = R^2 / 2, sum p^2 = 1 / 2, so row i of the first
+    # terms is (1 + B) / sqrt 2.
     steep = 5.0
-    a, v = torch.tensor([[steep]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    a = torch.tensor([[steep]], dtype=torch.float64)
+    v = torch.ones(1, 1, dtype=torch.float64)
     x = torch.tensor([[1.0], [-1.0], [0.0]], dtype=torch.float64)
-    mask = torch.tensor([[0.0, 0, -math.inf], [-math.inf, 0, -math.inf], [0, 0, -math.inf]], dtype=torch.float64)
+    mask = torch.tensor(
+        [[0.0, 0, -math.inf], [-math.inf, 0, -math.inf], [0, 0, -math.inf]], dtype=torch.float64
+    )
     mask[0, 0] = -2 * steep  # balances the scores of the first row, <1, 5> against <-1, 5>
-    jacobian = torch.autograd.functional.jacobian(lambda t: at.attend(t, a, v, None, mask), x)[0, 0, :, 0]
+    jacobian = torch.autograd.functional.jacobian(lambda t: at.attend(t, a, v, None, mask), x)[
+        0, 0, :, 0
+    ]
     without_third = jacobian - torch.tensor([steep, 0, 0], dtype=torch.float64)
-    assert float(without_third.norm()) == pytest.approx(math.hypot(0.5 * (1 + steep), 0.5 * (1 - steep)), rel=1e-12)
+    assert float(without_third.norm()) == pytest.approx(
+        math.hypot(0.5 * (1 + steep), 0.5 * (1 - steep)), rel=1e-12
+    )
     assert float(without_third.norm()) <= (1 + steep) / math.sqrt(2)
 
 
 def test_heads_add_or_stack():
     for seed in range(20):
-        n, d, h = 5, 6, 3
-        x, a = normal(seed, n, d), 0.3 * normal(seed + 1, h, d, d)
-        v, out, bias = normal(seed + 2, h, 2, d), normal(seed + 3, h, 4, 2), normal(seed + 4, h, d)
+        n = 5
+        d = 6
+        h = 3
+        x = normal(seed, n, d)
+        a = 0.3 * normal(seed + 1, h, d, d)
+        v = normal(seed + 2, h, 2, d)
+        out = normal(seed + 3, h, 4, 2)
+        bias = normal(seed + 4, h, d)
         joint = [float(at.local_bound(x, a[k], out[k] @ v[k], bias[k])) for k in range(h)]
         single = [float(at.local_bound(x, a[k], v[k], bias[k])) for k in range(h)]
         bound = at.heads(joint, single, out.transpose(0, 1).flatten(1))
         assert true_norm(x, a, out @ v, bias) <= bound
         assert bound <= sum(joint) * (1 + 1e-12)
-    assert at.heads([3.0, 4.0], [3.0, 4.0], torch.eye(2, dtype=torch.float64)) == pytest.approx(5.0, rel=1e-12)
-    assert at.heads([3.0, 4.0], [3.0, 4.0], 2 * torch.eye(2, dtype=torch.float64)) == pytest.approx(7.0, rel=1e-12)
+    assert at.heads([3.0, 4.0], [3.0, 4.0], torch.eye(2, dtype=torch.float64)) == pytest.approx(
+        5.0, rel=1e-12
+    )
+    assert at.heads([3.0, 4.0], [3.0, 4.0], 2 * torch.eye(2, dtype=torch.float64)) == pytest.approx(
+        7.0, rel=1e-12
+    )
 
 
 def test_batches_of_inputs():
@@ -323,8 +403,10 @@ def test_local_bound_is_within_a_factor_two():
 
 
 def test_the_second_term_moves_with_its_query():
-    # Token 0 sits at 0 and looks at tokens at -1 and 1, which do not move: W_0 = [-1/2, 1/2] is stationary, y_0 = a x_0 is not.
-    a, v = torch.tensor([[2.0]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    # Token 0 sits at 0 and looks at tokens at -1 and 1, which do not move: W_0 = [-1/2, 1/2] is
+    # stationary, y_0 = a x_0 is not.
+    a = torch.tensor([[2.0]], dtype=torch.float64)
+    v = torch.ones(1, 1, dtype=torch.float64)
     x = torch.tensor([[0.0], [-1.0], [1.0]], dtype=torch.float64)
     mask = torch.zeros(3, 3, dtype=torch.float64)
     mask[:, 0] = mask[1, 2] = mask[2, 1] = -math.inf
@@ -351,11 +433,16 @@ def test_what_a_term_moves_is_added(k: int, monkeypatch: pytest.MonkeyPatch):
 
 def test_known_probabilities_help():
     x, a, v, bias, _ = case(1, 8, 5, 3.0, bias=1.0)
-    low, high = x - 0.03, x + 0.03
+    low = x - 0.03
+    high = x + 0.03
     p = torch.softmax((x @ a.T + bias) @ x.T, -1)
     points = [x + 0.03 * normal(k, 8, 5).clamp(-1, 1) for k in range(50)]
-    spread = torch.stack([(torch.softmax((t @ a.T + bias) @ t.T, -1) - p).abs() for t in points]).amax(0) * 1.5
-    plain, helped = at.region_bound(low, high, a, v, bias), at.region_bound(low, high, a, v, bias, p=(p - spread, p + spread))
+    spread = (
+        torch.stack([(torch.softmax((t @ a.T + bias) @ t.T, -1) - p).abs() for t in points]).amax(0)
+        * 1.5
+    )
+    plain = at.region_bound(low, high, a, v, bias)
+    helped = at.region_bound(low, high, a, v, bias, p=(p - spread, p + spread))
     assert max(true_norm(t, a, v, bias) for t in points[:9]) <= float(helped) < float(plain)
 
 

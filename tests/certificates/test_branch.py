@@ -14,7 +14,16 @@ from conftest import ZOO
 from wassail.certificates import branch as module
 from wassail.certificates import multipliers
 from wassail.certificates.branch import Bracket, branch
-from wassail.certificates.multipliers import INFLATE, Form, forms, prove, reduce, split, start, tighten
+from wassail.certificates.multipliers import (
+    INFLATE,
+    Form,
+    forms,
+    prove,
+    reduce,
+    split,
+    start,
+    tighten,
+)
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Ball, Region
 from wassail.errors import InputError
@@ -29,41 +38,59 @@ def random_net(sizes: list[int], seed: int, slope: float = 0.0, bias: float = 1.
     g = torch.Generator().manual_seed(seed)
     pairs = itertools.pairwise(sizes)
     draw = [
-        (torch.randn(b, a, generator=g, dtype=torch.float64), torch.randn(b, generator=g, dtype=torch.float64))
+        (
+            torch.randn(b, a, generator=g, dtype=torch.float64),
+            torch.randn(b, generator=g, dtype=torch.float64),
+        )
         for a, b in pairs
     ]
     return Piecewise.from_layers([(w, bias * b) for w, b in draw], slope)
 
 
 def all_masks(count: int) -> Tensor:
-    return torch.tensor(list(itertools.product([False, True], repeat=count)), dtype=torch.bool).reshape(-1, count)
+    return torch.tensor(
+        list(itertools.product([False, True], repeat=count)), dtype=torch.bool
+    ).reshape(-1, count)
 
 
 def brute_force(net: Piecewise, region: Region) -> Tensor:
-    """The Jacobians of all masks whose cell meets the interior of the region: the widest point of each, by its own program."""
+    """The Jacobians of all masks whose cell meets the interior of the region: the widest point
+    of each, by its own program.
+    """
     masks = all_masks(net.neurons)
     rows, shift, jacobian, _ = net.affine(masks)
-    kept = [i for i in range(len(masks)) if widest(rows[i].numpy(), shift[i].numpy(), masks[i].numpy(), region) > 1e-8]
+    kept = [
+        i
+        for i in range(len(masks))
+        if widest(rows[i].numpy(), shift[i].numpy(), masks[i].numpy(), region) > 1e-8
+    ]
     return jacobian[kept]
 
 
 def widest(rows: np.ndarray, shift: np.ndarray, mask: np.ndarray, region: Region) -> float:
-    sign, n = np.where(mask, 1.0, -1.0), rows.shape[1]
+    sign = np.where(mask, 1.0, -1.0)
+    n = rows.shape[1]
     length = np.linalg.norm(rows, axis=1)
     if region.norm == 2 and region.radius < INF:
         import cvxpy as cp
 
-        x, t = cp.Variable(n), cp.Variable()
+        x = cp.Variable(n)
+        t = cp.Variable()
         limits = [
             cp.multiply(sign, rows @ x + shift) >= t * length,
             t <= 1,
             cp.norm(x - region.centre.numpy()) <= region.radius,
         ]
-        limits += [x >= region.low.numpy(), x <= region.high.numpy()] if bool(torch.isfinite(region.low).all()) else []
+        limits += (
+            [x >= region.low.numpy(), x <= region.high.numpy()]
+            if bool(torch.isfinite(region.low).all())
+            else []
+        )
         problem = cp.Problem(cp.Maximize(t), limits)
         problem.solve(solver=cp.CLARABEL)
         return float(problem.value)
-    table, right = np.c_[-sign[:, None] * rows, length], sign * shift
+    table = np.c_[-sign[:, None] * rows, length]
+    right = sign * shift
     bounds = [(lo, hi) for lo, hi in zip(region.low.tolist(), region.high.tolist())] + [(None, 1.0)]
     if region.radius < INF:  # an l1 ball, all of its facets
         facets = np.array(list(itertools.product([-1.0, 1.0], repeat=n)))
@@ -73,13 +100,19 @@ def widest(rows: np.ndarray, shift: np.ndarray, mask: np.ndarray, region: Region
     return -answer.fun if answer.status == 0 else -1.0
 
 
-def check_witness(net: Piecewise, region: Region, found: Bracket, norms: tuple[float, float]) -> None:
+def check_witness(
+    net: Piecewise, region: Region, found: Bracket, norms: tuple[float, float]
+) -> None:
     assert found.witness is not None and bool(region.contains(found.witness[None]))
     v = net.preactivations(found.witness[None])
-    assert float(operator_norm(net.jacobian(v > 0), *norms)) == pytest.approx(found.lower, rel=1e-10)
+    assert float(operator_norm(net.jacobian(v > 0), *norms)) == pytest.approx(
+        found.lower, rel=1e-10
+    )
     g = torch.Generator().manual_seed(0)
     near = found.witness + 1e-13 * torch.randn(50, net.inputs, dtype=torch.float64, generator=g)
-    moving = (net.affine(v > 0)[0][0] != 0).any(1)  # a neuron that is constant on the cell has no side to be strictly on
+    moving = (net.affine(v > 0)[0][0] != 0).any(
+        1
+    )  # a neuron that is constant on the cell has no side to be strictly on
     assert (net.mask(near) == (v > 0))[:, moving].all()
 
 
@@ -120,7 +153,8 @@ def test_three_layers_and_negative_slopes() -> None:
 
 def test_stretched_rows_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipliers, "MANY", 0)  # as for many inputs
-    net, region = random_net([3, 4, 3, 3], 15), Region.make((-1.0, 1.0), 3)
+    net = random_net([3, 4, 3, 3], 15)
+    region = Region.make((-1.0, 1.0), 3)
     jacobians = brute_force(net, region)
     for norms in [(INF, INF), (INF, 1.0)]:
         value = float(operator_norm(jacobians, *norms).max())
@@ -138,24 +172,31 @@ def test_many_members() -> None:
 
 
 def test_closed_form_one_layer() -> None:
-    # relu(x_h) - relu(-x_h) on all of R^n: each of the 2^n sign patterns is a cell and J is always the identity times a row
+    # relu(x_h) - relu(-x_h) on all of R^n: each of the 2^n sign patterns is a cell and J is always
+    # the identity times a row
     weight = torch.cat([torch.eye(3), -torch.eye(3)]).double()
     head = torch.tensor([[3.0, 0.0, 1.0, 2.0, 5.0, 0.0]], dtype=torch.float64)
     net = Piecewise.from_layers([(weight, torch.zeros(6)), (head, torch.zeros(1))])
-    everywhere, corner = Region.make(None, 3), Region.make((0.0, 1.0), 3)
+    everywhere = Region.make(None, 3)
+    corner = Region.make((0.0, 1.0), 3)
     assert branch(net, everywhere, 2, 2).upper == pytest.approx(
         math.sqrt(9 + 25 + 1), rel=1e-9
     )  # |3 or -2|, |0 or -5|, |1 or 0|
     assert branch(net, everywhere, INF, INF).upper == pytest.approx(9, rel=1e-9)
     assert branch(net, everywhere, 1, INF).upper == pytest.approx(5, rel=1e-9)
-    assert branch(net, corner, 2, 2).upper == pytest.approx(math.sqrt(10), rel=1e-9)  # all walls touch the box, none cuts it
+    assert branch(net, corner, 2, 2).upper == pytest.approx(
+        math.sqrt(10), rel=1e-9
+    )  # all walls touch the box, none cuts it
 
 
 @pytest.mark.parametrize("width", [1e-3, 1e-7, 1e-11, 1e-13])
 def test_thin_cells_are_not_lost(width: float) -> None:
     # 5 relu(x) - 5 relu(width - x): slope 10 between 0 and width, 5 elsewhere
-    weight, bias = torch.tensor([[1.0], [-1.0]]).double(), torch.tensor([0.0, width]).double()
-    net = Piecewise.from_layers([(weight, bias), (torch.tensor([[5.0, -5.0]]).double(), torch.zeros(1))])
+    weight = torch.tensor([[1.0], [-1.0]]).double()
+    bias = torch.tensor([0.0, width]).double()
+    net = Piecewise.from_layers(
+        [(weight, bias), (torch.tensor([[5.0, -5.0]]).double(), torch.zeros(1))]
+    )
     found = branch(net, Region.make((-1.0, 1.0), 1), 2, 2)
     assert found.complete and 10 <= found.upper <= 10 * (1 + 1e-9)
     assert found.witness is not None and 0 < float(found.witness) < width
@@ -172,13 +213,18 @@ def test_linear_network() -> None:
 
 def test_dead_constant_and_doubled_neurons() -> None:
     g = torch.Generator().manual_seed(2)
-    w, out = torch.randn(3, 2, generator=g).double(), torch.randn(2, 9, generator=g).double()
-    stacked = torch.cat([w, w, torch.zeros(3, 2)])  # twice the same hyperplanes, then neurons without input
+    w = torch.randn(3, 2, generator=g).double()
+    out = torch.randn(2, 9, generator=g).double()
+    stacked = torch.cat(
+        [w, w, torch.zeros(3, 2)]
+    )  # twice the same hyperplanes, then neurons without input
     bias = torch.tensor([0.5, -1.0, 0.0, 0.5, -1.0, 0.0, 1.0, -1.0, 0.0])
     region = Region.make(None, 2)
     double = Piecewise.from_layers([(stacked, bias), (out, torch.zeros(2))])
     single = Piecewise.from_layers([(w, bias[:3]), (out[:, :3] + out[:, 3:6], torch.zeros(2))])
-    assert branch(double, region, 2, 2).upper == pytest.approx(branch(single, region, 2, 2).upper, rel=1e-9)
+    assert branch(double, region, 2, 2).upper == pytest.approx(
+        branch(single, region, 2, 2).upper, rel=1e-9
+    )
     nothing = Piecewise.from_layers([(w, bias[:3]), (torch.zeros(2, 3), torch.ones(2))])
     found = branch(nothing, region, INF, 2)
     assert found.lower == found.upper == 0 and found.complete
@@ -186,7 +232,8 @@ def test_dead_constant_and_doubled_neurons() -> None:
 
 @pytest.mark.parametrize("where", [None, (0.0, 1.0)])
 def test_zero_biases_make_flat_cells_and_still_close(where: tuple[float, float] | None) -> None:
-    net, region = random_net([3, 4, 3, 2], 4, bias=0.0), Region.make(where, 3)
+    net = random_net([3, 4, 3, 2], 4, bias=0.0)
+    region = Region.make(where, 3)
     value = float(operator_norm(brute_force(net, region), 2, 2).max())
     found = branch(net, region, 2, 2)
     assert found.complete and found.lower == pytest.approx(value, rel=1e-9)
@@ -201,7 +248,8 @@ def test_a_region_without_interior() -> None:
 
 
 def test_margins_are_the_longest_row() -> None:
-    net, region = random_net([3, 5, 4, 3], 6), Region.make((-1.0, 2.0), 3)
+    net = random_net([3, 5, 4, 3], 6)
+    region = Region.make((-1.0, 2.0), 3)
     head = torch.tensor([[1.0, -1, 0], [1, 0, -1], [0, 1, -1]])
     together = branch(net.head(head), region, 2, INF)
     apart = [branch(net.head(row[None]), region, 2, 2) for row in head]
@@ -209,10 +257,13 @@ def test_margins_are_the_longest_row() -> None:
 
 
 def test_scales_of_weights_inputs_and_outputs_do_not_matter() -> None:
-    net, region = random_net([3, 6, 5, 2], 7), Region.make(None, 3)
+    net = random_net([3, 6, 5, 2], 7)
+    region = Region.make(None, 3)
     value = branch(net, region, 2, 2).upper
     for factor in (1e-6, 1e6):
-        large = Piecewise(net.A, net.B, net.c * factor, net.C, net.D, net.e, net.slope, net.layer)  # x in other units
+        large = Piecewise(
+            net.A, net.B, net.c * factor, net.C, net.D, net.e, net.slope, net.layer
+        )  # x in other units
         assert branch(large, region, 2, 2).upper == pytest.approx(value, rel=1e-9)
         outputs = branch(net.head(factor**5 * torch.eye(2).double()), region, 2, 2)
         assert outputs.complete and outputs.upper == pytest.approx(factor**5 * value, rel=1e-9)
@@ -222,7 +273,8 @@ def test_scales_of_weights_inputs_and_outputs_do_not_matter() -> None:
 
 
 def test_a_bracket_is_valid_whenever_it_stops() -> None:
-    net, region = random_net([4, 8, 8, 2], 3), Region.make(None, 4)
+    net = random_net([4, 8, 8, 2], 3)
+    region = Region.make(None, 4)
     value = branch(net, region, 2, 2)
     assert value.complete and value.nodes > 20
     seen: list[tuple[float, float, int]] = []
@@ -237,7 +289,8 @@ def test_a_bracket_is_valid_whenever_it_stops() -> None:
 
 
 def test_interrupt_returns_what_is_known() -> None:
-    net, region = random_net([4, 8, 8, 2], 3), Region.make(None, 4)
+    net = random_net([4, 8, 8, 2], 3)
+    region = Region.make(None, 4)
     last: list[tuple[float, float, int]] = []
 
     def stop(*state: float) -> None:
@@ -251,9 +304,11 @@ def test_interrupt_returns_what_is_known() -> None:
 
 @pytest.mark.parametrize("where", ["reach", "bound", "explore"])
 def test_interrupt_inside_a_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    net, region = random_net([4, 8, 8, 2], 3), Region.make(None, 4)
+    net = random_net([4, 8, 8, 2], 3)
+    region = Region.make(None, 4)
     value = branch(net, region, 2, 2)
-    method, calls = getattr(module._Search, where), []
+    method = getattr(module._Search, where)
+    calls = []
 
     def stop(*args: object) -> object:
         calls.append(1)
@@ -266,14 +321,19 @@ def test_interrupt_inside_a_step(monkeypatch: pytest.MonkeyPatch, where: str) ->
     assert not found.complete and found.lower <= value.upper and value.lower <= found.upper < INF
 
 
-def test_nodes_closed_by_a_new_lower_bound_still_count_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, region = random_net([4, 8, 8, 2], 3), Region.make(None, 4)
+def test_nodes_closed_by_a_new_lower_bound_still_count_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = random_net([4, 8, 8, 2], 3)
+    region = Region.make(None, 4)
     search = module._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
     search.open()
     while len(search.heap) < 5:
         search.step()
     second = max(-entry[0] for entry in search.heap[1:])
-    monkeypatch.setattr(search, "expand", lambda parents: setattr(search, "lower", second * (1 - 1e-10)))
+    monkeypatch.setattr(
+        search, "expand", lambda parents: setattr(search, "lower", second * (1 - 1e-10))
+    )
     monkeypatch.setattr(search, "batch", 1)
     monkeypatch.setattr(search, "walk", lambda points: None)
     search.step()
@@ -281,7 +341,8 @@ def test_nodes_closed_by_a_new_lower_bound_still_count_above(monkeypatch: pytest
 
 
 def test_the_same_seed_gives_the_same_bracket() -> None:
-    net, region = random_net([4, 6, 6, 2], 9), Region.make((-1.0, 1.0), 4)
+    net = random_net([4, 6, 6, 2], 9)
+    region = Region.make((-1.0, 1.0), 4)
     a, b, other = (branch(net, region, 2, INF, seed=seed) for seed in (0, 0, 1))
     assert (a.lower, a.upper, a.nodes) == (b.lower, b.upper, b.nodes)
     assert other.lower == pytest.approx(a.lower, rel=1e-9)
@@ -297,14 +358,16 @@ def test_unknown_norms_are_refused() -> None:
 
 @pytest.mark.parametrize("slope", [0.0, 0.3])
 def test_reduced_networks_are_the_fixed_ones(slope: float) -> None:
-    net, g = random_net([3, 4, 3, 2], 5, slope), torch.Generator().manual_seed(1)
+    net = random_net([3, 4, 3, 2], 5, slope)
+    g = torch.Generator().manual_seed(1)
     state = torch.randint(-1, 2, (6, net.neurons), generator=g).to(torch.int8)
     reduced = reduce(net, state)
     for i in range(len(state)):
         free = state[i] < 0
         masks = all_masks(int(free.sum()))
         d = masks.double()[:, None, :]
-        a, b = reduced.A[i][free], reduced.B[i][free][:, free]
+        a = reduced.A[i][free]
+        b = reduced.B[i][free][:, free]
         inner = torch.linalg.solve(torch.eye(len(a)) - b * d, a.expand(len(masks), -1, -1))
         ours = reduced.C[i] + (reduced.D[i][:, free] * d) @ inner
         torch.testing.assert_close(ours, net.fix(state[i]).jacobian(masks), rtol=1e-12, atol=1e-12)
@@ -312,7 +375,8 @@ def test_reduced_networks_are_the_fixed_ones(slope: float) -> None:
 
 @pytest.mark.parametrize("norms", PAIRS)
 def test_any_feasible_multipliers_are_sound(norms: tuple[float, float]) -> None:
-    net, g = random_net([3, 4, 4, 2], 11), torch.Generator().manual_seed(0)
+    net = random_net([3, 4, 4, 2], 11)
+    g = torch.Generator().manual_seed(0)
     value = float(operator_norm(net.jacobian(all_masks(8)), *norms).max())
     how, index = split(3, 2, *norms), torch.arange(8)[None]
     reduced = reduce(net, torch.full((1, 8), -1))
@@ -320,7 +384,9 @@ def test_any_feasible_multipliers_are_sound(norms: tuple[float, float]) -> None:
     w, t = start(form, net.layer, how)
     assert prove(form, w, t).isfinite().all()
     for _ in range(40):
-        trial_w, trial_t = (v * torch.exp(0.5 * torch.randn(v.shape, generator=g, dtype=v.dtype)) for v in (w, t))
+        trial_w, trial_t = (
+            v * torch.exp(0.5 * torch.randn(v.shape, generator=g, dtype=v.dtype)) for v in (w, t)
+        )
         assert how.factor * float(prove(form, trial_w, trial_t).max().sqrt()) >= value * (1 - 1e-12)
     bounds = []
     for gap in (1.0, 0.1, 0.01):
@@ -332,7 +398,8 @@ def test_any_feasible_multipliers_are_sound(norms: tuple[float, float]) -> None:
 
 def test_multipliers_that_prove_nothing_are_refused() -> None:
     net = random_net([3, 4, 4, 2], 11)
-    how, index = split(3, 2, 2, 2), torch.arange(8)[None]
+    how = split(3, 2, 2, 2)
+    index = torch.arange(8)[None]
     reduced = reduce(net, torch.full((1, 8), -1))
     form = forms(reduced, how, index)
     w, t = start(form, net.layer, how)
@@ -347,7 +414,9 @@ def test_a_proof_within_rounding_is_refused() -> None:
     none = torch.zeros(1, 0, 1, dtype=torch.float64)
     form = Form(none, none[:, :, :0], torch.tensor([[[3.0]]], dtype=torch.float64), none.mT, False)
     edge = torch.tensor([[9.0 / (1 + INFLATE)]], dtype=torch.float64)
-    assert prove(form, edge * (1 + 4 * 2.0**-52), none[..., 0]).item() == INF  # positive by less than S is rounded
+    assert (
+        prove(form, edge * (1 + 4 * 2.0**-52), none[..., 0]).item() == INF
+    )  # positive by less than S is rounded
     assert 9 <= prove(form, edge * (1 + 1e-13), none[..., 0]).item() <= 9 * (1 + 1e-9)
 
 
@@ -355,14 +424,18 @@ def test_tighten_reaches_the_semidefinite_optimum() -> None:
     import cvxpy as cp
 
     net = random_net([3, 5, 4, 2], 12)
-    how, index = split(3, 2, 2, 2), torch.arange(9)[None]
+    how = split(3, 2, 2, 2)
+    index = torch.arange(9)[None]
     reduced = reduce(net, torch.full((1, 9), -1))
     form = forms(reduced, how, index)
     w, t = start(form, net.layer, how)
     for gap in (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4):
         proved, w, t, _ = tighten(form, w, t, torch.zeros(1, dtype=torch.float64), 10, gap)
-    a, b, c, d = (v.numpy() for v in (net.A, net.B, net.C, net.D))  # LipSDP-Neuron as published, not transposed
-    rho, multipliers = cp.Variable(), cp.Variable(9, nonneg=True)
+    a, b, c, d = (
+        v.numpy() for v in (net.A, net.B, net.C, net.D)
+    )  # LipSDP-Neuron as published, not transposed
+    rho = cp.Variable()
+    multipliers = cp.Variable(9, nonneg=True)
     cross = cp.diag(multipliers) @ np.c_[a, b - np.eye(9)]
     lift = np.r_[np.zeros((3, 9)), np.eye(9)]
     out = np.c_[c, d]
@@ -377,9 +450,12 @@ def test_tighten_reaches_the_semidefinite_optimum() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("norms", PAIRS)
 def test_forms_are_parts_of_the_jacobian(norms: tuple[float, float], exact: bool) -> None:
-    net, mask = random_net([4, 3, 3, 2], 14), torch.tensor([True, False, True, True, True, False])
+    net = random_net([4, 3, 3, 2], 14)
+    mask = torch.tensor([True, False, True, True, True, False])
     how = split(4, 2, *norms, exact=exact)
-    form = forms(reduce(net, torch.full((1, 6), -1)), how, torch.tensor([[0, 1, 2, 3, 4, 5, -1]]))  # one neuron is padding
+    form = forms(
+        reduce(net, torch.full((1, 6), -1)), how, torch.tensor([[0, 1, 2, 3, 4, 5, -1]])
+    )  # one neuron is padding
     d = torch.cat([mask, torch.ones(1)]).double()
     ours = form.C + (form.D * d) @ torch.linalg.solve(torch.eye(7) - form.B * d, form.A)
     jacobian = net.jacobian(mask[None])[0]
@@ -391,14 +467,20 @@ def test_forms_are_parts_of_the_jacobian(norms: tuple[float, float], exact: bool
         "signs": torch.stack([jacobian[:1] + jacobian[1:], jacobian[:1] - jacobian[1:]]),
     }[how.part]
     torch.testing.assert_close(ours, parts.mT if how.kind.endswith(".T") else parts)
-    if exact and norms != (INF, 2):  # the largest member is the norm; its dual norms are sums of one row or column
+    if exact and norms != (
+        INF,
+        2,
+    ):  # the largest member is the norm; its dual norms are sums of one row or column
         lengths = operator_norm(parts, *norms)
-        assert float(lengths.max()) == pytest.approx(float(operator_norm(jacobian, *norms)), rel=1e-12)
+        assert float(lengths.max()) == pytest.approx(
+            float(operator_norm(jacobian, *norms)), rel=1e-12
+        )
 
 
 def test_certificates_of_emptiness() -> None:
     g = torch.Generator().manual_seed(6)
-    region, counts = Region.make(None, 3), {True: 0, False: 0}
+    region = Region.make(None, 3)
+    counts = {True: 0, False: 0}
     for seed in range(60):
         net = random_net([3, 6, 2], seed)
         state = torch.randint(0, 2, (1, 6), generator=g).to(torch.int8)
@@ -415,9 +497,14 @@ def test_certificates_of_emptiness() -> None:
 
 
 def test_points_on_a_wall_or_outside_are_no_witness() -> None:
-    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    net = Piecewise(one, 0 * one, zero, one, -one, zero, zero, torch.zeros(1, dtype=torch.int64))  # x - relu(x): flat for x > 0
-    search = module._Search(net, Region.make((0.0, 1.0), 1), 2.0, 2.0, torch.Generator().manual_seed(0))
+    one = torch.ones(1, 1, dtype=torch.float64)
+    zero = torch.zeros(1, dtype=torch.float64)
+    net = Piecewise(
+        one, 0 * one, zero, one, -one, zero, zero, torch.zeros(1, dtype=torch.int64)
+    )  # x - relu(x): flat for x > 0
+    search = module._Search(
+        net, Region.make((0.0, 1.0), 1), 2.0, 2.0, torch.Generator().manual_seed(0)
+    )
     assert search.visit(torch.tensor([[0.0], [-0.5]]).double()) == [None, None]
     assert search.lower == 0 and search.witness is None
     found = branch(net, Region.make((0.0, 1.0), 1), 2, 2)
@@ -425,7 +512,8 @@ def test_points_on_a_wall_or_outside_are_no_witness() -> None:
 
 
 def test_linear_bounds_hold_and_beat_intervals() -> None:
-    net, region = random_net([4, 6, 6, 6, 2], 13), Region.make((-0.3, 0.3), 4)
+    net = random_net([4, 6, 6, 6, 2], 13)
+    region = Region.make((-0.3, 0.3), 4)
     state = torch.full((1, 18), -1, dtype=torch.int8)
     reduced = reduce(net, state)
     low, high = module._preactivations(reduced, net, region)
@@ -436,13 +524,17 @@ def test_linear_bounds_hold_and_beat_intervals() -> None:
     assert (high - low)[0, deep].sum() < intervals
 
 
-# ---------------------------------------------------------------- published tables (ANCHORS A and B)
+# ---------------------------------------------------------------- published tables (ANCHORS A and
+# B)
 
 
 def stored(folder: Path, name: str) -> Piecewise:
     arrays = np.load(folder / "lipschitz" / f"{name}.npz")
     return Piecewise.from_layers(
-        [(torch.tensor(arrays[f"W{i}"]), torch.tensor(arrays[f"b{i}"])) for i in range(len(arrays) // 2)]
+        [
+            (torch.tensor(arrays[f"W{i}"]), torch.tensor(arrays[f"b{i}"]))
+            for i in range(len(arrays) // 2)
+        ]
     )
 
 
@@ -462,7 +554,9 @@ def test_table_a(name: str) -> None:
     for norm, value in zip((2.0, 1.0, INF), values):
         found = branch(net, Region.make((0.0, high), net.inputs), norm, norm)
         assert found.complete
-        assert found.lower == pytest.approx(value, rel=1e-9) and found.upper == pytest.approx(value, rel=1e-9)
+        assert found.lower == pytest.approx(value, rel=1e-9) and found.upper == pytest.approx(
+            value, rel=1e-9
+        )
 
 
 TABLE_B = [
@@ -470,7 +564,9 @@ TABLE_B = [
     ("exlipbab_wine_11-12-12-1", 1.7433699967107172, 2850),
     ("exlipbab_abalone_9-16-16-1", 11.121602332235268, 801),
     pytest.param("exlipbab_bike_13-20-16-8-3", 10802.403812748018, 763_290, marks=pytest.mark.slow),
-    pytest.param("exlipbab_wine_11-24-24-1", 1.99834589741825, 670_175, marks=pytest.mark.slow),  # ours: open before
+    pytest.param(
+        "exlipbab_wine_11-24-24-1", 1.99834589741825, 670_175, marks=pytest.mark.slow
+    ),  # ours: open before
 ]
 
 
@@ -480,7 +576,9 @@ def test_table_b(name: str, value: float, nodes: int) -> None:
     net = stored(ZOO, name)
     found = branch(net, Region.make(None, net.inputs), 2, 2)
     assert found.complete and found.nodes < nodes
-    assert found.lower == pytest.approx(value, rel=1e-9) and found.upper == pytest.approx(value, rel=1e-9)
+    assert found.lower == pytest.approx(value, rel=1e-9) and found.upper == pytest.approx(
+        value, rel=1e-9
+    )
 
 
 @pytest.mark.usefixtures("zoo")

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from conftest import ZOO
-from wassail.certificates.cells import enumerate_cells, inequalities, masks_at, nearest_point, steepest
+from wassail.certificates.cells import (
+    enumerate_cells,
+    inequalities,
+    masks_at,
+    nearest_point,
+    steepest,
+)
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Ball, Region
 from wassail.errors import InputError
@@ -28,13 +34,18 @@ def rows(masks: Tensor) -> set[tuple[int, ...]]:
 
 def lines(weight: list[list[float]], bias: list[float]) -> Piecewise:
     """One layer of neurons with these hyperplanes, summed up."""
-    return Piecewise.from_layers([(torch.tensor(weight), torch.tensor(bias)), (torch.ones(1, len(bias)), torch.zeros(1))])
+    return Piecewise.from_layers(
+        [(torch.tensor(weight), torch.tensor(bias)), (torch.ones(1, len(bias)), torch.zeros(1))]
+    )
 
 
 @pytest.mark.parametrize(("n", "neurons"), [(1, 6), (2, 8), (3, 9), (4, 8), (6, 4)])
-def test_hyperplanes_in_general_position_make_zaslavskys_number_of_cells(n: int, neurons: int) -> None:
+def test_hyperplanes_in_general_position_make_zaslavskys_number_of_cells(
+    n: int, neurons: int
+) -> None:
     net = random_net((n, neurons, 2), seed=n)
-    affine, central = enumerate_cells(net, Region.make(None, n)), enumerate_cells(net.homogeneous(), Region.make(None, n))
+    affine = enumerate_cells(net, Region.make(None, n))
+    central = enumerate_cells(net.homogeneous(), Region.make(None, n))
     assert len(affine) == sum(math.comb(neurons, i) for i in range(n + 1))
     assert len(central) == 2 * sum(math.comb(neurons - 1, i) for i in range(n))
     assert affine.complete and central.complete
@@ -57,9 +68,14 @@ def test_no_neurons_are_one_cell() -> None:
 
 
 @pytest.mark.parametrize("where", [None, (-1.0, 1.0), 1, 2, math.inf, "cut"])
-@pytest.mark.parametrize(("sizes", "slope"), [((2, 6, 6, 3), 0.0), ((3, 5, 5, 4, 2), 0.0), ((2, 5, 5, 2), 0.1)])
-def test_deep_cells_are_those_that_sampling_finds(where: object, sizes: tuple[int, ...], slope: float) -> None:
-    net, n = random_net(sizes, seed=7, slope=slope), sizes[0]
+@pytest.mark.parametrize(
+    ("sizes", "slope"), [((2, 6, 6, 3), 0.0), ((3, 5, 5, 4, 2), 0.0), ((2, 5, 5, 2), 0.1)]
+)
+def test_deep_cells_are_those_that_sampling_finds(
+    where: object, sizes: tuple[int, ...], slope: float
+) -> None:
+    net = random_net(sizes, seed=7, slope=slope)
+    n = sizes[0]
     if where == "cut":
         where = Ball(torch.full((n,), 0.4), 1.0, 2, (0.0, 1.0))
     elif isinstance(where, int | float):
@@ -79,7 +95,8 @@ def test_deep_cells_are_those_that_sampling_finds(where: object, sizes: tuple[in
 
 @pytest.mark.parametrize("slope", [0.0, 0.2])
 def test_inequalities_describe_the_cell(slope: float) -> None:
-    net, g = random_net((3, 5, 4, 2), seed=2, slope=slope), torch.Generator().manual_seed(1)
+    net = random_net((3, 5, 4, 2), seed=2, slope=slope)
+    g = torch.Generator().manual_seed(1)
     x = torch.randn(2000, 3, generator=g, dtype=torch.float64)
     masks = net.mask(x)
     for mask in masks[:5]:
@@ -88,7 +105,8 @@ def test_inequalities_describe_the_cell(slope: float) -> None:
 
 
 def test_masks_at_generic_points_are_the_mask() -> None:
-    net, g = random_net((3, 6, 6, 2), seed=3), torch.Generator().manual_seed(2)
+    net = random_net((3, 6, 6, 2), seed=3)
+    g = torch.Generator().manual_seed(2)
     for x in torch.randn(50, 3, generator=g, dtype=torch.float64):
         assert torch.equal(masks_at(net, x), net.mask(x[None]))
 
@@ -102,21 +120,28 @@ def test_masks_at_a_vertex_of_three_lines() -> None:
 
 
 def test_masks_at_boundaries_of_deeper_neurons_are_the_cells_that_touch() -> None:
-    net, g = random_net((2, 4, 4, 2), seed=4), torch.Generator().manual_seed(3)
+    net = random_net((2, 4, 4, 2), seed=4)
+    g = torch.Generator().manual_seed(3)
     for start, end in torch.randn(30, 2, 2, generator=g, dtype=torch.float64) * 2:
-        low, high = start, end
+        low = start
+        high = end
         if torch.equal(*net.mask(torch.stack([low, high]))):
             continue
         for _ in range(60):  # bisect onto the first change of the mask
             middle = (low + high) / 2
-            low, high = (middle, high) if torch.equal(*net.mask(torch.stack([start, middle]))) else (low, middle)
+            low, high = (
+                (middle, high)
+                if torch.equal(*net.mask(torch.stack([start, middle])))
+                else (low, middle)
+            )
         around = low + 1e-5 * torch.randn(2000, 2, generator=g, dtype=torch.float64)
         assert rows(masks_at(net, low)) == rows(net.mask(around))
         assert len(masks_at(net, low)) >= 2
 
 
 def test_a_dead_neighbour_hides_a_boundary() -> None:
-    # Where the first neuron is dead the second layer is constant 0: on that side its zero is no boundary.
+    # Where the first neuron is dead the second layer is constant 0: on that side its zero is no
+    # boundary.
     net = Piecewise.from_layers([(torch.ones(1, 1), torch.zeros(1))] * 3)
     assert rows(masks_at(net, torch.zeros(1))) == {(0, 0), (1, 1)}
     assert rows(enumerate_cells(net, Region.make(None, 1)).masks) == {(0, 0), (1, 1)}
@@ -145,10 +170,15 @@ def test_nearest_point_in_closed_form() -> None:
     for a, b in [(3.0, 4.0), (-1.0, 2.0), (-1.0, -1.0), (3e6, 4e6), (3e-8, 4e-8)]:
         nearest = nearest_point(corner, np.array([-a, -b]), np.zeros(2))
         assert nearest == pytest.approx(np.array([max(a, 0), max(b, 0)]), rel=1e-9, abs=1e-15)
-    assert nearest_point(np.array([[1.0], [-1.0]]), np.array([1.0, -1.0 - 1e-9]), np.zeros(1)) is None
-    # |y| <= -1 - 1e-6 x: the nearest point is far, and an angle of 1e-6 costs twelve of sixteen digits across it.
+    assert (
+        nearest_point(np.array([[1.0], [-1.0]]), np.array([1.0, -1.0 - 1e-9]), np.zeros(1)) is None
+    )
+    # |y| <= -1 - 1e-6 x: the nearest point is far, and an angle of 1e-6 costs twelve of sixteen
+    # digits across it.
     wedge = np.array([[1e-6, 1.0], [1e-6, -1.0]])
-    assert nearest_point(wedge, np.array([-1.0, -1.0]), np.zeros(2)) == pytest.approx(np.array([-1e6, 0]), rel=1e-9, abs=1e-3)
+    assert nearest_point(wedge, np.array([-1.0, -1.0]), np.zeros(2)) == pytest.approx(
+        np.array([-1e6, 0]), rel=1e-9, abs=1e-3
+    )
 
 
 @pytest.mark.skipif(not (ZOO / "lipschitz").exists(), reason="no real networks")
@@ -158,12 +188,21 @@ def test_nearest_point_in_closed_form() -> None:
         ("lipbab_iris_4-5-5-3", 1.0, (6.771454513402937, 5.958048912394726, 12.605085581416922)),
         ("lipbab_sd_10-15-10-3", 0.1, (9.530716922306004, 10.41286850374477, 16.274810805318676)),
         ("lipbab_sd_10-20-15-10-3", 0.1, (40.05651016370293, 48.04897158493324, 72.28569774866806)),
-        ("lipbab_sd_10-30-30-30-3", 0.1, (19.462799793264388, 19.369311332018757, 39.11036425646691)),
+        (
+            "lipbab_sd_10-30-30-30-3",
+            0.1,
+            (19.462799793264388, 19.369311332018757, 39.11036425646691),
+        ),
     ],
 )
-def test_published_lipschitz_constants_by_enumeration(name: str, high: float, expected: tuple[float, float, float]) -> None:
+def test_published_lipschitz_constants_by_enumeration(
+    name: str, high: float, expected: tuple[float, float, float]
+) -> None:
     file = np.load(ZOO / "lipschitz" / f"{name}.npz")
-    layers = [(torch.from_numpy(file[f"W{i}"]), torch.from_numpy(file[f"b{i}"])) for i in range(len(file.files) // 2)]
+    layers = [
+        (torch.from_numpy(file[f"W{i}"]), torch.from_numpy(file[f"b{i}"]))
+        for i in range(len(file.files) // 2)
+    ]
     net = Piecewise.from_layers(layers)
     jacobians = net.jacobian(enumerate_cells(net, Region.make((0.0, high), net.inputs)).masks)
     for norm, value in zip((2.0, 1.0, math.inf), expected):
@@ -173,7 +212,12 @@ def test_published_lipschitz_constants_by_enumeration(name: str, high: float, ex
 def test_steepest_is_the_largest_slope_of_a_sawtooth() -> None:
     # relu(x) - 3 relu(x - 1) + 5 relu(x - 2): slopes 0, 1, -2, 3.
     net = Piecewise.from_layers(
-        [(torch.ones(3, 1), torch.tensor([0.0, -1, -2])), (torch.tensor([[1.0, -3, 5]]), torch.zeros(1))]
+        [
+            (torch.ones(3, 1), torch.tensor([0.0, -1, -2])),
+            (torch.tensor([[1.0, -3, 5]]), torch.zeros(1)),
+        ]
     )
     for high, value in [(0.5, 1.0), (1.5, 2.0), (2.5, 3.0)]:
-        assert steepest(net, Region.make((-1.0, high), 1), 2.0, 2.0) == pytest.approx(value, rel=1e-12)
+        assert steepest(net, Region.make((-1.0, high), 1), 2.0, 2.0) == pytest.approx(
+            value, rel=1e-12
+        )

@@ -1,4 +1,6 @@
-"""The clock decides nothing without a time limit, and a limit is kept with one: with clocks that are made here."""
+"""The clock decides nothing without a time limit, and a limit is kept with one: with clocks
+that are made here.
+"""
 
 import itertools
 import math
@@ -29,12 +31,16 @@ def network(*sizes: int, seed: int = 0) -> Graph:
 
 
 def data(graph: Graph, count: int) -> tuple[Tensor, Tensor]:
-    x = torch.rand(count, graph.inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = torch.rand(
+        count, graph.inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     return x, graph.logits(x).argmax(1)
 
 
 SMALL = network(3, 8, 8, 3)
-SMOOTH = read(nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2)).double(), (2,), smooth=True)
+SMOOTH = read(
+    nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2)).double(), (2,), smooth=True
+)
 
 
 def wild() -> Callable[[], float]:
@@ -77,7 +83,8 @@ def test_a_budget_of_work_is_kept_and_repeats(graph: Graph) -> None:
         assert not bound.info["cut"], "the clock had no part in it"
         return bound.lower, bound.upper
 
-    small, large = bracket(3e6), bracket(3e9)
+    small = bracket(3e6)
+    large = bracket(3e9)
     assert small == bracket(3e6)
     assert small[1] > large[1] and large[0] <= large[1] < INF
 
@@ -94,7 +101,9 @@ class Ticks:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
-    """For limits only: a limit of n seconds is one of n looks, so that what a test cuts does not depend on the machine."""
+    """For limits only: a limit of n seconds is one of n looks, so that what a test cuts does
+    not depend on the machine.
+    """
     made = Ticks()
     monkeypatch.setattr(clock, "time", made)
     return made
@@ -106,21 +115,27 @@ def test_a_limit_ends_every_method_and_keeps_what_is_proved(method: str, ticks: 
     x, y = data(graph, 4)
     full = ws.radii(graph, x, y, 2.0, method="crown")
     flips = ws.nearest(graph.logits, x, y, 2.0).distances
-    looks, whole, last = [], True, torch.zeros(4).double()
+    looks = []
+    whole = True
+    last = torch.zeros(4).double()
     for limit in (1, 30, 120):
         begun = ticks.asked
         found = ws.radii(graph, x, y, 2.0, method=method, time_limit=limit)
         looks.append(ticks.asked - begun)
         whole &= not found.info["cut"]
         assert (found.values >= 0).all() and (found.values <= flips).all()
-        assert found.info["cut"] or method == "lipschitz" or (found.values >= 0.99 * full.values).all()
+        assert (
+            found.info["cut"] or method == "lipschitz" or (found.values >= 0.99 * full.values).all()
+        )
         last = found.values
     assert not whole, "the least of the limits cuts"
     assert looks[0] <= 40, f"{looks}: once the time is up, what follows ends at its first look"
     assert method == "lipschitz" or (last > 0).any()
 
 
-def test_a_sweep_looks_between_nodes_and_chunks(ticks: Ticks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_looks_between_nodes_and_chunks(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = network(6, 30, 30, 30, 4)
     x, _ = data(graph, 4)
     balls = Balls.make(x, torch.full((4,), 0.5).double(), 2.0, (0.0, 1.0))
@@ -154,7 +169,9 @@ def test_limits_inside_limits() -> None:
             assert 0 < clock.work_left() < 2e8 and clock.seconds_left() <= 100
             clock.spend(3e8)
             assert clock.late() and not clock.out_of_time()
-        assert 0 < clock.work_left() < 5e8 and not clock.late(), "what was spent inside is gone, no more"
+        assert 0 < clock.work_left() < 5e8 and not clock.late(), (
+            "what was spent inside is gone, no more"
+        )
         with clock.limited(1000.0):
             assert clock.seconds_left() <= 100
     with clock.limited(0.0):
@@ -167,7 +184,8 @@ def test_limits_inside_limits() -> None:
 def test_a_limit_is_kept_on_a_large_network(method: str) -> None:
     graph = network(400, 800, 800, 800, 800, 10)
     x, y = data(graph, 24)
-    begun, limit = time.monotonic(), 5.0
+    begun = time.monotonic()
+    limit = 5.0
     if method == "certify":
         assert ws.certify(graph, x, y, INF, domain=(0.0, 1.0), time_limit=limit).info["cut"]
     else:

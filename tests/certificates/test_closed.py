@@ -1,4 +1,6 @@
-"""On small networks both sides of the sandwich are one number, and it is the one that a mixed-integer program gives."""
+"""On small networks both sides of the sandwich are one number, and it is the one that a
+mixed-integer program gives.
+"""
 
 import math
 
@@ -30,7 +32,9 @@ def test_exact_radii_and_their_flips_close_the_sandwich(norm: float) -> None:
         for eps in torch.linspace(0, float(both.distances.max()), 7)[1:].tolist():
             certified, attacked = curve(eps)
             assert attacked - 1e-6 <= certified <= attacked
-    assert max(ws.risk_curve(flips, radii, 1).largest_gap()[0], 0) > 1e-6  # the attack alone does not close it
+    assert (
+        max(ws.risk_curve(flips, radii, 1).largest_gap()[0], 0) > 1e-6
+    )  # the attack alone does not close it
 
 
 @pytest.mark.slow
@@ -41,7 +45,11 @@ def test_exact_radii_are_those_of_a_mixed_integer_program(norm: float) -> None:
     flips = ws.nearest(model, x, y, norm=norm, passes=100)
     radii = ws.radii(graph, x, y, norm=norm, method="exact", upper=flips.distances)
     for i in range(len(x)):
-        # Only neurons that can change sides within the flip's distance are switches: the nearest flip is no farther.
-        bounds = crown(graph, Region.make(Ball(x[i], float(flips.distances[i]), norm, (0.0, 1.0)), graph.inputs))
+        # Only neurons that can change sides within the flip's distance are switches: the nearest
+        # flip is no farther.
+        bounds = crown(
+            graph,
+            Region.make(Ball(x[i], float(flips.distances[i]), norm, (0.0, 1.0)), graph.inputs),
+        )
         exact = mixed_integer(graph.piecewise(bounds.states()), x[i].flatten(), int(y[i]), norm)
         assert radii.values[i] == pytest.approx(exact, rel=1e-5)

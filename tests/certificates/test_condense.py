@@ -1,4 +1,6 @@
-"""Networks without their stable neurons: the same function on the region, the same bounds, and still sound."""
+"""Networks without their stable neurons: the same function on the region, the same bounds, and
+still sound.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ from wassail.certificates.structure import read
 def network(kind: str) -> tuple[nn.Module, tuple[int, ...]]:
     generator = torch.Generator().manual_seed(len(kind))
     if kind == "mlp":
-        model: nn.Module = nn.Sequential(nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 20), nn.LeakyReLU(0.1), nn.Linear(20, 3))
+        model: nn.Module = nn.Sequential(
+            nn.Linear(6, 30), nn.ReLU(), nn.Linear(30, 20), nn.LeakyReLU(0.1), nn.Linear(20, 3)
+        )
         shape: tuple[int, ...] = (6,)
     else:
         model = nn.Sequential(
@@ -29,7 +33,9 @@ def network(kind: str) -> tuple[nn.Module, tuple[int, ...]]:
         )
         shape = (1, 4, 4)
     for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.5
+        parameter.data = (
+            torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.5
+        )
     return model.double(), shape
 
 
@@ -47,10 +53,13 @@ def test_the_same_bounds_from_fewer_neurons(kind: str, radius: float, norm: floa
     x = region.sample(50, torch.Generator().manual_seed(2))
     assert torch.allclose(small.graph.logits(x), graph.logits(x.reshape(-1, *shape)), atol=1e-12)
     rows = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]], dtype=torch.float64)
-    ours, plain = gradients(small, rows), gradients(bounds, rows)
+    ours = gradients(small, rows)
+    plain = gradients(bounds, rows)
     points = x.clone().requires_grad_(True)
     z = small.graph.logits(points)
-    truth = torch.stack([torch.autograd.grad((z @ row).sum(), points, retain_graph=True)[0] for row in rows])
+    truth = torch.stack(
+        [torch.autograd.grad((z @ row).sum(), points, retain_graph=True)[0] for row in rows]
+    )
     low, high = ours.entries()
     assert (truth >= low[:, None]).all() and (truth <= high[:, None]).all()
     for s in (1.0, 2.0, math.inf):
@@ -58,8 +67,12 @@ def test_the_same_bounds_from_fewer_neurons(kind: str, radius: float, norm: floa
 
 
 def test_rounding_errors_are_those_of_the_whole_network() -> None:
-    """Two huge paths that cancel: the condensed weight is 1, its magnitude is not, and the bound knows."""
-    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False)).double()
+    """Two huge paths that cancel: the condensed weight is 1, its magnitude is not, and the
+    bound knows.
+    """
+    model = nn.Sequential(
+        nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False)
+    ).double()
     model[0].weight.data = torch.tensor([[1e9], [1e9]], dtype=torch.float64)
     model[2].weight.data = torch.tensor([[1e-9, 0.0], [1e9, 1.0 - 1e9]], dtype=torch.float64)
     graph = read(model, (1,))

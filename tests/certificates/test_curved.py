@@ -22,19 +22,28 @@ BOX: Domain = (0.0, 1.0)
 
 
 def rectified() -> nn.Module:
-    """Attention between ReLU layers, as in the vision transformers of the verification competition."""
+    """Attention between ReLU layers, as in the vision transformers of the verification
+    competition.
+    """
 
     def forward(m: Net, x: Tensor) -> Tensor:
         y = x + F.scaled_dot_product_attention(m.q(x), m.k(x), m.v(x))
         return m.head((y + m.down(m.up(y).relu())).mean(1))
 
     return Net(
-        forward, q=nn.Linear(6, 6), k=nn.Linear(6, 6), v=nn.Linear(6, 6), up=nn.Linear(6, 14), down=nn.Linear(14, 6),
+        forward,
+        q=nn.Linear(6, 6),
+        k=nn.Linear(6, 6),
+        v=nn.Linear(6, 6),
+        up=nn.Linear(6, 14),
+        down=nn.Linear(14, 6),
         head=nn.Linear(6, 3),
-    )  # fmt: skip
+    )
 
 
-MAKE = {name: (make, shape) for name, (make, shape, _) in CURVED.items()} | {"ReLU attention": (rectified, (4, 6))}
+MAKE = {name: (make, shape) for name, (make, shape, _) in CURVED.items()} | {
+    "ReLU attention": (rectified, (4, 6))
+}
 
 
 @cache
@@ -43,8 +52,12 @@ def network(name: str) -> Graph:
     return read(seeded(make()).eval(), shape, smooth=True)
 
 
-def inside(x: Tensor, radius: float, norm: float, domain: Domain, count: int, seed: int = 0) -> Tensor:
-    """Points of each sample's ball cut by the box, `(count, N, *shape)`: most of them on its boundary."""
+def inside(
+    x: Tensor, radius: float, norm: float, domain: Domain, count: int, seed: int = 0
+) -> Tensor:
+    """Points of each sample's ball cut by the box, `(count, N, *shape)`: most of them on its
+    boundary.
+    """
     g = torch.Generator().manual_seed(seed)
     d = torch.randn(count, *x.shape, dtype=torch.float64, generator=g)
     if norm == INF:
@@ -67,7 +80,9 @@ def margins_at(graph: Graph, points: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("norm", "domain"), [(1.0, None), (2.0, BOX), (INF, BOX), (INF, None)])
 @pytest.mark.parametrize("name", MAKE)
-def test_values_stay_in_their_spans_and_margins_above_their_bounds(name: str, norm: float, domain: Domain) -> None:
+def test_values_stay_in_their_spans_and_margins_above_their_bounds(
+    name: str, norm: float, domain: Domain
+) -> None:
     graph = network(name)
     g = torch.Generator().manual_seed(1)
     x = torch.rand(2, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
@@ -80,7 +95,9 @@ def test_values_stay_in_their_spans_and_margins_above_their_bounds(name: str, no
             d = value.reshape(60, 2, *value.shape[1:]) - sweep.centre[i]
             low, high = sweep.spans[i]
             noise = 1e-13 * value.abs().amax()
-            assert (d >= low - noise).all() and (d <= high + noise).all(), f"node {i} leaves its span at radius {radius}"
+            assert (d >= low - noise).all() and (d <= high + noise).all(), (
+                f"node {i} leaves its span at radius {radius}"
+            )
         lower = margin_bounds(graph, x, y, radius, norm, domain)
         assert (margins_at(graph, points, y) >= lower - 1e-12).all()
 
@@ -88,7 +105,9 @@ def test_values_stay_in_their_spans_and_margins_above_their_bounds(name: str, no
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["pre-LN", "post-LN, batch second", "vision", "causal", "gate"])
 def test_small_balls_are_bounded_to_first_order(name: str, norm: float) -> None:
-    """The margin falls by radius times the dual norm of its gradient, and the bound by no more than that and a square."""
+    """The margin falls by radius times the dual norm of its gradient, and the bound by no more
+    than that and a square.
+    """
     graph = network(name)
     g = torch.Generator().manual_seed(2)
     x = torch.randn(2, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
@@ -99,9 +118,13 @@ def test_small_balls_are_bounded_to_first_order(name: str, norm: float) -> None:
     losses = []
     for radius in (1e-3, 1e-4):
         fall = (z.gather(1, y[:, None]) - z) - margin_bounds(graph, x, y, radius, norm, None)
-        assert (fall >= radius * slope * (1 - 0.05) - 1e-12).all(), "the bound is above what the network does"
+        assert (fall >= radius * slope * (1 - 0.05) - 1e-12).all(), (
+            "the bound is above what the network does"
+        )
         losses.append((fall - radius * slope).abs().amax() / (radius * slope.max()))
-    assert losses[1] < 0.05 and losses[1] < 0.2 * losses[0] + 1e-6, "what is lost is of second order"
+    assert losses[1] < 0.05 and losses[1] < 0.2 * losses[0] + 1e-6, (
+        "what is lost is of second order"
+    )
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -118,27 +141,45 @@ def test_how_far_a_matrix_stretches_a_ball(norm: float) -> None:
         d = low[:, None] + (high - low)[:, None] * corners
     else:
         d = inside(x, 1.0, norm, None, 4000).transpose(0, 1) - x[:, None]
-        d = torch.minimum(torch.maximum(d * balls.radius[:, None, None], -balls.below[:, None]), balls.above[:, None])
-    true = torch.linalg.vector_norm(torch.einsum("ntgi,nmi->nmtg", a, d) - start[:, None], dim=3).amax(1)
+        d = torch.minimum(
+            torch.maximum(d * balls.radius[:, None, None], -balls.below[:, None]),
+            balls.above[:, None],
+        )
+    true = torch.linalg.vector_norm(
+        torch.einsum("ntgi,nmi->nmtg", a, d) - start[:, None], dim=3
+    ).amax(1)
     assert (true <= found).all()
     if norm == INF:
         assert torch.allclose(true[:, 1], found[:, 1]) and (found < 1.3 * true).all()
     free = Balls.make(x, balls.radius, norm, None)
     if norm == 2:
-        assert torch.allclose(free.stretch(a)[1], balls.radius[:, None] * torch.linalg.matrix_norm(a, 2))
+        assert torch.allclose(
+            free.stretch(a)[1], balls.radius[:, None] * torch.linalg.matrix_norm(a, 2)
+        )
     if norm == 1:
         assert torch.allclose(free.stretch(a)[1], balls.radius[:, None] * a.norm(dim=2).amax(2))
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["pre-LN", "vision", "ReLU attention"])
-def test_rows_are_no_longer_than_their_bound(name: str, norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, seen = network(name), []
+def test_rows_are_no_longer_than_their_bound(
+    name: str, norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = network(name)
+    seen = []
 
     def record(self: Sweep, j: int, axes: tuple[int, ...]) -> Tensor:
         found = length(self, j, axes)
         low, high = self.spans[j]
-        seen.append((j, axes, (low + high) / 2, found, torch.linalg.vector_norm((high - low) / 2, dim=[k + 1 for k in axes])))
+        seen.append(
+            (
+                j,
+                axes,
+                (low + high) / 2,
+                found,
+                torch.linalg.vector_norm((high - low) / 2, dim=[k + 1 for k in axes]),
+            )
+        )
         return found
 
     length = Sweep._length
@@ -146,7 +187,9 @@ def test_rows_are_no_longer_than_their_bound(name: str, norm: float, monkeypatch
     g = torch.Generator().manual_seed(8)
     x = torch.rand(2, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
     radius = 0.05
-    sweep = Sweep(graph, Balls.make(x, torch.full((2,), radius, dtype=torch.float64), norm, BOX)).run()
+    sweep = Sweep(
+        graph, Balls.make(x, torch.full((2,), radius, dtype=torch.float64), norm, BOX)
+    ).run()
     points = inside(x, radius, norm, BOX, 200)
     values = graph.values(points.flatten(0, 1))
     shorter = 0
@@ -162,9 +205,15 @@ def test_the_bounds_of_a_sample_do_not_depend_on_its_batch() -> None:
     graph = network("vision")
     g = torch.Generator().manual_seed(3)
     x = torch.rand(5, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
-    y, radius = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0.01, 0.02, 0.001, 0.03, 0.02], dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 0, 1])
+    radius = torch.tensor([0.01, 0.02, 0.001, 0.03, 0.02], dtype=torch.float64)
     together = margin_bounds(graph, x, y, radius, INF, BOX)
-    alone = torch.cat([margin_bounds(graph, x[i : i + 1], y[i : i + 1], radius[i : i + 1], INF, BOX) for i in range(5)])
+    alone = torch.cat(
+        [
+            margin_bounds(graph, x[i : i + 1], y[i : i + 1], radius[i : i + 1], INF, BOX)
+            for i in range(5)
+        ]
+    )
     assert torch.allclose(together, alone, rtol=1e-9, atol=1e-11)
 
 
@@ -174,10 +223,13 @@ def test_single_precision_planes_are_sound() -> None:
     g = torch.Generator().manual_seed(4)
     x = 30 * torch.randn(4, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
     for radius in (1e-9, 1e-5, 0.1):
-        sweep = Sweep(graph, Balls.make(x, torch.full((4,), radius, dtype=torch.float64), INF, None)).run()
+        sweep = Sweep(
+            graph, Balls.make(x, torch.full((4,), radius, dtype=torch.float64), INF, None)
+        ).run()
         points = inside(x, radius, INF, None, 60)
         last = len(graph.nodes) - 1
-        eye, owner = torch.eye(3).repeat(4, 1), torch.arange(4).repeat_interleave(3)
+        eye = torch.eye(3).repeat(4, 1)
+        owner = torch.arange(4).repeat_interleave(3)
         d = graph.logits(points.flatten(0, 1)).reshape(60, 4, 3) - sweep.centre[last]
         for kind in (sweep.fast, sweep.exact):
             constant, a, rows = sweep._substitute(kind, last, eye.to(kind.dtype), owner, False)
@@ -199,18 +251,25 @@ def test_branching_on_relus_proves_more_than_linear_bounds() -> None:
     assert (radius <= far).all()
     sweep = Sweep(graph, Balls.make(x, 1.01 * far, INF, None)).run()
     rivals = (margins(sweep, y)[0][0] < 0).nonzero()[:, 0]
-    assert not branch_margins(sweep, 0, int(y), rivals, 200)[0], "a ball with a flip inside cannot be proved"
+    assert not branch_margins(sweep, 0, int(y), rivals, 200)[0], (
+        "a ball with a flip inside cannot be proved"
+    )
 
 
 @pytest.mark.parametrize("name", ["pre-LN", "ReLU attention", "gate"])
 def test_overflows_prove_nothing_and_stop_nothing(name: str) -> None:
     graph = network(name)
-    x = torch.rand(2, *graph.nodes[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    x = torch.rand(
+        2, *graph.nodes[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(9)
+    )
     y = graph.logits(x).argmax(1)
     for norm in NORMS:
         for radius in (1e20, 1e60):
             lower = margin_bounds(graph, x, y, radius, norm, None)
-            assert not torch.isnan(lower).any() and (lower.scatter(1, y[:, None], INF).amin(1) < 0).all()
+            assert (
+                not torch.isnan(lower).any()
+                and (lower.scatter(1, y[:, None], INF).amin(1) < 0).all()
+            )
 
 
 def test_attention_without_a_row_to_attend_to_is_refused() -> None:
@@ -244,7 +303,9 @@ def test_radii_of_a_vision_transformer_lie_below_its_flips(norm: int | str) -> N
 
 def test_verify_at_one_eps() -> None:
     model, x, y = digits(2)
-    small, large = (ws.verify(model, x, y, ws.Threat("inf", "inf", eps), method="crown") for eps in (0.004, 0.5))
+    small, large = (
+        ws.verify(model, x, y, ws.Threat("inf", "inf", eps), method="crown") for eps in (0.004, 0.5)
+    )
     assert torch.equal(small, model(x).argmax(1) == y) and not large.any()
 
 

@@ -1,4 +1,6 @@
-"""Certificates on a second device: the figures of the CPU to the last bit, computed there, with few questions to it."""
+"""Certificates on a second device: the figures of the CPU to the last bit, computed there, with
+few questions to it.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,7 +17,8 @@ from wassail.certificates import split
 from wassail.certificates.linear import Balls, Sweep, margins
 from wassail.certificates.structure import Graph, read
 
-INF, BOX = math.inf, (0.0, 1.0)
+INF = math.inf
+BOX = (0.0, 1.0)
 Call = Callable[[nn.Module, Tensor, Tensor], Any]
 
 
@@ -24,7 +27,9 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.all, self.head = nn.LayerNorm(3), nn.Linear(3, 9), nn.Linear(6, 3)
+        self.norm = nn.LayerNorm(3)
+        self.all = nn.Linear(3, 9)
+        self.head = nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.reshape(-1, 2, 3)
@@ -33,18 +38,28 @@ class Attention(nn.Module):
 
 
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "relu": (lambda: nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), (3,)),
+    "relu": (
+        lambda: nn.Sequential(
+            nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+        ),
+        (3,),
+    ),
     "plane": (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3)), (2,)),
     "images": (
         lambda: nn.Sequential(
-            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(2, 3, 2), nn.LeakyReLU(0.1), nn.Flatten(),
+            nn.Conv2d(1, 2, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(2, 3, 2),
+            nn.LeakyReLU(0.1),
+            nn.Flatten(),
             nn.Linear(3, 3),
         ),
         (1, 4, 4),
     ),
     "smooth": (lambda: nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3)), (2,)),
     "tokens": (Attention, (6,)),
-}  # fmt: skip
+}
 
 
 def made(name: str) -> nn.Module:
@@ -137,8 +152,16 @@ CASES: dict[str, tuple[str, Call]] = {
 }
 
 
-# For a tensor of this kind torch asks for singular vectors too, and LAPACK then computes the values by another routine.
-SPECTRAL = {"lipschitz product", "lipschitz propagate", "lipschitz sdp", "corollary", "certify", "certify in a box"}
+# For a tensor of this kind torch asks for singular vectors too, and LAPACK then computes the values
+# by another routine.
+SPECTRAL = {
+    "lipschitz product",
+    "lipschitz propagate",
+    "lipschitz sdp",
+    "corollary",
+    "certify",
+    "certify in a box",
+}
 
 
 @cache
@@ -173,12 +196,16 @@ def test_the_figures_of_the_cpu(case: str) -> None:
 
 
 def test_without_float64_the_work_is_done_on_the_cpu() -> None:
-    """As on Apple's MPS: the figures are those of the CPU, and a warning says where they come from."""
+    """As on Apple's MPS: the figures are those of the CPU, and a warning says where they come
+    from.
+    """
     name, call = CASES["crown 1"]
     x, y = data(name)
     with second_device(float64=False) as second:
         model = made(name).to(second.device)
-        with pytest.warns(RuntimeWarning, match="has no float64: certificates are computed on the CPU"):
+        with pytest.warns(
+            RuntimeWarning, match="has no float64: certificates are computed on the CPU"
+        ):
             found = call(model, x.to(second.device), y.to(second.device))
     assert same(found, wanted("crown 1"), 0.0)
 
@@ -198,9 +225,13 @@ def layers(graph: Graph) -> int:
     return sum(node.map is None and bool(node.inputs) for node in graph.nodes)
 
 
-@pytest.mark.parametrize(("name", "norm"), [("relu", 1.0), ("relu", 2.0), ("images", INF), ("tokens", INF)])
+@pytest.mark.parametrize(
+    ("name", "norm"), [("relu", 1.0), ("relu", 2.0), ("images", INF), ("tokens", INF)]
+)
 def test_a_sweep_asks_a_device_at_most_four_times_a_layer(name: str, norm: float) -> None:
-    """However many samples there are. The first sweep is not counted: a graph is asked a few things once."""
+    """However many samples there are. The first sweep is not counted: a graph is asked a few
+    things once.
+    """
     asked = []
     with second_device() as second:
         graph = read(made(name).to(second.device), NETS[name][1], smooth=True)
@@ -212,11 +243,15 @@ def test_a_sweep_asks_a_device_at_most_four_times_a_layer(name: str, norm: float
             lower = margins(sweep, y)[0]
             asked.append(second.total)
             assert lower.device == second.device and sweep.graph.device == second.device
-            assert all(side.device == second.device for span in sweep.spans.values() for side in span)
+            assert all(
+                side.device == second.device for span in sweep.spans.values() for side in span
+            )
     assert max(asked[1:]) <= 4 * layers(graph), second.worst()
 
 
-def branched(graph: Graph, x: Tensor, y: Tensor, rows: list[int], most: int) -> list[tuple[bool, int]]:
+def branched(
+    graph: Graph, x: Tensor, y: Tensor, rows: list[int], most: int
+) -> list[tuple[bool, int]]:
     """What branching makes of some samples of a sweep over all of them."""
     ball = torch.full((len(x),), 0.35, device=x.device)
     sweep = Sweep(graph, Balls.make(x, ball, INF, BOX)).run()
@@ -226,7 +261,9 @@ def branched(graph: Graph, x: Tensor, y: Tensor, rows: list[int], most: int) -> 
 
 
 def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdicts and trees of each sample alone, on either device; a device is asked at most four times a round."""
+    """The verdicts and trees of each sample alone, on either device; a device is asked at most
+    four times a round.
+    """
     monkeypatch.setattr(split, "ROOT", 3)
     monkeypatch.setattr(split, "STEPS", 2)
     monkeypatch.setattr(split, "LAST", 4)
@@ -243,7 +280,9 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(split._Tree, "bounded", spy)
     with second_device() as second:
-        there, x, y = graph.to(second.device), x.to(second.device), y.to(second.device)
+        there = graph.to(second.device)
+        x = x.to(second.device)
+        y = y.to(second.device)
         branched(there, x, y, [0], 1)
         alone = second.total
         second.waits.clear()

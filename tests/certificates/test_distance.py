@@ -1,4 +1,6 @@
-"""Exact distances against closed forms, hand-made kinks, brute force over cells, mixed-integer programs, and attacks."""
+"""Exact distances against closed forms, hand-made kinks, brute force over cells, mixed-integer
+programs, and attacks.
+"""
 
 import itertools
 import math
@@ -33,8 +35,17 @@ def network(*layers: tuple[Tensor, Tensor], slope: float = 0.0) -> Graph:
     nodes = [Node((), (layers[0][0].shape[1],), "input")]
     for k, (weight, bias) in enumerate(layers):
         if k > 0:
-            nodes.append(Node((len(nodes) - 1,), nodes[-1].shape, "relu", slope=torch.full((1,), slope, dtype=torch.float64)))
-        nodes.append(Node((len(nodes) - 1,), (len(bias),), "linear", Matrix(weight.double()), bias.double()))
+            nodes.append(
+                Node(
+                    (len(nodes) - 1,),
+                    nodes[-1].shape,
+                    "relu",
+                    slope=torch.full((1,), slope, dtype=torch.float64),
+                )
+            )
+        nodes.append(
+            Node((len(nodes) - 1,), (len(bias),), "linear", Matrix(weight.double()), bias.double())
+        )
     return Graph(tuple(nodes))
 
 
@@ -58,7 +69,9 @@ def points(count: int, n: int, seed: int = 0) -> Tensor:
 
 
 def program(rows: np.ndarray, limits: np.ndarray, centre: np.ndarray, norm: float) -> float:
-    """The distance of the centre to `{x : rows x <= limits}`, by a program of its own; inf if that is empty."""
+    """The distance of the centre to `{x : rows x <= limits}`, by a program of its own; inf if
+    that is empty.
+    """
     n = len(centre)
     if norm == 2:
         at = nearest_point(rows, limits, centre)
@@ -67,16 +80,27 @@ def program(rows: np.ndarray, limits: np.ndarray, centre: np.ndarray, norm: floa
     ball = np.ones(n) if norm == INF else np.eye(n)
     sizes = 1 if norm == INF else n
     ball = ball.reshape(n, sizes)
-    table = np.block([[rows, np.zeros((len(rows), sizes))], [np.eye(n), -ball], [-np.eye(n), -ball]])
+    table = np.block(
+        [[rows, np.zeros((len(rows), sizes))], [np.eye(n), -ball], [-np.eye(n), -ball]]
+    )
     cost = np.concatenate([np.zeros(n), np.ones(sizes)])
-    answer = linprog(cost, A_ub=table, b_ub=np.concatenate([right, np.zeros(2 * n)]), bounds=[(None, None)] * (n + sizes))
+    answer = linprog(
+        cost,
+        A_ub=table,
+        b_ub=np.concatenate([right, np.zeros(2 * n)]),
+        bounds=[(None, None)] * (n + sizes),
+    )
     return float(answer.fun) if answer.status == 0 else INF
 
 
-def pieces(net: Piecewise, domain: tuple[float, float] | None) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+def pieces(
+    net: Piecewise, domain: tuple[float, float] | None
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Every cell in the box, as rows and limits, with the affine piece there; R^n ends at 20."""
-    n, box = net.inputs, domain if domain is not None else (-20.0, 20.0)
-    walls, ends = np.vstack([np.eye(n), -np.eye(n)]), np.concatenate([np.full(n, box[1]), np.full(n, -box[0])])
+    n = net.inputs
+    box = domain if domain is not None else (-20.0, 20.0)
+    walls = np.vstack([np.eye(n), -np.eye(n)])
+    ends = np.concatenate([np.full(n, box[1]), np.full(n, -box[0])])
     found = []
     for mask in enumerate_cells(net, Region.make(box, n)).masks:
         rows, limits = (part.numpy() for part in inequalities(net, mask))
@@ -85,15 +109,28 @@ def pieces(net: Piecewise, domain: tuple[float, float] | None) -> list[tuple[np.
     return found
 
 
-def brute_force(cells: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]], x: Tensor, y: int, norm: float) -> float:
-    """The nearest flip of every cell: a projection onto the part of it where a rival is at least as large."""
-    centre, best = x.flatten().numpy(), INF
+def brute_force(
+    cells: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    x: Tensor,
+    y: int,
+    norm: float,
+) -> float:
+    """The nearest flip of every cell: a projection onto the part of it where a rival is at
+    least as large.
+    """
+    centre = x.flatten().numpy()
+    best = INF
     for rows, limits, jacobian, shift in cells:
         for j in set(range(len(shift))) - {y}:
-            table, ends = np.vstack([rows, jacobian[y] - jacobian[j]]), np.append(limits, shift[j] - shift[y])
+            table = np.vstack([rows, jacobian[y] - jacobian[j]])
+            ends = np.append(limits, shift[j] - shift[y])
             away = program(table, ends, centre, 2.0)
-            if norm != 2 and away / (1 if norm == 1 else math.sqrt(len(centre))) < best * (1 + 1e-9):
-                away = program(table, ends, centre, norm)  # no need to where the 2-norm already says that it is farther
+            if norm != 2 and away / (1 if norm == 1 else math.sqrt(len(centre))) < best * (
+                1 + 1e-9
+            ):
+                away = program(
+                    table, ends, centre, norm
+                )  # no need to where the 2-norm already says that it is farther
                 best = min(best, away)
             elif norm == 2:
                 best = min(best, away)
@@ -101,17 +138,25 @@ def brute_force(cells: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
 
 
 def mixed_integer(net: Piecewise, x: Tensor, y: int, norm: float, big: float = 60.0) -> float:
-    """The same in the unit box by one big-M program for each rival, r = 1 or inf, over (x, z, t, switches)."""
-    n, h = net.inputs, net.neurons
+    """The same in the unit box by one big-M program for each rival, r = 1 or inf, over (x, z,
+    t, switches).
+    """
+    n = net.inputs
+    h = net.neurons
     sizes = n if norm == 1 else 1
     columns = n + h + sizes + h
-    a, b, c = net.A.numpy(), net.B.numpy(), net.c.numpy()
-    eye_h, ball = np.eye(h), np.eye(n) if norm == 1 else np.ones((n, 1))
+    a = net.A.numpy()
+    b = net.B.numpy()
+    c = net.c.numpy()
+    eye_h = np.eye(h)
+    ball = np.eye(n) if norm == 1 else np.ones((n, 1))
 
     def block(*parts: np.ndarray | None) -> np.ndarray:
         count = next(len(p) for p in parts if p is not None)
         widths = (n, h, sizes, h)
-        return np.concatenate([np.zeros((count, w)) if p is None else p for p, w in zip(parts, widths)], 1)
+        return np.concatenate(
+            [np.zeros((count, w)) if p is None else p for p, w in zip(parts, widths)], 1
+        )
 
     rows = [
         block(a, b - eye_h, None, None),  # z >= v
@@ -127,16 +172,35 @@ def mixed_integer(net: Piecewise, x: Tensor, y: int, norm: float, big: float = 6
     switches = np.concatenate([np.zeros(n + h + sizes), np.ones(h)])
     best = INF
     for j in set(range(net.outputs)) - {y}:
-        margin = block((net.C[y] - net.C[j]).numpy()[None], (net.D[y] - net.D[j]).numpy()[None], None, None)
-        table = LinearConstraint(np.vstack([*rows, margin]), ub=np.concatenate([*limits, [float(net.e[j] - net.e[y])]]))
-        answer = milp(cost, integrality=switches, bounds=Bounds(low, high), constraints=table, options={"mip_rel_gap": 0})
+        margin = block(
+            (net.C[y] - net.C[j]).numpy()[None], (net.D[y] - net.D[j]).numpy()[None], None, None
+        )
+        table = LinearConstraint(
+            np.vstack([*rows, margin]), ub=np.concatenate([*limits, [float(net.e[j] - net.e[y])]])
+        )
+        answer = milp(
+            cost,
+            integrality=switches,
+            bounds=Bounds(low, high),
+            constraints=table,
+            options={"mip_rel_gap": 0},
+        )
         if answer.status == 0:
             best = min(best, float(answer.fun))
     return best
 
 
-def check(found: Distances, graph: Graph, x: Tensor, y: Tensor, norm: float, domain: tuple[float, float] | None) -> None:
-    """What holds for every answer: the order of the sides, and points that flip, in the box, at the distance claimed."""
+def check(
+    found: Distances,
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: float,
+    domain: tuple[float, float] | None,
+) -> None:
+    """What holds for every answer: the order of the sides, and points that flip, in the box, at
+    the distance claimed.
+    """
     assert (found.lower <= found.upper).all()
     some = torch.isfinite(found.upper)
     logits = graph.logits(found.points[some])
@@ -146,11 +210,17 @@ def check(found: Distances, graph: Graph, x: Tensor, y: Tensor, norm: float, dom
     assert torch.equal(distances(found.points[some], x[some], norm), found.upper[some])
     if domain is not None:
         assert ((found.points >= domain[0]) & (found.points <= domain[1])).all()
-    right = graph.logits(x).gather(1, y[:, None])[:, 0] > graph.logits(x).scatter(1, y[:, None], -INF).amax(1)
-    assert (found.lower[right] < found.upper[right])[some[right]].all()  # the closed ball: just below
+    right = graph.logits(x).gather(1, y[:, None])[:, 0] > graph.logits(x).scatter(
+        1, y[:, None], -INF
+    ).amax(1)
+    assert (found.lower[right] < found.upper[right])[
+        some[right]
+    ].all()  # the closed ball: just below
 
 
-def solve(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: tuple[float, float] | None) -> Distances:
+def solve(
+    graph: Graph, x: Tensor, y: Tensor, norm: float, domain: tuple[float, float] | None
+) -> Distances:
     found = nearest_flip(graph, x, y, norm, domain)
     check(found, graph, x, y, norm, domain)
     return found
@@ -174,71 +244,110 @@ def test_linear_classifiers(norm: float, domain: tuple[float, float] | None) -> 
 
 
 def kinked(kind: str) -> Graph:
-    """theta = (0, f(x)) on R: a tent with its top at x = 1, above 0, at 0 (a tie at one point) or below."""
+    """theta = (0, f(x)) on R: a tent with its top at x = 1, above 0, at 0 (a tie at one point)
+    or below.
+    """
     top = {"tent": 0.5, "spike": 0.0, "low": -0.5}[kind]
-    first = (torch.tensor([[1.0], [-1.0]]), torch.tensor([-1.0, 1.0]))  # relu(x - 1) + relu(1 - x) = |x - 1|
+    first = (
+        torch.tensor([[1.0], [-1.0]]),
+        torch.tensor([-1.0, 1.0]),
+    )  # relu(x - 1) + relu(1 - x) = |x - 1|
     return network(first, (torch.tensor([[0.0, 0.0], [-1.0, -1.0]]), torch.tensor([0.0, top])))
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_dimension(norm: float) -> None:
-    x, y = torch.tensor([[0.0], [0.5], [0.6], [3.0]]).double(), torch.zeros(4, dtype=torch.int64)
+    x = torch.tensor([[0.0], [0.5], [0.6], [3.0]]).double()
+    y = torch.zeros(4, dtype=torch.int64)
     found = nearest_flip(kinked("tent"), x, y, norm, None)  # |x - 1| <= 0.5
     assert found.upper.tolist() == pytest.approx([0.5, 0.0, 0.0, 1.5], rel=1e-9)
     assert found.exact.all() and (found.lower[[0, 3]] < torch.tensor([0.5, 1.5])).all()
     low = nearest_flip(kinked("low"), x, y, norm, (0.0, 3.0))
     assert (low.lower == INF).all() and (low.upper == INF).all() and low.exact.all()
-    far = nearest_flip(kinked("low"), x, y, norm, None)  # nowhere on R: proved as far as it was looked
+    far = nearest_flip(
+        kinked("low"), x, y, norm, None
+    )  # nowhere on R: proved as far as it was looked
     assert (far.upper == INF).all() and (far.lower > 1e5).all()
 
 
 def test_a_tie_at_one_point() -> None:
-    graph, x, y = kinked("spike"), torch.tensor([[0.25], [3.0]]).double(), torch.zeros(2, dtype=torch.int64)
+    graph = kinked("spike")
+    x = torch.tensor([[0.25], [3.0]]).double()
+    y = torch.zeros(2, dtype=torch.int64)
     for norm in NORMS:
         found = nearest_flip(graph, x, y, norm, (0.0, 3.0))
         assert (found.lower < torch.tensor([0.75, 2.0])).all()
-        torch.testing.assert_close(found.lower, torch.tensor([0.75, 2.0]).double(), rtol=2e-9, atol=0)
+        torch.testing.assert_close(
+            found.lower, torch.tensor([0.75, 2.0]).double(), rtol=2e-9, atol=0
+        )
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_tie_on_an_open_set(norm: float) -> None:
-    # theta = (relu(1 - x_0), 0): from x_0 = 1 on the logits are equal, and nowhere is the first below the second.
-    net = network((torch.tensor([[-1.0, 0.0]]), torch.ones(1)), (torch.tensor([[1.0], [0.0]]), torch.zeros(2)))
-    x, y = torch.tensor([[0.25, 0.5], [0.5, 0.0]]).double(), torch.zeros(2, dtype=torch.int64)
+    # theta = (relu(1 - x_0), 0): from x_0 = 1 on the logits are equal, and nowhere is the first
+    # below the second.
+    net = network(
+        (torch.tensor([[-1.0, 0.0]]), torch.ones(1)), (torch.tensor([[1.0], [0.0]]), torch.zeros(2))
+    )
+    x = torch.tensor([[0.25, 0.5], [0.5, 0.0]]).double()
+    y = torch.zeros(2, dtype=torch.int64)
     for domain in ((0.0, 2.0), (0.0, 1.0), None):
         found = solve(net, x, y, norm, domain)
         assert found.exact.all() and found.upper.tolist() == pytest.approx([0.75, 0.5], rel=1e-9)
 
 
 def test_the_wall_between_sample_and_flip() -> None:
-    # theta_1 - theta_0 = x_0 + 2 x_1 - 2.2: the near corner is past the wall, so both coordinates have to move.
-    model = network((torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0.0, -2.2], dtype=torch.float64)))
-    x, y = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]).double(), torch.zeros(3, dtype=torch.int64)
-    for norm, truth in ((1.0, [0.2, 1.2, 0.6]), (2.0, [0.2, math.hypot(0.44, 0.88), 0.6]), (INF, [0.2, 2.2 / 3, 0.6])):
+    # theta_1 - theta_0 = x_0 + 2 x_1 - 2.2: the near corner is past the wall, so both coordinates
+    # have to move.
+    model = network(
+        (torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0.0, -2.2], dtype=torch.float64))
+    )
+    x = torch.tensor([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]).double()
+    y = torch.zeros(3, dtype=torch.int64)
+    for norm, truth in (
+        (1.0, [0.2, 1.2, 0.6]),
+        (2.0, [0.2, math.hypot(0.44, 0.88), 0.6]),
+        (INF, [0.2, 2.2 / 3, 0.6]),
+    ):
         assert solve(model, x, y, norm, (0.0, 1.0)).upper.tolist() == pytest.approx(truth, rel=1e-9)
     wide = solve(model, x[:1], y[:1], 2.0, None)
     assert float(wide.upper[0]) == pytest.approx(0.2 / math.sqrt(5), rel=1e-9)
 
 
 def test_the_farthest_corner_is_reached_and_not_passed() -> None:
-    y, x = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2).double()
+    y = torch.zeros(1, dtype=torch.int64)
+    x = torch.zeros(1, 2).double()
     for shift, reachable in ((-2.0, True), (-2.0 - 1e-9, False)):
-        model = network((torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([0.0, shift], dtype=torch.float64)))
+        model = network(
+            (
+                torch.tensor([[0.0, 0.0], [1.0, 1.0]]),
+                torch.tensor([0.0, shift], dtype=torch.float64),
+            )
+        )
         for norm, corner in ((1.0, 2.0), (2.0, math.sqrt(2)), (INF, 1.0)):
             found = solve(model, x, y, norm, (0.0, 1.0))
             if reachable:
-                assert float(found.lower) <= corner and float(found.upper) == pytest.approx(corner, rel=1e-12)
+                assert float(found.lower) <= corner and float(found.upper) == pytest.approx(
+                    corner, rel=1e-12
+                )
             else:
                 assert float(found.lower) == INF and bool(found.exact)
 
 
 def test_a_flip_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module._Search, "offer", lambda *_: None)
-    y, x = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2).double()
-    model = network((torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([0.0, -2.0])))  # the far corner ties
+    y = torch.zeros(1, dtype=torch.int64)
+    x = torch.zeros(1, 2).double()
+    model = network(
+        (torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([0.0, -2.0]))
+    )  # the far corner ties
     for norm, corner in ((1.0, 2.0), (2.0, math.sqrt(2)), (INF, 1.0)):
         found = nearest_flip(model, x, y, norm, (0.0, 1.0))
-        assert corner * (1 - 1e-9) < float(found.lower) < corner and float(found.upper) == INF and not bool(found.exact)
+        assert (
+            corner * (1 - 1e-9) < float(found.lower) < corner
+            and float(found.upper) == INF
+            and not bool(found.exact)
+        )
 
 
 def test_wrong_and_tied_samples_and_one_class() -> None:
@@ -246,9 +355,21 @@ def test_wrong_and_tied_samples_and_one_class() -> None:
     x = points(4, 2)
     wrong = (model.logits(x).argmax(1) + 1) % 3
     found = solve(model, x, wrong, 2.0, (0.0, 1.0))
-    assert (found.lower == 0).all() and (found.upper == 0).all() and found.exact.all() and torch.equal(found.points, x)
     assert (
-        solve(network((torch.zeros(2, 2), torch.zeros(2))), x, torch.zeros(4, dtype=torch.int64), INF, None).upper == 0
+        (found.lower == 0).all()
+        and (found.upper == 0).all()
+        and found.exact.all()
+        and torch.equal(found.points, x)
+    )
+    assert (
+        solve(
+            network((torch.zeros(2, 2), torch.zeros(2))),
+            x,
+            torch.zeros(4, dtype=torch.int64),
+            INF,
+            None,
+        ).upper
+        == 0
     ).all()
     alone = nearest_flip(perceptron(2, 3, 1), x, torch.zeros(4, dtype=torch.int64), 1.0, None)
     assert (alone.lower == INF).all() and alone.exact.all()
@@ -266,8 +387,11 @@ def test_brute_force_over_cells(sizes: tuple[int, ...], norm: float) -> None:
     x = points(3, sizes[0], seed=3)
     y = model.logits(x).argmax(1)
     for domain in ((0.0, 1.0), None) if sizes[0] == 2 else ((0.0, 1.0),):
-        found, cells = solve(model, x, y, norm, domain), pieces(model.piecewise(), domain)
-        truth = torch.tensor([brute_force(cells, x[i], int(y[i]), norm) for i in range(len(x))], dtype=torch.float64)
+        found = solve(model, x, y, norm, domain)
+        cells = pieces(model.piecewise(), domain)
+        truth = torch.tensor(
+            [brute_force(cells, x[i], int(y[i]), norm) for i in range(len(x))], dtype=torch.float64
+        )
         assert found.exact.all()
         torch.testing.assert_close(found.upper, truth, rtol=3e-9, atol=1e-12)
         assert (found.lower <= truth * (1 + 1e-12)).all()
@@ -287,7 +411,9 @@ def test_mixed_integer_programs(norm: float) -> None:
 
 @pytest.mark.parametrize("name", ["leaky", "residual", "deep", "conv", "pool", "dead"])
 def test_the_corpus(name: str) -> None:
-    """Leaky, residual, convolutional, pooled and dead networks: against brute force over cells, which are few here."""
+    """Leaky, residual, convolutional, pooled and dead networks: against brute force over cells,
+    which are few here.
+    """
     net, samples_, _ = corpus()[name]
     model = read(net, samples_.shape[1:])
     cells = pieces(model.piecewise(), (0.0, 1.0))
@@ -304,8 +430,10 @@ def test_the_corpus(name: str) -> None:
 def test_any_multipliers_prove_only_what_is_true() -> None:
     """Random alpha and beta on random nodes: no point of the node nearer than the bound flips."""
     model = perceptron(3, 6, 5, 3, seed=11)
-    graph, x = model, points(1, 3, seed=5)[0]
-    y, generator = int(model.logits(x[None]).argmax()), torch.Generator().manual_seed(2)
+    graph = model
+    x = points(1, 3, seed=5)[0]
+    y = int(model.logits(x[None]).argmax())
+    generator = torch.Generator().manual_seed(2)
     cloud = torch.rand(40_000, 3, dtype=torch.float64, generator=generator)
     logits = graph.logits(cloud)
     rivals = [j for j in range(3) if j != y]
@@ -314,12 +442,17 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
         radius = 0.6
         net = module._Relaxed(graph, x, y, radius, norm, (0.0, 1.0))
         inside = away <= radius
-        states = {i: (v[inside] > 0).reshape(int(inside.sum()), -1) for i, v in _inputs(graph, cloud).items()}
+        states = {
+            i: (v[inside] > 0).reshape(int(inside.sum()), -1)
+            for i, v in _inputs(graph, cloud).items()
+        }
         active = torch.cat(list(states.values()), 1)
         free = torch.cat(
             [
                 (s < 0).flatten()
-                for s in module.crown(graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3)).states().values()
+                for s in module.crown(graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3))
+                .states()
+                .values()
             ]
         )
         active = active[:, free]
@@ -343,24 +476,39 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_programs_have_no_gap(norm: float) -> None:
-    """Strong duality: what the multipliers prove is the distance of the nearest point of the relaxed node."""
-    plain, x = read(digits.load("digits-mlp-adv").double(), (1, 8, 8)), digits.data()[0][8].double()
+    """Strong duality: what the multipliers prove is the distance of the nearest point of the
+    relaxed node.
+    """
+    plain = read(digits.load("digits-mlp-adv").double(), (1, 8, 8))
+    x = digits.data()[0][8].double()
     for slope in (0.0, 0.2):
         own = torch.full((1,), slope, dtype=torch.float64)
-        graph = Graph(tuple(node if node.slope is None else replace(node, slope=own) for node in plain.nodes))
+        graph = Graph(
+            tuple(node if node.slope is None else replace(node, slope=own) for node in plain.nodes)
+        )
         logits = graph.logits(x[None])[0]
         y = int(logits.argmax())
-        upper = float(nearest_flip(graph, x[None], torch.tensor([y]), norm, (0.0, 1.0), time_limit=0.0).upper)
-        net, checked = module._Relaxed(graph, x, y, upper, norm, (0.0, 1.0)), 0
-        nodes, margin = net.roots(), logits[y] - logits[[j for j in range(10) if j != y]]
-        forced = torch.where(torch.arange(len(net.c)) % 5 == 0, 1, nodes.side)  # some sides, for beta
+        upper = float(
+            nearest_flip(graph, x[None], torch.tensor([y]), norm, (0.0, 1.0), time_limit=0.0).upper
+        )
+        net = module._Relaxed(graph, x, y, upper, norm, (0.0, 1.0))
+        checked = 0
+        nodes = net.roots()
+        margin = logits[y] - logits[[j for j in range(10) if j != y]]
+        forced = torch.where(
+            torch.arange(len(net.c)) % 5 == 0, 1, nodes.side
+        )  # some sides, for beta
         nodes = nodes.join(replace(nodes, side=forced))
         for i in range(len(nodes)):
             node = nodes.take(torch.tensor([i]))
             answer = module._program(net, node, margin, 0.0, upper)
             assert answer is not None
             better = replace(node, alpha=answer.alpha[None], beta=answer.beta[None])
-            proved = float(net.reach(net.line(better, torch.full((1, 1), answer.weight, dtype=torch.float64)))[0])
+            proved = float(
+                net.reach(net.line(better, torch.full((1, 1), answer.weight, dtype=torch.float64)))[
+                    0
+                ]
+            )
             away = float(torch.linalg.vector_norm(answer.point - x.flatten(), norm))
             if 0 < away < upper:
                 assert proved == pytest.approx(away, rel=1e-7)
@@ -374,8 +522,11 @@ def _inputs(graph: Graph, x: Tensor) -> dict[int, Tensor]:
 
 
 def test_a_time_limit_returns_an_honest_bracket(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = perceptron(6, 20, 20, 4, seed=2)  # the first bounds on the whole ball prove nothing here
-    graph, x = model, points(2, 6, seed=8)
+    model = perceptron(
+        6, 20, 20, 4, seed=2
+    )  # the first bounds on the whole ball prove nothing here
+    graph = model
+    x = points(2, 6, seed=8)
     y = model.logits(x).argmax(1)
     ticks = itertools.count()  # a clock that goes on by one second whenever somebody looks at it
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
@@ -387,7 +538,8 @@ def test_a_time_limit_returns_an_honest_bracket(monkeypatch: pytest.MonkeyPatch)
         none = nearest_flip(graph, x, y, norm, (0.0, 1.0), time_limit=0.0)
         assert none.cut and not none.lower.any()
         check(cut, graph, x, y, norm, (0.0, 1.0))
-        # Each look at this clock costs a second, so that smaller balls may get none: what is proved is a bracket, not its size.
+        # Each look at this clock costs a second, so that smaller balls may get none: what is proved
+        # is a bracket, not its size.
         assert full.exact.all() and not cut.exact.any()
         assert (cut.lower <= full.upper).all() and (full.lower <= cut.upper).all()
         assert (cut.nodes < full.nodes).any()
@@ -395,11 +547,14 @@ def test_a_time_limit_returns_an_honest_bracket(monkeypatch: pytest.MonkeyPatch)
 
 def test_hints_help_and_cannot_lie() -> None:
     model = perceptron(3, 8, 8, 3, seed=7)
-    graph, x = model, points(2, 3, seed=2)
+    graph = model
+    x = points(2, 3, seed=2)
     y = model.logits(x).argmax(1)
     plain = nearest_flip(graph, x, y, 2.0, (0.0, 1.0))
     for factor in (0.3, 1.4):  # too near is not believed, too far does no harm
-        hinted = nearest_flip(graph, x, y, 2.0, (0.0, 1.0), upper=factor * plain.upper, lower=0.5 * plain.lower)
+        hinted = nearest_flip(
+            graph, x, y, 2.0, (0.0, 1.0), upper=factor * plain.upper, lower=0.5 * plain.lower
+        )
         assert hinted.exact.all()
         torch.testing.assert_close(hinted.upper, plain.upper, rtol=3e-9, atol=0)
     with pytest.raises(InputError, match="check it"):
@@ -413,15 +568,24 @@ def test_a_fixed_budget_is_decided_without_the_distance() -> None:
     for norm in NORMS:
         full = nearest_flip(model, x, y, norm, (0.0, 1.0))
         assert torch.isfinite(full.upper).all()
-        near, far = (nearest_flip(model, x, y, norm, (0.0, 1.0), within=f * float(full.upper.min())) for f in (0.9, 1.1))
-        first, least = int(full.upper.argmin()), float(full.upper.min())
-        assert (near.lower >= 0.9 * least).all() and float(near.lower[first]) < 0.91 * least  # proved, and no farther
-        assert float(far.upper[first]) <= 1.1 * least and not bool(far.exact[first])  # refuted, and that is enough
+        near, far = (
+            nearest_flip(model, x, y, norm, (0.0, 1.0), within=f * float(full.upper.min()))
+            for f in (0.9, 1.1)
+        )
+        first = int(full.upper.argmin())
+        least = float(full.upper.min())
+        assert (near.lower >= 0.9 * least).all() and float(
+            near.lower[first]
+        ) < 0.91 * least  # proved, and no farther
+        assert float(far.upper[first]) <= 1.1 * least and not bool(
+            far.exact[first]
+        )  # refuted, and that is enough
 
 
 def test_errors() -> None:
     graph = perceptron(2, 4, 3)
-    x, y = points(2, 2), torch.zeros(2, dtype=torch.int64)
+    x = points(2, 2)
+    y = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(InputError, match="labels: give one for each"):
         nearest_flip(graph, x, y[:1], 2.0, None)
     with pytest.raises(InputError, match="outside the domain"):
@@ -430,7 +594,13 @@ def test_errors() -> None:
         nearest_flip(graph, x * math.nan, y, 2.0, None)
     with pytest.raises(InputError, match="labels go from 0 to 2"):
         nearest_flip(graph, x, y + 3, 2.0, None)
-    smooth = Graph((*graph.nodes[:2], Node((1,), (4,), "gelu", activation="gelu"), replace(graph.nodes[3], inputs=(2,))))
+    smooth = Graph(
+        (
+            *graph.nodes[:2],
+            Node((1,), (4,), "gelu", activation="gelu"),
+            replace(graph.nodes[3], inputs=(2,)),
+        )
+    )
     with pytest.raises(InputError, match="not piecewise linear"):
         nearest_flip(smooth, x, y, 2.0, None)
 
@@ -443,7 +613,8 @@ def test_errors() -> None:
 def test_digits_close_and_no_attack_is_nearer(name: str, norm: float) -> None:
     model = digits.load(name).double()
     x, y = digits.data()
-    x, y = x[8:10].double(), y[8:10]
+    x = x[8:10].double()
+    y = y[8:10]
     found = solve(read(model, (1, 8, 8)), x, y, norm, (0.0, 1.0))
     assert found.exact.all()
     attack = ws.nearest(model, x, y, norm, (0.0, 1.0))

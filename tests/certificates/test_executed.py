@@ -1,4 +1,6 @@
-"""Certificates for the network as it is executed: bounds on its rounding errors, and what is proved above them."""
+"""Certificates for the network as it is executed: bounds on its rounding errors, and what is
+proved above them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from wassail.errors import InputError
 
 
 def cancelling(spread: float = 0.5) -> nn.Sequential:
-    """Weights of 1e6 that are nearly the same for all classes: logits of 1e6 with margins of about `spread`."""
+    """Weights of 1e6 that are nearly the same for all classes: logits of 1e6 with margins of
+    about `spread`.
+    """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     with torch.no_grad():
@@ -32,21 +36,29 @@ def cancelling(spread: float = 0.5) -> nn.Sequential:
     return model
 
 
-def flipped(model: nn.Module, x: Tensor, y: Tensor, radius: Tensor, norm: float = math.inf, tries: int = 60) -> int:
-    """How many samples random points inside their balls misclassify, in the model's own arithmetic."""
+def flipped(
+    model: nn.Module, x: Tensor, y: Tensor, radius: Tensor, norm: float = math.inf, tries: int = 60
+) -> int:
+    """How many samples random points inside their balls misclassify, in the model's own
+    arithmetic.
+    """
     generator = torch.Generator().manual_seed(0)
     bad = torch.zeros(len(x), dtype=torch.bool)
     for _ in range(tries):
         step = 2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1
         reach = radius.clamp(max=1.0) / torch.linalg.vector_norm(step.flatten(1), norm, dim=1)
-        points = (x.double() + step * reach.reshape(-1, *[1] * (x.ndim - 1))).clamp(0, 1).to(x.dtype)
+        points = (
+            (x.double() + step * reach.reshape(-1, *[1] * (x.ndim - 1))).clamp(0, 1).to(x.dtype)
+        )
         away = torch.linalg.vector_norm((points.double() - x.double()).flatten(1), norm, dim=1)
         bad |= (radius > 0) & (away <= radius) & (model(points).argmax(1) != y)
     return int(bad.sum())
 
 
 @pytest.mark.parametrize("method", ["crown", "lipschitz", "exact"])
-def test_a_ball_of_an_executed_certificate_holds_no_point_that_the_float32_network_misclassifies(method: str) -> None:
+def test_a_ball_of_an_executed_certificate_holds_no_point_that_the_float32_network_misclassifies(
+    method: str,
+) -> None:
     model = cancelling()
     x = torch.rand(16, 8, generator=torch.Generator().manual_seed(2))
     graph = read(model, (8,))
@@ -79,14 +91,18 @@ def test_branching_and_verification_above_the_rounding_error() -> None:
 
 
 class Mixed(nn.Module):
-    """All that is covered: scaled inputs, padding, batch norm, leaky and plain ReLU, max and average pooling, sums, a clamp."""
+    """All that is covered: scaled inputs, padding, batch norm, leaky and plain ReLU, max and
+    average pooling, sums, a clamp.
+    """
 
     def __init__(self, scale: Callable[[int], float]) -> None:
         super().__init__()
         self.register_buffer("mean", 3.3 * torch.ones(1, 2, 1, 1) * scale(0))
         self.register_buffer("std", 0.37 * torch.ones(1, 2, 1, 1) * scale(0))
-        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.second, self.third = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.Conv2d(4, 3, 1, stride=2)
+        self.first = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.third = nn.Conv2d(4, 3, 1, stride=2)
         self.last = nn.Linear(3 * 3 * 3 + 12, 3)
         with torch.no_grad():
             for k, layer in enumerate((self.first, self.second, self.third)):
@@ -115,12 +131,22 @@ def in_other_orders(model: nn.Module, points: Tensor) -> list[Tensor]:
     found = [model(points), torch.cat([model(point[None]) for point in points])]
     with torch.backends.mkldnn.flags(enabled=False), torch.backends.nnpack.flags(enabled=False):
         found.append(model(points))
-    found.append(model(points.to(memory_format=torch.channels_last) if points.ndim == 4 else points.T.contiguous().T))
+    found.append(
+        model(
+            points.to(memory_format=torch.channels_last)
+            if points.ndim == 4
+            else points.T.contiguous().T
+        )
+    )
     return found
 
 
-@pytest.mark.parametrize(("seed", "dtype"), [*((seed, torch.float32) for seed in range(5)), (5, torch.float64)])
-def test_no_executed_margin_is_farther_from_the_exact_one_than_the_bound(seed: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("seed", "dtype"), [*((seed, torch.float32) for seed in range(5)), (5, torch.float64)]
+)
+def test_no_executed_margin_is_farther_from_the_exact_one_than_the_bound(
+    seed: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(seed)
     model = Mixed(wild(seed) if seed else lambda k: 1.0).eval().to(dtype)
     graph = arithmetic_of(read(model, (2, 6, 6)), "executed")
@@ -129,7 +155,8 @@ def test_no_executed_margin_is_farther_from_the_exact_one_than_the_bound(seed: i
     y = torch.tensor([0, 1, 2])
     for radius in (0.0, 0.05):
         sweep = Sweep(graph, Balls.make(x, torch.full((3,), radius), math.inf, (0.0, 1.0))).run()
-        lower, error = margins(sweep, y)[0], margin_errors(sweep, y)
+        lower = margins(sweep, y)[0]
+        error = margin_errors(sweep, y)
         for k in range(3):
             step = radius * (2 * torch.rand(40, 2, 6, 6, generator=generator, dtype=dtype) - 1)
             points = (x[k] + step).clamp(0, 1)
@@ -141,22 +168,29 @@ def test_no_executed_margin_is_farther_from_the_exact_one_than_the_bound(seed: i
             for z in runs:
                 margin = z[:, k, None].double() - z.double()
                 if dtype == torch.float32:  # float64 has no finer reference here
-                    assert ((margin - (precise[:, k, None] - precise)).abs() <= error[k] + 1e-12 * precise.abs().max()).all()
+                    assert (
+                        (margin - (precise[:, k, None] - precise)).abs()
+                        <= error[k] + 1e-12 * precise.abs().max()
+                    ).all()
                 assert (margin >= lower[k] - 1e-300).all()
 
 
 def test_sums_in_any_order_stay_within_the_error_of_their_step() -> None:
-    """One layer: every order of summation by hand, chunked, permuted and one term after the other."""
+    """One layer: every order of summation by hand, chunked, permuted and one term after the
+    other.
+    """
     generator = torch.Generator().manual_seed(0)
     layer = nn.Linear(300, 4)
     with torch.no_grad():
         layer.weight.copy_(
-            torch.randn(4, 300, generator=generator) * 10.0 ** torch.randint(-5, 6, (4, 300), generator=generator)
+            torch.randn(4, 300, generator=generator)
+            * 10.0 ** torch.randint(-5, 6, (4, 300), generator=generator)
         )
     x = torch.rand(8, 300, generator=generator)
     graph = arithmetic_of(read(layer, (300,)), "executed")
     sweep = Sweep(graph, Balls.make(x, torch.zeros(8), 2.0, (0.0, 1.0))).run()
-    bound, exact = sweep.executed[len(graph.nodes) - 1], graph.logits(x)
+    bound = sweep.executed[len(graph.nodes) - 1]
+    exact = graph.logits(x)
     size = x.double() @ layer.weight.double().abs().T + layer.bias.double().abs()
     assert torch.allclose(bound, gamma(302, torch.float32) * size, rtol=1e-3)
     for seed in range(20):
@@ -166,7 +200,11 @@ def test_sums_in_any_order_stay_within_the_error_of_their_step() -> None:
         for k in range(300):
             rising = rising + terms[:, :, k]
         chunks = torch.stack([part.sum(2) for part in terms.split(7 + seed, 2)]).sum(0)
-        for total in (rising + layer.bias, chunks + layer.bias, layer.bias + terms.flip(2).cumsum(2)[:, :, -1]):
+        for total in (
+            rising + layer.bias,
+            chunks + layer.bias,
+            layer.bias + terms.flip(2).cumsum(2)[:, :, -1],
+        ):
             assert ((total.detach().double() - exact).abs() <= bound).all()
 
 
@@ -175,7 +213,9 @@ def test_underflow_and_overflow_are_part_of_the_error() -> None:
     with torch.no_grad():
         small[0].weight.copy_(torch.eye(4) * 1e-30)
         small[0].bias.zero_()
-        small[2].weight.copy_(torch.tensor([[3e-13] * 4, [1e-13] * 4]))  # products of 1e-43: subnormal, a few digits
+        small[2].weight.copy_(
+            torch.tensor([[3e-13] * 4, [1e-13] * 4])
+        )  # products of 1e-43: subnormal, a few digits
         small[2].bias.zero_()
     x = torch.full((1, 4), 0.7)
     graph = arithmetic_of(read(small, (4,)), "executed")
@@ -187,25 +227,43 @@ def test_underflow_and_overflow_are_part_of_the_error() -> None:
     with torch.no_grad():
         large[0].weight.copy_(torch.tensor([[1e20], [1e20]]))
         large[0].bias.zero_()
-        large[2].weight.copy_(torch.tensor([[1e17, 0.0], [0.0, 5e16]]))  # both infinite, a tie, from 68 on
+        large[2].weight.copy_(
+            torch.tensor([[1e17, 0.0], [0.0, 5e16]])
+        )  # both infinite, a tie, from 68 on
         large[2].bias.zero_()
     assert large(torch.tensor([[70.0]])).isinf().all()
-    graph, y = read(large, (1,)), torch.zeros(1, dtype=torch.long)
-    assert ws.radii(graph, x[:, :1], y, "inf", (0.5, 100.0), "crown", arithmetic="exact").values == math.inf
-    assert 10 < ws.radii(graph, x[:, :1], y, "inf", (0.5, 100.0), "crown", arithmetic="executed").values < 34
+    graph = read(large, (1,))
+    y = torch.zeros(1, dtype=torch.long)
+    assert (
+        ws.radii(graph, x[:, :1], y, "inf", (0.5, 100.0), "crown", arithmetic="exact").values
+        == math.inf
+    )
+    assert (
+        10
+        < ws.radii(graph, x[:, :1], y, "inf", (0.5, 100.0), "crown", arithmetic="executed").values
+        < 34
+    )
 
 
 def test_what_is_not_covered_is_refused_in_one_sentence() -> None:
-    x, y = torch.rand(2, 4), torch.zeros(2, dtype=torch.long)
+    x = torch.rand(2, 4)
+    y = torch.zeros(2, dtype=torch.long)
 
     def refused(model: nn.Module | Graph, match: str) -> None:
         with pytest.raises(InputError, match=match) as error:
             ws.radii(model, x, y, "inf", (0.0, 1.0), "crown", arithmetic="executed")
         assert str(error.value).count(". ") == 0
 
-    refused(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), "'tanh' at '1' .Tanh., which is not piecewise linear")
-    refused(nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU()), "leaky ReLU at '1'.* with no layer after it")
-    refused(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), "weights that the model computes")
+    refused(
+        nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
+        "'tanh' at '1' .Tanh., which is not piecewise linear",
+    )
+    refused(
+        nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU()), "leaky ReLU at '1'.* with no layer after it"
+    )
+    refused(
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), "weights that the model computes"
+    )
     plain = nn.Sequential(nn.Linear(4, 3))
     graph = read(plain, (4,))
     bare = Graph((Node((), (4,), "the input"), Node((0,), (3,), "a layer", graph.nodes[1].map)))
@@ -220,7 +278,9 @@ def test_what_is_not_covered_is_refused_in_one_sentence() -> None:
     assert refusal(graph) == ""
     slow = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     with torch.backends.mkldnn.flags(enabled=False):
-        assert "NNPACK" in refusal(read(slow, (1, 4, 4))) or not torch.backends.nnpack.is_available()
+        assert (
+            "NNPACK" in refusal(read(slow, (1, 4, 4))) or not torch.backends.nnpack.is_available()
+        )
     half = Mixed(lambda k: 1.0).eval()
     half.mean = half.mean.double()
     assert "torch.float64" in refusal(read(_Cast(half), (2, 6, 6)))
@@ -238,12 +298,15 @@ class _Cast(nn.Module):
 
 
 def test_arithmetics_agree_where_rounding_is_small() -> None:
-    """A float64 network loses nothing; a float32 one next to nothing; exact distances stay exact up to rounding."""
+    """A float64 network loses nothing; a float32 one next to nothing; exact distances stay
+    exact up to rounding.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     x = torch.rand(3, 6)
     for dtype, loss in ((torch.float64, 1e-9), (torch.float32, 1e-3)):
-        net, points = model.to(dtype), x.to(dtype)
+        net = model.to(dtype)
+        points = x.to(dtype)
         y = net(points).argmax(1)
         for method in ("crown", "exact"):
             exact, executed = (
@@ -265,19 +328,28 @@ def test_arithmetics_agree_where_rounding_is_small() -> None:
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
 def test_a_loss_curve_of_the_executed_network(loss: str) -> None:
-    """Its upper side is above every loss that the float32 network has in the ball; that of the exact function is not."""
+    """Its upper side is above every loss that the float32 network has in the ball; that of the
+    exact function is not.
+    """
     model = cancelling()
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
     y = read(model, (8,)).logits(x).argmax(1)
     grid = [1e-4, 1e-2]
     options = {"norm": "inf", "order": "inf", "loss": loss, "grid": grid}
-    exact, executed = (ws.loss_curve(model, x, y, arithmetic=kind, **options) for kind in ("exact", "executed"))
+    exact, executed = (
+        ws.loss_curve(model, x, y, arithmetic=kind, **options) for kind in ("exact", "executed")
+    )
     assert (exact.arithmetic, executed.arithmetic) == ("exact", "executed")
     assert exact.lift == 0 < executed.lift
-    value = {"cross_entropy": lambda z: F.cross_entropy(z, y), "margin": lambda z: losses.margin(z, y).mean()}[loss]
+    value = {
+        "cross_entropy": lambda z: F.cross_entropy(z, y),
+        "margin": lambda z: losses.margin(z, y).mean(),
+    }[loss]
     highest = 0.0
     for seed in range(300):
-        step = grid[0] * (2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) - 1)
+        step = grid[0] * (
+            2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) - 1
+        )
         with torch.no_grad():
             highest = max(highest, float(value(model((x + 0.99 * step).clamp(0, 1)).double())))
     assert exact(grid[0])[1] < highest <= executed(grid[0])[1]
@@ -290,7 +362,8 @@ def test_a_loss_curve_of_the_executed_network(loss: str) -> None:
 
 
 def test_results_say_their_arithmetic_and_older_ones_were_exact(tmp_path: Path) -> None:
-    model, x = cancelling(4.0), torch.rand(2, 8)
+    model = cancelling(4.0)
+    x = torch.rand(2, 8)
     y = read(model, (8,)).logits(x).argmax(1)
     found = ws.radii(model, x, y, method="crown", arithmetic="executed")
     found.save(tmp_path / "radii")
@@ -303,11 +376,20 @@ def test_an_evaluation_says_which_arithmetic_its_radii_hold_for(tmp_path: Path) 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     x = torch.rand(4, 6)
-    data, threat = (x, model(x).argmax(1)), ws.Threat("inf", "inf", 0.01, (0.0, 1.0))
+    data = (x, model(x).argmax(1))
+    threat = ws.Threat("inf", "inf", 0.01, (0.0, 1.0))
     options = {"certify": "crown", "look": False}
     found = {}
     for arithmetic in ("executed", "exact"):
-        run = ws.evaluate(model, data, threat, ["fgsm"], out=tmp_path / arithmetic, arithmetic=arithmetic, **options)
+        run = ws.evaluate(
+            model,
+            data,
+            threat,
+            ["fgsm"],
+            out=tmp_path / arithmetic,
+            arithmetic=arithmetic,
+            **options,
+        )
         again = ws.Evaluation.load(tmp_path / arithmetic)
         assert run.certificate["arithmetic"] == again.certificate["arithmetic"] == arithmetic
         (found[arithmetic],) = (item for item in again.findings if item.name == "arithmetic")
@@ -317,7 +399,11 @@ def test_an_evaluation_says_which_arithmetic_its_radii_hold_for(tmp_path: Path) 
     data = (x, smooth(x).argmax(1))
     run = ws.evaluate(smooth, data, threat, ["fgsm"], **options)
     (finding,) = (item for item in run.findings if item.name == "arithmetic")
-    assert run.certificate["arithmetic"] == "exact" and "'tanh'" in finding.text and "was seen" in finding.text
+    assert (
+        run.certificate["arithmetic"] == "exact"
+        and "'tanh'" in finding.text
+        and "was seen" in finding.text
+    )
     with pytest.raises(InputError, match="does not cover 'tanh'"):
         ws.evaluate(smooth, data, threat, ["fgsm"], arithmetic="executed", **options)
 
@@ -345,6 +431,10 @@ def test_logits_that_are_relus_have_radii() -> None:
     y = model(x).argmax(1)
     found = ws.radii(model, x, y)
     assert (found.method, found.arithmetic) == ("exact", "executed")
-    assert (found.values > 0).all() and found.values.isfinite().all() and not flipped(model, x, y, found.values)
+    assert (
+        (found.values > 0).all()
+        and found.values.isfinite().all()
+        and not flipped(model, x, y, found.values)
+    )
     distance = ws.radii(model, x, y, arithmetic="exact").values
     assert (found.values <= distance).all() and torch.allclose(found.values, distance, rtol=1e-3)

@@ -1,4 +1,6 @@
-"""Five hundred random smooth networks and transformers, and three real ones: no upper bound is below anything that is found."""
+"""Five hundred random smooth networks and transformers, and three real ones: no upper bound is
+below anything that is found.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -21,9 +23,21 @@ from wassail.threat import dual
 NORMS = (1.0, 2.0, math.inf)
 METHODS = ("product", "propagate", "auto")
 ACTS: tuple[Callable[[], nn.Module], ...] = (
-    nn.GELU, lambda: nn.GELU("tanh"), nn.SiLU, nn.Softplus, lambda: nn.Softplus(4.0), lambda: nn.Softplus(0.3), nn.ELU,
-    lambda: nn.ELU(0.4), lambda: nn.ELU(1.8), nn.SELU, lambda: nn.CELU(1.5), nn.Tanh, nn.Sigmoid, nn.ReLU,
-)  # fmt: skip
+    nn.GELU,
+    lambda: nn.GELU("tanh"),
+    nn.SiLU,
+    nn.Softplus,
+    lambda: nn.Softplus(4.0),
+    lambda: nn.Softplus(0.3),
+    nn.ELU,
+    lambda: nn.ELU(0.4),
+    lambda: nn.ELU(1.8),
+    nn.SELU,
+    lambda: nn.CELU(1.5),
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ReLU,
+)
 
 
 class Draw:
@@ -42,7 +56,9 @@ class Draw:
         return ACTS[self.between(0, len(ACTS) - 1)]()
 
     def uniform(self, low: float, high: float) -> float:
-        return low + (high - low) * float(torch.rand(1, dtype=torch.float64, generator=self.generator))
+        return low + (high - low) * float(
+            torch.rand(1, dtype=torch.float64, generator=self.generator)
+        )
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=self.generator)
@@ -64,7 +80,11 @@ class Gate(nn.Module):
 
     def __init__(self, act: nn.Module, width: int, inner: int) -> None:
         super().__init__()
-        self.act, self.gate, self.value, self.out = act, *(nn.Linear(width, inner) for _ in range(2)), nn.Linear(inner, width)
+        self.act, self.gate, self.value, self.out = (
+            act,
+            *(nn.Linear(width, inner) for _ in range(2)),
+            nn.Linear(inner, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.act(self.gate(x)) * self.value(x))
@@ -73,25 +93,46 @@ class Gate(nn.Module):
 class Attention(nn.Module):
     """Several heads, with a mask and with normalised queries and keys or without."""
 
-    def __init__(self, width: int, heads: int, mask: Tensor | None, norm: Callable[[int], nn.Module] | None) -> None:
+    def __init__(
+        self, width: int, heads: int, mask: Tensor | None, norm: Callable[[int], nn.Module] | None
+    ) -> None:
         super().__init__()
-        self.qkv, self.out, self.heads, self.mask = nn.Linear(width, 3 * width), nn.Linear(width, width), heads, mask
-        self.norms = None if norm is None else nn.ModuleList([norm(width // heads), norm(width // heads)])
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.heads = heads
+        self.mask = mask
+        self.norms = (
+            None if norm is None else nn.ModuleList([norm(width // heads), norm(width // heads)])
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = parts.unbind(0)
         if self.norms is not None:
-            q, k = self.norms[0](q), self.norms[1](k)
-        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2).flatten(2))
+            q = self.norms[0](q)
+            k = self.norms[1](k)
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask).transpose(1, 2).flatten(2)
+        )
 
 
 class Block(nn.Module):
     """Attention and feed-forward, each with its norm before (Pre-LN) or after (Post-LN) it."""
 
-    def __init__(self, attention: nn.Module, feed: nn.Module, first: nn.Module, second: nn.Module, before: bool) -> None:
+    def __init__(
+        self,
+        attention: nn.Module,
+        feed: nn.Module,
+        first: nn.Module,
+        second: nn.Module,
+        before: bool,
+    ) -> None:
         super().__init__()
-        self.attention, self.feed, self.first, self.second, self.before = attention, feed, first, second, before
+        self.attention = attention
+        self.feed = feed
+        self.first = first
+        self.second = second
+        self.before = before
 
     def forward(self, x: Tensor) -> Tensor:
         if self.before:
@@ -102,11 +143,27 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens `(T, d)` embedded, a class token or the mean of all, blocks, a last norm or none, a head."""
+    """Tokens `(T, d)` embedded, a class token or the mean of all, blocks, a last norm or none,
+    a head.
+    """
 
-    def __init__(self, tokens: int, d: int, width: int, blocks: list[nn.Module], norm: nn.Module, cls: bool, k: int) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        d: int,
+        width: int,
+        blocks: list[nn.Module],
+        norm: nn.Module,
+        cls: bool,
+        k: int,
+    ) -> None:
         super().__init__()
-        self.embed, self.blocks, self.norm, self.head = nn.Linear(d, width), nn.Sequential(*blocks), norm, nn.Linear(width, k)
+        self.embed, self.blocks, self.norm, self.head = (
+            nn.Linear(d, width),
+            nn.Sequential(*blocks),
+            norm,
+            nn.Linear(width, k),
+        )
         self.position = nn.Parameter(torch.zeros(tokens + cls, width))
         self.token = nn.Parameter(torch.zeros(1, 1, width)) if cls else None
 
@@ -125,14 +182,21 @@ def mlp(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
     for _ in range(draw.between(0, 2)):
         inner = nn.Sequential(nn.Linear(width, width), draw.act())
         kind = draw.between(0, 4)
-        layers.append(Residual(inner) if kind == 0 else Residual(Gate(draw.act(), width, 4)) if kind == 1 else inner)
+        layers.append(
+            Residual(inner)
+            if kind == 0
+            else Residual(Gate(draw.act(), width, 4))
+            if kind == 1
+            else inner
+        )
         if kind == 2:
             layers.append(draw.one(nn.LayerNorm(width), nn.RMSNorm(width, eps=1e-2)))  # type: ignore[arg-type]
     return nn.Sequential(*layers, nn.Linear(width, k)), (n,)
 
 
 def conv(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
-    side, c = draw.between(3, 5), draw.between(2, 4)
+    side = draw.between(3, 5)
+    c = draw.between(2, 4)
     stride = draw.between(1, 2)
     size = (side - 1) // stride + 1
     pool = draw.between(0, 1)
@@ -143,24 +207,35 @@ def conv(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
         nn.BatchNorm2d(c),
         Residual(nn.Sequential(nn.Conv2d(c, c, 3, 1, 1), draw.act())),
     ]
-    return nn.Sequential(*layers, *end, nn.Flatten(), nn.Linear(c * (1 if pool else size * size), k)), (1, side, side)
+    return nn.Sequential(
+        *layers, *end, nn.Flatten(), nn.Linear(c * (1 if pool else size * size), k)
+    ), (1, side, side)
 
 
 def transformer(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
-    tokens, d, heads = draw.between(1, 6), draw.between(1, 5), draw.between(1, 3)
-    width, cls, before = heads * draw.between(2, 3), bool(draw.between(0, 1)), bool(draw.between(0, 2))
-    n, eps = tokens + cls, draw.one(1e-5, 1e-2, 0.3)
+    tokens = draw.between(1, 6)
+    d = draw.between(1, 5)
+    heads = draw.between(1, 3)
+    width = heads * draw.between(2, 3)
+    cls = bool(draw.between(0, 1))
+    before = bool(draw.between(0, 2))
+    n = tokens + cls
+    eps = draw.one(1e-5, 1e-2, 0.3)
 
     def norm(size: int) -> nn.Module:
         return nn.RMSNorm(size, eps=eps) if rms else nn.LayerNorm(size, eps=eps)  # type: ignore[arg-type]
 
-    rms, plain = draw.between(0, 3) == 0, draw.between(0, 7) == 0  # plain: no norms at all, so bounded domains only
+    # plain: no norms at all, so bounded domains only
+    rms = draw.between(0, 3) == 0
+    plain = draw.between(0, 7) == 0
 
     def block() -> nn.Module:
         kind = draw.between(0, 3)
         mask = None
         if kind == 1:
-            mask = torch.zeros(n, n, dtype=torch.float64).masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
+            mask = torch.zeros(n, n, dtype=torch.float64).masked_fill(
+                torch.ones(n, n).triu(1).bool(), -math.inf
+            )
         elif kind == 2:
             mask = draw.normal(n, n)  # a relative position bias
         attention = Attention(width, heads, mask, norm if draw.between(0, 3) == 0 else None)
@@ -172,7 +247,9 @@ def transformer(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
         return Block(attention, feed, first, second, before)
 
     last = nn.Identity() if plain or draw.between(0, 2) == 0 else norm(width)
-    return Transformer(tokens, d, width, [block() for _ in range(draw.between(1, 2))], last, cls, k), (tokens, d)
+    return Transformer(
+        tokens, d, width, [block() for _ in range(draw.between(1, 2))], last, cls, k
+    ), (tokens, d)
 
 
 def network(seed: int) -> tuple[nn.Module, tuple[int, ...], Draw]:
@@ -186,20 +263,33 @@ def network(seed: int) -> tuple[nn.Module, tuple[int, ...], Draw]:
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.BatchNorm2d):
-                    parameter.copy_((1.0 if name == "weight" else 0.0) + 0.5 * draw.normal(*parameter.shape))
+                    parameter.copy_(
+                        (1.0 if name == "weight" else 0.0) + 0.5 * draw.normal(*parameter.shape)
+                    )
                 else:
                     fan = parameter[0].numel() if parameter.ndim > 1 else 1
-                    parameter.copy_(draw.normal(*parameter.shape) * (gain / math.sqrt(fan) if parameter.ndim > 1 else 0.5))
+                    parameter.copy_(
+                        draw.normal(*parameter.shape)
+                        * (gain / math.sqrt(fan) if parameter.ndim > 1 else 0.5)
+                    )
     return model, shape, draw
 
 
-def jacobian(model: Callable[[Tensor], Tensor], x: Tensor, shape: tuple[int, ...], graph: bool = False) -> Tensor:
+def jacobian(
+    model: Callable[[Tensor], Tensor], x: Tensor, shape: tuple[int, ...], graph: bool = False
+) -> Tensor:
     """Of the model itself at flat points `(m, n)`: `(m, K, n)`."""
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivatives
+    with (
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # the fused kernels have no second derivatives
         if not x.requires_grad:
             x = x.clone().requires_grad_(True)
         z = model(x.reshape(-1, *shape))
-        rows = [torch.autograd.grad(z[:, k].sum(), x, retain_graph=True, create_graph=graph)[0] for k in range(z.shape[1])]
+        rows = [
+            torch.autograd.grad(z[:, k].sum(), x, retain_graph=True, create_graph=graph)[0]
+            for k in range(z.shape[1])
+        ]
     return torch.stack(rows, 1)
 
 
@@ -227,7 +317,12 @@ def steepness(j: Tensor, norm: float, rows: Tensor | None, norm_out: float) -> T
 def points_of(region: Region, draw: Draw, count: int) -> Tensor:
     """Random points, at several scales on R^n, and corners."""
     if not region.bounded:
-        return torch.cat([scale * draw.normal(count // 5, len(region.low)) for scale in (0.05, 0.5, 3.0, 30.0, 1000.0)])
+        return torch.cat(
+            [
+                scale * draw.normal(count // 5, len(region.low))
+                for scale in (0.05, 0.5, 3.0, 30.0, 1000.0)
+            ]
+        )
     low, high = region.box
     inside = region.sample(count // 2, draw.generator)
     corners = torch.where(draw.normal(count // 2, len(low)) > 0, low, high)
@@ -235,17 +330,28 @@ def points_of(region: Region, draw: Draw, count: int) -> Tensor:
 
 
 def ascent(
-    model: nn.Module, region: Region, shape: tuple[int, ...], x: Tensor, size: Callable[[Tensor], Tensor], steps: int
+    model: nn.Module,
+    region: Region,
+    shape: tuple[int, ...],
+    x: Tensor,
+    size: Callable[[Tensor], Tensor],
+    steps: int,
 ) -> Tensor:
-    """The points moved to where the Jacobian's norm is larger, each by steps of its own; the values reached, `(m,)`."""
+    """The points moved to where the Jacobian's norm is larger, each by steps of its own; the
+    values reached, `(m,)`.
+    """
     low, high = region.box
     width = float((high - low).max()) if region.bounded else 1.0
-    step = 0.2 * (torch.full_like(x[:, :1], width) if region.bounded else x.abs().amax(1, keepdim=True) + 0.1)
+    step = 0.2 * (
+        torch.full_like(x[:, :1], width) if region.bounded else x.abs().amax(1, keepdim=True) + 0.1
+    )
 
     def climb(x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.clone().requires_grad_(True)
         value = size(jacobian(model, x, shape, graph=True))
-        pull = torch.autograd.grad(value.sum(), x)[0] if value.requires_grad else torch.zeros_like(x)
+        pull = (
+            torch.autograd.grad(value.sum(), x)[0] if value.requires_grad else torch.zeros_like(x)
+        )
         pull = torch.nan_to_num(pull)
         return value.detach(), pull / pull.abs().amax(1, keepdim=True).clamp(min=1e-300)
 
@@ -254,21 +360,36 @@ def ascent(
         moved = region.inside(x + step * pull)
         value, turn = climb(moved)
         better = (value > best)[:, None]
-        x, pull, best = torch.where(better, moved, x), torch.where(better, turn, pull), torch.maximum(value, best)
+        x = torch.where(better, moved, x)
+        pull = torch.where(better, turn, pull)
+        best = torch.maximum(value, best)
         step = torch.where(better, 1.7 * step, 0.35 * step)
     return best
 
 
 def chord_slopes(
-    model: nn.Module, region: Region, shape: tuple[int, ...], x: Tensor, norm: float, rows: Tensor | None, q: float, draw: Draw
+    model: nn.Module,
+    region: Region,
+    shape: tuple[int, ...],
+    x: Tensor,
+    norm: float,
+    rows: Tensor | None,
+    q: float,
+    draw: Draw,
 ) -> Tensor:
     """Between points near and far, less what rounding may add."""
     near = region.inside(x + 1e-3 * (1 + x.abs().amax()) * draw.normal(*x.shape))
-    pairs = torch.cat([torch.stack([x, near]), torch.stack([x, x.roll(1, 0)]), torch.stack([x, x.roll(7, 0)])], 1)
+    pairs = torch.cat(
+        [torch.stack([x, near]), torch.stack([x, x.roll(1, 0)]), torch.stack([x, x.roll(7, 0)])], 1
+    )
     with torch.no_grad():
         a, b = (model(side.reshape(-1, *shape)) for side in pairs)
     length = torch.linalg.vector_norm(pairs[0] - pairs[1], norm, dim=1)
-    rise = torch.linalg.vector_norm(a - b, q, dim=1) if rows is None else ((a - b) @ rows.T).abs().amax(1)
+    rise = (
+        torch.linalg.vector_norm(a - b, q, dim=1)
+        if rows is None
+        else ((a - b) @ rows.T).abs().amax(1)
+    )
     noise = 1e-11 * torch.maximum(a.abs(), b.abs()).amax(1)
     return ((rise - noise) / length.clamp(min=1e-300))[length > 0]
 
@@ -277,7 +398,9 @@ class Tally:
     """Comparisons made, and those that failed."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.count, self.wrong = name, 0, list[str]()
+        self.name = name
+        self.count = 0
+        self.wrong = list[str]()
 
     def above(self, upper: float, values: Tensor, what: str) -> None:
         self.count += values.numel()
@@ -291,11 +414,25 @@ class Tally:
 
 
 def slopes(
-    tally: Tally, model: nn.Module, graph: Graph, where: Where, norm: float, outputs: str, q: float | None, method: str,
-    draw: Draw, *, limit: float = 0.3, count: int = 40, steps: int = 20,
-) -> None:  # fmt: skip
-    """An upper slope against Jacobians at random points, corners and after an ascent, against chords, and its witness."""
-    shape, region = graph.nodes[0].shape, Region.make(where, graph.inputs)
+    tally: Tally,
+    model: nn.Module,
+    graph: Graph,
+    where: Where,
+    norm: float,
+    outputs: str,
+    q: float | None,
+    method: str,
+    draw: Draw,
+    *,
+    limit: float = 0.3,
+    count: int = 40,
+    steps: int = 20,
+) -> None:
+    """An upper slope against Jacobians at random points, corners and after an ascent, against
+    chords, and its witness.
+    """
+    shape = graph.nodes[0].shape
+    region = Region.make(where, graph.inputs)
     rows = outward(graph.outputs, outputs, math.inf if q is None else q)
 
     def size(j: Tensor) -> Tensor:
@@ -306,7 +443,9 @@ def slopes(
     steep = x[found.topk(count // 5).indices]
     climbed = ascent(model, region, shape, torch.cat([steep, x[: count // 10]]), size, steps)
     chords = chord_slopes(model, region, shape, x, norm, rows, 0.0 if q is None else q, draw)
-    bound = ws.lipschitz(graph, norm, where, outputs=outputs, norm_out=q, method=method, time_limit=limit)
+    bound = ws.lipschitz(
+        graph, norm, where, outputs=outputs, norm_out=q, method=method, time_limit=limit
+    )
     title = f"{region} l{norm:g} {outputs} {q} {method}"
     for values, what in ((found, "Jacobian"), (climbed, "ascent"), (chords, "chord")):
         tally.above(bound.upper, values, f"{title} {what}")
@@ -314,7 +453,8 @@ def slopes(
     if bound.witness is not None:
         at = bound.witness.flatten()[None]
         tally.true(bool(region.contains(at, 1e-9).all()), f"{title} witness outside")
-        # Where a LayerNorm's input is almost constant, the last digit of the point decides about many of the Jacobian's.
+        # Where a LayerNorm's input is almost constant, the last digit of the point decides about
+        # many of the Jacobian's.
         around = torch.cat([at, at * (1 + 2.0**-52 * draw.normal(8, at.shape[1]).sign())])
         reached = size(jacobian(model, around, shape)).detach()
         noise = float((reached - reached[0]).abs().max())
@@ -323,15 +463,27 @@ def slopes(
 
 
 def cases(seed: int, x: Tensor) -> Iterator[tuple[Where, float, str, float | None, str]]:
-    """Two of three domains, each with a norm, a kind of output and a method; over the seeds they all meet."""
-    domains: tuple[Where, ...] = (None, (0.0, 1.0), Ball(x, (0.3, 0.03, 2.0)[seed % 3], NORMS[seed // 3 % 3]))
+    """Two of three domains, each with a norm, a kind of output and a method; over the seeds
+    they all meet.
+    """
+    domains: tuple[Where, ...] = (
+        None,
+        (0.0, 1.0),
+        Ball(x, (0.3, 0.03, 2.0)[seed % 3], NORMS[seed // 3 % 3]),
+    )
     for i, where in enumerate(domains):
         if (seed // 6 + seed) % 3 == i:
             continue
         norm = NORMS[(seed + i) % 3]
         kind = (seed // 2 + i) % 3
         method = METHODS[(seed // 18 + i) % 3]
-        yield where, norm, "margins" if kind else "logits", None if kind else (norm, dual(norm))[seed % 2], method
+        yield (
+            where,
+            norm,
+            "margins" if kind else "logits",
+            None if kind else (norm, dual(norm))[seed % 2],
+            method,
+        )
 
 
 def violations(seed: int) -> tuple[int, list[str]]:
@@ -359,18 +511,27 @@ def radii(tally: Tally, model: nn.Module, graph: Graph, x: Tensor, norm: float, 
         found = ws.radii(graph, x, y, norm, domain, method, tolerance=0.2, time_limit=0.5)
         tally.count += len(x)
         if (found.values > flips.distances).any():
-            tally.wrong.append(f"{tally.name} {method} l{norm:g} {domain}: {found.values} above {flips.distances}")
+            tally.wrong.append(
+                f"{tally.name} {method} l{norm:g} {domain}: {found.values} above {flips.distances}"
+            )
 
 
-def losses(tally: Tally, model: nn.Module, graph: Graph, x: Tensor, norm: float, draw: Draw) -> None:
-    """`certify`: the sides in order, the witness as bad as it says, no random point above the upper line."""
+def losses(
+    tally: Tally, model: nn.Module, graph: Graph, x: Tensor, norm: float, draw: Draw
+) -> None:
+    """`certify`: the sides in order, the witness as bad as it says, no random point above the
+    upper line.
+    """
     y = torch.arange(len(x)) % 2
-    loss, domain = ("cross_entropy", "margin")[draw.between(0, 1)], (None, (0.0, 1.0))[draw.between(0, 1)]
+    loss = ("cross_entropy", "margin")[draw.between(0, 1)]
+    domain = (None, (0.0, 1.0))[draw.between(0, 1)]
     title = f"{loss} l{norm:g} {'R^n' if domain is None else 'box'}"
     try:
         found = ws.certify(graph, x, y, norm, loss, domain, time_limit=1.0)
     except ws.InputError as error:
-        return tally.true(domain is None and "not Lipschitz on R^n" in str(error), f"{title}: {error}")
+        return tally.true(
+            domain is None and "not Lipschitz on R^n" in str(error), f"{title}: {error}"
+        )
 
     def worst(points: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
@@ -381,8 +542,13 @@ def losses(tally: Tally, model: nn.Module, graph: Graph, x: Tensor, norm: float,
         low, high = found.bounds(eps)
         tally.true(low <= high, f"{title} {eps}: {low} above {high}")
         adversary = found.witness(eps)
-        tally.true(bool(adversary.verify(model)) and adversary.cost <= eps * (1 + 1e-9), f"{title} {eps}: witness")
-        value = (start + adversary.weights * (worst(adversary.points, y) - start)).mean(0, keepdim=True)
+        tally.true(
+            bool(adversary.verify(model)) and adversary.cost <= eps * (1 + 1e-9),
+            f"{title} {eps}: witness",
+        )
+        value = (start + adversary.weights * (worst(adversary.points, y) - start)).mean(
+            0, keepdim=True
+        )
         tally.above(high, value, f"{title} {eps}: the witness's loss")
     away = points_of(Region.make(domain, graph.inputs), draw, 40)
     for i in range(len(x)):  # all of sample i moved to one place
@@ -392,7 +558,8 @@ def losses(tally: Tally, model: nn.Module, graph: Graph, x: Tensor, norm: float,
             tally.above(found.upper(eps), value[None], f"{title}: a point at {eps}")
 
 
-# Seeds that take little time: all families, domains, norms and methods, radii and a certificate among them.
+# Seeds that take little time: all families, domains, norms and methods, radii and a certificate
+# among them.
 FEW = (24, 52, 119, 174, 189, 303, 309, 314, 374, 384, 388, 470, 484, 492)
 
 
@@ -419,14 +586,33 @@ def real(zoo: ModuleType, name: str) -> tuple[nn.Module, Tensor]:
 
 def real_violations(zoo: ModuleType, name: str, kind: str, norm: float, method: str) -> list[str]:
     model, x = real(zoo, name)
-    domains: dict[str, Where] = {"box": (0.0, 1.0), "linf": Ball(x, 1 / 255, math.inf, (0.0, 1.0)), "l2": Ball(x, 0.01, 2.0)}
-    tally, graph = Tally(name), read(model, tuple(x.shape), smooth=True)
-    slopes(tally, model, graph, domains[kind], norm, "margins", None, method, Draw(0), limit=1.0, count=10, steps=4)
+    domains: dict[str, Where] = {
+        "box": (0.0, 1.0),
+        "linf": Ball(x, 1 / 255, math.inf, (0.0, 1.0)),
+        "l2": Ball(x, 0.01, 2.0),
+    }
+    tally = Tally(name)
+    graph = read(model, tuple(x.shape), smooth=True)
+    slopes(
+        tally,
+        model,
+        graph,
+        domains[kind],
+        norm,
+        "margins",
+        None,
+        method,
+        Draw(0),
+        limit=1.0,
+        count=10,
+        steps=4,
+    )
     return tally.wrong
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "norm"), [("cifar_conv_small_sigmoid", "linf", math.inf), ("cifar_vit_pgd_2_3_16", "l2", 2.0)]
+    ("name", "kind", "norm"),
+    [("cifar_conv_small_sigmoid", "linf", math.inf), ("cifar_vit_pgd_2_3_16", "l2", 2.0)],
 )
 def test_real_networks(zoo: ModuleType, name: str, kind: str, norm: float) -> None:
     assert real_violations(zoo, name, kind, norm, "propagate") == []
@@ -434,7 +620,14 @@ def test_real_networks(zoo: ModuleType, name: str, kind: str, norm: float) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS[:2])
-@pytest.mark.parametrize(("kind", "norm"), [("box", 2.0), ("box", math.inf), ("linf", math.inf), ("l2", 2.0), ("l2", 1.0)])
-@pytest.mark.parametrize("name", ["cifar_conv_small_sigmoid", "cifar_vit_pgd_2_3_16", "cifar_vit_ibp_3_3_8"])
-def test_real_networks_on_boxes_and_balls(zoo: ModuleType, name: str, kind: str, norm: float, method: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "norm"),
+    [("box", 2.0), ("box", math.inf), ("linf", math.inf), ("l2", 2.0), ("l2", 1.0)],
+)
+@pytest.mark.parametrize(
+    "name", ["cifar_conv_small_sigmoid", "cifar_vit_pgd_2_3_16", "cifar_vit_ibp_3_3_8"]
+)
+def test_real_networks_on_boxes_and_balls(
+    zoo: ModuleType, name: str, kind: str, norm: float, method: str
+) -> None:
     assert real_violations(zoo, name, kind, norm, method) == []

@@ -15,7 +15,17 @@ from torch.nn import functional as F
 
 from wassail.certificates import linear
 from wassail.certificates.activations import ACTIVATIONS
-from wassail.certificates.linear import Arithmetic, Balls, Span, Sweep, _chunks, _Shape, _Turned, margin_bounds, margins
+from wassail.certificates.linear import (
+    Arithmetic,
+    Balls,
+    Span,
+    Sweep,
+    _chunks,
+    _Shape,
+    _Turned,
+    margin_bounds,
+    margins,
+)
 from wassail.certificates.lipschitz import jacobians
 from wassail.certificates.propagate import crown, linear_upper
 from wassail.certificates.region import Ball, Region
@@ -32,12 +42,16 @@ CASES = [(1.0, BOX), (2.0, BOX), (2.0, None), (INF, BOX), (INF, None)]
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CROWN's own slopes for the margins too: closed forms and other implementations know no other."""
+    """CROWN's own slopes for the margins too: closed forms and other implementations know no
+    other.
+    """
     monkeypatch.setattr(linear, "POLISH", 0)
 
 
 def branches() -> nn.Module:
-    """Two branches side by side, so that an activation of one comes before a layer of the other; one node has four users."""
+    """Two branches side by side, so that an activation of one comes before a layer of the
+    other; one node has four users.
+    """
 
     def forward(m: Net, x: Tensor) -> Tensor:
         h = m.a(x).relu()
@@ -49,9 +63,17 @@ def branches() -> nn.Module:
 
 def grouped() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), groups=2), nn.PReLU(4), nn.Conv2d(4, 4, 2, dilation=(1, 2)),
-        nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(2, 1), nn.Conv2d(4, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(3, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), groups=2),
+        nn.PReLU(4),
+        nn.Conv2d(4, 4, 2, dilation=(1, 2)),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AvgPool2d(2, 1),
+        nn.Conv2d(4, 3, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3, 3),
+    )
 
 
 def smooth(act: type[nn.Module]) -> nn.Module:
@@ -59,15 +81,29 @@ def smooth(act: type[nn.Module]) -> nn.Module:
 
 
 def smooth_conv() -> nn.Module:
-    parts = nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.SiLU(), nn.Conv2d(3, 4, 2), nn.GELU("tanh"), nn.Flatten()
-    return nn.Sequential(*parts, nn.Linear(16, 3), nn.Sigmoid(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    parts = (
+        nn.Conv2d(1, 3, 3, stride=2, padding=1),
+        nn.SiLU(),
+        nn.Conv2d(3, 4, 2),
+        nn.GELU("tanh"),
+        nn.Flatten(),
+    )
+    return nn.Sequential(
+        *parts, nn.Linear(16, 3), nn.Sigmoid(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)
+    )
 
 
 def expanded() -> nn.Module:
     return Net(
-        lambda m, x: m.b((m.a(x).relu().expand(-1, 3, 4) + m.c(x.flatten(1)).unflatten(1, (3, 4))).relu().flatten(1)),
-        a=nn.Linear(4, 4), b=nn.Linear(12, 3), c=nn.Linear(4, 12),
-    )  # fmt: skip
+        lambda m, x: m.b(
+            (m.a(x).relu().expand(-1, 3, 4) + m.c(x.flatten(1)).unflatten(1, (3, 4)))
+            .relu()
+            .flatten(1)
+        ),
+        a=nn.Linear(4, 4),
+        b=nn.Linear(12, 3),
+        c=nn.Linear(4, 12),
+    )
 
 
 NETS: dict[str, Callable[[], Graph]] = {
@@ -76,16 +112,33 @@ NETS: dict[str, Callable[[], Graph]] = {
     "grouped": lambda: read(prelu(grouped()), (2, 5, 5)),
     "tokens": lambda: read(
         seeded(
-            nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.LeakyReLU(0.3), nn.Flatten(), nn.Linear(10, 3)), 7
+            nn.Sequential(
+                nn.Linear(3, 4),
+                nn.ReLU(),
+                nn.Linear(4, 2),
+                nn.LeakyReLU(0.3),
+                nn.Flatten(),
+                nn.Linear(10, 3),
+            ),
+            7,
         ),
         (5, 3),
     ),
     "expanded": lambda: read(seeded(expanded(), 8), (1, 4)),
     "two maps in a row": lambda: read(
-        seeded(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)), 15), (4,)
+        seeded(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)), 15),
+        (4,),
     ),
     "relu at the input and the end": lambda: read(
-        seeded(Net(lambda m, x: m.b(m.a((x - 0.5).abs()).relu()).relu(), a=nn.Linear(4, 6), b=nn.Linear(6, 3)), 9), (4,)
+        seeded(
+            Net(
+                lambda m, x: m.b(m.a((x - 0.5).abs()).relu()).relu(),
+                a=nn.Linear(4, 6),
+                b=nn.Linear(6, 3),
+            ),
+            9,
+        ),
+        (4,),
     ),
 }
 SMOOTH: dict[str, Callable[[], Graph]] = {
@@ -104,7 +157,9 @@ def network(name: str) -> Graph:
 
 
 def samples(graph: Graph, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Samples of the unit box, some of their entries on its walls, the classes predicted, and radii of many sizes."""
+    """Samples of the unit box, some of their entries on its walls, the classes predicted, and
+    radii of many sizes.
+    """
     g = torch.Generator().manual_seed(100 + seed)
     x = torch.rand(count, *graph.nodes[0].shape, dtype=torch.float64, generator=g)
     x = torch.where(torch.rand(x.shape, generator=g) < 0.2, x.round(), x)
@@ -112,8 +167,12 @@ def samples(graph: Graph, count: int, seed: int = 0) -> tuple[Tensor, Tensor, Te
     return x, graph.logits(x).argmax(1), radius
 
 
-def inside(x: Tensor, radius: float, norm: float, domain: Domain, shape: tuple[int, ...], count: int = 200) -> Tensor:
-    """Points of one ball cut by the box, its corners among them, a hair inside so that their own rounding cannot matter."""
+def inside(
+    x: Tensor, radius: float, norm: float, domain: Domain, shape: tuple[int, ...], count: int = 200
+) -> Tensor:
+    """Points of one ball cut by the box, its corners among them, a hair inside so that their
+    own rounding cannot matter.
+    """
     region = Region.make(Ball(x.flatten(), radius, norm, domain), x.numel())
     points = x.flatten() + (1 - 1e-9) * (crowd(region, count) - x.flatten())
     return torch.cat([x.flatten()[None], points]).reshape(-1, *shape)
@@ -135,21 +194,35 @@ def gaps(graph: Graph, points: Tensor, y: int) -> Tensor:
 # Balls.
 
 
-def longest(a: np.ndarray, below: np.ndarray, above: np.ndarray, radius: float, norm: float) -> float:
-    """`max <a, d>` over the ball cut by the box, by a program of its own: a feasible point, so from below."""
+def longest(
+    a: np.ndarray, below: np.ndarray, above: np.ndarray, radius: float, norm: float
+) -> float:
+    """`max <a, d>` over the ball cut by the box, by a program of its own: a feasible point, so
+    from below.
+    """
     n = len(a)
     if norm == INF:
-        return float(np.where(a > 0, a * np.minimum(above, radius), -a * np.minimum(below, radius)).sum())
+        return float(
+            np.where(a > 0, a * np.minimum(above, radius), -a * np.minimum(below, radius)).sum()
+        )
     if radius == 0:
         return 0.0
     if norm == 1:  # in units of the radius
         room = np.minimum(np.concatenate([above, below]) / radius, 1.0)
-        answer = linprog(-np.concatenate([a, -a]), A_ub=np.ones((1, 2 * n)), b_ub=[1.0], bounds=[(0, v) for v in room])
+        answer = linprog(
+            -np.concatenate([a, -a]),
+            A_ub=np.ones((1, 2 * n)),
+            b_ub=[1.0],
+            bounds=[(0, v) for v in room],
+        )
         return float(-answer.fun) * radius
-    low, high = 0.0, 1e6
+    low = 0.0
+    high = 1e6
     for _ in range(200):  # d = clip(t a) with the t that fills the ball
         t = (low + high) / 2
-        low, high = (t, high) if np.linalg.norm(np.clip(t * a, -below, above)) <= radius else (low, t)
+        low, high = (
+            (t, high) if np.linalg.norm(np.clip(t * a, -below, above)) <= radius else (low, t)
+        )
     return float(a @ np.clip(low * a, -below, above))
 
 
@@ -170,22 +243,32 @@ def test_the_support_function_of_a_ball_cut_by_a_box(norm: float, domain: Domain
     upper = balls.upper(a, owner)
     for k, i in enumerate(owner.tolist()):
         low, high = domain if domain is not None else (-INF, INF)
-        best = longest(a[k].numpy(), (x[i] - low).numpy(), (high - x[i]).numpy(), float(radius[i]), norm)
+        best = longest(
+            a[k].numpy(), (x[i] - low).numpy(), (high - x[i]).numpy(), float(radius[i]), norm
+        )
         assert best * (1 - 1e-9) <= upper[k] <= best * (1 + 1e-9) + 1e-300
-        worst = longest(-a[k].numpy(), (x[i] - low).numpy(), (high - x[i]).numpy(), float(radius[i]), norm)
-        assert middle[k] + spread[k] >= best * (1 - 1e-9) and middle[k] - spread[k] <= -worst * (1 - 1e-9)
+        worst = longest(
+            -a[k].numpy(), (x[i] - low).numpy(), (high - x[i]).numpy(), float(radius[i]), norm
+        )
+        assert middle[k] + spread[k] >= best * (1 - 1e-9) and middle[k] - spread[k] <= -worst * (
+            1 - 1e-9
+        )
         for sign, side in ((1, middle[k] + spread[k]), (-1, spread[k] - middle[k])):
             # A wall that the sample touches counts; the box as a whole does for r = inf.
             open_ = torch.where(sign * a[k] > 0, x[i] < high, x[i] > low)
             ball = float(radius[i] * torch.linalg.vector_norm(a[k] * open_, dual(norm)))
-            assert side <= (ball if norm < INF else (best if sign > 0 else worst)) * (1 + 1e-5) + 1e-18
+            assert (
+                side <= (ball if norm < INF else (best if sign > 0 else worst)) * (1 + 1e-5) + 1e-18
+            )
         if domain is None:
             assert upper[k] >= radius[i] * torch.linalg.vector_norm(a[k], dual(norm))
     # Rows of one sample take a path of their own, and single precision is widened.
     assert torch.allclose(balls.upper(a[::6], owner[::6]), upper[::6], rtol=1e-14, atol=0)
     assert torch.allclose(balls.upper(a.float(), owner), upper, rtol=1e-6, atol=1e-12)
     order = torch.randperm(9, generator=g)
-    assert torch.allclose(balls.reordered(order).upper(a[:, order], owner), upper, rtol=1e-13, atol=0)
+    assert torch.allclose(
+        balls.reordered(order).upper(a[:, order], owner), upper, rtol=1e-13, atol=0
+    )
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -213,7 +296,9 @@ def test_entries_of_every_scale_do_not_overflow_the_support_function() -> None:
         a = scale * torch.tensor([[3.0, -4.0, 0.0]], dtype=torch.float64)
         for norm, size in ((1.0, 4.0), (2.0, 5.0), (INF, 7.0)):
             ball = Balls.make(x, torch.tensor([0.25]), norm, None)
-            assert float(ball.upper(a, torch.zeros(1).long())) == pytest.approx(0.25 * size * scale, rel=1e-12)
+            assert float(ball.upper(a, torch.zeros(1).long())) == pytest.approx(
+                0.25 * size * scale, rel=1e-12
+            )
 
 
 # Closed forms.
@@ -221,7 +306,9 @@ def test_entries_of_every_scale_do_not_overflow_the_support_function() -> None:
 AFFINE: dict[tuple[int, ...], Callable[[], nn.Module]] = {
     (12,): lambda: nn.Linear(12, 4),
     (3, 2, 2): lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 4)),
-    (2, 4, 3): lambda: nn.Sequential(nn.Conv2d(2, 3, 2, padding=1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)),
+    (2, 4, 3): lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 2, padding=1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)
+    ),
 }
 
 
@@ -237,23 +324,33 @@ def test_margins_of_linear_networks_are_exact(norm: float, domain: Domain) -> No
         graph = affine(shape)
         x, y, radius = samples(graph, 7, 1)
         jacobian = jacobians(graph, x[:1].flatten(1))[0]
-        found, z = margin_bounds(graph, x, y, radius, norm, domain), graph.logits(x)
+        found = margin_bounds(graph, x, y, radius, norm, domain)
+        z = graph.logits(x)
         for j in range(4):
             w = jacobian[j] - jacobian[y]
             step = steepest(x.flatten(1), w, norm, radius, domain)
             exact = z.gather(1, y[:, None])[:, 0] - z[:, j] - (w * step).sum(1)
-            assert (found[:, j] <= exact + 1e-15).all() and torch.allclose(found[:, j], exact, rtol=0, atol=1e-12)
+            assert (found[:, j] <= exact + 1e-15).all() and torch.allclose(
+                found[:, j], exact, rtol=0, atol=1e-12
+            )
         assert (found.gather(1, y[:, None]) == 0).all()
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.25])
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (-3.0, 1.0), (-3.0, -1.0), (1.0, 3.0), (-2.0, 2.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-1.0, 3.0), (-3.0, 1.0), (-3.0, -1.0), (1.0, 3.0), (-2.0, 2.0)]
+)
 def test_one_neuron_in_closed_form(low: float, high: float, slope: float) -> None:
-    t = 0.5  # theta = (relu x, t x): the margin relu x - t x is bounded by the lower line, its negative by the chord
+    # theta = (relu x, t x): the margin relu x - t x is bounded by the lower line, its negative by
+    # the chord
+    t = 0.5
     plain = layers([[1.0], [1.0]], [[1.0, 0.0], [0.0, t]])
     slopes = torch.tensor([slope, 1.0], dtype=torch.float64)  # the second neuron is the identity
-    graph = Graph(tuple(node if node.slope is None else replace(node, slope=slopes) for node in plain.nodes))
-    x, r = torch.full((2, 1), (low + high) / 2, dtype=torch.float64), (high - low) / 2
+    graph = Graph(
+        tuple(node if node.slope is None else replace(node, slope=slopes) for node in plain.nodes)
+    )
+    x = torch.full((2, 1), (low + high) / 2, dtype=torch.float64)
+    r = (high - low) / 2
     found = margin_bounds(graph, x, torch.tensor([0, 1]), r, INF, None)
 
     def f(v: float) -> float:
@@ -262,14 +359,18 @@ def test_one_neuron_in_closed_form(low: float, high: float, slope: float) -> Non
     line = slope if high <= 0 or (low < 0 and high <= -low) else 1.0
     below = min((line - t) * v for v in (low, high))
     above = min(t * v - f(v) for v in (low, high))  # the chord meets the function at both ends
-    assert float(found[0, 1]) == pytest.approx(below, abs=1e-12) and float(found[1, 0]) == pytest.approx(above, abs=1e-12)
+    assert float(found[0, 1]) == pytest.approx(below, abs=1e-12) and float(
+        found[1, 0]
+    ) == pytest.approx(above, abs=1e-12)
     assert found[0, 1] <= below and found[1, 0] <= above
 
 
 def test_slopes_are_optimised_to_the_known_optimum() -> None:
-    # relu(x) + relu(-x) - 1/2 >= -1/2 on [-1, 3]; CROWN takes slope 1 for the one and 0 for the other: x - 1/2 >= -3/2.
+    # relu(x) + relu(-x) - 1/2 >= -1/2 on [-1, 3]; CROWN takes slope 1 for the one and 0 for the
+    # other: x - 1/2 >= -3/2.
     graph = layers([[1.0], [-1.0]], [[1.0, 1.0], [0.0, 0.0]], bias=[[0.0, 0.0], [-0.5, 0.0]])
-    x, y = torch.ones(1, 1, dtype=torch.float64), torch.tensor([0])
+    x = torch.ones(1, 1, dtype=torch.float64)
+    y = torch.tensor([0])
     assert float(margin_bounds(graph, x, y, 2.0, INF, None)[0, 1]) == pytest.approx(-1.5, abs=1e-9)
     best = float(margin_bounds(graph, x, y, 2.0, INF, None, steps=30)[0, 1])
     assert -0.55 < best <= -0.5  # any slopes a and a - 1 give -1/2
@@ -282,12 +383,22 @@ def test_the_lines_of_a_neuron_hold_and_touch(kind: str, dtype: torch.dtype) -> 
     c = 2 * torch.randn(1, 300, dtype=torch.float64, generator=g)
     low = -2 * torch.rand(c.shape, dtype=torch.float64, generator=g) ** 4
     high = 2 * torch.rand(c.shape, dtype=torch.float64, generator=g) ** 4
-    slope = {"relu": torch.tensor(0.0).double(), "leaky": torch.rand(300, dtype=torch.float64, generator=g)}.get(kind)
+    slope = {
+        "relu": torch.tensor(0.0).double(),
+        "leaky": torch.rand(300, dtype=torch.float64, generator=g),
+    }.get(kind)
     node = Node((0,), (300,), "", slope=slope, activation=kind if kind in ACTIVATIONS else None)
     shape = _Shape(node, c, low, high)
     up, down = shape.slopes()
     arithmetic = Arithmetic(network("mlp"), dtype)
-    v = torch.cat([low, high, (-c).clamp(low, high), low + (high - low) * torch.linspace(0, 1, 201).double()[:, None]])
+    v = torch.cat(
+        [
+            low,
+            high,
+            (-c).clamp(low, high),
+            low + (high - low) * torch.linspace(0, 1, 201).double()[:, None],
+        ]
+    )
     here, (least, most) = shape.output()
     rise = Graph((Node((), (300,), ""), node)).logits(c + v) - here
     assert (rise >= least).all() and (rise <= most).all()
@@ -295,11 +406,14 @@ def test_the_lines_of_a_neuron_hold_and_touch(kind: str, dtype: torch.dtype) -> 
     for above, below in ((up, down), (up, up), (up, torch.full_like(down, 0.3))):
         line = shape.lines(above, below, torch.zeros_like(c), arithmetic)
         mid, rad, off, far = (part.double() for part in (line.mid, line.rad, line.off, line.far))
-        over, under = (mid + rad) * v + off + far - rise, rise - ((mid - rad) * v + off - far)
+        over = (mid + rad) * v + off + far - rise
+        under = rise - ((mid - rad) * v + off - far)
         assert (over >= -1e-15).all() and (under >= -1e-15).all()
         loose = 1e-12 if dtype == torch.float64 else 1e-3 * far + 1e-6  # rounding, of 300 terms
         for gap in (over, under):
-            assert (gap.amin(0) <= loose + 1e-3 * (high - low).square()).all(), "the line does not touch"
+            assert (gap.amin(0) <= loose + 1e-3 * (high - low).square()).all(), (
+                "the line does not touch"
+            )
 
 
 # Soundness.
@@ -307,7 +421,9 @@ def test_the_lines_of_a_neuron_hold_and_touch(kind: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize(("norm", "domain"), CASES)
 @pytest.mark.parametrize("name", ALL)
-def test_every_value_lies_in_its_span_and_every_margin_above_its_bound(name: str, norm: float, domain: Domain) -> None:
+def test_every_value_lies_in_its_span_and_every_margin_above_its_bound(
+    name: str, norm: float, domain: Domain
+) -> None:
     graph = network(name)
     x, y, radius = samples(graph, 2)
     sweep = Sweep(graph, Balls.make(x, radius, norm, domain)).run()
@@ -328,7 +444,10 @@ def test_every_value_lies_in_its_span_and_every_margin_above_its_bound(name: str
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", ["mlp", "leaky", "branches", "grouped", "pools", "clamps", "tokens", "smooth convolutions"])
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "leaky", "branches", "grouped", "pools", "clamps", "tokens", "smooth convolutions"],
+)
 def test_optimised_slopes_stay_sound(name: str, norm: float) -> None:
     graph = network(name)
     x, y, radius = samples(graph, 2, 5)
@@ -346,13 +465,17 @@ def test_optimised_slopes_are_not_looser_and_often_tighter() -> None:
         graph = mlp([5, 12, 12, 12, 3], 40 + seed, slope=0.1 * (seed % 2))
         x, y, radius = samples(graph, 4, seed)
         for norm in NORMS:
-            plain, best = (margin_bounds(graph, x, y, radius, norm, BOX, steps) for steps in (0, 10))
+            plain, best = (
+                margin_bounds(graph, x, y, radius, norm, BOX, steps) for steps in (0, 10)
+            )
             assert (best >= plain - 1e-9).all()
             better += int((best > plain + 1e-4).sum())
     assert better > 25
 
 
-def attacked(graph: Graph, x: Tensor, y: Tensor, rival: int, radius: Tensor, norm: float, domain: Domain) -> Tensor:
+def attacked(
+    graph: Graph, x: Tensor, y: Tensor, rival: int, radius: Tensor, norm: float, domain: Domain
+) -> Tensor:
     """The least margin against a rival that descent finds in the ball, `(N,)`."""
     g = torch.Generator().manual_seed(0)
     start = torch.randn(x.shape, dtype=torch.float64, generator=g)
@@ -365,7 +488,13 @@ def attacked(graph: Graph, x: Tensor, y: Tensor, rival: int, radius: Tensor, nor
             value = z.gather(1, y[:, None])[:, 0] - z[:, rival]
             (slope,) = torch.autograd.grad(value.sum(), point)
         best = torch.minimum(best, value.detach())
-        point = project(point.detach() + steepest(x, -slope, norm, radius * (1 - k / 25), domain), x, norm, radius, domain)
+        point = project(
+            point.detach() + steepest(x, -slope, norm, radius * (1 - k / 25), domain),
+            x,
+            norm,
+            radius,
+            domain,
+        )
     return best
 
 
@@ -387,7 +516,9 @@ def test_descent_does_not_get_below_the_bounds(name: str) -> None:
 # Against the implementation for one region.
 
 
-def nothing(self: Sweep, j: int, owner: Tensor, place: Tensor) -> Generator[Tensor, Tensor | None, Span]:
+def nothing(
+    self: Sweep, j: int, owner: Tensor, place: Tensor
+) -> Generator[Tensor, Tensor | None, Span]:
     """Screening that decides nothing."""
     none = torch.full((len(place),), INF, dtype=torch.float64)
     yield from ()
@@ -406,12 +537,15 @@ def test_as_tight_as_the_bounds_of_a_single_region(
     plain = margin_bounds(graph, x, y, radius, norm, domain)
     eye = torch.eye(graph.outputs, dtype=torch.float64)
     for i in range(2):
-        bounds = crown(graph, Region.make(Ball(x[i].flatten(), float(radius[i]), norm, domain), graph.inputs))
+        bounds = crown(
+            graph, Region.make(Ball(x[i].flatten(), float(radius[i]), norm, domain), graph.inputs)
+        )
         reference = -linear_upper(bounds, len(graph.nodes) - 1, eye - eye[y[i]])
         assert (plain[i] >= reference - 1e-9).all()
         if norm == INF:  # the same intervals, the same rows, the same slopes
             assert (plain[i] <= reference + 1e-8).all()
-        # Screening tightens spans, and tighter spans may make CROWN choose a worse slope: in a chain of nine maxima they do.
+        # Screening tightens spans, and tighter spans may make CROWN choose a worse slope: in a
+        # chain of nine maxima they do.
         assert name == "pools" or (found[i] >= reference - 1e-9).all()
 
 
@@ -431,13 +565,19 @@ def test_as_tight_as_the_bounds_of_a_single_region(
         ("branches", 3),
     ],
 )
-def test_a_batch_is_as_good_as_its_samples_alone(name: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_as_good_as_its_samples_alone(
+    name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = network(name)
     x, y, radius = samples(graph, 5, 3)
     for norm in NORMS:
-        same = {"rtol": 1e-9, "atol": 1e-9} if not steps else {"rtol": 1e-5, "atol": 1e-5}  # the ascent is in single precision
+        same = (
+            {"rtol": 1e-9, "atol": 1e-9} if not steps else {"rtol": 1e-5, "atol": 1e-5}
+        )  # the ascent is in single precision
         whole = margin_bounds(graph, x, y, radius, norm, BOX, steps)
-        alone = torch.cat([margin_bounds(graph, x[[i]], y[[i]], radius[i], norm, BOX, steps) for i in range(5)])
+        alone = torch.cat(
+            [margin_bounds(graph, x[[i]], y[[i]], radius[i], norm, BOX, steps) for i in range(5)]
+        )
         assert torch.allclose(whole, alone, **same)
         order = torch.tensor([3, 0, 4, 1, 2])
         mixed = margin_bounds(graph, x[order], y[order], radius[order], norm, BOX, steps)
@@ -471,7 +611,9 @@ def test_spans_known_from_a_larger_ball_are_used_and_stay_sound(name: str, norm:
     known = wide.proved()
     sweep = Sweep(graph, Balls.make(x, radius, norm, BOX), known=known).run()
     lower = margins(sweep, y)[0]
-    assert set(known) == {node.inputs[0] for node in graph.nodes if node.map is None and node.inputs}
+    assert set(known) == {
+        node.inputs[0] for node in graph.nodes if node.map is None and node.inputs
+    }
     for j in set(known) - {0}:
         low, high = (sweep.centre[j] + side for side in sweep.spans[j])
         assert (low >= known[j][0] - 1e-12).all() and (high <= known[j][1] + 1e-12).all()
@@ -497,7 +639,10 @@ def exactly(graph: Graph, x: Tensor) -> list[np.ndarray]:
             found.append(found[node.inputs[0]] + found[node.inputs[1]])
         else:
             assert isinstance(node.map, Matrix) and node.bias is not None
-            found.append(node.map.weight.numpy().astype(np.longdouble) @ found[node.inputs[0]] + node.bias.numpy())
+            found.append(
+                node.map.weight.numpy().astype(np.longdouble) @ found[node.inputs[0]]
+                + node.bias.numpy()
+            )
     return found
 
 
@@ -508,7 +653,9 @@ def test_spans_hold_for_the_exact_values_and_not_only_for_the_computed_ones(radi
     off = 0.0
     for seed, norm in itertools.product(range(3), NORMS):
         graph = mlp([30, 40, 40, 3], seed, slope=0.1)
-        x = 100 * torch.randn(2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        x = 100 * torch.randn(
+            2, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
         sweep = Sweep(graph, Balls.make(x, torch.full((2,), radius), norm, None)).run()
         y = graph.logits(x).argmax(1)
         lower = margins(sweep, y)[0]
@@ -520,9 +667,13 @@ def test_spans_hold_for_the_exact_values_and_not_only_for_the_computed_ones(radi
                 for k, v in enumerate(values):
                     d = (v - sweep.centre[k][i].numpy().astype(np.longdouble)).astype(np.float64)
                     off = max(off, float(abs(d).max())) if k else off
-                    assert (d >= sweep.spans[k][0][i].numpy()).all() and (d <= sweep.spans[k][1][i].numpy()).all()
+                    assert (d >= sweep.spans[k][0][i].numpy()).all() and (
+                        d <= sweep.spans[k][1][i].numpy()
+                    ).all()
                 exact = (values[-1][int(y[i])] - values[-1]).astype(np.float64)
-                assert (lower[i].numpy() <= exact).all() and (lower[i].numpy() >= exact - 1e-9).all()
+                assert (lower[i].numpy() <= exact).all() and (
+                    lower[i].numpy() >= exact - 1e-9
+                ).all()
     assert off > 0  # there is something to see
 
 
@@ -534,8 +685,13 @@ def test_what_cancels_is_charged_for_its_rounding(summed: bool) -> None:
     for seed in range(8):
         g = torch.Generator().manual_seed(60 + seed)
         big, small = (torch.randn(3, 20, dtype=torch.float64, generator=g) for _ in range(2))
-        first = Matrix(torch.cat([1e6 * big, small - 1e6 * big], 1))  # of a sample whose halves are the same
-        nodes = [Node((), (40,), ""), Node((0,), (3,), "", first, torch.zeros(3, dtype=torch.float64))]
+        first = Matrix(
+            torch.cat([1e6 * big, small - 1e6 * big], 1)
+        )  # of a sample whose halves are the same
+        nodes = [
+            Node((), (40,), ""),
+            Node((0,), (3,), "", first, torch.zeros(3, dtype=torch.float64)),
+        ]
         if summed:
             nodes.append(replace(nodes[1], map=Matrix(torch.ones(3, 40, dtype=torch.float64))))
             nodes.append(Node((1, 2), (3,), "", Sum(2)))
@@ -556,7 +712,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tensor, Tensor, 
     seen: list[tuple[int, Tensor, Tensor, Span]] = []
     screen = Sweep._screen
 
-    def spy(self: Sweep, j: int, owner: Tensor, place: Tensor) -> Generator[Tensor, Tensor | None, Span]:
+    def spy(
+        self: Sweep, j: int, owner: Tensor, place: Tensor
+    ) -> Generator[Tensor, Tensor | None, Span]:
         found = yield from screen(self, j, owner, place)
         seen.append((j, owner.expand_as(place), place, (found[0].clone(), found[1].clone())))
         return found
@@ -566,9 +724,14 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tensor, Tensor, 
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", ["mlp", "deep", "blocks", "branches", "grouped", "pools", "clamps", "expanded"])
-def test_screening_in_single_precision_is_sound(name: str, norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, seen = network(name), watched(monkeypatch)
+@pytest.mark.parametrize(
+    "name", ["mlp", "deep", "blocks", "branches", "grouped", "pools", "clamps", "expanded"]
+)
+def test_screening_in_single_precision_is_sound(
+    name: str, norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = network(name)
+    seen = watched(monkeypatch)
     x, _, radius = samples(graph, 3, 6)
     radius = radius + 0.3
     checked = 0
@@ -576,7 +739,9 @@ def test_screening_in_single_precision_is_sound(name: str, norm: float, monkeypa
         seen.clear()
         sweep = Sweep(graph, Balls.make(x, scale * radius, norm, BOX)).run()
         for i in range(3):
-            values = graph.values(inside(x[i], float(scale * radius[i]), norm, BOX, graph.nodes[0].shape))
+            values = graph.values(
+                inside(x[i], float(scale * radius[i]), norm, BOX, graph.nodes[0].shape)
+            )
             for j, owner, place, (bottom, top) in seen:
                 mine = owner == i
                 d = (values[j] - sweep.centre[j][i]).flatten(1)[:, place[mine]]
@@ -586,13 +751,22 @@ def test_screening_in_single_precision_is_sound(name: str, norm: float, monkeypa
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_screening_is_sound_where_single_precision_is_all_that_counts(norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An affine function seen through neurons that are always on is reached at a corner, so that nothing hides rounding.
+def test_screening_is_sound_where_single_precision_is_all_that_counts(
+    norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An affine function seen through neurons that are always on is reached at a corner, so that
+    # nothing hides rounding.
     g = torch.Generator().manual_seed(5)
-    n, seen = 60, watched(monkeypatch)
+    n = 60
+    seen = watched(monkeypatch)
     first = torch.randn(n, n, dtype=torch.float64, generator=g)
     second = torch.randn(8, n, dtype=torch.float64, generator=g)
-    weights = [first.tolist(), torch.eye(n).tolist(), second.tolist(), torch.randn(2, 8, generator=g).tolist()]
+    weights = [
+        first.tolist(),
+        torch.eye(n).tolist(),
+        second.tolist(),
+        torch.randn(2, 8, generator=g).tolist(),
+    ]
     high = [[0.0] * n, [0.0] * n, [0.0] * 8, [0.0] * 2]
     high[0] = [1e4] * n
     high[2] = (-1e4 * second.sum(1)).tolist()
@@ -631,7 +805,9 @@ def test_screening_leaves_less_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for screened in (True, False):
         rows = 0
 
-        def count(self: Sweep, last: int, given: Tensor, *rest: Tensor, **more: bool) -> tuple[Tensor, Tensor, Tensor]:
+        def count(
+            self: Sweep, last: int, given: Tensor, *rest: Tensor, **more: bool
+        ) -> tuple[Tensor, Tensor, Tensor]:
             nonlocal rows
             rows += len(given)
             return bound(self, last, given, *rest, **more)  # type: ignore[arg-type]
@@ -670,11 +846,15 @@ GEOMETRIES = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("case", GEOMETRIES)
-def test_turned_convolutions_are_the_transposes(case: dict[str, tuple[int, int]], dtype: torch.dtype) -> None:
+def test_turned_convolutions_are_the_transposes(
+    case: dict[str, tuple[int, int]], dtype: torch.dtype
+) -> None:
     g = torch.Generator().manual_seed(8)
     groups = int(case["groups"])  # type: ignore[call-overload]
     weight = torch.randn(8, 4 // groups, *case["kernel"], dtype=torch.float64, generator=g)
-    conv = Conv(weight, (4, *case["image"]), case["stride"], case["padding"], case["dilation"], groups)
+    conv = Conv(
+        weight, (4, *case["image"]), case["stride"], case["padding"], case["dilation"], groups
+    )
     x = torch.randn(3, 4, *case["image"], dtype=torch.float64, generator=g).requires_grad_(True)
     out = conv.forward(x)
     w = torch.randn(out.shape, dtype=torch.float64, generator=g)
@@ -682,18 +862,28 @@ def test_turned_convolutions_are_the_transposes(case: dict[str, tuple[int, int]]
     for layed in (w, w.contiguous(memory_format=torch.channels_last)):
         (found,) = _Turned(conv, dtype).transpose(layed.to(dtype))
         assert found.dtype == dtype and found.shape == exact.shape
-        assert torch.allclose(found.double(), exact, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-4)
+        assert torch.allclose(
+            found.double(), exact, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_turned_maps_of_every_other_kind_are_the_transposes(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(9)
-    maps = {id(node.map): (node, graph) for graph in map(network, NETS) for node in graph.nodes if node.map is not None}
+    maps = {
+        id(node.map): (node, graph)
+        for graph in map(network, NETS)
+        for node in graph.nodes
+        if node.map is not None
+    }
     kinds = set()
     for node, graph in maps.values():
         assert node.map is not None
         kinds.add(type(node.map))
-        given = [torch.randn(2, *graph.nodes[j].shape, dtype=torch.float64, generator=g) for j in node.inputs]
+        given = [
+            torch.randn(2, *graph.nodes[j].shape, dtype=torch.float64, generator=g)
+            for j in node.inputs
+        ]
         given = [v.requires_grad_(True) for v in given]
         out = node.map.forward(*given)
         w = torch.randn(out.shape, dtype=torch.float64, generator=g)
@@ -714,7 +904,9 @@ def test_no_samples_one_sample_and_one_class() -> None:
     y = torch.zeros(4, dtype=torch.int64)
     assert margin_bounds(graph, x[:0], y[:0], 0.1, 2.0, BOX).shape == (0, 3)
     whole = margin_bounds(graph, x, y, radius, 2.0, BOX)
-    assert torch.allclose(margin_bounds(graph, x[:1], y[:1], radius[0], 2.0, BOX), whole[:1], rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        margin_bounds(graph, x[:1], y[:1], radius[0], 2.0, BOX), whole[:1], rtol=1e-12, atol=1e-12
+    )
     assert (whole[:, 0] == 0).all()
 
 
@@ -732,7 +924,9 @@ def test_a_ball_of_radius_zero_is_the_sample(name: str, norm: float) -> None:
 
 
 def test_a_network_of_another_shape_of_sample() -> None:
-    graph = read(seeded(Net(lambda m, x: F.relu(m.a(x.flatten(1))), a=nn.Linear(16, 2)), 3), (2, 2, 2, 2))
+    graph = read(
+        seeded(Net(lambda m, x: F.relu(m.a(x.flatten(1))), a=nn.Linear(16, 2)), 3), (2, 2, 2, 2)
+    )
     x, y, radius = samples(graph, 2)
     for norm in NORMS:
         lower = margin_bounds(graph, x, y, radius, norm, BOX)
@@ -742,7 +936,9 @@ def test_a_network_of_another_shape_of_sample() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_few_steps_on_the_margins_own_slopes_only_tighten(norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_steps_on_the_margins_own_slopes_only_tighten(
+    norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph = network("mlp")
     x, y, radius = samples(graph, 5, 3)
     bare = margin_bounds(graph, x, y, radius, norm, BOX)
@@ -752,7 +948,9 @@ def test_a_few_steps_on_the_margins_own_slopes_only_tighten(norm: float, monkeyp
     assert (polished > bare + 1e-6).any()
 
 
-def test_wide_networks_bounded_inside_in_float32_stay_sound_and_nearly_as_tight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_networks_bounded_inside_in_float32_stay_sound_and_nearly_as_tight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     graph = network("blocks")
     x, y, radius = samples(graph, 4, 3)
     fine = margin_bounds(graph, x, y, radius, INF, BOX)
@@ -763,10 +961,12 @@ def test_wide_networks_bounded_inside_in_float32_stay_sound_and_nearly_as_tight(
     assert torch.allclose(bounds, fine, rtol=1e-2, atol=1e-2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
-        step = (2 * torch.rand(x.shape, dtype=torch.float64, generator=generator) - 1).sign() * radius.reshape(
-            -1, *[1] * (x.ndim - 1)
-        )
+        step = (
+            2 * torch.rand(x.shape, dtype=torch.float64, generator=generator) - 1
+        ).sign() * radius.reshape(-1, *[1] * (x.ndim - 1))
         values = graph.values((x.double() + step).clamp(*BOX))
         for j, (low, high) in coarse.spans.items():
             away = values[j] - coarse.centre[j]
-            assert (away >= low - 1e-12 * (1 + values[j].abs())).all() and (away <= high + 1e-12 * (1 + values[j].abs())).all()
+            assert (away >= low - 1e-12 * (1 + values[j].abs())).all() and (
+                away <= high + 1e-12 * (1 + values[j].abs())
+            ).all()

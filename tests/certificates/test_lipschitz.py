@@ -13,7 +13,14 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.certificates import lipschitz as module
 from wassail.certificates.cells import enumerate_cells
-from wassail.certificates.lipschitz import Ladder, jacobian_norms, jacobians, lipschitz, margin_rows, propagated
+from wassail.certificates.lipschitz import (
+    Ladder,
+    jacobian_norms,
+    jacobians,
+    lipschitz,
+    margin_rows,
+    propagated,
+)
 from wassail.certificates.norms import product
 from wassail.certificates.propagate import crown, intervals
 from wassail.certificates.region import Region, Where
@@ -44,29 +51,49 @@ def margins(graph: Graph, labels: list[int] | None = None) -> Graph:
 def test_a_linear_model_is_exact_by_every_method(method: str, r: float) -> None:
     weight = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [3.0, 0.0]], dtype=torch.float64)
     graph = layers(weight.tolist())
-    truth = max(float(torch.linalg.vector_norm(weight[j] - weight[k], dual(r))) for j in range(3) for k in range(j))
+    truth = max(
+        float(torch.linalg.vector_norm(weight[j] - weight[k], dual(r)))
+        for j in range(3)
+        for k in range(j)
+    )
     bound = lipschitz(graph, r, method=method)
     assert bound.exact and bound.upper == pytest.approx(truth, rel=1e-11)
     for q in NORMS:
         bound = lipschitz(graph, r, outputs="logits", norm_out=q, method=method)
-        assert bound.exact and bound.upper == pytest.approx(float(operator_norm(weight, r, q)), rel=1e-11)
+        assert bound.exact and bound.upper == pytest.approx(
+            float(operator_norm(weight, r, q)), rel=1e-11
+        )
 
 
 def test_the_absolute_value_and_its_box() -> None:
-    graph = layers([[1.0], [-3.0]], [[1.0, 1.0], [0.0, 0.0]])  # relu x + relu(-3 x): slopes 1 and -3
+    graph = layers(
+        [[1.0], [-3.0]], [[1.0, 1.0], [0.0, 0.0]]
+    )  # relu x + relu(-3 x): slopes 1 and -3
     assert lipschitz(graph, 2).upper == pytest.approx(3.0, rel=1e-8)
     right = lipschitz(graph, 2, (0.5, 1.0))
-    assert right.exact and right.upper == pytest.approx(1.0, rel=1e-11) and right.info["undecided"] == 0
+    assert (
+        right.exact
+        and right.upper == pytest.approx(1.0, rel=1e-11)
+        and right.info["undecided"] == 0
+    )
     assert lipschitz(graph, 2, (-1.0, 1.0), method="exact").exact
 
 
 @pytest.mark.parametrize("kind", ["R^n", "box", "l2 in a box"])
 @pytest.mark.parametrize(
     ("sizes", "slope", "r"),
-    [([2, 6, 3], 0.0, 1.0), ([2, 5, 4, 2], 0.0, 2.0), ([2, 5, 4, 2], 0.0, inf), ([3, 4, 4, 3], 0.2, 2.0)],
+    [
+        ([2, 6, 3], 0.0, 1.0),
+        ([2, 5, 4, 2], 0.0, 2.0),
+        ([2, 5, 4, 2], 0.0, inf),
+        ([3, 4, 4, 3], 0.2, 2.0),
+    ],
 )
-def test_every_rung_is_above_the_truth_and_below_the_rung_before(sizes: list[int], slope: float, kind: str, r: float) -> None:
-    graph, domain = mlp(sizes, sum(sizes), slope), where(kind, sizes[0])
+def test_every_rung_is_above_the_truth_and_below_the_rung_before(
+    sizes: list[int], slope: float, kind: str, r: float
+) -> None:
+    graph = mlp(sizes, sum(sizes), slope)
+    domain = where(kind, sizes[0])
     truth = brute(margins(graph), domain, r, inf)
     before = inf
     for method in METHODS:
@@ -74,35 +101,55 @@ def test_every_rung_is_above_the_truth_and_below_the_rung_before(sizes: list[int
         assert bound.lower <= truth * (1 + 1e-12) and truth <= bound.upper * (1 + 1e-12)
         assert bound.upper <= before
         before = bound.upper
-        assert bound.info["norm"] == r and bound.info["norm_out"] == inf and bound.info["outputs"] == "margins"
+        assert (
+            bound.info["norm"] == r
+            and bound.info["norm_out"] == inf
+            and bound.info["outputs"] == "margins"
+        )
         assert method == "product" or bound.info["undecided"] <= graph.neurons
     assert bound.exact and bound.upper == pytest.approx(truth, rel=1e-8)
-    assert lipschitz(graph, r, domain).upper == pytest.approx(truth, rel=1e-8)  # auto closes small brackets
+    assert lipschitz(graph, r, domain).upper == pytest.approx(
+        truth, rel=1e-8
+    )  # auto closes small brackets
 
 
 @pytest.mark.parametrize(("r", "q"), PAIRS)
 def test_logits_in_all_pairs_of_norms(r: float, q: float) -> None:
     graph = mlp([2, 5, 4, 3], 9)
-    truth, before = brute(graph, (0.0, 1.0), r, q), inf
+    truth = brute(graph, (0.0, 1.0), r, q)
+    before = inf
     for method in METHODS:
         bound = lipschitz(graph, r, (0.0, 1.0), outputs="logits", norm_out=q, method=method)
-        assert bound.lower <= truth * (1 + 1e-12) and truth <= bound.upper * (1 + 1e-12) and bound.upper <= before
+        assert (
+            bound.lower <= truth * (1 + 1e-12)
+            and truth <= bound.upper * (1 + 1e-12)
+            and bound.upper <= before
+        )
         before = bound.upper
     assert bound.upper == pytest.approx(truth, rel=1e-8)
     assert bound.info["norm_out"] == q
     if q == r:
-        assert lipschitz(graph, r, (0.0, 1.0), outputs="logits", method="exact").upper == bound.upper
+        assert (
+            lipschitz(graph, r, (0.0, 1.0), outputs="logits", method="exact").upper == bound.upper
+        )
 
 
 @pytest.mark.parametrize("shape", [(30, 3), (3, 30)])
 def test_norms_that_are_hard_on_large_matrices_have_brackets_too(shape: tuple[int, int]) -> None:
     graph = mlp([shape[0], 8, shape[1]], 1)
     x = torch.randn(50, shape[0], dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    u = torch.randn(500, shape[0], dtype=torch.float64, generator=torch.Generator().manual_seed(2)).sign()
+    u = torch.randn(
+        500, shape[0], dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    ).sign()
     for r, q in [(inf, 2.0), (2.0, 1.0), (inf, 1.0)]:
         bound = lipschitz(graph, r, (-3.0, 3.0), outputs="logits", norm_out=q, method="propagate")
-        moved = jacobian(graph.logits, x) @ (u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)).T
-        assert 0 < bound.lower <= bound.upper and float(torch.linalg.vector_norm(moved, q, dim=1).max()) <= bound.upper
+        moved = (
+            jacobian(graph.logits, x) @ (u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)).T
+        )
+        assert (
+            0 < bound.lower <= bound.upper
+            and float(torch.linalg.vector_norm(moved, q, dim=1).max()) <= bound.upper
+        )
 
 
 def test_labels() -> None:
@@ -111,7 +158,9 @@ def test_labels() -> None:
     for labels in ([0], [1, 3], [2, 2], range(4), torch.tensor([3])):
         wanted = {int(k) for k in labels}
         most = max(value for pair, value in truth.items() if wanted & set(pair))
-        assert lipschitz(graph, 2, labels=labels, method="exact").upper == pytest.approx(most, rel=1e-8)
+        assert lipschitz(graph, 2, labels=labels, method="exact").upper == pytest.approx(
+            most, rel=1e-8
+        )
     assert margin_rows(4, None).shape == (6, 4) and margin_rows(4, [0]).shape == (3, 4)
 
 
@@ -135,16 +184,24 @@ def test_the_lower_side_is_the_jacobian_at_the_witness(kind: str, r: float) -> N
 
 def same(a: Any, b: Any) -> bool:
     keep = [key for key in a.info if key != "seconds"]
-    return (a.lower, a.upper, a.method) == (b.lower, b.upper, b.method) and all(a.info[k] == b.info[k] for k in keep)
+    return (a.lower, a.upper, a.method) == (b.lower, b.upper, b.method) and all(
+        a.info[k] == b.info[k] for k in keep
+    )
 
 
 def test_the_same_answer_twice() -> None:
-    model = seeded(nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))).train()
+    model = seeded(
+        nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    ).train()
     for method in [*METHODS, "auto"]:
         given = model if method == "auto" else mlp([3, 6, 5, 3], 8)
         first, again = (lipschitz(given, inf, (0, 1), method=method, seed=4) for _ in range(2))
         assert same(first, again)
-        assert first.witness is not None and again.witness is not None and torch.equal(first.witness, again.witness)
+        assert (
+            first.witness is not None
+            and again.witness is not None
+            and torch.equal(first.witness, again.witness)
+        )
         assert first.info["seed"] == 4 and first.info["domain"] == "box [0, 1]"
     assert model.training
 
@@ -159,9 +216,12 @@ def test_little_time_and_few_nodes_leave_a_bracket() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rung", "method"), [("jacobian_norms", "auto"), ("crown", "auto"), ("segmented", "sdp"), ("branch", "exact")]
+    ("rung", "method"),
+    [("jacobian_norms", "auto"), ("crown", "auto"), ("segmented", "sdp"), ("branch", "exact")],
 )
-def test_an_interrupt_returns_the_bracket_so_far(rung: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_returns_the_bracket_so_far(
+    rung: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -229,7 +289,10 @@ def test_mistakes_are_answered_in_one_sentence(options: dict[str, Any], part: st
     with pytest.raises(InputError, match=part) as error:
         lipschitz(mlp([3, 4, 3], 0), **{"norm": 2, **options})
     one_sentence(
-        str(error.value).replace("0..2", "0-2").replace("did you mean 'exact'? ", "").replace("did you mean 'margins'? ", "")
+        str(error.value)
+        .replace("0..2", "0-2")
+        .replace("did you mean 'exact'? ", "")
+        .replace("did you mean 'margins'? ", "")
     )
 
 
@@ -244,7 +307,9 @@ def test_one_output_has_no_margins() -> None:
 def test_no_jacobian_of_300_random_networks_beats_a_bound(patience: float) -> None:
     for seed in range(300):
         g = torch.Generator().manual_seed(seed)
-        depth, r, q, slope = (int(torch.randint(*span, (), generator=g)) for span in ((1, 4), (0, 3), (0, 3), (0, 3)))
+        depth, r, q, slope = (
+            int(torch.randint(*span, (), generator=g)) for span in ((1, 4), (0, 3), (0, 3), (0, 3))
+        )
         sizes = [int(v) for v in torch.randint(1, 7, (depth + 2,), generator=g)]
         graph = mlp(sizes, seed, slope=0.15 * slope)
         kind = ["box", "R^n", "l1", "l2 in a box", "linf"][seed % 5]
@@ -265,7 +330,9 @@ def check_network(graph: Graph, region: Region, r: float, q: float, patience: fl
     if patience == inf:
         uppers["sdp in pieces"] = segmented(sharp, r, q, most=3)
         bound = Ladder(graph, region, r, q).climb("sdp")
-        assert bound.lower <= bound.upper <= min(uppers["product"], uppers["propagate"]) * (1 + 1e-9)
+        assert (
+            bound.lower <= bound.upper <= min(uppers["product"], uppers["propagate"]) * (1 + 1e-9)
+        )
         uppers["ladder"] = bound.upper
     for name, upper in uppers.items():
         assert found <= upper, f"{name}: {found} above {upper}"
@@ -275,7 +342,10 @@ def test_a_real_network_on_a_small_ball(zoo: ModuleType) -> None:
     model, dataset = zoo.load("mnist_mlp_6_100")
     x, _ = zoo.images(dataset, 1)
     ball = ws.Ball(x[0], 0.1, 2, (0, 1))
-    bounds = [ws.lipschitz(model, 2, ball, method=method, time_limit=20) for method in ("product", "propagate", "sdp")]
+    bounds = [
+        ws.lipschitz(model, 2, ball, method=method, time_limit=20)
+        for method in ("product", "propagate", "sdp")
+    ]
     assert 0 < bounds[2].lower <= bounds[2].upper < bounds[1].upper < bounds[0].upper
     assert len({bound.lower for bound in bounds}) == 1 and bounds[2].upper < 10 * bounds[2].lower
     assert bounds[2].witness is not None

@@ -1,4 +1,6 @@
-"""The loss curve: closed forms, the exact worst case of small networks between its sides, and every piece it is made of."""
+"""The loss curve: closed forms, the exact worst case of small networks between its sides, and
+every piece it is made of.
+"""
 
 import functools
 import math
@@ -18,7 +20,10 @@ from wassail.threat import Threat
 from wassail.zoo import data, load
 
 INF = math.inf
-NORMS, ORDERS, LOSSES, DOMAINS = (1.0, 2.0, INF), (1.0, 2.0, 3.0, INF), ("cross_entropy", "margin"), (None, (0.0, 1.0))
+NORMS = (1.0, 2.0, INF)
+ORDERS = (1.0, 2.0, 3.0, INF)
+LOSSES = ("cross_entropy", "margin")
+DOMAINS = (None, (0.0, 1.0))
 GRID = [2.0 ** (-k / 2) for k in range(13, -1, -1)]
 
 
@@ -32,9 +37,13 @@ def line(slope: float, shift: float = 0.0) -> nn.Module:
 
 
 def kink() -> nn.Module:
-    """`theta = (0, relu(x) - 3 relu(-x))`: coming from the left the margin loss of label 0 has slope 3, then 1."""
+    """`theta = (0, relu(x) - 3 relu(-x))`: coming from the left the margin loss of label 0 has
+    slope 3, then 1.
+    """
     model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)).double()
-    for parameter, values in zip(model.parameters(), ([[1.0], [-1.0]], [0.0, 0.0], [[0.0, 0.0], [1.0, -3.0]], [0.0, 0.0])):
+    for parameter, values in zip(
+        model.parameters(), ([[1.0], [-1.0]], [0.0, 0.0], [[0.0, 0.0], [1.0, -3.0]], [0.0, 0.0])
+    ):
         parameter.data.copy_(torch.tensor(values))
     return model
 
@@ -45,11 +54,16 @@ def tensor(values: object) -> Tensor:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_linear_classifier_on_the_line(order: float) -> None:
-    """Every sample moves by eps: V = E + |w| eps, for every order, and both sides say so at an eps of the grid."""
-    x, y = tensor([[0.2], [-0.4], [1.3]]), torch.tensor([0, 1, 0])
+    """Every sample moves by eps: V = E + |w| eps, for every order, and both sides say so at an
+    eps of the grid.
+    """
+    x = tensor([[0.2], [-0.4], [1.3]])
+    y = torch.tensor([0, 1, 0])
     curve = loss_curve(line(-2.5, 0.3), x, y, 2, order, "margin", None, grid=[0.05, 0.2, 0.8])
     clean = LIPSCHITZ["margin"](line(-2.5, 0.3)(x).detach(), y).mean()
-    assert curve.empirical == pytest.approx(float(clean)) and curve(0) == pytest.approx((float(clean),) * 2)
+    assert curve.empirical == pytest.approx(float(clean)) and curve(0) == pytest.approx(
+        (float(clean),) * 2
+    )
     for eps in (0.05, 0.2, 0.8):
         low, high = curve(eps)
         truth = float(clean) + 2.5 * eps
@@ -57,13 +71,25 @@ def test_linear_classifier_on_the_line(order: float) -> None:
         assert truth <= high * (1 + 1e-15)
     for eps in (0.01, 0.37, 30.0):
         low, high = curve(eps)
-        assert low <= float(clean) + 2.5 * eps + 1e-12 and high == pytest.approx(float(clean) + 2.5 * eps, rel=1e-6)
+        assert low <= float(clean) + 2.5 * eps + 1e-12 and high == pytest.approx(
+            float(clean) + 2.5 * eps, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_linear_classifier_in_a_box(loss: str) -> None:
-    """One sample at 1/4, slope 2, wall at 1: the margin loss is -0.5 + 2 min(d, 3/4); cross entropy is softplus of it."""
-    curve = loss_curve(line(2.0, -1.0), tensor([[0.25]]), torch.tensor([0]), INF, INF, loss, grid=[0.1, 0.2, 0.4, 0.75])
+    """One sample at 1/4, slope 2, wall at 1: the margin loss is -0.5 + 2 min(d, 3/4); cross
+    entropy is softplus of it.
+    """
+    curve = loss_curve(
+        line(2.0, -1.0),
+        tensor([[0.25]]),
+        torch.tensor([0]),
+        INF,
+        INF,
+        loss,
+        grid=[0.1, 0.2, 0.4, 0.75],
+    )
 
     def height(d: float) -> float:
         t = -0.5 + 2 * min(d, 0.75)
@@ -76,19 +102,33 @@ def test_linear_classifier_in_a_box(loss: str) -> None:
         grid = torch.linspace(0, 1, 4001, dtype=torch.float64)
         values = tensor([height(float(d)) for d in grid])
         for eps in (0.05, 0.3, 0.75, 2.0):
-            # Either nothing is split, or two points a and b with mean cost eps^p are: brute force over all pairs.
+            # Either nothing is split, or two points a and b with mean cost eps^p are: brute force
+            # over all pairs.
             cost = grid**order
-            a, b = grid <= eps, grid > eps
+            a = grid <= eps
+            b = grid > eps
             share = (eps**order - cost[a])[:, None] / (cost[b][None] - cost[a][:, None])
-            pairs = (values[a][:, None] * (1 - share) + values[b][None] * share).max() if b.any() else values.max()
+            pairs = (
+                (values[a][:, None] * (1 - share) + values[b][None] * share).max()
+                if b.any()
+                else values.max()
+            )
             truth = max(float(values[a].max()), float(pairs))
             low, high = other(eps)
-            assert low <= truth + 1e-6 and truth <= high + 1e-9 and (high < truth + 0.02), (order, eps, low, truth, high)
+            assert low <= truth + 1e-6 and truth <= high + 1e-9 and (high < truth + 0.02), (
+                order,
+                eps,
+                low,
+                truth,
+                high,
+            )
 
 
 def test_kink_on_the_line() -> None:
     """V(eps) = -1.5 + min(3 eps, 1 + eps) at order 1, exactly where the grid knows the kink."""
-    curve = loss_curve(kink(), tensor([[-0.5]]), torch.tensor([0]), INF, 1, "margin", None, grid=[0.25, 0.5, 1, 2])
+    curve = loss_curve(
+        kink(), tensor([[-0.5]]), torch.tensor([0]), INF, 1, "margin", None, grid=[0.25, 0.5, 1, 2]
+    )
     for eps in (0.1, 0.25, 0.5, 1.0, 2.0, 100.0):
         low, high = curve(eps)
         truth = -1.5 + min(3 * eps, 1 + eps)
@@ -103,7 +143,11 @@ def nets() -> dict[str, tuple[nn.Module, Tensor, Tensor]]:
     found = {}
     for name, n, hidden, seed in (("line", 1, 4, 3), ("plane", 2, 4, 1)):
         generator = torch.Generator().manual_seed(seed)
-        net = nn.Sequential(nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, 3)).double().requires_grad_(False)
+        net = (
+            nn.Sequential(nn.Linear(n, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+            .double()
+            .requires_grad_(False)
+        )
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
         x = torch.rand(3, n, dtype=torch.float64, generator=generator)
@@ -119,7 +163,9 @@ def curves() -> dict[tuple[str, float, str, bool], LossCurve]:
         for norm in NORMS if name == "plane" else (2.0,):  # on the line all norms are the same
             for loss in LOSSES:
                 for domain in DOMAINS:
-                    found[name, norm, loss, domain is None] = loss_curve(graph, x, y, norm, 1, loss, domain, grid=GRID)
+                    found[name, norm, loss, domain is None] = loss_curve(
+                        graph, x, y, norm, 1, loss, domain, grid=GRID
+                    )
     return found
 
 
@@ -127,35 +173,72 @@ def curves() -> dict[tuple[str, float, str, bool], LossCurve]:
 def test_the_exact_worst_case_lies_between_the_sides(order: float, curves) -> None:
     wide = []
     for (name, norm, loss, free), curve in curves.items():
-        if name == "plane" and (NORMS.index(norm) + 2 * LOSSES.index(loss) + free + ORDERS.index(order)) % 4:
+        if (
+            name == "plane"
+            and (NORMS.index(norm) + 2 * LOSSES.index(loss) + free + ORDERS.index(order)) % 4
+        ):
             continue  # a quarter of the cases: the exact answer takes its time
-        model, curve = nets()[name][0], curve.of_order(order)
+        model = nets()[name][0]
+        curve = curve.of_order(order)
         for eps in (0.03, 0.4) if name == "line" and order == 1 else (0.3,):
-            exact = worst_case(model, curve.x, curve.y, Threat(norm, order, eps, curve.domain), loss, tolerance=0.01).bound
+            exact = worst_case(
+                model,
+                curve.x,
+                curve.y,
+                Threat(norm, order, eps, curve.domain),
+                loss,
+                tolerance=0.01,
+            ).bound
             low, high = curve(eps)
-            assert low <= exact.upper + 1e-12 and exact.lower <= high, (name, norm, loss, free, eps, low, exact, high)
+            assert low <= exact.upper + 1e-12 and exact.lower <= high, (
+                name,
+                norm,
+                loss,
+                free,
+                eps,
+                low,
+                exact,
+                high,
+            )
             wide.append((high - low) / (exact.upper - curve.empirical))
     assert sorted(wide)[len(wide) // 2] < 0.5, "the sides are far apart"
 
 
 def test_nothing_sampled_is_above_the_growth_bounds(curves) -> None:
-    """`min(ceiling, left + rise (d - radius before), start + slope d)` bounds the loss at distance d, on every interval."""
+    """`min(ceiling, left + rise (d - radius before), start + slope d)` bounds the loss at
+    distance d, on every interval.
+    """
     generator = torch.Generator().manual_seed(0)
     for (name, norm, loss, free), curve in curves.items():
-        model, n = nets()[name][0], curve.x[0].numel()
+        model = nets()[name][0]
+        n = curve.x[0].numel()
         edge = torch.cat([torch.zeros(1), curve.grid])
         for i in range(len(curve.x)):
-            far = torch.rand(4000, generator=generator, dtype=torch.float64) * (2 if not free else 40)
+            far = torch.rand(4000, generator=generator, dtype=torch.float64) * (
+                2 if not free else 40
+            )
             far = far * torch.rand(4000, generator=generator, dtype=torch.float64) ** 6
             step = torch.randn(4000, n, generator=generator, dtype=torch.float64)
-            point = curve.x[i] + far[:, None] * step / torch.linalg.vector_norm(step, norm, dim=1)[:, None]
+            point = (
+                curve.x[i]
+                + far[:, None] * step / torch.linalg.vector_norm(step, norm, dim=1)[:, None]
+            )
             point = point if free else point.clamp(0, 1)
             d = torch.linalg.vector_norm(point - curve.x[i], norm, dim=1)
             t = torch.searchsorted(curve.grid, d)
-            lines = curve.left[i, t] + curve.rise[i, t] * (d - edge[t]), curve.start[i] + curve.slope * d
+            lines = (
+                curve.left[i, t] + curve.rise[i, t] * (d - edge[t]),
+                curve.start[i] + curve.slope * d,
+            )
             most = torch.minimum(curve.ceiling[i, t], torch.minimum(*lines))
             value = LIPSCHITZ[loss](model(point), curve.y[i].expand(len(point)))
-            assert (value <= most + 1e-12).all(), (name, norm, loss, free, float((value - most).max()))
+            assert (value <= most + 1e-12).all(), (
+                name,
+                norm,
+                loss,
+                free,
+                float((value - most).max()),
+            )
             assert ((most - value).min() < 0.05).all(), "and somewhere they are close to it"
 
 
@@ -169,7 +252,10 @@ def test_monotone_concave_and_nested(order: float, curves) -> None:
             assert (side.diff() >= -1e-9).all()
         assert (low <= high).all() and float(low[0]) == pytest.approx(curve.empirical)
         if order < INF:  # concave in eps^p: slopes between neighbours fall
-            for side, first in ((low, 0), (high, 1)):  # the upper side jumps by the width of its first interval
+            for side, first in (
+                (low, 0),
+                (high, 1),
+            ):  # the upper side jumps by the width of its first interval
                 slopes = side.diff() / (budgets**order).diff()
                 assert (slopes[first:].diff() <= 1e-7 * slopes[first].abs()).all()
         larger = curve.of_order(1 if order == INF else order + 1)
@@ -181,7 +267,8 @@ def test_monotone_concave_and_nested(order: float, curves) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_witness_is_what_the_lower_side_claims(order: float, curves) -> None:
     for (name, _, loss, free), curve in curves.items():
-        model, curve = nets()[name][0], curve.of_order(order)
+        model = nets()[name][0]
+        curve = curve.of_order(order)
         for eps in (0.02, 0.3)[free:]:
             found = curve.witness(eps)
             assert found.cost <= eps and found.verify(model), found.verify(model).problems
@@ -189,7 +276,11 @@ def test_the_witness_is_what_the_lower_side_claims(order: float, curves) -> None
             assert float(masses.sum()) == pytest.approx(1, abs=1e-14) and (masses >= 0).all()
             assert free or ((points >= 0) & (points <= 1)).all()
             losses = LIPSCHITZ[loss](model(points), torch.cat([found.y, found.y]))
-            assert float((masses * losses).sum()) == pytest.approx(curve(eps)[0], abs=1e-12) == found.info["loss"]
+            assert (
+                float((masses * losses).sum())
+                == pytest.approx(curve(eps)[0], abs=1e-12)
+                == found.info["loss"]
+            )
             share = torch.zeros(3, dtype=torch.float64)
             for row, mass in zip(found.x, found.mu):
                 share[int((curve.x == row).all(1).nonzero()[0])] += mass
@@ -204,7 +295,8 @@ def test_envelopes_in_closed_form_and_in_order() -> None:
     assert list(zip(steps.sample.tolist(), steps.to.tolist(), steps.price.tolist())) == [
         (1, 0, 1.0), (0, 1, 2.0), (0, 2, 2.0), (1, 2, 4.0),
     ]  # fmt: skip
-    # Points on a line up to rounding: whatever the slopes round to, no sample's steps may change places.
+    # Points on a line up to rounding: whatever the slopes round to, no sample's steps may change
+    # places.
     generator = torch.Generator().manual_seed(0)
     price = torch.rand(200, 12, dtype=torch.float64, generator=generator).sort(1).values
     steps = _envelope(0.3 * price, price)
@@ -229,7 +321,9 @@ def test_points_of_others_count() -> None:
     generator = torch.Generator().manual_seed(1)
     better = x.clone()
     for _ in range(300):
-        trial = (x + 0.25 * (2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1)).clamp(0, 1)
+        trial = (
+            x + 0.25 * (2 * torch.rand(x.shape, generator=generator, dtype=torch.float64) - 1)
+        ).clamp(0, 1)
         up = LIPSCHITZ["margin"](model(trial), y) > LIPSCHITZ["margin"](model(better), y)
         better = torch.where(up[:, None], trial, better)
     more = loss_curve(model, x, y, INF, INF, "margin", grid=[0.3], points=[better, x + 50])
@@ -241,9 +335,12 @@ def test_points_of_others_count() -> None:
 
 
 def test_a_real_network_and_its_files(tmp_path) -> None:
-    """Against the slopes of `certify`, which know nothing of distances, and against the flips that an attack finds."""
+    """Against the slopes of `certify`, which know nothing of distances, and against the flips
+    that an attack finds.
+    """
     model, (x, y) = load("digits-mlp-adv"), data("digits")
-    x, y = x[:8], y[:8]
+    x = x[:8]
+    y = y[:8]
     slopes = certify(model, x, y, INF, domain=(0.0, 1.0), slopes=["margin"])
     grid = [2.0**-k for k in range(9, -1, -1)]
     # Slopes are of the exact function: so is the curve that knows them.
@@ -255,7 +352,11 @@ def test_a_real_network_and_its_files(tmp_path) -> None:
         assert curve.witness(eps).verify(model)
     curve.save(tmp_path / "c.safetensors")
     again = LossCurve.load(tmp_path / "c.safetensors")
-    assert again(0.02) == curve(0.02) and again.loss == "cross_entropy" and "8 samples, order 1, linf" in repr(again)
+    assert (
+        again(0.02) == curve(0.02)
+        and again.loss == "cross_entropy"
+        and "8 samples, order 1, linf" in repr(again)
+    )
     assert loss_curve(read(model, (1, 8, 8)), x[:2], y[:2], grid=[0.1]).x.shape == (2, 1, 8, 8)
 
 
@@ -263,10 +364,20 @@ def test_a_real_network_and_its_files(tmp_path) -> None:
 def test_never_above_what_is_known_on_all_of_space(name: str) -> None:
     """A box is a part of R^n: what `certify` proves there holds in the box, for every order."""
     model, (x, y) = load(name), data("digits")
-    x, y = x[:6], y[:6]
+    x = x[:6]
+    y = y[:6]
     slopes = certify(model, x, y, 2, "cross_entropy", None, slopes=["margin"], time_limit=1)
     curve = loss_curve(
-        model, x, y, 2, 1, "cross_entropy", grid=[0.05, 0.2, 1.0, 4.0], time_limit=1, certificate=slopes, arithmetic="exact"
+        model,
+        x,
+        y,
+        2,
+        1,
+        "cross_entropy",
+        grid=[0.05, 0.2, 1.0, 4.0],
+        time_limit=1,
+        certificate=slopes,
+        arithmetic="exact",
     )
     assert curve.slope <= slopes.margin.upper < INF
     for eps in (0.01, 0.1, 0.3, 1.0, 3.0):
@@ -278,18 +389,34 @@ def test_never_above_what_is_known_on_all_of_space(name: str) -> None:
 def test_a_smooth_network_in_a_box_knows_its_slope() -> None:
     model, (x, y) = load("digits-gelu"), data("digits")
     curve = loss_curve(model, x[:2], y[:2], 2, 1, grid=[0.5], time_limit=1)
-    product = lipschitz(model, 2, None, labels=y[:2].tolist(), method="product", shape=(1, 8, 8)).upper
+    product = lipschitz(
+        model, 2, None, labels=y[:2].tolist(), method="product", shape=(1, 8, 8)
+    ).upper
     assert curve.slope <= product < INF
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_cells_of_a_certificate_count(loss: str) -> None:
-    """Small networks have exact slopes and a second line: with the certificate the curve is at least as good, and as sound."""
+    """Small networks have exact slopes and a second line: with the certificate the curve is at
+    least as good, and as sound.
+    """
     for name, (model, x, y) in nets().items():
         for norm, domain in ((2.0, None), (INF, (0.0, 1.0))):
-            known = certify(model, x, y, norm, loss, None if name == "line" else domain, time_limit=1)
+            known = certify(
+                model, x, y, norm, loss, None if name == "line" else domain, time_limit=1
+            )
             curve = loss_curve(
-                model, x, y, norm, 1, loss, domain, grid=GRID[::3], time_limit=0.2, certificate=known, arithmetic="exact"
+                model,
+                x,
+                y,
+                norm,
+                1,
+                loss,
+                domain,
+                grid=GRID[::3],
+                time_limit=0.2,
+                certificate=known,
+                arithmetic="exact",
             )
             for eps in (0.03, 0.6):
                 low, high = curve(eps)
@@ -303,9 +430,18 @@ def test_the_cells_of_a_certificate_count(loss: str) -> None:
 def test_a_certificate_for_something_else_is_refused() -> None:
     model, x, y = nets()["line"]
     known = certify(model, x, y, 2, "margin", (0.0, 1.0), slopes=["margin"], time_limit=1)
-    for change in ({"x": x[:2], "y": y[:2]}, {"loss": "cross_entropy"}, {"norm": 1}, {"mu": tensor([0.5, 0.25, 0.25])}):
+    for change in (
+        {"x": x[:2], "y": y[:2]},
+        {"loss": "cross_entropy"},
+        {"norm": 1},
+        {"mu": tensor([0.5, 0.25, 0.25])},
+    ):
         with pytest.raises(InputError, match="about other samples"):
-            loss_curve(model, **{"x": x, "y": y, "norm": 2, "loss": "margin", "grid": [0.1], **change}, certificate=known)
+            loss_curve(
+                model,
+                **{"x": x, "y": y, "norm": 2, "loss": "margin", "grid": [0.1], **change},
+                certificate=known,
+            )
     with pytest.raises(InputError, match="certify there or on R"):
         loss_curve(model, x, y, 2, 1, "margin", (-1.0, 2.0), grid=[0.1], certificate=known)
 
@@ -315,7 +451,9 @@ def test_a_smooth_network() -> None:
     curve = loss_curve(model, x[:4], y[:4], INF, INF, "margin", grid=[0.02, 0.05, 0.1])
     for eps in (0.02, 0.05, 0.1):
         low, high = curve(eps)
-        assert curve.empirical < low < high < 20 and low - curve.empirical > 0.3 * (high - curve.empirical)
+        assert curve.empirical < low < high < 20 and low - curve.empirical > 0.3 * (
+            high - curve.empirical
+        )
     low, high = loss_curve(model, x[:2], y[:2], domain=None, grid=[0.1])(0.1)
     assert low < high < math.inf
 

@@ -9,8 +9,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates import norms
-from wassail.certificates.norms import change, map_norm, matrix_norm, positive_norm, positive_norms, product
-from wassail.certificates.structure import Average, Concat, Conv, Graph, Linear, Matrix, Node, Pick, Scale, Sum
+from wassail.certificates.norms import (
+    change,
+    map_norm,
+    matrix_norm,
+    positive_norm,
+    positive_norms,
+    product,
+)
+from wassail.certificates.structure import (
+    Average,
+    Concat,
+    Conv,
+    Graph,
+    Linear,
+    Matrix,
+    Node,
+    Pick,
+    Scale,
+    Sum,
+)
 from wassail.geometry import operator_norm
 
 PAIRS = list(itertools.product(NORMS, NORMS))
@@ -25,10 +43,14 @@ def signs(k: int) -> Tensor:
 
 
 def brute(matrix: Tensor, r: float, s: float) -> float:
-    """`||A||_{r -> s}` by the corners of the ball it is attained at: of r = 1 and inf, or of the dual of s."""
+    """`||A||_{r -> s}` by the corners of the ball it is attained at: of r = 1 and inf, or of
+    the dual of s.
+    """
     m, n = matrix.shape
     if r == 1:
-        return float(torch.linalg.vector_norm(torch.eye(n, dtype=torch.float64) @ matrix.T, s, dim=1).max())
+        return float(
+            torch.linalg.vector_norm(torch.eye(n, dtype=torch.float64) @ matrix.T, s, dim=1).max()
+        )
     if r == math.inf:
         return float(torch.linalg.vector_norm(signs(n) @ matrix.T, s, dim=1).max())
     if s == 2:
@@ -45,22 +67,34 @@ def test_matrix_norms_are_those_of_the_corners(shape: tuple[int, int], r: float,
         truth = brute(matrix, r, s)
         assert truth * (1 - 1e-15) <= matrix_norm(matrix, r, s) <= truth * (1 + 1e-11)
         assert positive_norm(matrix.abs(), r, s) >= truth * (1 - 1e-15)
-        assert positive_norm(matrix.abs(), r, s) == pytest.approx(brute(matrix.abs(), r, s), rel=1e-12)
+        assert positive_norm(matrix.abs(), r, s) == pytest.approx(
+            brute(matrix.abs(), r, s), rel=1e-12
+        )
 
 
 @pytest.mark.parametrize(("r", "s"), PAIRS)
 def test_norms_of_many_matrices_are_those_of_each(r: float, s: float) -> None:
     many = draw(2, 3, 4, 5).abs()
     for i, j in itertools.product(range(2), range(3)):
-        assert float(positive_norms(many, r, s)[i, j]) == pytest.approx(positive_norm(many[i, j], r, s), rel=1e-13)
+        assert float(positive_norms(many, r, s)[i, j]) == pytest.approx(
+            positive_norm(many[i, j], r, s), rel=1e-13
+        )
 
 
 @pytest.mark.parametrize(("r", "s"), PAIRS)
 @pytest.mark.parametrize("shape", [(15, 16), (20, 15), (16, 30)])
-def test_norms_of_large_matrices_are_bounded_from_above(shape: tuple[int, int], r: float, s: float) -> None:
+def test_norms_of_large_matrices_are_bounded_from_above(
+    shape: tuple[int, int], r: float, s: float
+) -> None:
     matrix = draw(*shape)
     bound = matrix_norm(matrix, r, s)
-    u = torch.cat([draw(2000, shape[1], seed=1), draw(2000, shape[1], seed=2).sign(), torch.eye(shape[1]).double()])
+    u = torch.cat(
+        [
+            draw(2000, shape[1], seed=1),
+            draw(2000, shape[1], seed=2).sign(),
+            torch.eye(shape[1]).double(),
+        ]
+    )
     u = u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)
     assert float(torch.linalg.vector_norm(u @ matrix.T, s, dim=1).max()) <= bound * (1 + 1e-14)
     if min(shape) <= 16 and (r, s) == (math.inf, 1.0):  # enumerated by geometry, bounded here
@@ -92,13 +126,17 @@ def output(map_: Linear, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_have_the_norm_of_their_matrix(name: str, norm: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_have_the_norm_of_their_matrix(
+    name: str, norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conv = CONVOLUTIONS[name]
     out = output(conv, conv.shape)
     truth = float(operator_norm(dense(conv, [conv.shape], 0).T, norm, norm))
     near = norms._map_norm(conv, norm, conv.shape, out)
     assert truth * (1 - 1e-14) <= near <= truth * (1 + 1e-10)
-    monkeypatch.setattr(norms, "DENSE", 0)  # the torus: larger, and on images as small as these by a third
+    monkeypatch.setattr(
+        norms, "DENSE", 0
+    )  # the torus: larger, and on images as small as these by a third
     far = norms._map_norm(conv, norm, conv.shape, out)
     assert truth * (1 - 1e-14) <= far <= truth * (1.5 if norm == 2 else 1 + 1e-10)
     assert map_norm(conv, norm, conv.shape, out) == map_norm(conv, norm, conv.shape, out)
@@ -110,7 +148,9 @@ def test_the_torus_is_exact_where_the_convolution_does_not_see_the_border() -> N
         float(torch.linalg.matrix_norm(conv.weight[:, :, 0, 0], 2)), rel=1e-11
     )
     # The mean of 3 x 3 pixels has norm 1 on the torus, and nearly so on a large image.
-    mean = Conv(torch.full((1, 1, 3, 3), 1 / 9, dtype=torch.float64), (1, 40, 40), (1, 1), (1, 1), (1, 1), 1)
+    mean = Conv(
+        torch.full((1, 1, 3, 3), 1 / 9, dtype=torch.float64), (1, 40, 40), (1, 1), (1, 1), (1, 1), 1
+    )
     assert 1 <= norms._spectral(mean, (1, 40, 40)) <= 1 + 1e-11
 
 
@@ -145,7 +185,9 @@ def test_the_product_is_above_the_jacobians_of_many_points(name: str, r: float, 
         found = operator_norm(slopes, r, s)
     else:  # any direction gives a lower bound
         u = torch.cat([draw(500, graph.inputs, seed=4).sign(), draw(500, graph.inputs, seed=5)])
-        found = torch.linalg.vector_norm(slopes @ (u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)).T, s, dim=1).amax(1)
+        found = torch.linalg.vector_norm(
+            slopes @ (u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)).T, s, dim=1
+        ).amax(1)
     assert 0 < float(found.max()) <= bound * (1 + 1e-14) < math.inf
 
 
@@ -153,7 +195,8 @@ def test_products_in_closed_form() -> None:
     assert product(layers([[3.0, -4.0]]), 2, 2) == pytest.approx(5)
     assert product(layers([[3.0, -4.0]]), math.inf, 1) == pytest.approx(7)
     assert product(layers([[3.0, -4.0]], [[2.0], [-2.0]]), 1, math.inf) == pytest.approx(8)
-    # Two layers of ones: 1 -> 1 through norm 1 is 2 * 2, 1 -> inf needs no more than 2 through any norm.
+    # Two layers of ones: 1 -> 1 through norm 1 is 2 * 2, 1 -> inf needs no more than 2 through any
+    # norm.
     ones = [[1.0, 1.0], [1.0, 1.0]]
     assert product(layers(ones, ones), 1, 1) == pytest.approx(4)
     assert product(layers(ones, ones), 1, math.inf) == pytest.approx(2)
@@ -163,9 +206,9 @@ def test_products_in_closed_form() -> None:
 def test_products_of_sums_concatenations_and_of_nothing() -> None:
     start = Node((), (3,), "the input")
     for r, s in PAIRS:
-        assert product(Graph((start, Node((0,), (3,), "", Scale(torch.tensor(2.0).double())))), r, s) >= 2 * change(3, r, s) * (
-            1 - 1e-15
-        )
+        assert product(
+            Graph((start, Node((0,), (3,), "", Scale(torch.tensor(2.0).double())))), r, s
+        ) >= 2 * change(3, r, s) * (1 - 1e-15)
         twice = Graph((start, Node((0, 0), (3,), "", Sum(2))))
         assert product(twice, r, s) >= 2 * change(3, r, s) * (1 - 1e-15)
         both = Graph((start, Node((0, 0), (6,), "", Concat(1, (3, 3)))))
@@ -176,7 +219,9 @@ def test_products_of_sums_concatenations_and_of_nothing() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_inactive_weights_do_not_lower_the_product(norm: float) -> None:
-    graph = mlp([4, 6, 5, 3], 7, slope=0.9)  # nearly linear: the product of the weights is nearly attained or below
+    graph = mlp(
+        [4, 6, 5, 3], 7, slope=0.9
+    )  # nearly linear: the product of the weights is nearly attained or below
     matrices = [node.map.weight for node in graph.nodes if isinstance(node.map, Matrix)]
     whole = matrices[2] @ matrices[1] @ matrices[0]
     assert float(operator_norm(whole, norm, norm)) <= product(graph, norm, norm)

@@ -1,4 +1,6 @@
-"""The table of operators (`tests/support/operators.py`): what is claimed of each, against sampled points and the model."""
+"""The table of operators (`tests/support/operators.py`): what is claimed of each, against
+sampled points and the model.
+"""
 
 import math
 from functools import cache
@@ -24,9 +26,12 @@ NORMS = (INF, 2.0, 1.0)
 NAMES = {operator.name: operator for operator in TABLE}
 DOMAIN = (-1.0, 1.0)
 DELICATE = ("divisor", "float32", "shift", "scaled", "mask", "tiny", "huge", "zero", "infinite")
-# What takes longer is done for every sixth operator and the delicate ones; for the rest in the slow suite.
+# What takes longer is done for every sixth operator and the delicate ones; for the rest in the slow
+# suite.
 SOME = [
-    pytest.param(name, marks=() if k % 6 == 0 or any(word in name for word in DELICATE) else pytest.mark.slow)
+    pytest.param(
+        name, marks=() if k % 6 == 0 or any(word in name for word in DELICATE) else pytest.mark.slow
+    )
     for k, name in enumerate(NAMES)
 ]
 
@@ -38,11 +43,15 @@ def network(name: str) -> tuple[Headed, Graph]:
 
 
 def near(x: Tensor, radius: float, norm: float, count: int, seed: int) -> Tensor:
-    """Points of the ball around one sample, cut by the box: inside it, on its rim, at its corners; the sample first."""
+    """Points of the ball around one sample, cut by the box: inside it, on its rim, at its
+    corners; the sample first.
+    """
     g = torch.Generator().manual_seed(seed)
     u = torch.randn(count, x.numel(), generator=g, dtype=torch.float64)
     u[: count // 3] = u[: count // 3].sign()
-    u[count // 3 : count // 2] *= torch.rand(count // 2 - count // 3, x.numel(), generator=g) < 1.5 / x.numel()
+    u[count // 3 : count // 2] *= (
+        torch.rand(count // 2 - count // 3, x.numel(), generator=g) < 1.5 / x.numel()
+    )
     u = u / torch.linalg.vector_norm(u, norm, dim=1, keepdim=True).clamp(min=1e-9)
     u[count // 2 :] *= torch.rand(count - count // 2, 1, generator=g, dtype=torch.float64)
     u[0] = 0.0
@@ -66,7 +75,8 @@ def test_the_graph_is_the_model(name: str) -> None:
     model, graph = network(name)
     g = torch.Generator().manual_seed(2)
     x = 4 * torch.rand(200, *NAMES[name].shape, generator=g, dtype=torch.float64) - 2
-    truth, ours = model(x).detach(), graph.logits(x)
+    truth = model(x).detach()
+    ours = graph.logits(x)
     # Float32 sums and values far from 0 are not known better by the model itself.
     assert torch.allclose(ours, truth, rtol=0, atol=2e-6 * float(truth.abs().max()))
     assert graph.smooth == NAMES[name].smooth
@@ -85,7 +95,9 @@ def test_margins_are_bounded_on_balls(name: str) -> None:
             z = graph.logits(near(x[0], r, norm, 300, 3))
             least = (z[:, y] - z).amin(0)
             assert (found <= least + 1e-9 * z.abs().max()).all(), f"l{norm:g} {r}"
-        assert (bounds[0] >= (z[0, y] - z[0]) - 0.5 * (z.amax() - z.amin()) - 1e-6).all()  # and they are not idle
+        assert (
+            bounds[0] >= (z[0, y] - z[0]) - 0.5 * (z.amax() - z.amin()) - 1e-6
+        ).all()  # and they are not idle
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -98,12 +110,16 @@ def test_values_and_derivatives_stay_in_their_ranges(name: str) -> None:
     for i, value in enumerate(graph.values(points)):
         if i in spans:
             slack = 1e-9 * (1e-9 + value.abs().max())
-            assert (value >= spans[i][0] - slack).all() and (value <= spans[i][1] + slack).all(), graph.nodes[i].place
+            assert (value >= spans[i][0] - slack).all() and (value <= spans[i][1] + slack).all(), (
+                graph.nodes[i].place
+            )
     if not graph.smooth:
         for i, (low, high) in intervals(graph, region).spans.items():
             value = graph.values(points)[graph.nodes[i].inputs[0]]
             slack = 1e-9 * (1e-9 + value.abs().max())
-            assert (value >= low - slack).all() and (value <= high + slack).all(), graph.nodes[i].place
+            assert (value >= low - slack).all() and (value <= high + slack).all(), graph.nodes[
+                i
+            ].place
     low, high = entries(graph, spans)
     slopes = jacobians(graph, points.flatten(1))
     slack = 1e-9 * (1 + slopes.abs().max())
@@ -120,9 +136,19 @@ def test_radii_and_lipschitz_constants_against_points(name: str) -> None:
     length = torch.linalg.vector_norm((points - x).flatten(1), norm, dim=1)
     flips = length[z.argmax(1) != y]
     for method in ("crown", "lipschitz") if graph.smooth else ("crown", "exact"):
-        found = ws.radii(graph, x, y, norm=norm, domain=DOMAIN, method=method, tolerance=0.1, time_limit=2.0).values
+        found = ws.radii(
+            graph, x, y, norm=norm, domain=DOMAIN, method=method, tolerance=0.1, time_limit=2.0
+        ).values
         assert float(found) <= min(flips.tolist(), default=INF) * (1 + 1e-9), method
-    top = ws.lipschitz(graph, norm, DOMAIN, shape=NAMES[name].shape, outputs="logits", norm_out=INF, method="propagate").upper
+    top = ws.lipschitz(
+        graph,
+        norm,
+        DOMAIN,
+        shape=NAMES[name].shape,
+        outputs="logits",
+        norm_out=INF,
+        method="propagate",
+    ).upper
     quotient = (z - z[0]).abs().amax(1)[1:] / length[1:].clamp(min=1e-300)
     assert float(quotient[length[1:] > 0].max()) <= top * (1 + 1e-9)
 
@@ -135,7 +161,9 @@ def test_what_cannot_be_certified_is_refused(operator: Operator) -> None:
 
 @pytest.mark.parametrize("name", list(NAMES)[::9])
 def test_both_sides_of_the_loss_against_points(name: str) -> None:
-    """Every ninth operator: no sampled loss is above the upper side, and the lower side is not above it either."""
+    """Every ninth operator: no sampled loss is above the upper side, and the lower side is not
+    above it either.
+    """
     _, graph = network(name)
     x, y = sample(name)
     for norm, eps in ((INF, 0.1), (2.0, 0.5)):
@@ -151,4 +179,6 @@ def test_real_networks_are_read_with_their_normalisation(zoo: ModuleType, name: 
     model, dataset = zoo.load(name)
     x = zoo.images(dataset, 4)[0]
     truth = model(x).detach().double()
-    assert torch.allclose(read(model, x.shape[1:]).logits(x), truth, rtol=0, atol=1e-4 * float(truth.abs().max()))
+    assert torch.allclose(
+        read(model, x.shape[1:]).logits(x), truth, rtol=0, atol=1e-4 * float(truth.abs().max())
+    )

@@ -1,4 +1,6 @@
-"""Branch and bound on several workers: the same answers as on one, and valid brackets whoever dies."""
+"""Branch and bound on several workers: the same answers as on one, and valid brackets whoever
+dies.
+"""
 
 import itertools
 import logging
@@ -33,7 +35,11 @@ from wassail.errors import InputError
 from wassail.geometry import operator_norm
 
 INF = math.inf
-IRIS = {2.0: 6.771454513402937, 1.0: 5.958048912394726, INF: 12.605085581416922}  # LipBaB's, on [0, 1]
+IRIS = {
+    2.0: 6.771454513402937,
+    1.0: 5.958048912394726,
+    INF: 12.605085581416922,
+}  # LipBaB's, on [0, 1]
 SD = {2.0: 9.530716922306004, 1.0: 10.41286850374477, INF: 16.274810805318676}  # on [0, 0.1]
 
 
@@ -45,7 +51,9 @@ class Here:
     """Calls are made at once, in this process; `fate` may end one: its future fails."""
 
     def __init__(self, workers: int = 3, fate: Callable[[int], bool] = lambda call: False) -> None:
-        self.workers, self.fate, self.calls = workers, fate, 0
+        self.workers = workers
+        self.fate = fate
+        self.calls = 0
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
         self.calls += 1
@@ -68,11 +76,18 @@ class Counting:
     """Another pool, and how often it was called; the first `deaths` calls end their worker."""
 
     def __init__(self, pool: Pool, deaths: int = 0) -> None:
-        self.pool, self.workers, self.calls, self.deaths = pool, pool.workers, 0, deaths
+        self.pool = pool
+        self.workers = pool.workers
+        self.calls = 0
+        self.deaths = deaths
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
         self.calls += 1
-        return self.pool.submit(os._exit, 1) if self.calls <= self.deaths else self.pool.submit(function, *args)
+        return (
+            self.pool.submit(os._exit, 1)
+            if self.calls <= self.deaths
+            else self.pool.submit(function, *args)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +115,10 @@ def load(name: str) -> Piecewise:
     if not path.exists():
         pytest.skip(f"no networks at {path.parent}")
     arrays = np.load(path)
-    layers = [(torch.tensor(arrays[f"W{i}"]), torch.tensor(arrays[f"b{i}"])) for i in range(len(arrays) // 2)]
+    layers = [
+        (torch.tensor(arrays[f"W{i}"]), torch.tensor(arrays[f"b{i}"]))
+        for i in range(len(arrays) // 2)
+    ]
     return Piecewise.from_layers(layers)
 
 
@@ -108,7 +126,10 @@ def random_net(seed: int, sizes: tuple[int, ...] = (3, 8, 8, 2)) -> Piecewise:
     g = torch.Generator().manual_seed(seed)
     shapes = itertools.pairwise(sizes)
     return Piecewise.from_layers(
-        [(torch.randn(b, a, generator=g).double(), torch.randn(b, generator=g).double()) for a, b in shapes]
+        [
+            (torch.randn(b, a, generator=g).double(), torch.randn(b, generator=g).double())
+            for a, b in shapes
+        ]
     )
 
 
@@ -119,17 +140,27 @@ def check(net: Piecewise, region: Region, found: Bracket, norm: float) -> None:
     assert value == pytest.approx(found.lower, rel=1e-10)
 
 
-# ---- Lipschitz constants -------------------------------------------------------------------------------------------------
+# ---- Lipschitz constants
+# -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "high", "values"), [("lipbab_iris_4-5-5-3", 1.0, IRIS), ("lipbab_sd_10-15-10-3", 0.1, SD)])
-def test_published_constants_on_processes(processes: Processes, name: str, high: float, values: dict[float, float]) -> None:
-    net, pool = load(name), Counting(processes)
+@pytest.mark.parametrize(
+    ("name", "high", "values"),
+    [("lipbab_iris_4-5-5-3", 1.0, IRIS), ("lipbab_sd_10-15-10-3", 0.1, SD)],
+)
+def test_published_constants_on_processes(
+    processes: Processes, name: str, high: float, values: dict[float, float]
+) -> None:
+    net = load(name)
+    pool = Counting(processes)
     region = Region.make((0.0, high), net.inputs)
     for norm, value in values.items():
-        one, two = branch(net, region, norm, norm), branch(net, region, norm, norm, workers=pool)
+        one = branch(net, region, norm, norm)
+        two = branch(net, region, norm, norm, workers=pool)
         assert one.complete and two.complete
-        assert two.lower == pytest.approx(one.lower, rel=1e-9) and two.upper == pytest.approx(one.upper, rel=1e-9)
+        assert two.lower == pytest.approx(one.lower, rel=1e-9) and two.upper == pytest.approx(
+            one.upper, rel=1e-9
+        )
         assert two.lower * (1 - 1e-10) <= value * (1 + 1e-10) and value <= two.upper * (1 + 1e-10)
         check(net, region, two, norm)
     assert pool.calls >= len(values)
@@ -138,7 +169,9 @@ def test_published_constants_on_processes(processes: Processes, name: str, high:
 @pytest.mark.usefixtures("_crumbs")
 @pytest.mark.parametrize("norm", [1.0, 2.0, INF])
 def test_many_small_parts_give_the_same_bracket(norm: float) -> None:
-    net, pool, seen = random_net(3), Here(), list[tuple[float, float, int]]()
+    net = random_net(3)
+    pool = Here()
+    seen = list[tuple[float, float, int]]()
     region = Region.make((-1.0, 1.0), 3)
     one = branch(net, region, norm, norm)
     two = branch(net, region, norm, norm, workers=pool, tick=lambda *now: seen.append(now))
@@ -153,11 +186,19 @@ def test_many_small_parts_give_the_same_bracket(norm: float) -> None:
 
 @pytest.mark.usefixtures("_crumbs")
 def test_whoever_dies_the_bracket_holds() -> None:
-    net, region = random_net(3), Region.make((-1.0, 1.0), 3)
-    value, complete = branch(net, region, 2, 2), 0
+    net = random_net(3)
+    region = Region.make((-1.0, 1.0), 3)
+    value = branch(net, region, 2, 2)
+    complete = 0
     for seed in range(4):
         dice = random.Random(seed)
-        found = branch(net, region, 2, 2, workers=Here(3, lambda call, dice=dice: call > 1 and dice.random() < 0.3))  # type: ignore[misc]
+        found = branch(
+            net,
+            region,
+            2,
+            2,
+            workers=Here(3, lambda call, dice=dice: call > 1 and dice.random() < 0.3),
+        )  # type: ignore[misc]
         assert found.lower <= value.upper and value.lower <= found.upper
         assert found.complete == (found.upper - found.lower <= 1e-9 * found.upper)
         check(net, region, found, 2)
@@ -167,7 +208,8 @@ def test_whoever_dies_the_bracket_holds() -> None:
 
 @pytest.mark.usefixtures("_crumbs")
 def test_a_part_that_is_lost_once_is_handed_out_again(caplog: pytest.LogCaptureFixture) -> None:
-    net, region = random_net(3), Region.make((-1.0, 1.0), 3)
+    net = random_net(3)
+    region = Region.make((-1.0, 1.0), 3)
     with caplog.at_level(logging.WARNING, "wassail"):
         found = branch(net, region, 2, 2, workers=Here(1, lambda call: call % 2 == 1))
     assert found.complete and not caplog.records
@@ -175,10 +217,14 @@ def test_a_part_that_is_lost_once_is_handed_out_again(caplog: pytest.LogCaptureF
 
 @pytest.mark.usefixtures("_crumbs")
 def test_a_part_that_is_lost_twice_keeps_its_bound(caplog: pytest.LogCaptureFixture) -> None:
-    net, region = random_net(3), Region.make((-1.0, 1.0), 3)
-    value, root = branch(net, region, 2, 2), branch(net, region, 2, 2, nodes=1)
+    net = random_net(3)
+    region = Region.make((-1.0, 1.0), 3)
+    value = branch(net, region, 2, 2)
+    root = branch(net, region, 2, 2, nodes=1)
     with caplog.at_level(logging.WARNING, "wassail"):
-        found = branch(net, region, 2, 2, workers=Here(1, lambda call: call > 1))  # everything after the first step
+        found = branch(
+            net, region, 2, 2, workers=Here(1, lambda call: call > 1)
+        )  # everything after the first step
     assert not found.complete and value.lower <= found.upper < root.upper
     assert "lost twice (Dead: gone)" in caplog.text
     with pytest.raises(InputError, match=r"no worker came back \(Dead: gone\)"):
@@ -186,7 +232,8 @@ def test_a_part_that_is_lost_twice_keeps_its_bound(caplog: pytest.LogCaptureFixt
 
 
 def test_a_killed_process_is_replaced(processes: Processes) -> None:
-    net, pool = random_net(3), Counting(processes, deaths=1)
+    net = random_net(3)
+    pool = Counting(processes, deaths=1)
     region = Region.make((-1.0, 1.0), 3)
     before = processes.submit(os.getpid).result()
     found = branch(net, region, 2, 2, workers=pool)
@@ -197,7 +244,8 @@ def test_a_killed_process_is_replaced(processes: Processes) -> None:
 
 @pytest.mark.usefixtures("_crumbs")
 def test_limits_and_interrupts_leave_a_valid_bracket() -> None:
-    net, region = random_net(3), Region.make((-1.0, 1.0), 3)
+    net = random_net(3)
+    region = Region.make((-1.0, 1.0), 3)
     value = branch(net, region, 2, 2)
     few = branch(net, region, 2, 2, workers=Here(), nodes=20)
     assert not few.complete and 20 <= few.nodes < value.nodes and value.lower <= few.upper
@@ -215,13 +263,15 @@ def test_limits_and_interrupts_leave_a_valid_bracket() -> None:
 
 
 def test_what_is_out_counts() -> None:
-    net, region = random_net(3), Region.make((-1.0, 1.0), 3)
+    net = random_net(3)
+    region = Region.make((-1.0, 1.0), 3)
     search = branching._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
     search.open()
     while len(search.heap) < 4:
         search.step()
     shared = branching._Shared(search, None, 2, lambda: None)
-    first, second = shared.take(2), shared.take(1)
+    first = shared.take(2)
+    second = shared.take(1)
     assert first is not None and second is not None and shared.take(1) is None and not shared.over
     low = search.cut + 0.1 * (first.bound - search.cut)
     shared.merge(second, branching._Report([], search.lower, search.witness, low, 5))
@@ -236,14 +286,18 @@ def test_what_is_out_counts() -> None:
 
 def test_lipschitz_on_workers() -> None:
     torch.manual_seed(2)
-    model, pool = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), Here()
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    pool = Here()
     one = ws.lipschitz(model, 2, (0.0, 1.0), method="exact")
     two = ws.lipschitz(model, 2, (0.0, 1.0), method="exact", workers=pool)
     assert pool.calls > 0 and two.method == one.method
-    assert two.lower == pytest.approx(one.lower, rel=1e-9) and two.upper == pytest.approx(one.upper, rel=1e-9)
+    assert two.lower == pytest.approx(one.lower, rel=1e-9) and two.upper == pytest.approx(
+        one.upper, rel=1e-9
+    )
 
 
-# ---- Radii ---------------------------------------------------------------------------------------------------------------
+# ---- Radii
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +308,8 @@ def digits() -> tuple[Graph, Tensor, Tensor]:
 
 def test_exact_radii_on_processes(processes: Processes) -> None:
     (x, y), pool = ws.zoo.data("digits"), Counting(processes, deaths=1)
-    model, few = ws.zoo.load("digits-mlp"), slice(1, 3)
+    model = ws.zoo.load("digits-mlp")
+    few = slice(1, 3)
     one = ws.radii(model, x[few], y[few], "inf", method="exact")
     two = ws.radii(model, x[few], y[few], "inf", method="exact", workers=pool)
     assert pool.calls > 2 and one.exact.all() and two.exact.all()
@@ -265,16 +320,22 @@ def test_exact_radii_on_processes(processes: Processes) -> None:
 @pytest.mark.parametrize("norm", [1.0, 2.0, INF])
 def test_distances_in_small_parts(digits: tuple[Graph, Tensor, Tensor], norm: float) -> None:
     graph, x, y = digits
-    box, pool = (0.0, 1.0), Here()
-    one, two = nearest_flip(graph, x, y, norm, box), nearest_flip(graph, x, y, norm, box, workers=pool)
+    box = (0.0, 1.0)
+    pool = Here()
+    one = nearest_flip(graph, x, y, norm, box)
+    two = nearest_flip(graph, x, y, norm, box, workers=pool)
     assert one.exact.all() and two.exact.all() and one.upper.isfinite().all() and pool.calls >= 4
     torch.testing.assert_close(two.lower, one.lower, rtol=2e-9, atol=0)
-    torch.testing.assert_close(torch.linalg.vector_norm((two.points - x).flatten(1), norm, dim=1), two.upper)
+    torch.testing.assert_close(
+        torch.linalg.vector_norm((two.points - x).flatten(1), norm, dim=1), two.upper
+    )
     z = graph.logits(two.points)
     assert (z.gather(1, y[:, None])[:, 0] <= z.scatter(1, y[:, None], -INF).amax(1)).all()
     lossy = Here(2, lambda call: call % 5 in (2, 3))
     some = nearest_flip(graph, x, y, norm, box, workers=lossy)
-    assert (some.lower <= one.upper * (1 + 1e-9)).all() and (some.upper >= one.lower * (1 - 1e-9)).all()
+    assert (some.lower <= one.upper * (1 + 1e-9)).all() and (
+        some.upper >= one.lower * (1 - 1e-9)
+    ).all()
     assert not some.exact.all()
 
 
@@ -293,7 +354,9 @@ def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) ->
     shared = distances._Shared(search, net.roots(), 0.2, 0.2)
     part = shared.take(1)
     assert part is not None and not len(shared)
-    shared.merge(part, distances._Report(part.nodes.take(torch.tensor([0])), 0.15, 0.19, part.point + 1, 7))
+    shared.merge(
+        part, distances._Report(part.nodes.take(torch.tensor([0])), 0.15, 0.19, part.point + 1, 7)
+    )
     assert (search.upper, shared.settled, search.nodes, len(shared)) == (0.19, 0.15, 7, 1)
     assert torch.equal(search.point, part.point + 1)
 
@@ -309,15 +372,18 @@ def test_branching_on_margins_in_small_parts(digits: tuple[Graph, Tensor, Tensor
         rivals = torch.tensor([j for j in range(10) if j != int(y[0]) and not lower[j] > 0])
         return branch_margins(sweep, 0, int(y[0]), rivals, 200, pool)
 
-    near, far = 0.97 * distance, 1.0001 * distance
-    alone, pool = proved(near, None), Here()
+    near = 0.97 * distance
+    far = 1.0001 * distance
+    alone = proved(near, None)
+    pool = Here()
     assert alone[0] and alone[1] > len(y)
     assert proved(near, pool)[0] and pool.calls > 1
     assert not proved(far, Here())[0]
     assert not proved(near, Here(2, lambda call: call > 1))[0], "what was lost is not proved"
 
 
-# ---- Pools ---------------------------------------------------------------------------------------------------------------
+# ---- Pools
+# --------------------------------------------------------------------------------------------------
 
 
 class Wrong:

@@ -48,7 +48,9 @@ def found(name: str, count: int, norm: float, method: str) -> Radii:
     return radii(*digits(name, count), norm, method=method)
 
 
-def proved(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain, steps: int = 0) -> Tensor:
+def proved(
+    graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain, steps: int = 0
+) -> Tensor:
     lower = margin_bounds(graph, x, y, radius, norm, domain, steps).scatter(1, y[:, None], INF)
     return lower.amin(1) > 0
 
@@ -64,28 +66,43 @@ def test_linear_classifiers_have_known_distances(norm: float, domain: Domain) ->
         x, y = samples(15, (3, 2, 2), classes)
         y = torch.where(torch.arange(15) % 5 > 0, line(x).argmax(1), y)
         exact = line.distances(x, y, norm, domain)
-        start, flat = Node((), (3, 2, 2), "the input"), Node((0,), (12,), "", Pick(None, (3, 2, 2), (12,)))
+        start = Node((), (3, 2, 2), "the input")
+        flat = Node((0,), (12,), "", Pick(None, (3, 2, 2), (12,)))
         head = Node((1,), (classes,), "", Matrix(line.weight.detach()), line.bias.detach())
         result = radii(Graph((start, flat, head)), x, y, norm, domain, "crown", tolerance=tolerance)
         some = torch.isfinite(exact)
-        assert (result.values[some] <= exact[some] * (1 + 1e-12)).all(), "a radius above the distance of a flip"
-        assert (result.values[some] >= exact[some] * (1 - 1.1 * tolerance)).all(), "a linear network is bounded exactly"
+        assert (result.values[some] <= exact[some] * (1 + 1e-12)).all(), (
+            "a radius above the distance of a flip"
+        )
+        assert (result.values[some] >= exact[some] * (1 - 1.1 * tolerance)).all(), (
+            "a linear network is bounded exactly"
+        )
         assert (result.values[~some] == INF).all()
         wrong = exact == 0
         assert wrong.any() and result.exact[wrong].all() and not result.exact[~wrong & some].any()
-        assert result.norm == norm and result.domain == domain and result.method == "crown" and len(result) == 15
+        assert (
+            result.norm == norm
+            and result.domain == domain
+            and result.method == "crown"
+            and len(result) == 15
+        )
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_one_neuron_in_closed_form(norm: float) -> None:
-    # theta = (1/2, relu(x1 - 1) + relu(x2 - 1)) at (0.2, 0.2): the nearest tie is at (1.5, 0.2), for r = inf at (1.25, 1.25).
-    graph = layers([[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]], bias=[[-1.0, -1.0], [0.5, 0.0]])
-    x, y = torch.full((1, 2), 0.2, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    # theta = (1/2, relu(x1 - 1) + relu(x2 - 1)) at (0.2, 0.2): the nearest tie is at (1.5, 0.2),
+    # for r = inf at (1.25, 1.25).
+    graph = layers(
+        [[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]], bias=[[-1.0, -1.0], [0.5, 0.0]]
+    )
+    x = torch.full((1, 2), 0.2, dtype=torch.float64)
+    y = torch.zeros(1, dtype=torch.int64)
     exact = 1.05 if norm == INF else 1.3
     for domain in (None, (0.0, 5.0)):
         for method in ("crown", "alpha-crown", "exact"):
             value = float(radii(graph, x, y, norm, domain, method).values)
-            # The margin is flat at the sample, so that its tangent says nothing about where to look.
+            # The margin is flat at the sample, so that its tangent says nothing about where to
+            # look.
             assert 0.8 * exact < value < exact, (domain, method, value)
             assert method != "exact" or value > exact * (1 - 1e-6)
 
@@ -106,7 +123,8 @@ def test_a_tie_of_the_model_itself_is_an_error_too() -> None:
     with torch.no_grad():
         net.weight.copy_(torch.ones(2, 1))
         net.bias.copy_(torch.tensor([1e-9, 0.0]))
-    x, y = torch.ones(1, 1), torch.zeros(1, dtype=torch.int64)
+    x = torch.ones(1, 1)
+    y = torch.zeros(1, dtype=torch.int64)
     graph = read(net, (1,))
     assert float(radii(graph, x, y, INF, BOX, "crown", arithmetic="exact").values) > 0
     assert float(radii(graph, x, y, INF, BOX, "crown").values) == 0  # as it is executed
@@ -117,9 +135,12 @@ def test_a_tie_of_the_model_itself_is_an_error_too() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_nothing_flips_where_the_box_leaves_no_room(norm: float) -> None:
-    # theta = (x1 + 2, x2 + relu(x1 - x2)): within the unit box the margin is at least 1; outside it falls without end.
+    # theta = (x1 + 2, x2 + relu(x1 - x2)): within the unit box the margin is at least 1; outside it
+    # falls without end.
     graph = layers(
-        [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]], [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]], bias=[[9.0, 9.0, 0.0], [2.0, 0.0]]
+        [[1.0, 0.0], [0.0, 1.0], [1.0, -1.0]],
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]],
+        bias=[[9.0, 9.0, 0.0], [2.0, 0.0]],
     )
     x = torch.tensor([[0.5, 0.5], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
     y = torch.zeros(3, dtype=torch.int64)
@@ -133,10 +154,13 @@ def test_nothing_flips_where_the_box_leaves_no_room(norm: float) -> None:
 def test_a_flat_margin_does_not_stop_the_search(norm: float) -> None:
     # A saturated sigmoid has no gradient at the sample in float64, and on R^n no wall either.
     net = nn.Sequential(nn.Linear(2, 2), nn.Sigmoid(), nn.Linear(2, 2)).double()
-    for parameter, values in zip(net.parameters(), ([[1e3, 0], [0, 1e3]], [-5e3, -5e3], [[0.0, 0], [1, 1]], [0.25, 0])):
+    for parameter, values in zip(
+        net.parameters(), ([[1e3, 0], [0, 1e3]], [-5e3, -5e3], [[0.0, 0], [1, 1]], [0.25, 0])
+    ):
         parameter.data.copy_(torch.tensor(values))
     graph = read(net, (2,), smooth=True)
-    x, y = torch.full((1, 2), 0.2, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    x = torch.full((1, 2), 0.2, dtype=torch.float64)
+    y = torch.zeros(1, dtype=torch.int64)
     for domain in (None, (0.0, 6.0)):
         value = float(radii(graph, x, y, norm, domain, "crown").values)
         assert 4.5 < value < 4.8  # sigma(1000 x - 5000) = 1/4 at 4.9989, 4.7989 away
@@ -148,9 +172,11 @@ def test_a_flat_margin_does_not_stop_the_search(norm: float) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["mlp", "cnn-adv", "gelu"])
 def test_no_flip_lies_within_a_radius(name: str, norm: float) -> None:
-    near, result = flips(name, 4, norm).distances, found(name, 4, norm, "crown")
+    near = flips(name, 4, norm).distances
+    result = found(name, 4, norm, "crown")
     assert (result.values < near).all() and (result.values > 0.15 * near).all()
-    # Just inside, the bound itself says so again; and by the tolerance of the search, it says nothing beyond.
+    # Just inside, the bound itself says so again; and by the tolerance of the search, it says
+    # nothing beyond.
     graph, x, y = digits(name, 4)
     assert proved(graph, x, y, result.values * (1 - 1e-6), norm, BOX).all()
     assert not proved(graph, x, y, result.values * 1.03, norm, BOX).any()
@@ -159,12 +185,17 @@ def test_no_flip_lies_within_a_radius(name: str, norm: float) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_methods_are_ordered(norm: float) -> None:
     near = flips("mlp", 2, norm).distances
-    plain, best, exact = (found("mlp", 2, norm, method) for method in ("crown", "alpha-crown", "exact"))
+    plain, best, exact = (
+        found("mlp", 2, norm, method) for method in ("crown", "alpha-crown", "exact")
+    )
     assert (best.values >= plain.values).all() and (best.values > 1.005 * plain.values).any()
     assert (exact.values >= best.values).all() and (exact.values < near).all()
     assert exact.exact.all() and (exact.values > 0.99 * near).all() and not best.exact.any()
     assert best.info["steps"] == 20 and best.info["sweeps"] > plain.info["sweeps"]
-    assert found("mlp", 2, norm, "auto").method == "exact" and found("cnn-adv", 4, norm, "auto").method == "crown"
+    assert (
+        found("mlp", 2, norm, "auto").method == "exact"
+        and found("cnn-adv", 4, norm, "auto").method == "crown"
+    )
 
 
 def test_lipschitz_radii_are_sound_and_smaller() -> None:
@@ -172,12 +203,15 @@ def test_lipschitz_radii_are_sound_and_smaller() -> None:
         values = found("cnn-adv", 4, norm, "lipschitz").values
         assert (values > 0).all() and (values < found("cnn-adv", 4, norm, "crown").values).all()
     graph = layers([[3.0, 4.0], [0.0, 0.0]])  # the margin is 3 x1 + 4 x2
-    x, y = torch.tensor([[0.5, 0.5], [0.1, 0.0]], dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    x = torch.tensor([[0.5, 0.5], [0.1, 0.0]], dtype=torch.float64)
+    y = torch.zeros(2, dtype=torch.int64)
     for norm, size in ((1.0, 4.0), (2.0, 5.0), (INF, 7.0)):
         value = radii(graph, x, y, norm, None, "lipschitz").values
         exact = torch.tensor([3.5, 0.3], dtype=torch.float64) / size
         assert (value < exact).all() and torch.allclose(value, exact, rtol=1e-6)
-        assert verify(graph, x, y, ws.Threat(norm, INF, 0.99 * 3.5 / size, None), "lipschitz").tolist() == [True, False]
+        assert verify(
+            graph, x, y, ws.Threat(norm, INF, 0.99 * 3.5 / size, None), "lipschitz"
+        ).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -205,17 +239,22 @@ def test_verify_says_what_radii_say(name: str) -> None:
             at = float(values[i])
             threat = ws.Threat(norm, INF, at * 0.999, BOX)
             held = verify(graph, x, y, threat, "crown", batch_size=3)
-            assert held[i] and torch.equal(held[values > at * 1.03], torch.ones_like(held[values > at * 1.03]))
+            assert held[i] and torch.equal(
+                held[values > at * 1.03], torch.ones_like(held[values > at * 1.03])
+            )
             beyond = verify(graph, x, y, ws.Threat(norm, INF, at * 1.03, BOX), "crown")
             assert not beyond[i] and not beyond[values < at].any()
 
 
 def test_verify_by_better_methods_proves_more() -> None:
     graph, x, y = digits("mlp", 4)
-    exact, best = found("mlp", 4, INF, "exact").values, found("mlp", 4, INF, "alpha-crown").values
+    exact = found("mlp", 4, INF, "exact").values
+    best = found("mlp", 4, INF, "alpha-crown").values
     eps = float(exact.median())
     held = verify(graph, x, y, ws.Threat(INF, INF, eps, BOX), "exact")
-    assert torch.equal(held, exact >= eps) and torch.equal(verify(graph, x, y, ws.Threat(INF, INF, eps, BOX)), held)
+    assert torch.equal(held, exact >= eps) and torch.equal(
+        verify(graph, x, y, ws.Threat(INF, INF, eps, BOX)), held
+    )
     most = int((best / found("mlp", 4, INF, "crown").values).argmax())
     middle = float(best[most]) * 0.999
     plain = verify(graph, x, y, ws.Threat(INF, INF, middle, BOX), "crown")
@@ -241,11 +280,16 @@ def whole(method: str, count: int) -> Radii:
     return radii(*digits("mlp", count), INF, BOX, method, batch_size=2)
 
 
-@pytest.mark.parametrize(("method", "order"), [("crown", 1.0), ("crown", 2.0), ("crown", INF), ("exact", INF)])
-def test_steering_changes_the_work_but_not_the_certified_accuracy(method: str, order: float) -> None:
+@pytest.mark.parametrize(
+    ("method", "order"), [("crown", 1.0), ("crown", 2.0), ("crown", INF), ("exact", INF)]
+)
+def test_steering_changes_the_work_but_not_the_certified_accuracy(
+    method: str, order: float
+) -> None:
     count = 12 if method == "crown" else 8
     graph, x, y = digits("mlp", count)
-    near, full = flips("mlp", count, INF), whole(method, count)
+    near = flips("mlp", count, INF)
+    full = whole(method, count)
     middle = float(full.values[full.values > 0].median())
     for share in (0.1, 0.5) if order < INF else (0.95,):
         eps = share * middle
@@ -259,7 +303,8 @@ def test_steering_changes_the_work_but_not_the_certified_accuracy(method: str, o
 
 def test_weights_steer_too() -> None:
     graph, x, y = digits("mlp", 12)
-    near, full = flips("mlp", 12, INF), whole("crown", 12)
+    near = flips("mlp", 12, INF)
+    full = whole("crown", 12)
     mu = torch.arange(12).double()  # the first sample does not count
     eps = 0.5 * float(full.values.median())
     some = radii(graph, x, y, INF, BOX, "crown", eps=eps, order=1, mu=mu)
@@ -276,10 +321,22 @@ def test_batches_and_order_do_not_matter(norm: float) -> None:
     values = found("mlp", 4, norm, "crown").values
     # Screening is in single precision, and a batch adds up in another order than a sample alone.
     for size in (1, 3):
-        assert torch.allclose(radii(graph, x, y, norm, method="crown", batch_size=size).values, values, rtol=1e-7, atol=0)
+        assert torch.allclose(
+            radii(graph, x, y, norm, method="crown", batch_size=size).values,
+            values,
+            rtol=1e-7,
+            atol=0,
+        )
     order = torch.tensor([2, 0, 3, 1])
-    assert torch.allclose(radii(graph, x[order], y[order], norm, method="crown").values, values[order], rtol=1e-7, atol=0)
-    assert torch.allclose(radii(graph, x[[2]], y[[2]], norm, method="crown").values, values[[2]], rtol=1e-7, atol=0)
+    assert torch.allclose(
+        radii(graph, x[order], y[order], norm, method="crown").values,
+        values[order],
+        rtol=1e-7,
+        atol=0,
+    )
+    assert torch.allclose(
+        radii(graph, x[[2]], y[[2]], norm, method="crown").values, values[[2]], rtol=1e-7, atol=0
+    )
 
 
 def test_known_flips_are_a_cap_and_save_sweeps() -> None:
@@ -289,7 +346,9 @@ def test_known_flips_are_a_cap_and_save_sweeps() -> None:
     for method in ("crown", "alpha-crown"):
         capped = radii(graph, x[:3], y[:3], INF, method=method, upper=cap[:3], steps=2)
         assert (capped.values <= cap[:3]).all() and (capped.values >= 0.98 * cap[:3]).all()
-    assert radii(graph, x, y, INF, method="crown", upper=torch.zeros(4)).values.tolist() == [0.0] * 4
+    assert (
+        radii(graph, x, y, INF, method="crown", upper=torch.zeros(4)).values.tolist() == [0.0] * 4
+    )
     near = radii(graph, x, y, INF, method="crown", upper=flips("cnn-adv", 4, INF).distances)
     assert torch.allclose(near.values, free.values, rtol=0.02)
 
@@ -301,7 +360,9 @@ def test_radii_save_load_and_show_themselves(tmp_path: Path) -> None:
     assert torch.equal(again.values, result.values) and torch.equal(again.exact, result.exact)
     assert (again.method, again.norm, again.domain) == ("crown", INF, BOX)
     assert again.info["sweeps"] == result.info["sweeps"] and again.info["tolerance"] == 0.01
-    assert repr(again).startswith("Radii(4 samples by crown, linf, box [0, 1]: 4 above 0, median of those 0.0")
+    assert repr(again).startswith(
+        "Radii(4 samples by crown, linf, box [0, 1]: 4 above 0, median of those 0.0"
+    )
     curve = ws.risk_curve(flips("mlp", 4, INF), again, 1)
     low, high = curve(0.03)
     assert 0 < low < high < 1
@@ -311,16 +372,21 @@ def test_one_class_one_sample_and_none() -> None:
     graph, x, y = digits("mlp", 4)
     assert radii(graph, x[:0], y[:0]).values.shape == (0,)
     same = radii(graph, x[y == y[0]], y[y == y[0]], method="crown")
-    assert torch.allclose(same.values, found("mlp", 4, INF, "crown").values[y == y[0]], rtol=1e-9, atol=0)
+    assert torch.allclose(
+        same.values, found("mlp", 4, INF, "crown").values[y == y[0]], rtol=1e-9, atol=0
+    )
     none = radii(graph, x, (y + 1) % 10, method="crown")
     assert (none.values == 0).all() and none.exact.all() and none.info["sweeps"] == 0
 
 
 def test_the_model_and_the_samples_are_left_alone() -> None:
     _, x, y = digits("mlp", 4)
-    net, before = ws.zoo.load("digits-mlp").double().train(), x.clone()
+    net = ws.zoo.load("digits-mlp").double().train()
+    before = x.clone()
     result = radii(net, x, y, method="alpha-crown", steps=2, batch_size=3)
-    assert net.training and all(p.requires_grad for p in net.parameters()) and torch.equal(x, before)
+    assert (
+        net.training and all(p.requires_grad for p in net.parameters()) and torch.equal(x, before)
+    )
     assert torch.allclose(result.values, found("mlp", 4, INF, "crown").values, rtol=0.05)
 
 
@@ -347,7 +413,15 @@ def test_the_model_and_the_samples_are_left_alone() -> None:
 def test_one_sentence_says_what_is_wrong(changes: dict[str, Any], words: str) -> None:
     graph, x, y = digits("mlp", 4)
     with pytest.raises(ws.InputError, match=words) as error:
-        radii(**{"model": model("mlp") if "y" in changes else graph, "x": x, "y": y, "method": "crown", **changes})
+        radii(
+            **{
+                "model": model("mlp") if "y" in changes else graph,
+                "x": x,
+                "y": y,
+                "method": "crown",
+                **changes,
+            }
+        )
     text = str(error.value)
     assert text.count(". ") == 0 and text.endswith(".") and "\n" not in text
 
@@ -363,7 +437,9 @@ def test_probabilities_and_unknown_methods_are_refused() -> None:
 def test_lipschitz_radii_of_a_smooth_network_lie_below_those_of_linear_bounds() -> None:
     graph, x, y = digits("gelu", 4)
     coarse = radii(graph, x, y, INF, method="lipschitz", time_limit=5)
-    assert (coarse.values > 0).any() and (coarse.values <= found("gelu", 4, INF, "crown").values).all()
+    assert (coarse.values > 0).any() and (
+        coarse.values <= found("gelu", 4, INF, "crown").values
+    ).all()
 
 
 def test_a_larger_network_keeps_its_margins(zoo: ModuleType) -> None:
@@ -384,13 +460,20 @@ RESNET = [-0.394725, 1.524064, 0.933965, 0.700564]
 def test_a_small_network_of_every_kind_of_layer() -> None:
     net = seeded(
         nn.Sequential(
-            nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.LeakyReLU(0.1), nn.Conv2d(3, 4, 2), nn.Tanh(), nn.MaxPool2d(2, 1),
-            nn.Flatten(), nn.Linear(4, 3),
-        ), 3,
-    )  # fmt: skip
+            nn.Conv2d(1, 3, 3, stride=2, padding=1),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(3, 4, 2),
+            nn.Tanh(),
+            nn.MaxPool2d(2, 1),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        ),
+        3,
+    )
     x = torch.rand(2, 1, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = net(x).argmax(1)
     graph = read(net, (1, 5, 5), smooth=True)
     for norm in NORMS:
-        result, near = radii(graph, x, y, norm, method="crown"), ws.nearest(net, x, y, norm, passes=200)
+        result = radii(graph, x, y, norm, method="crown")
+        near = ws.nearest(net, x, y, norm, passes=200)
         assert (result.values > 0).all() and (result.values < near.distances).all()

@@ -1,4 +1,6 @@
-"""The recession function of smooth networks, the piecewise-linear networks that shadow them, and their ranges over R^n."""
+"""The recession function of smooth networks, the piecewise-linear networks that shadow them,
+and their ranges over R^n.
+"""
 
 import math
 
@@ -22,10 +24,14 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def filled(model: nn.Module, seed: int) -> nn.Module:
-    """Random weights that do not depend on the global state; LayerNorm's gains and biases included."""
+    """Random weights that do not depend on the global state; LayerNorm's gains and biases
+    included.
+    """
     generator = torch.Generator().manual_seed(seed)
     for p in model.double().parameters():
-        p.data = torch.randn(p.shape, dtype=torch.float64, generator=generator) / math.sqrt(p.shape[-1])
+        p.data = torch.randn(p.shape, dtype=torch.float64, generator=generator) / math.sqrt(
+            p.shape[-1]
+        )
     return model.eval()
 
 
@@ -34,8 +40,11 @@ class Transformer(nn.Module):
 
     def __init__(self, norm_first: bool, final: bool) -> None:
         super().__init__()
-        self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+        self.embed = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(
+            8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=norm_first
+        )
         self.norm = nn.LayerNorm(8) if final else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,12 +52,17 @@ class Transformer(nn.Module):
 
 
 def residual_graph(name: str, skip: bool, norm: bool = False, seed: int = 0) -> Graph:
-    """`head(x + b(f(a(x))))`, or without the way around f, with random weights; by hand, because exporting takes long."""
+    """`head(x + b(f(a(x))))`, or without the way around f, with random weights; by hand,
+    because exporting takes long.
+    """
     layers = filled(nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 3), nn.Linear(3, 4)), seed)
     a, b, head = ((Matrix(m.weight.detach()), m.bias.detach()) for m in layers)  # type: ignore[union-attr]
     nodes = [
-        Node((), (3,), "input"), Node((0,), (7,), "a", *a), Node((1,), (7,), "f", activation=name), Node((2,), (3,), "b", *b),
-    ]  # fmt: skip
+        Node((), (3,), "input"),
+        Node((0,), (7,), "a", *a),
+        Node((1,), (7,), "f", activation=name),
+        Node((2,), (3,), "b", *b),
+    ]
     if skip:
         nodes.append(Node((0, 3), (3,), "sum", Sum(2)))
     if norm:
@@ -67,7 +81,10 @@ class Function(nn.Module):
 
 def check_limit(graph: Graph, found: Graph | None, seed: int) -> None:
     """`theta(x + t u) / t -> theta0(u)`, at the rate 1 / t."""
-    x, u = normal(20, *graph.nodes[0].shape, seed=seed), normal(20, *graph.nodes[0].shape, seed=seed + 1)
+    x, u = (
+        normal(20, *graph.nodes[0].shape, seed=seed),
+        normal(20, *graph.nodes[0].shape, seed=seed + 1),
+    )
     truth = torch.zeros(20, graph.outputs).double() if found is None else found.logits(u)
     far = [float((graph.logits(x + t * u) / t - truth).abs().max()) for t in (1e5, 1e8)]
     assert far[1] < 1e-6 * (1 + float(truth.abs().max())) and far[1] < 1.1e-3 * far[0] + 1e-12
@@ -77,9 +94,12 @@ def check_limit(graph: Graph, found: Graph | None, seed: int) -> None:
 def test_one_unit_is_a_relu(name: str) -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     nodes = (
-        Node((), (1,), "input"), Node((0,), (1,), "in", Matrix(3 * one), one[0]), Node((1,), (1,), "f", activation=name),
-        Node((2,), (1,), "out", Matrix(2 * one), -5 * one[0]), Node((3, 0), (2,), "both", Concat(1, (1, 1))),
-    )  # fmt: skip
+        Node((), (1,), "input"),
+        Node((0,), (1,), "in", Matrix(3 * one), one[0]),
+        Node((1,), (1,), "f", activation=name),
+        Node((2,), (1,), "out", Matrix(2 * one), -5 * one[0]),
+        Node((3, 0), (2,), "both", Concat(1, (1, 1))),
+    )
     found = recession(Graph(nodes))
     assert found is not None
     u = torch.tensor([[-2.0], [-0.5], [0.0], [4.0]]).double()
@@ -98,7 +118,8 @@ def test_limits_along_rays(name: str, skip: bool, norm: bool) -> None:
 
 def test_what_is_zero_disappears() -> None:
     graph = residual_graph("tanh", skip=True)
-    found, head = recession(graph), graph.nodes[-1].map
+    found = recession(graph)
+    head = graph.nodes[-1].map
     assert found is not None and len(found.nodes) == 2 and found.neurons == 0  # the head alone
     assert isinstance(head, Matrix)
     torch.testing.assert_close(found.logits(torch.eye(3).double()), head.weight.T)
@@ -111,19 +132,32 @@ def test_concatenation_with_a_bounded_part() -> None:
     found = recession(graph)
     assert found is not None
     u = normal(6, 2, seed=5)
-    torch.testing.assert_close(found.logits(u), torch.cat([u.clamp(min=0), u[:, :1]], 1) @ weight[:, 2:].T)
+    torch.testing.assert_close(
+        found.logits(u), torch.cat([u.clamp(min=0), u[:, :1]], 1) @ weight[:, 2:].T
+    )
     check_limit(graph, found, seed=4)
 
 
 def test_weights_of_zero_do_not_grow() -> None:
     layer = nn.Linear(2, 3).double()
     layer.weight.data.zero_()
-    assert recession(read(nn.Sequential(layer, nn.GELU(), filled(nn.Linear(3, 2), 1)), (2,), smooth=True)) is None
+    assert (
+        recession(
+            read(nn.Sequential(layer, nn.GELU(), filled(nn.Linear(3, 2), 1)), (2,), smooth=True)
+        )
+        is None
+    )
 
 
 def test_piecewise_linear_networks_are_their_own_shadow() -> None:
-    model = filled(nn.Sequential(nn.Linear(3, 6), nn.LeakyReLU(0.2), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), seed=1)
-    graph, u = read(model, (3,)), normal(10, 3, seed=2)
+    model = filled(
+        nn.Sequential(
+            nn.Linear(3, 6), nn.LeakyReLU(0.2), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)
+        ),
+        seed=1,
+    )
+    graph = read(model, (3,))
+    u = normal(10, 3, seed=2)
     found = recession(graph)
     assert found is not None and not shadow(graph).own
     torch.testing.assert_close(found.logits(u), graph.homogeneous().logits(u))
@@ -131,7 +165,9 @@ def test_piecewise_linear_networks_are_their_own_shadow() -> None:
 
 @pytest.mark.parametrize(("norm_first", "final"), [(True, False), (True, True), (False, False)])
 def test_transformers(norm_first: bool, final: bool) -> None:
-    """Pre-LN without a final norm keeps head after embedding through the residual stream; the others do not grow."""
+    """Pre-LN without a final norm keeps head after embedding through the residual stream; the
+    others do not grow.
+    """
     model = filled(Transformer(norm_first, final), seed=6)
     graph = read(model, (12,), smooth=True)
     found = recession(graph)
@@ -149,7 +185,8 @@ def test_attention_without_a_normalisation_is_refused() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention, self.head = nn.MultiheadAttention(4, 1, batch_first=True), nn.Linear(4, 2)
+            self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+            self.head = nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             tokens = x.reshape(-1, 3, 4)
@@ -165,10 +202,13 @@ def test_attention_without_a_normalisation_is_refused() -> None:
 
 @pytest.mark.parametrize("name", LIKE_RELU)
 def test_the_shadow_is_as_far_as_it_says(name: str) -> None:
-    """One unit: the error is the activation's distance to the ReLU, attained; and a margin sees the difference of two heads."""
+    """One unit: the error is the activation's distance to the ReLU, attained; and a margin sees
+    the difference of two heads.
+    """
     unit = Graph((Node((), (1,), "input"), Node((0,), (1,), "f", activation=name)))
     graph = unit.head(torch.tensor([[1.0], [3.0]]))
-    found, x = shadow(graph), torch.linspace(-40, 40, 80001).double()[:, None]
+    found = shadow(graph)
+    x = torch.linspace(-40, 40, 80001).double()[:, None]
     far = (graph.logits(x) - found.graph.logits(x)).diff(dim=1).abs().max()
     bound = found.margin_error(0)
     assert bound[0] == 0 and far <= bound[1] <= far * 1.001 + 1e-3
@@ -178,7 +218,8 @@ def test_the_shadow_is_as_far_as_it_says(name: str) -> None:
 @pytest.mark.parametrize("skip", [True, False])
 def test_the_shadow_is_never_left(name: str, skip: bool) -> None:
     graph = residual_graph(name, skip, seed=7)
-    found, far = shadow(graph), recession(graph)
+    found = shadow(graph)
+    far = recession(graph)
     for scale in (0.1, 1.0, 10.0, 1e3):
         x = scale * normal(400, 3, seed=9)
         zero = torch.zeros(400, graph.outputs).double()
@@ -192,7 +233,8 @@ def test_the_shadow_is_never_left(name: str, skip: bool) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_ranges_over_all_of_space(name: str) -> None:
     graph = residual_graph(name, skip=False, norm=name == "silu", seed=2)
-    ranges, tops = spans(graph), highest(graph, range(4))
+    ranges = spans(graph)
+    tops = highest(graph, range(4))
     for scale in (0.1, 3.0, 100.0):
         x = scale * normal(500, 3, seed=5)
         for value, (low, high) in zip(graph.values(x), ranges):
@@ -204,23 +246,36 @@ def test_ranges_over_all_of_space(name: str) -> None:
 
 
 def test_ranges_of_closed_forms() -> None:
-    top = highest(read(Function(lambda x: torch.cat([0 * x, torch.tanh(x)], 1)), (1,), smooth=True), [0, 1])
+    top = highest(
+        read(Function(lambda x: torch.cat([0 * x, torch.tanh(x)], 1)), (1,), smooth=True), [0, 1]
+    )
     torch.testing.assert_close(top, torch.tensor([[0.0, 1.0], [1.0, 0.0]]).double())
-    lone = highest(read(Function(lambda x: torch.cat([0 * x, -F.softplus(x) + 2], 1)), (1,), smooth=True), [0, 1])
-    torch.testing.assert_close(lone, torch.tensor([[0.0, 2.0], [math.inf, 0.0]]).double())  # one side only grows
+    lone = highest(
+        read(Function(lambda x: torch.cat([0 * x, -F.softplus(x) + 2], 1)), (1,), smooth=True),
+        [0, 1],
+    )
+    torch.testing.assert_close(
+        lone, torch.tensor([[0.0, 2.0], [math.inf, 0.0]]).double()
+    )  # one side only grows
 
 
 def test_a_normalised_vector_is_no_longer_than_its_dimension() -> None:
     weight = normal(3, 4, seed=4)
-    graph = Graph((Node((), (4,), "input"), Node((0,), (4,), "norm", curve=Normalise(1e-5)))).head(weight)
-    top, gaps = highest(graph, [1])[0], weight - weight[1]
-    torch.testing.assert_close(top, 2 * torch.linalg.vector_norm(gaps, dim=1))  # sqrt(4) times the length, reached far away
+    graph = Graph((Node((), (4,), "input"), Node((0,), (4,), "norm", curve=Normalise(1e-5)))).head(
+        weight
+    )
+    top = highest(graph, [1])[0]
+    gaps = weight - weight[1]
+    torch.testing.assert_close(
+        top, 2 * torch.linalg.vector_norm(gaps, dim=1)
+    )  # sqrt(4) times the length, reached far away
     z = graph.logits(1e4 * gaps)
     assert ((z - z[:, 1:2]).diag() <= top).all() and ((z - z[:, 1:2]).diag() >= top - 1e-6).all()
 
 
 def test_intervals_that_start_from_points_hold_them() -> None:
-    graph, x = read(filled(Transformer(True, True), seed=1), (12,), smooth=True), normal(5, 12, seed=3)
+    graph = read(filled(Transformer(True, True), seed=1), (12,), smooth=True)
+    x = normal(5, 12, seed=3)
     low, high = spans(graph, (x, x))[-1]
     z = graph.logits(x)
     assert ((low <= z) & (z <= high) & (high - low < 1e-9)).all()

@@ -21,7 +21,12 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 def cut(norm: float, n: int = 5, radius: float = 0.6) -> Ball:
     """A ball whose box cuts it on several sides."""
-    return Ball(torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)), radius, norm, (0.0, 1.0))
+    return Ball(
+        torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)),
+        radius,
+        norm,
+        (0.0, 1.0),
+    )
 
 
 def exact(values: Tensor) -> list[Fraction]:
@@ -29,7 +34,8 @@ def exact(values: Tensor) -> list[Fraction]:
 
 
 def test_the_support_of_a_box_in_exact_arithmetic_and_by_a_linear_program() -> None:
-    low, high = -draw(7, seed=1).abs(), 3 * draw(7, seed=2).abs()
+    low = -draw(7, seed=1).abs()
+    high = 3 * draw(7, seed=2).abs()
     region = Region.make((low, high), 7)
     for a in draw(20, 7):
         truth = sum(max(x * u, x * v) for x, u, v in zip(exact(a), exact(low), exact(high)))
@@ -45,7 +51,9 @@ def test_the_support_of_a_ball_is_the_dual_norm_never_rounded_below(norm: float)
     region = Region.make(Ball(centre, 0.3, norm), 6)
     assert region.bounded
     for a in draw(50, 6, seed=5):
-        got = Fraction(float(region.upper(a[None]))) - sum(x * c for x, c in zip(exact(a), exact(centre)))
+        got = Fraction(float(region.upper(a[None]))) - sum(
+            x * c for x, c in zip(exact(a), exact(centre))
+        )
         size = [abs(x) for x in exact(a)]
         radius = Fraction(0.3)
         if norm == 2:
@@ -59,7 +67,8 @@ def test_the_support_of_a_ball_is_the_dual_norm_never_rounded_below(norm: float)
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_ball_cut_by_a_box_is_bounded_from_above(norm: float) -> None:
     ball = cut(norm)
-    region, a = Region.make(ball, 5), draw(12, 5, seed=6)
+    region = Region.make(ball, 5)
+    a = draw(12, 5, seed=6)
     upper = region.upper(a)
     x = region.sample(4000, torch.Generator().manual_seed(7))
     assert region.contains(x, 1e-12).all()
@@ -75,7 +84,12 @@ def test_a_ball_cut_by_a_box_is_bounded_from_above(norm: float) -> None:
     for part in (Ball(ball.centre, ball.radius, norm), (0.0, 1.0)):  # the better of the two
         assert (upper <= Region.make(part, 5).upper(a) * (1 + 1e-12) + 1e-12).all()
     low, high = region.box
-    assert (low >= 0).all() and (high <= 1).all() and (x >= low - 1e-15).all() and (x <= high + 1e-15).all()
+    assert (
+        (low >= 0).all()
+        and (high <= 1).all()
+        and (x >= low - 1e-15).all()
+        and (x <= high + 1e-15).all()
+    )
 
 
 def test_shapes_and_batches_of_rows() -> None:
@@ -89,13 +103,20 @@ def test_shapes_and_batches_of_rows() -> None:
 def test_all_of_space_bounds_nothing_but_constants() -> None:
     region = Region.make(None, 3)
     assert not region.bounded and str(region) == "R^n"
-    assert region.upper(torch.tensor([[0.0, 0, 0], [0, 1e-300, 0]], dtype=torch.float64)).tolist() == [0.0, math.inf]
+    assert region.upper(
+        torch.tensor([[0.0, 0, 0], [0, 1e-300, 0]], dtype=torch.float64)
+    ).tolist() == [0.0, math.inf]
     x = region.sample(2000, torch.Generator().manual_seed(0), spread=10.0)
     assert region.contains(x).all() and 9 < float(x.std()) < 11
 
 
 @pytest.mark.parametrize(
-    "where", [(1.0, math.inf), (-math.inf, -2.0), (torch.tensor([0.0, -math.inf]), torch.tensor([1.0, 5.0]))]
+    "where",
+    [
+        (1.0, math.inf),
+        (-math.inf, -2.0),
+        (torch.tensor([0.0, -math.inf]), torch.tensor([1.0, 5.0])),
+    ],
 )
 def test_half_bounded_boxes(where: Where) -> None:
     region = Region.make(where, 2)
@@ -106,7 +127,12 @@ def test_half_bounded_boxes(where: Where) -> None:
 
 @pytest.mark.parametrize(
     "where",
-    [(-1.0, 1.0), (torch.zeros(4), torch.linspace(0, 1, 4)), *(cut(norm, 4) for norm in NORMS), Ball(torch.zeros(4), 0)],
+    [
+        (-1.0, 1.0),
+        (torch.zeros(4), torch.linspace(0, 1, 4)),
+        *(cut(norm, 4) for norm in NORMS),
+        Ball(torch.zeros(4), 0),
+    ],
 )
 def test_samples_lie_inside_and_are_the_same_for_the_same_seed(where: Where) -> None:
     region = Region.make(where, 4)
@@ -119,14 +145,33 @@ def test_samples_lie_inside_and_are_the_same_for_the_same_seed(where: Where) -> 
 def test_what_is_inside() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.5], [0.5, 0.51], [-0.1, 0.0]]).double()
     zero = torch.zeros(2)
-    assert Region.make(Ball(zero, 1, 1, (0, 1)), 2).contains(x).tolist() == [True, True, True, False, False]
-    assert Region.make(Ball(zero, 0.5, math.inf), 2).contains(x).tolist() == [True, False, True, False, True]
-    assert Region.make(Ball(zero, 0.5, math.inf), 2).contains(x, 0.02).tolist() == [True, False, True, True, True]
+    assert Region.make(Ball(zero, 1, 1, (0, 1)), 2).contains(x).tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert Region.make(Ball(zero, 0.5, math.inf), 2).contains(x).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert Region.make(Ball(zero, 0.5, math.inf), 2).contains(x, 0.02).tolist() == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
     assert Region.make((0, 1), 2).contains(x).tolist() == [True, True, True, True, False]
 
 
 def test_a_ball_of_the_maximum_norm_is_a_box_rounded_outward() -> None:
-    centre, radius = draw(50, seed=8), float(draw(1, seed=9).abs())
+    centre = draw(50, seed=8)
+    radius = float(draw(1, seed=9).abs())
     region = Region.make(Ball(centre, radius, math.inf), 50)
     for c, low, high in zip(exact(centre), exact(region.low), exact(region.high)):
         assert low <= c - Fraction(radius) and high >= c + Fraction(radius)

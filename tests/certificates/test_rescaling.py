@@ -1,6 +1,8 @@
-"""Layers multiplied by powers of two, up to the ends of floating point, with product 1: the function is the same.
+"""Layers multiplied by powers of two, up to the ends of floating point, with product 1: the
+function is the same.
 
-So no radius of the rescaled network may exceed the nearest flip of the original, and none may be lost.
+So no radius of the rescaled network may exceed the nearest flip of the original, and none may be
+lost.
 """
 
 import math
@@ -21,25 +23,36 @@ LOSSES = {"cross_entropy": cross_entropy, "margin": margin}
 EXPONENTS = (120, 500)  # the ends of float32 and of float64
 
 
-def layers(*parts: tuple[list[list[float]], list[float]], dtype: torch.dtype = torch.float32) -> nn.Sequential:
+def layers(
+    *parts: tuple[list[list[float]], list[float]], dtype: torch.dtype = torch.float32
+) -> nn.Sequential:
     """Linear layers with these weights and biases, and a ReLU between them."""
     found: list[nn.Module] = []
     for weight, bias in parts:
         layer = nn.Linear(len(weight[0]), len(weight)).to(dtype)
-        layer.weight.data, layer.bias.data = torch.tensor(weight, dtype=dtype), torch.tensor(bias, dtype=dtype)
+        layer.weight.data, layer.bias.data = (
+            torch.tensor(weight, dtype=dtype),
+            torch.tensor(bias, dtype=dtype),
+        )
         found += [layer, nn.ReLU()]
     return nn.Sequential(*found[:-1])
 
 
 def far_apart() -> nn.Sequential:
     """It flips from 0.6 on; every layer underflows after another in float32."""
-    return layers(([[1e36], [-1e36]], [0, 1e36]), ([[1e-25, 0]], [0]), ([[1e-25]], [-0.5e-14]), ([[0], [1e14]], [0.1, 0]))
+    return layers(
+        ([[1e36], [-1e36]], [0, 1e36]),
+        ([[1e-25, 0]], [0]),
+        ([[1e-25]], [-0.5e-14]),
+        ([[0], [1e14]], [0.1, 0]),
+    )
 
 
 @pytest.mark.parametrize("method", ["crown", "alpha-crown", "branch", "exact", "lipschitz"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_coefficients_that_underflow_prove_nothing(norm: float, method: str) -> None:
-    x, y = torch.tensor([[0.2]]), torch.tensor([0])
+    x = torch.tensor([[0.2]])
+    y = torch.tensor([0])
     found = float(ws.radii(far_apart(), x, y, norm=norm, domain=(0, 1), method=method).values)
     assert (0.09 if method == "lipschitz" else 0.39) < found <= 0.4 + 1e-6
     threat = ws.Threat(norm=norm, order=INF, eps=0.6, domain=(0, 1))
@@ -53,17 +66,24 @@ def as_graph(model: nn.Sequential) -> Graph:
         last = len(nodes) - 1
         if isinstance(part, nn.Linear):
             bias = part.bias.detach().double()
-            nodes.append(Node((last,), (len(bias),), "", Matrix(part.weight.detach().double()), bias))
+            nodes.append(
+                Node((last,), (len(bias),), "", Matrix(part.weight.detach().double()), bias)
+            )
         else:
-            nodes.append(Node((last,), nodes[last].shape, "", slope=torch.tensor(0.0, dtype=torch.float64)))
+            nodes.append(
+                Node((last,), nodes[last].shape, "", slope=torch.tensor(0.0, dtype=torch.float64))
+            )
     return Graph(tuple(nodes))
 
 
 @pytest.mark.parametrize("method", ["crown", "alpha-crown", "branch", "exact", "lipschitz"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_nor_do_they_without_equilibration(norm: float, method: str) -> None:
-    x, y = torch.tensor([[0.2]]), torch.tensor([0])
-    found = float(radii(as_graph(far_apart()), x, y, norm=norm, domain=(0, 1), method=method).values)
+    x = torch.tensor([[0.2]])
+    y = torch.tensor([0])
+    found = float(
+        radii(as_graph(far_apart()), x, y, norm=norm, domain=(0, 1), method=method).values
+    )
     assert found <= 0.4 + 1e-6
 
 
@@ -78,7 +98,9 @@ def spread(graph: Graph, seed: int, most: int) -> tuple[Graph, Graph]:
     """The network rescaled, and equilibrated after that."""
     raw = rescaled(graph, seed, most)
     shape = graph.nodes[0].shape
-    points = torch.rand(6, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    points = torch.rand(
+        6, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     even = equilibrated(raw, points)
     for other in (raw, even):
         assert torch.allclose(other.logits(points), graph.logits(points), rtol=1e-12, atol=1e-12)
@@ -87,7 +109,9 @@ def spread(graph: Graph, seed: int, most: int) -> tuple[Graph, Graph]:
 
 @pytest.mark.parametrize("start", range(0, 500, 50))
 def test_five_hundred_rescaled_networks_prove_nothing_at_a_flip(start: int) -> None:
-    """At a radius just above the nearest flip nothing is proved; at half of it as much as for the original."""
+    """At a radius just above the nearest flip nothing is proved; at half of it as much as for
+    the original.
+    """
     flips = 0
     for seed in range(start, start + 50):
         name, norm, most = network(seed)
@@ -100,7 +124,9 @@ def test_five_hundred_rescaled_networks_prove_nothing_at_a_flip(start: int) -> N
         inside = torch.where(known, given.flips / 2, 0.1)
         radius = torch.cat([beyond, inside])
         x, y = given.x.repeat(2, *[1] * (given.x.ndim - 1)), given.y.repeat(2)
-        bounds = [least(margin_bounds(g, x, y, radius, norm, (0.0, 1.0)), y) for g in (graph, raw, even)]
+        bounds = [
+            least(margin_bounds(g, x, y, radius, norm, (0.0, 1.0)), y) for g in (graph, raw, even)
+        ]
         for found in bounds:
             assert not (found[: len(known)][known] > 0).any(), f"{name}, seed {seed}"
         original, _, again = (b[len(known) :] for b in bounds)
@@ -120,13 +146,17 @@ def given_margins(graph: Graph, x: Tensor, y: Tensor) -> Tensor:
 
 
 def radii_of(seed: int, method: str) -> int:
-    """Compare the radii of one network with its flips and with those of the rescaled one; how many had a flip."""
+    """Compare the radii of one network with its flips and with those of the rescaled one; how
+    many had a flip.
+    """
     name, norm, most = network(seed)
     graph = random_graph(name, seed)
     given = case(graph, seed, norm)
     even = spread(graph, seed, most)[1]
     own, again = (
-        radii(g, given.x, given.y, norm=norm, domain=(0.0, 1.0), method=method, arithmetic="exact").values
+        radii(
+            g, given.x, given.y, norm=norm, domain=(0.0, 1.0), method=method, arithmetic="exact"
+        ).values
         for g in (graph, even)
     )
     assert (torch.maximum(own, again) <= given.flips * (1 + 1e-9)).all(), f"{name}, seed {seed}"
@@ -145,23 +175,39 @@ def test_radii_of_rescaled_networks(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 500, 20))
 def test_radii_of_five_hundred_rescaled_networks(start: int) -> None:
-    assert sum(radii_of(seed, METHODS[seed % 5 if seed % 25 < 10 else 0]) for seed in range(start, start + 20)) >= 20
+    assert (
+        sum(
+            radii_of(seed, METHODS[seed % 5 if seed % 25 < 10 else 0])
+            for seed in range(start, start + 20)
+        )
+        >= 20
+    )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
 @pytest.mark.parametrize("name", ["dense", "conv", "smooth"])
 def test_both_sides_of_the_loss_of_rescaled_networks(name: str, loss: str) -> None:
-    """The upper side of the rescaled network is above sampled losses, and both sides are those of the original."""
+    """The upper side of the rescaled network is above sampled losses, and both sides are those
+    of the original.
+    """
     seed = list(ALL).index(name)
-    graph, norm, eps = random_graph(name, seed), NORMS[seed % 3], 0.3
+    graph = random_graph(name, seed)
+    norm = NORMS[seed % 3]
+    eps = 0.3
     given = case(graph, seed, norm)
     raw, even = spread(graph, seed, 120)
-    lower, upper = ws.loss_curve(graph, given.x, given.y, norm, INF, loss, grid=[eps], time_limit=0.2)(eps)
+    lower, upper = ws.loss_curve(
+        graph, given.x, given.y, norm, INF, loss, grid=[eps], time_limit=0.2
+    )(eps)
     points = near_box(given.x, eps, norm, seed)
-    worst = LOSSES[loss](graph.logits(points.flatten(0, 1)), given.y.repeat_interleave(points.shape[1]))
+    worst = LOSSES[loss](
+        graph.logits(points.flatten(0, 1)), given.y.repeat_interleave(points.shape[1])
+    )
     sampled = float(worst.reshape(len(given.y), -1).amax(1).mean())
     for other in (raw, even):
-        found = ws.loss_curve(other, given.x, given.y, norm, INF, loss, grid=[eps], time_limit=0.2)(eps)
+        found = ws.loss_curve(other, given.x, given.y, norm, INF, loss, grid=[eps], time_limit=0.2)(
+            eps
+        )
         assert found[0] <= upper * (1 + 1e-9) + 1e-9
         assert found[1] >= max(sampled, lower) - 1e-9
     assert found[1] <= upper + 0.01 * abs(upper)

@@ -1,4 +1,6 @@
-"""Biases that cancel where layers are folded: what is left is off by a part of what was added up, not of itself."""
+"""Biases that cancel where layers are folded: what is left is off by a part of what was added
+up, not of itself.
+"""
 
 import math
 from decimal import Decimal, localcontext
@@ -11,7 +13,8 @@ from wassail.certificates.radii import radii
 from wassail.certificates.structure import Graph, read
 
 HIGH = 1.5  # where the second class loses
-WEIGHT, SHIFT = 1e-6, 0.1
+WEIGHT = 1e-6
+SHIFT = 0.1
 
 
 class _Centred(nn.Module):
@@ -35,10 +38,21 @@ def _head() -> nn.Linear:
 
 
 def _normed(mean: float) -> tuple[nn.Module, Decimal]:
-    """A batch norm that takes the bias of the layer before it away; and where its class changes, from 0 on."""
-    model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=2.0**-40), nn.ReLU(), _head()).double().eval()
-    first, norm = model[0], model[1]
-    assert isinstance(first, nn.Linear) and isinstance(norm, nn.BatchNorm1d) and norm.running_mean is not None
+    """A batch norm that takes the bias of the layer before it away; and where its class
+    changes, from 0 on.
+    """
+    model = (
+        nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1, eps=2.0**-40), nn.ReLU(), _head())
+        .double()
+        .eval()
+    )
+    first = model[0]
+    norm = model[1]
+    assert (
+        isinstance(first, nn.Linear)
+        and isinstance(norm, nn.BatchNorm1d)
+        and norm.running_mean is not None
+    )
     assert norm.running_var is not None
     with torch.no_grad():
         first.weight.fill_(WEIGHT)
@@ -50,9 +64,12 @@ def _normed(mean: float) -> tuple[nn.Module, Decimal]:
 
 
 def _scaled(mean: float) -> tuple[nn.Module, Decimal]:
-    """An input scaling that the bias of the layer after it takes away; and where its class changes, from 0 on."""
+    """An input scaling that the bias of the layer after it takes away; and where its class
+    changes, from 0 on.
+    """
     model = nn.Sequential(_Centred(mean), nn.Linear(1, 1), nn.ReLU(), _head()).double().eval()
-    first, bias = model[1], mean / 3 + SHIFT
+    first = model[1]
+    bias = mean / 3 + SHIFT
     assert isinstance(first, nn.Linear)
     with torch.no_grad():
         first.weight.fill_(1.0)
@@ -64,7 +81,8 @@ def _scaled(mean: float) -> tuple[nn.Module, Decimal]:
 @pytest.mark.parametrize("mean", [1e6 / 3, 54321.987, -314159.26])
 def test_radii_where_biases_cancel(make: object, mean: float) -> None:
     assert callable(make)
-    x, y = torch.zeros(1, 1, dtype=torch.float64), torch.tensor([1])
+    x = torch.zeros(1, 1, dtype=torch.float64)
+    y = torch.tensor([1])
     with localcontext() as context:
         context.prec = 60
         model, distance = make(mean)
@@ -77,7 +95,9 @@ def test_radii_where_biases_cancel(make: object, mean: float) -> None:
 def test_magnitudes_of_biases_go_where_the_biases_go() -> None:
     """Through folds, moves and heads: never below the bias, and of its shape."""
     torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    body = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    )
     model = nn.Sequential(_Centred(0.5), body, nn.BatchNorm1d(3)).eval()
     graph = read(model, (2, 3, 3))
     rows = torch.eye(3, dtype=torch.float64)[1:] - torch.eye(3, dtype=torch.float64)[:2]
@@ -85,7 +105,10 @@ def test_magnitudes_of_biases_go_where_the_biases_go() -> None:
     def check(some: Graph) -> int:
         sizes = [(node.bias, node.bias_most) for node in some.nodes if node.bias is not None]
         for bias, most in sizes:
-            assert most is None or (most.expand(torch.broadcast_shapes(most.shape, bias.shape)) >= bias.abs()).all()  # type: ignore[no-untyped-call]
+            assert (
+                most is None
+                or (most.expand(torch.broadcast_shapes(most.shape, bias.shape)) >= bias.abs()).all()
+            )  # type: ignore[no-untyped-call]
         return sum(most is not None for _, most in sizes)
 
     assert check(graph) == check(graph.head(rows)) == 2

@@ -1,6 +1,7 @@
 """Bounds of linear functions and of networks, in every rounding mode, against exact values.
 
-Where a bound is exact but for rounding, a missing rounding term shows: the bound falls on the wrong side of the truth.
+Where a bound is exact but for rounding, a missing rounding term shows: the bound falls on the wrong
+side of the truth.
 """
 
 import itertools
@@ -37,21 +38,28 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 
 def support_function(a: Array, below: Array, above: Array, radius: Array, norm: float) -> Array:
-    """`max <a, d>` over `{||d||_r <= radius, -below <= d <= above}` from below: the value at a feasible point, `(R,)`."""
+    """`max <a, d>` over `{||d||_r <= radius, -below <= d <= above}` from below: the value at a
+    feasible point, `(R,)`.
+    """
     room = np.minimum(np.where(a > 0, above, below), radius[:, None])
     size = np.abs(a)
     if norm == INF:
         return (size * room).sum(1)
     if norm == 1:
         order = np.argsort(-size, axis=1)
-        size, room = np.take_along_axis(size, order, 1), np.take_along_axis(room, order, 1)
+        size = np.take_along_axis(size, order, 1)
+        room = np.take_along_axis(room, order, 1)
         before = np.concatenate([np.zeros_like(room[:, :1]), room.cumsum(1)[:, :-1]], 1)
-        return (size * np.clip(radius[:, None] - before, 0, room)).sum(1) * (1 - np.longdouble(2) ** -60)
-    low, high = np.zeros_like(radius), np.full_like(radius, 1e6)
+        return (size * np.clip(radius[:, None] - before, 0, room)).sum(1) * (
+            1 - np.longdouble(2) ** -60
+        )
+    low = np.zeros_like(radius)
+    high = np.full_like(radius, 1e6)
     for _ in range(90):
         t = (low + high) / 2
         fits = (np.minimum(t[:, None] * size, room) ** 2).sum(1) <= radius**2
-        low, high = np.where(fits, t, low), np.where(fits, high, t)
+        low = np.where(fits, t, low)
+        high = np.where(fits, high, t)
     return (size * np.minimum(low[:, None] * size, room)).sum(1) * (1 - np.longdouble(2) ** -60)
 
 
@@ -59,7 +67,9 @@ def support_function(a: Array, below: Array, above: Array, radius: Array, norm: 
 @pytest.mark.parametrize("domain", [BOX, None])
 @pytest.mark.parametrize("norm", NORMS)
 def test_linear_functions_on_balls(norm: float, domain: Domain, mode: str) -> None:
-    """The true extremes of `<a, d>` over balls cut by a box: exact up to rounding, and never inside."""
+    """The true extremes of `<a, d>` over balls cut by a box: exact up to rounding, and never
+    inside.
+    """
     for n in (1, 2, 40):
         x = uniform(6, n, seed=n) * torch.tensor([1.0, 0.3, 1e-9, 1.0, 1.0, 1.0])[:, None]
         radius = torch.tensor([1e-3, 0.3, 0.1, 0.7, 3.0, 1.0 / 3], dtype=torch.float64)
@@ -68,15 +78,22 @@ def test_linear_functions_on_balls(norm: float, domain: Domain, mode: str) -> No
         single = a.float()
         with rounded(mode):
             balls = Balls.make(x, radius, norm, domain)
-            upper, reach = balls.upper(a, owner), balls.reach(a, owner)
+            upper = balls.upper(a, owner)
+            reach = balls.reach(a, owner)
             middle, spread = balls.across(single, owner)
             regions = [Region.make(Ball(v, float(r), norm, domain), n) for v, r in zip(x, radius)]
-            fixed, loose = torch.empty_like(upper), torch.empty_like(upper)
+            fixed = torch.empty_like(upper)
+            loose = torch.empty_like(upper)
             for k, region in enumerate(regions):
-                fixed[owner == k], loose[owner == k] = region.upper(a[owner == k]), region.upper(a[owner == k], cut=False)
-            box, boxes = balls.box, [region.box for region in regions]
+                fixed[owner == k], loose[owner == k] = (
+                    region.upper(a[owner == k]),
+                    region.upper(a[owner == k], cut=False),
+                )
+            box = balls.box
+            boxes = [region.box for region in regions]
         low, high = (0.0, 1.0) if domain else (-INF, INF)
-        below, above = long(x) - np.longdouble(low), np.longdouble(high) - long(x)
+        below = long(x) - np.longdouble(low)
+        above = np.longdouble(high) - long(x)
         assert (long(box[1]) >= np.minimum(above, long(radius)[:, None])).all()
         assert (-long(box[0]) >= np.minimum(below, long(radius)[:, None])).all()
         for k, (bottom, top) in enumerate(boxes):
@@ -97,10 +114,13 @@ def test_linear_functions_on_balls(norm: float, domain: Domain, mode: str) -> No
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("norm", NORMS)
 def test_linear_maps_on_balls(norm: float, mode: str) -> None:
-    """`||A d||_2` over balls: of one row or of rank 1, where the bound is exact, and at the best of the corners."""
+    """`||A d||_2` over balls: of one row or of rank 1, where the bound is exact, and at the
+    best of the corners.
+    """
     for width, n in ((1, 7), (5, 7), (3, 30)):
         g = normal(width, 1, seed=n) * normal(1, n, seed=n + 1)  # rank 1
-        x, radius = torch.full((1, n), 0.5, dtype=torch.float64), torch.tensor([1.0 / 3], dtype=torch.float64)
+        x = torch.full((1, n), 0.5, dtype=torch.float64)
+        radius = torch.tensor([1.0 / 3], dtype=torch.float64)
         with rounded(mode):
             balls = Balls.make(x, radius, norm, None)
             start, stretch = balls.stretch(g[None, None])
@@ -111,7 +131,9 @@ def test_linear_maps_on_balls(norm: float, mode: str) -> None:
             row = np.abs(long(g[0]))
             longest = row.sum() if norm == INF else np.sqrt((row**2).sum())
             truth = longest * np.sqrt((long(g[:, 0]) ** 2).sum()) / row[0] * long(radius)[0]
-        assert long(stretch)[0, 0] >= truth * (1 - 1e-18) and float(stretch[0, 0]) < float(truth) * (1 + 1e-10)
+        assert long(stretch)[0, 0] >= truth * (1 - 1e-18) and float(stretch[0, 0]) < float(
+            truth
+        ) * (1 + 1e-10)
         assert bool((start == 0).all())
 
 
@@ -119,7 +141,14 @@ def perceptron(weights: list[Tensor], biases: list[Tensor], slope: float = 0.0) 
     nodes = [Node((), (weights[0].shape[1],), "the input")]
     for i, (weight, bias) in enumerate(zip(weights, biases)):
         if i:
-            nodes.append(Node((len(nodes) - 1,), nodes[-1].shape, "", slope=torch.tensor(slope, dtype=torch.float64)))
+            nodes.append(
+                Node(
+                    (len(nodes) - 1,),
+                    nodes[-1].shape,
+                    "",
+                    slope=torch.tensor(slope, dtype=torch.float64),
+                )
+            )
         nodes.append(Node((len(nodes) - 1,), (len(weight),), "", Matrix(weight), bias))
     return Graph(tuple(nodes))
 
@@ -140,9 +169,16 @@ def values(graph: Graph, x: Array) -> list[Array]:
 
 
 def rising(sizes: list[int], seed: int, active: bool, shift: float = 0.0) -> Graph:
-    """Weights >= 0, so that every node rises with every input; ReLUs that are all active, or some of each kind."""
-    weights = [uniform(b, a, seed=seed + k) / a for k, (a, b) in enumerate(itertools.pairwise(sizes))]
-    biases = [normal(b, seed=seed + 50 + k) * 0.1 + (1.0 if active else -0.4) + shift for k, b in enumerate(sizes[1:])]
+    """Weights >= 0, so that every node rises with every input; ReLUs that are all active, or
+    some of each kind.
+    """
+    weights = [
+        uniform(b, a, seed=seed + k) / a for k, (a, b) in enumerate(itertools.pairwise(sizes))
+    ]
+    biases = [
+        normal(b, seed=seed + 50 + k) * 0.1 + (1.0 if active else -0.4) + shift
+        for k, b in enumerate(sizes[1:])
+    ]
     return perceptron(weights, biases)
 
 
@@ -152,13 +188,20 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
     """Intervals of a network that rises are exact: its ends are its values at two corners."""
     for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [1, 1, 1, 1, 1, 2])):
         graph = rising(sizes, seed, active)
-        x, radius = uniform(2, sizes[0], seed=9), torch.tensor([0.1, 1e-20], dtype=torch.float64)
+        x = uniform(2, sizes[0], seed=9)
+        radius = torch.tensor([0.1, 1e-20], dtype=torch.float64)
         with rounded(mode):
             sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
             proved = sweep.proved()
             again = Sweep(graph, Balls.make(x, radius / 2, INF, None), known=proved).run()
-            fixed = [intervals(graph, Region.make(Ball(v, float(r), INF), sizes[0])) for v, r in zip(x, radius)]
-            tighter = [crown(graph, Region.make(Ball(v, float(r), INF), sizes[0])) for v, r in zip(x, radius)]
+            fixed = [
+                intervals(graph, Region.make(Ball(v, float(r), INF), sizes[0]))
+                for v, r in zip(x, radius)
+            ]
+            tighter = [
+                crown(graph, Region.make(Ball(v, float(r), INF), sizes[0]))
+                for v, r in zip(x, radius)
+            ]
         for i in range(2):
             for share, found in ((1.0, sweep), (0.5, again)):
                 step = np.longdouble(share) * long(radius)[i]
@@ -167,7 +210,9 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
                 for k in range(len(graph.nodes)):
                     low, high = (long(side)[i] for side in found.spans[k])
                     centre = long(found.centre[k])[i]
-                    assert (centre + low <= ends[0][k]).all() and (centre + high >= ends[1][k]).all(), (k, share)
+                    assert (centre + low <= ends[0][k]).all() and (
+                        centre + high >= ends[1][k]
+                    ).all(), (k, share)
                     assert (np.abs(here[k] - centre) < 1e-12).all()
             ends = [values(graph, long(x)[i] + side * long(radius)[i]) for side in (-1, 1)]
             for k, (low, high) in proved.items():
@@ -175,7 +220,9 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
             for bounds in (fixed[i], tighter[i]):
                 for k, (low, high) in bounds.spans.items():
                     source = graph.nodes[k].inputs[0]
-                    assert (long(low) <= ends[0][source]).all() and (long(high) >= ends[1][source]).all()
+                    assert (long(low) <= ends[0][source]).all() and (
+                        long(high) >= ends[1][source]
+                    ).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -183,22 +230,32 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
 def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
     """Where all ReLUs are active the margins are linear, and linear bounds exact up to rounding."""
     for seed, sizes in ((0, [3, 4, 5, 3]), (1, [30, 20, 10, 2]), (2, [2, 2, 2, 2, 2, 2])):
-        weights = [normal(b, a, seed=seed + k) / a for k, (a, b) in enumerate(itertools.pairwise(sizes))]
-        biases, here = [], torch.full((sizes[0],), 0.5, dtype=torch.float64)
+        weights = [
+            normal(b, a, seed=seed + k) / a for k, (a, b) in enumerate(itertools.pairwise(sizes))
+        ]
+        biases = []
+        here = torch.full((sizes[0],), 0.5, dtype=torch.float64)
         for weight in weights:  # the hidden values are about 9 everywhere near the samples
             biases.append(9 - weight @ here)
             here = torch.full((len(weight),), 9.0, dtype=torch.float64)
         graph = perceptron(weights, biases)
-        # The same with a neuron on each logit, which is about 0: paths cancel, so that intervals alone do not say much.
-        more = perceptron([*weights, torch.eye(sizes[-1]).double()], [*biases[:-1], biases[-1] - 9, 0 * biases[-1]])
-        x, radius = uniform(3, sizes[0], seed=9), torch.tensor([0.1, 1.0 / 3, 1e-20], dtype=torch.float64)
+        # The same with a neuron on each logit, which is about 0: paths cancel, so that intervals
+        # alone do not say much.
+        more = perceptron(
+            [*weights, torch.eye(sizes[-1]).double()],
+            [*biases[:-1], biases[-1] - 9, 0 * biases[-1]],
+        )
+        x = uniform(3, sizes[0], seed=9)
+        radius = torch.tensor([0.1, 1.0 / 3, 1e-20], dtype=torch.float64)
         y = torch.tensor([0, 1, 0])
         with rounded(mode):
             sweep = Sweep(graph, Balls.make(x, radius, norm, None)).run()
             lower, base, a = margins(sweep, y)
             regions = [Region.make(Ball(v, float(r), norm), sizes[0]) for v, r in zip(x, radius)]
             rows = torch.eye(sizes[-1], dtype=torch.float64)
-            above = [linear_upper(crown(graph, region), len(graph.nodes) - 1, rows) for region in regions]
+            above = [
+                linear_upper(crown(graph, region), len(graph.nodes) - 1, rows) for region in regions
+            ]
             slopes = [gradients(crown(graph, region), rows) for region in regions]
             ends = [crown(more, region).spans[len(graph.nodes)] for region in regions[:2]]
         total = long(weights[0])
@@ -212,12 +269,17 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             assert (long(above[i]) >= z + rise).all()
             if i < 2:
                 near = values(more, long(x)[i])[len(graph.nodes) - 1]
-                assert (long(ends[i][0]) <= near - rise).all() and (long(ends[i][1]) >= near + rise).all()
+                assert (long(ends[i][0]) <= near - rise).all() and (
+                    long(ends[i][1]) >= near + rise
+                ).all()
             gap = total - total[int(y[i])]
             truth = z[int(y[i])] - z - support_function(gap, free, free, reach, norm)
             others = np.arange(sizes[-1]) != int(y[i])
-            assert (long(lower)[i] <= truth)[others].all() and (truth - long(lower)[i] < 1e-10)[others].all()
-            one, row = values(graph, long(x)[i])[1], long(weights[0])
+            assert (long(lower)[i] <= truth)[others].all() and (truth - long(lower)[i] < 1e-10)[
+                others
+            ].all()
+            one = values(graph, long(x)[i])[1]
+            row = long(weights[0])
             wide = np.full(row.shape, np.inf, dtype=np.longdouble)
             swing = support_function(row, wide, wide, np.repeat(long(radius)[i], len(row)), norm)
             low, high = (long(side)[i] + long(sweep.centre[1])[i] for side in sweep.spans[1])
@@ -233,10 +295,12 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
     """`Graph.rounding`: every weight and bias may be off by that much, here all of them one way."""
-    off, sizes = 1e-7, [3, 5, 4, 3]
+    off = 1e-7
+    sizes = [3, 5, 4, 3]
     graph = rising(sizes, 7, active=True)
     known = replace(graph, rounding=off)
-    x, radius = uniform(1, 3, seed=9), torch.tensor([0.1], dtype=torch.float64)
+    x = uniform(1, 3, seed=9)
+    radius = torch.tensor([0.1], dtype=torch.float64)
     region = Region.make(Ball(x[0], 0.1, INF), 3)
     rows = torch.eye(3, dtype=torch.float64)
     with rounded(mode):
@@ -244,7 +308,8 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
         two = Sweep(known, Balls.make(x, radius, 2.0, None)).run()
         constant, a, owner = sweep.bound(len(graph.nodes) - 1, rows, torch.zeros(3).long())
         upper = constant + sweep.inputs.upper(a, owner)
-        fixed, substituted = intervals(known, region), linear_upper(crown(known, region), len(graph.nodes) - 1, rows)
+        fixed = intervals(known, region)
+        substituted = linear_upper(crown(known, region), len(graph.nodes) - 1, rows)
         partial = gradients(crown(known, region), rows).entries()
         inner = ranges(known, one_region(region))
         low_high = adjoint(known, inner, rows), centred(known, inner, rows)
@@ -278,7 +343,11 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
 def _scaled(node: Node, factor: float) -> Node:
     if not isinstance(node.map, Matrix):
         return node
-    return replace(node, map=Matrix(node.map.weight * factor), bias=None if node.bias is None else node.bias * factor)
+    return replace(
+        node,
+        map=Matrix(node.map.weight * factor),
+        bias=None if node.bias is None else node.bias * factor,
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -296,17 +365,24 @@ def test_lengths_of_gradients(s: float, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_beside_an_undecided_neuron_that_leads_nowhere(mode: str) -> None:
-    """All other neurons are active: every partial derivative is one number, and substitution is exact but for its sums."""
-    width, n = 40, 5
+    """All other neurons are active: every partial derivative is one number, and substitution is
+    exact but for its sums.
+    """
+    width = 40
+    n = 5
     for seed in range(3):
         weights = [normal(width, n, seed=seed + 160), normal(2, width, seed=seed + 170)]
-        x, radius = uniform(n, seed=seed + 180), 0.1
+        x = uniform(n, seed=seed + 180)
+        radius = 0.1
         weights[1][:, 0] = 0
         bias = torch.full((width,), 50.0, dtype=torch.float64)
         bias[0] = -(weights[0][0] @ x)
         graph = perceptron(weights, [bias, torch.zeros(2, dtype=torch.float64)])
         with rounded(mode):
-            found = gradients(crown(graph, Region.make(Ball(x, radius, INF, None), n)), torch.tensor([[-1.0, 1.0]]))
+            found = gradients(
+                crown(graph, Region.make(Ball(x, radius, INF, None), n)),
+                torch.tensor([[-1.0, 1.0]]),
+            )
             low, high = found.entries()
             lengths = {s: found.norm(s, (low - 1e-3, high + 1e-3)) for s in (1.0, 2.0)}
         assert found.bounds.open == 1

@@ -32,13 +32,21 @@ def everywhere(name: str) -> Piecewise:
 def steepest(net: Piecewise, r: float, s: float) -> float:
     """The largest norm among the Jacobians of many points."""
     g = torch.Generator().manual_seed(0)
-    x = torch.cat([scale * torch.randn(700, net.inputs, dtype=torch.float64, generator=g) for scale in (0.3, 1.0, 30.0)])
+    x = torch.cat(
+        [
+            scale * torch.randn(700, net.inputs, dtype=torch.float64, generator=g)
+            for scale in (0.3, 1.0, 30.0)
+        ]
+    )
     return float(operator_norm(net.jacobian(net.mask(x)), r, s).max())
 
 
 def lipsdp(net: Piecewise, spread: bool) -> float:
-    """LipSDP-Neuron written down for a solver: `|J|_{2 -> 2}`, or `|J|_{inf -> 2}` with one weight for each input."""
-    n, h = net.inputs, net.neurons
+    """LipSDP-Neuron written down for a solver: `|J|_{2 -> 2}`, or `|J|_{inf -> 2}` with one
+    weight for each input.
+    """
+    n = net.inputs
+    h = net.neurons
     a, b, c, d = (v.numpy() for v in (net.A, net.B, net.C, net.D))
     w = cvxpy.Variable(n) if spread else cvxpy.Variable() * np.ones(n)
     t = cvxpy.Variable(h)
@@ -68,10 +76,14 @@ def test_without_neurons_it_is_the_norm_of_the_matrix() -> None:
 
 @pytest.mark.parametrize(("r", "s"), PAIRS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_start_is_feasible_and_the_bound_above_the_jacobians_of_many_points(name: str, r: float, s: float) -> None:
+def test_the_start_is_feasible_and_the_bound_above_the_jacobians_of_many_points(
+    name: str, r: float, s: float
+) -> None:
     net = everywhere(name)
     how = split(net.inputs, net.outputs, r, s)
-    form = forms(reduce(net, torch.full((1, net.neurons), -1)), how, torch.arange(net.neurons)[None])
+    form = forms(
+        reduce(net, torch.full((1, net.neurons), -1)), how, torch.arange(net.neurons)[None]
+    )
     w, t = start(form, net.layer, how.weights, how.kind.endswith(".T"))
     assert w.shape == (how.members, how.weights) and t.shape == (how.members, net.neurons)
     assert torch.linalg.eigvalsh(form.matrix(w, t)).min() > 0
@@ -103,24 +115,37 @@ def test_a_row_is_bounded_by_itself() -> None:
 
 def test_no_time_at_all_and_too_many_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
     net = everywhere("mlp")
-    assert steepest(net, 2, 2) <= semidefinite(net, 2, 2) <= semidefinite(net, 2, 2, time_limit=0.0) < math.inf
+    assert (
+        steepest(net, 2, 2)
+        <= semidefinite(net, 2, 2)
+        <= semidefinite(net, 2, 2, time_limit=0.0)
+        < math.inf
+    )
     monkeypatch.setattr(module, "MOST", net.neurons - 1)
     assert semidefinite(net, 2, 2) == math.inf
 
 
 def test_neurons_without_effect() -> None:
-    for weights in ([[[1.0, 2.0], [0.0, 0.0]], [[1.0, 1.0]]], [[[1.0, 2.0], [3.0, 1.0]], [[1.0, 0.0]]]):
-        assert semidefinite(layers(*weights).piecewise(), 2, 2) == pytest.approx(math.sqrt(5), rel=ABOUT)
+    for weights in (
+        [[[1.0, 2.0], [0.0, 0.0]], [[1.0, 1.0]]],
+        [[[1.0, 2.0], [3.0, 1.0]], [[1.0, 0.0]]],
+    ):
+        assert semidefinite(layers(*weights).piecewise(), 2, 2) == pytest.approx(
+            math.sqrt(5), rel=ABOUT
+        )
     assert semidefinite(layers([[1.0, 2.0]], [[0.0]]).piecewise(), 2, 2) < 1e-4
 
 
 def largest_jacobian(bounds: Bounds, r: float, s: float) -> float:
-    net, graph = bounds.graph.piecewise(), bounds.graph
+    net = bounds.graph.piecewise()
+    graph = bounds.graph
     x = bounds.region.sample(1500, torch.Generator().manual_seed(2))
     slopes = net.jacobian(net.mask(x))
     if r == 1 or s == math.inf or r == s == 2 or graph.inputs < 14:
         return float(operator_norm(slopes, r, s).max())
-    u: Tensor = torch.randn(200, graph.inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).sign()
+    u: Tensor = torch.randn(
+        200, graph.inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    ).sign()
     u = u / torch.linalg.vector_norm(u, r, dim=1, keepdim=True)
     return float(torch.linalg.vector_norm(slopes @ u.T, s, dim=1).max())
 
@@ -134,7 +159,15 @@ def stacked() -> Graph:
         h = (h + m.b(h.mul(0.5).abs())).relu()
         return m.d((h + m.c(h).relu()).relu())
 
-    return read(seeded(Net(forward, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 5), d=nn.Linear(5, 3)), 6), (4,))
+    return read(
+        seeded(
+            Net(
+                forward, a=nn.Linear(4, 5), b=nn.Linear(5, 5), c=nn.Linear(5, 5), d=nn.Linear(5, 3)
+            ),
+            6,
+        ),
+        (4,),
+    )
 
 
 @pytest.mark.parametrize("most", [0, 1000])
@@ -169,8 +202,12 @@ def test_one_piece_is_the_whole_and_more_are_worse() -> None:
 
 
 def test_neurons_that_are_never_active_are_dropped_at_a_cut() -> None:
-    graph = layers([[1.0], [1.0]], [[1.0, 1.0]], bias=[[5.0, -5.0], [0.0]])  # on [-1, 1] one is on, the other off
+    graph = layers(
+        [[1.0], [1.0]], [[1.0, 1.0]], bias=[[5.0, -5.0], [0.0]]
+    )  # on [-1, 1] one is on, the other off
     bounds = crown(graph, Region.make((-1.0, 1.0), 1))
     assert segmented(bounds, 2, 2) == pytest.approx(1.0, rel=1e-9)
     assert module._pieces(graph, bounds.states(), -1) == [(0, 1), (2, 3)]
-    assert segmented(bounds, 2, 2, most=-1) == pytest.approx(math.sqrt(2), rel=1e-9)  # |(1, 1)| times |(1, 0)|
+    assert segmented(bounds, 2, 2, most=-1) == pytest.approx(
+        math.sqrt(2), rel=1e-9
+    )  # |(1, 1)| times |(1, 0)|

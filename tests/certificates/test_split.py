@@ -1,4 +1,6 @@
-"""Branch and bound with linear bounds: it proves what is true and nothing else, checked where distances are known exactly."""
+"""Branch and bound with linear bounds: it proves what is true and nothing else, checked where
+distances are known exactly.
+"""
 
 import math
 from fractions import Fraction
@@ -15,11 +17,17 @@ from wassail.certificates.structure import read
 from wassail.testing import _Residual
 
 NETWORKS = {
-    "mlp": lambda: nn.Sequential(nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)),
+    "mlp": lambda: nn.Sequential(
+        nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)
+    ),
     "leaky": lambda: nn.Sequential(nn.Linear(4, 12), nn.LeakyReLU(0.1), nn.Linear(12, 3)),
     "residual": lambda: nn.Sequential(nn.Linear(3, 6), _Residual(6), nn.ReLU(), nn.Linear(6, 3)),
     "conv": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 3, 2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 3),
     ),
 }
 INPUTS = {"mlp": 3, "leaky": 4, "residual": 3, "conv": 6}
@@ -47,7 +55,12 @@ def _branch(graph, x, y, radius, norm, domain, most=4000):
 
 @pytest.mark.parametrize(
     ("name", "norm"),
-    [(name, norm) for name in sorted(NETWORKS) for norm in (1.0, 2.0, math.inf) if norm != 1 or name in ("leaky", "residual")],
+    [
+        (name, norm)
+        for name in sorted(NETWORKS)
+        for norm in (1.0, 2.0, math.inf)
+        if norm != 1 or name in ("leaky", "residual")
+    ],
 )
 def test_it_proves_up_to_the_exact_distance_and_not_beyond(name, norm):
     domain = (-1.0, 2.0)
@@ -60,18 +73,25 @@ def test_it_proves_up_to_the_exact_distance_and_not_beyond(name, norm):
             distance = float(exact.upper[i])
             if not exact.exact[i] or not math.isfinite(distance):
                 continue
-            # Multipliers come from a few steps of Adam, so it stops short of the distance: at 0.97 of it two of these nets
-            # stay open, and in l1, where the dual norm is the largest entry, it is slower still.
+            # Multipliers come from a few steps of Adam, so it stops short of the distance: at 0.97
+            # of it two of these nets stay open, and in l1, where the dual norm is the largest
+            # entry, it is slower still.
             share = 0.6 if norm == 1 else 0.9
             proved, domains = _branch(graph, x[i], y[i], share * distance, norm, domain)
             assert proved, (seed, i, distance)
             needed += domains > 0
-            assert not _branch(graph, x[i], y[i], 1.0001 * distance, norm, domain, most=64)[0], (seed, i, distance)
+            assert not _branch(graph, x[i], y[i], 1.0001 * distance, norm, domain, most=64)[0], (
+                seed,
+                i,
+                distance,
+            )
     assert needed or (name, norm) != ("conv", math.inf)  # there linear bounds alone are not enough
 
 
 def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
-    """The bound of each domain against thousands of points of the ball that have the signs of the domain."""
+    """The bound of each domain against thousands of points of the ball that have the signs of
+    the domain.
+    """
     from wassail.certificates import split
 
     model, x, y = _case("mlp", 5)
@@ -85,7 +105,9 @@ def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
     generator = torch.Generator().manual_seed(0)
     points = x[:1] + 0.6 * (2 * torch.rand(20000, 3, dtype=torch.float64, generator=generator) - 1)
     values = graph.values(points)
-    signs = torch.cat([values[graph.nodes[i].inputs[0]][:, tree.places[i][0]] for i in tree.places], 1)
+    signs = torch.cat(
+        [values[graph.nodes[i].inputs[0]][:, tree.places[i][0]] for i in tree.places], 1
+    )
     margin = values[-1][:, y[0], None] - values[-1]
     seen = 0
     for k in range(len(domains)):
@@ -109,14 +131,20 @@ def test_it_stops_at_its_limits():
 
 
 def test_a_multiplier_that_cancels_a_coefficient_leaves_its_rounding() -> None:
-    """The line of a neuron that is off, by fractions: it holds at both ends of the span, one of them far, one near 0."""
+    """The line of a neuron that is off, by fractions: it holds at both ends of the span, one of
+    them far, one near 0.
+    """
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.LeakyReLU(0.1), nn.Linear(1, 2)).double()
     with torch.no_grad():
         model[0].weight.fill_(1.0)
-    balls = Balls.make(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1), math.inf, (-1e-12, 1.0))
+    balls = Balls.make(
+        torch.zeros(1, 1, dtype=torch.float64), torch.ones(1), math.inf, (-1e-12, 1.0)
+    )
     sweep = Sweep(read(model, (1,)), balls).run()
-    tree, none = _Tree(sweep, [0], [0]), torch.zeros(1, dtype=torch.int64)
-    rows, off = _Rows(none, none, none + 1), torch.full((1, 1), -1.0, dtype=torch.float64)
+    tree = _Tree(sweep, [0], [0])
+    none = torch.zeros(1, dtype=torch.int64)
+    rows = _Rows(none, none, none + 1)
+    off = torch.full((1, 1), -1.0, dtype=torch.float64)
     slope, c, here = (Fraction(float(v)) for v in (tree.slope, tree.c, tree.here))
     for size in range(1, 40):
         w = torch.full((1, 1), size / 7, dtype=torch.float64)

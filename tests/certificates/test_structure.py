@@ -40,7 +40,10 @@ def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
     g = torch.Generator().manual_seed(seed)
     for name, value in model.double().eval().state_dict().items():
         if value.is_floating_point():
-            fresh = torch.randn(value.shape, generator=g, dtype=torch.float64) / max(1, math.prod(value.shape[1:])) ** 0.5
+            fresh = (
+                torch.randn(value.shape, generator=g, dtype=torch.float64)
+                / max(1, math.prod(value.shape[1:])) ** 0.5
+            )
             value.copy_(fresh.abs() + 0.5 if "var" in name else fresh)
     return model
 
@@ -58,154 +61,321 @@ def linear(n: int, k: int = 3) -> nn.Module:
 
 
 def pooled(pool: nn.Module, image: tuple[int, int, int], size: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(image[0], 2, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), linear(size))
+    return nn.Sequential(
+        nn.Conv2d(image[0], 2, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), linear(size)
+    )
 
 
-MEAN, STD = torch.tensor([0.3, -0.4]).view(1, 2, 1, 1).double(), torch.tensor([0.5, 2.0]).view(1, 2, 1, 1).double()
+MEAN = torch.tensor([0.3, -0.4]).view(1, 2, 1, 1).double()
+STD = torch.tensor([0.5, 2.0]).view(1, 2, 1, 1).double()
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "no hidden layer": (lambda: linear(4), (4,)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(inplace=True), linear(5)), (4,)),
-    "no bias": (lambda: nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)), (4,)),
-    "flattened image": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), linear(5)), (3, 2, 2)),
+    "mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(inplace=True), linear(5)
+        ),
+        (4,),
+    ),
+    "no bias": (
+        lambda: nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)),
+        (4,),
+    ),
+    "flattened image": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), linear(5)),
+        (3, 2, 2),
+    ),
     "tokens": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), linear(20)), (5, 3)),
-    "conv": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), linear(27)), (2, 5, 5)),
+    "conv": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), linear(27)),
+        (2, 5, 5),
+    ),
     "conv, stride and padding": (
-        lambda: nn.Sequential(nn.Conv2d(2, 3, (3, 2), stride=(2, 3), padding=(1, 0)), nn.ReLU(), nn.Flatten(), linear(18)),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 3, (3, 2), stride=(2, 3), padding=(1, 0)),
+            nn.ReLU(),
+            nn.Flatten(),
+            linear(18),
+        ),
         (2, 5, 6),
     ),
-    "conv, dilation": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.ReLU(), nn.Flatten(), linear(18)), (1, 7, 7)),
+    "conv, dilation": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, dilation=2), nn.ReLU(), nn.Flatten(), linear(18)),
+        (1, 7, 7),
+    ),
     "conv, groups": (
-        lambda: nn.Sequential(nn.Conv2d(4, 6, 3, groups=2, padding=1), nn.ReLU(), nn.Flatten(), linear(54)), (4, 3, 3)
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 6, 3, groups=2, padding=1), nn.ReLU(), nn.Flatten(), linear(54)
+        ),
+        (4, 3, 3),
     ),
-    "conv, depthwise": (lambda: nn.Sequential(nn.Conv2d(3, 3, 2, groups=3), nn.ReLU(), nn.Flatten(), linear(12)), (3, 3, 3)),
+    "conv, depthwise": (
+        lambda: nn.Sequential(nn.Conv2d(3, 3, 2, groups=3), nn.ReLU(), nn.Flatten(), linear(12)),
+        (3, 3, 3),
+    ),
     "conv, same": (
-        lambda: nn.Sequential(nn.Conv2d(1, 2, (5, 3), padding="same"), nn.ReLU(), nn.Flatten(), linear(24)), (1, 4, 3)
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, (5, 3), padding="same"), nn.ReLU(), nn.Flatten(), linear(24)
+        ),
+        (1, 4, 3),
     ),
-    "conv, valid": (lambda: nn.Sequential(nn.Conv2d(1, 2, 2, padding="valid"), nn.ReLU(), nn.Flatten(), linear(12)), (1, 3, 4)),
+    "conv, valid": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 2, padding="valid"), nn.ReLU(), nn.Flatten(), linear(12)
+        ),
+        (1, 3, 4),
+    ),
     "conv, circular": (
-        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten(), linear(18)),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"),
+            nn.ReLU(),
+            nn.Flatten(),
+            linear(18),
+        ),
         (1, 3, 3),
     ),
     "weights computed from others": (
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), linear(5)), (4,)
+        lambda: nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), linear(5)
+        ),
+        (4,),
     ),
-    "batch norm, flat": (lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), linear(5)), (4,)),
+    "batch norm, flat": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), linear(5)),
+        (4,),
+    ),
     "batch norm, no weights": (
-        lambda: nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 5), nn.ReLU(), linear(5)), (4,)
+        lambda: nn.Sequential(
+            nn.BatchNorm1d(4, affine=False), nn.Linear(4, 5), nn.ReLU(), linear(5)
+        ),
+        (4,),
     ),
     "batch norm, after the activation": (
-        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.BatchNorm1d(5), nn.ReLU(), linear(5)), (4,)
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.BatchNorm1d(5), nn.ReLU(), linear(5)),
+        (4,),
     ),
     "batch norm, images": (
         lambda: nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4),
-            nn.Conv2d(4, 2, 3, padding=1, groups=2), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), linear(18),
-        ), (2, 3, 3),
+            nn.Conv2d(2, 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 2, 3, padding=1, groups=2),
+            nn.BatchNorm2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            linear(18),
+        ),
+        (2, 3, 3),
     ),
-    "leaky": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(0.2), nn.Linear(5, 5), nn.LeakyReLU(), linear(5)), (4,)),
+    "leaky": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 5), nn.LeakyReLU(0.2), nn.Linear(5, 5), nn.LeakyReLU(), linear(5)
+        ),
+        (4,),
+    ),
     "prelu, one": (lambda: prelu(nn.Sequential(nn.Linear(4, 5), nn.PReLU(), linear(5))), (4,)),
-    "prelu, channels": (lambda: prelu(nn.Sequential(nn.Conv2d(1, 3, 2), nn.PReLU(3), nn.Flatten(), linear(12))), (1, 3, 3)),
+    "prelu, channels": (
+        lambda: prelu(nn.Sequential(nn.Conv2d(1, 3, 2), nn.PReLU(3), nn.Flatten(), linear(12))),
+        (1, 3, 3),
+    ),
     "relu6": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU6(), linear(5)), (4,)),
     "hardtanh": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Hardtanh(-0.5, 0.25), linear(5)), (4,)),
-    "clamp": (lambda: Net(lambda m, x: m.b(m.a(x).clamp(-0.3, 0.7)), a=nn.Linear(4, 5), b=linear(5)), (4,)),
-    "clamp below": (lambda: Net(lambda m, x: m.b(m.a(x).clamp(min=-0.3)), a=nn.Linear(4, 5), b=linear(5)), (4,)),
-    "clamp above": (lambda: Net(lambda m, x: m.b(m.a(x).clamp(max=0.3)), a=nn.Linear(4, 5), b=linear(5)), (4,)),
+    "clamp": (
+        lambda: Net(lambda m, x: m.b(m.a(x).clamp(-0.3, 0.7)), a=nn.Linear(4, 5), b=linear(5)),
+        (4,),
+    ),
+    "clamp below": (
+        lambda: Net(lambda m, x: m.b(m.a(x).clamp(min=-0.3)), a=nn.Linear(4, 5), b=linear(5)),
+        (4,),
+    ),
+    "clamp above": (
+        lambda: Net(lambda m, x: m.b(m.a(x).clamp(max=0.3)), a=nn.Linear(4, 5), b=linear(5)),
+        (4,),
+    ),
     "abs": (lambda: Net(lambda m, x: m.b(m.a(x).abs()), a=nn.Linear(4, 5), b=linear(5)), (4,)),
     "maximum": (
-        lambda: Net(lambda m, x: m.c(torch.maximum(m.a(x), m.b(x))), a=nn.Linear(4, 5), b=nn.Linear(4, 5), c=linear(5)), (4,)
+        lambda: Net(
+            lambda m, x: m.c(torch.maximum(m.a(x), m.b(x))),
+            a=nn.Linear(4, 5),
+            b=nn.Linear(4, 5),
+            c=linear(5),
+        ),
+        (4,),
     ),
     "maximum with a constant": (
         lambda: Net(
-            lambda m, x: m.b(torch.maximum(m.a(x), m.limit.bias)), a=nn.Linear(4, 5), b=linear(5), limit=nn.Linear(1, 1)
-        ), (4,),
+            lambda m, x: m.b(torch.maximum(m.a(x), m.limit.bias)),
+            a=nn.Linear(4, 5),
+            b=linear(5),
+            limit=nn.Linear(1, 1),
+        ),
+        (4,),
     ),
     "residual": (
-        lambda: Net(lambda m, x: m.c(x + m.b(m.a(x).relu())), a=nn.Linear(4, 6), b=nn.Linear(6, 4), c=linear(4)), (4,)
+        lambda: Net(
+            lambda m, x: m.c(x + m.b(m.a(x).relu())),
+            a=nn.Linear(4, 6),
+            b=nn.Linear(6, 4),
+            c=linear(4),
+        ),
+        (4,),
     ),
     "residual, in place": (  # the skip path sees what the in-place ReLU left behind
         lambda: Net(
             lambda m, x: (lambda h: m.c(m.b(F.relu(h, inplace=True)) + h))(m.a(x)),
-            a=nn.Linear(4, 6), b=nn.Linear(6, 6), c=linear(6),
-        ), (4,),
+            a=nn.Linear(4, 6),
+            b=nn.Linear(6, 6),
+            c=linear(6),
+        ),
+        (4,),
     ),
     "residual, added in place": (
         lambda: Net(
-            lambda m, x: (lambda h: m.c(m.b(h).add_(h).relu_()))(m.a(x)), a=nn.Linear(4, 6), b=nn.Linear(6, 6), c=linear(6)
-        ), (4,),
+            lambda m, x: (lambda h: m.c(m.b(h).add_(h).relu_()))(m.a(x)),
+            a=nn.Linear(4, 6),
+            b=nn.Linear(6, 6),
+            c=linear(6),
+        ),
+        (4,),
     ),
-    "x + x": (lambda: Net(lambda m, x: (lambda h: m.b(h + h))(m.a(x).relu()), a=nn.Linear(4, 5), b=linear(5)), (4,)),
+    "x + x": (
+        lambda: Net(
+            lambda m, x: (lambda h: m.b(h + h))(m.a(x).relu()), a=nn.Linear(4, 5), b=linear(5)
+        ),
+        (4,),
+    ),
     "difference": (
         lambda: Net(
-            lambda m, x: m.c(torch.sub(x.relu(), m.a(x).relu(), alpha=0.7) + (2 - x)), a=nn.Linear(4, 4), c=linear(4)
-        ), (4,),
+            lambda m, x: m.c(torch.sub(x.relu(), m.a(x).relu(), alpha=0.7) + (2 - x)),
+            a=nn.Linear(4, 4),
+            c=linear(4),
+        ),
+        (4,),
     ),
     "constants": (
-        lambda: Net(lambda m, x: (3 * m.b((1 - m.a(x / 0.5)).relu() - 0.25) + 1) / 2 * -1, a=nn.Linear(4, 5), b=linear(5)), (4,)
+        lambda: Net(
+            lambda m, x: (3 * m.b((1 - m.a(x / 0.5)).relu() - 0.25) + 1) / 2 * -1,
+            a=nn.Linear(4, 5),
+            b=linear(5),
+        ),
+        (4,),
     ),
     "concat": (
-        lambda: Net(lambda m, x: m.c(torch.cat([x, m.a(x).relu(), x.relu()], 1)), a=nn.Linear(4, 5), c=linear(13)), (4,)
+        lambda: Net(
+            lambda m, x: m.c(torch.cat([x, m.a(x).relu(), x.relu()], 1)),
+            a=nn.Linear(4, 5),
+            c=linear(13),
+        ),
+        (4,),
     ),
     "concat, channels": (
-        lambda: Net(lambda m, x: m.c(torch.cat([x, m.a(x).relu()], -3).flatten(1)), a=nn.Conv2d(2, 3, 1), c=linear(20)),
+        lambda: Net(
+            lambda m, x: m.c(torch.cat([x, m.a(x).relu()], -3).flatten(1)),
+            a=nn.Conv2d(2, 3, 1),
+            c=linear(20),
+        ),
         (2, 2, 2),
     ),
     "moves": (
         lambda: Net(
-            lambda m, x: m.b(F.pad(m.a(x.permute(0, 3, 1, 2)).relu()[:, 1:, :, ::2], (1, 0, 0, 2)).reshape(len(x), -1)),
-            a=nn.Conv2d(2, 3, 1), b=linear(30),
-        ), (3, 4, 2),
+            lambda m, x: m.b(
+                F.pad(m.a(x.permute(0, 3, 1, 2)).relu()[:, 1:, :, ::2], (1, 0, 0, 2)).reshape(
+                    len(x), -1
+                )
+            ),
+            a=nn.Conv2d(2, 3, 1),
+            b=linear(30),
+        ),
+        (3, 4, 2),
     ),
     "chunk, flip, roll": (
         lambda: Net(
             lambda m, x: (lambda p, q: m.b(p.relu().flip(1) + q.roll(1, 1)))(*m.a(x).chunk(2, 1)),
-            a=nn.Linear(4, 6), b=linear(3),
-        ), (4,),
+            a=nn.Linear(4, 6),
+            b=linear(3),
+        ),
+        (4,),
     ),
     "expand, select, split": (
         lambda: Net(
-            lambda m, x: m.b((lambda u, v: u.unsqueeze(2).expand(-1, -1, 3).flatten(1) + v[:, :1].relu().expand(-1, 6))(
-                *m.a(x).relu().split([2, 3], 1)) + x.select(1, 0)[:, None].expand(-1, 6)),
-            a=nn.Linear(4, 5), b=linear(6),
-        ), (4,),
+            lambda m, x: m.b(
+                (
+                    lambda u, v: (
+                        u.unsqueeze(2).expand(-1, -1, 3).flatten(1) + v[:, :1].relu().expand(-1, 6)
+                    )
+                )(*m.a(x).relu().split([2, 3], 1))
+                + x.select(1, 0)[:, None].expand(-1, 6)
+            ),
+            a=nn.Linear(4, 5),
+            b=linear(6),
+        ),
+        (4,),
     ),
-    "average pool": (lambda: pooled(nn.AvgPool2d(2, stride=1, padding=1), (1, 3, 4), 40), (1, 3, 4)),
+    "average pool": (
+        lambda: pooled(nn.AvgPool2d(2, stride=1, padding=1), (1, 3, 4), 40),
+        (1, 3, 4),
+    ),
     "average pool, padding not counted": (
-        lambda: pooled(nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), (1, 4, 4), 18), (1, 4, 4)
+        lambda: pooled(
+            nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), (1, 4, 4), 18
+        ),
+        (1, 4, 4),
     ),
     "adaptive pool": (lambda: pooled(nn.AdaptiveAvgPool2d((2, 3)), (1, 5, 4), 12), (1, 5, 4)),
     "global pool": (lambda: pooled(nn.AdaptiveAvgPool2d(1), (1, 5, 4), 2), (1, 5, 4)),
     "mean and sum": (
         lambda: Net(
             lambda m, x: m.b(m.a(x).relu().mean((2, 3)) + x.sum((1, 2, 3))[:, None].expand(-1, 3)),
-            a=nn.Conv2d(1, 3, 2), b=linear(3),
-        ), (1, 3, 4),
+            a=nn.Conv2d(1, 3, 2),
+            b=linear(3),
+        ),
+        (1, 3, 4),
     ),
     "max pool": (lambda: pooled(nn.MaxPool2d(2), (1, 4, 4), 8), (1, 4, 4)),
     "max pool, odd": (lambda: pooled(nn.MaxPool2d(2), (1, 5, 3), 4), (1, 5, 3)),
-    "max pool, 3x3 stride 2, padded": (lambda: pooled(nn.MaxPool2d(3, 2, 1), (1, 5, 4), 12), (1, 5, 4)),
-    "max pool, dilated, ceil": (lambda: pooled(nn.MaxPool2d(2, 2, 1, dilation=2, ceil_mode=True), (1, 5, 4), 18), (1, 5, 4)),
+    "max pool, 3x3 stride 2, padded": (
+        lambda: pooled(nn.MaxPool2d(3, 2, 1), (1, 5, 4), 12),
+        (1, 5, 4),
+    ),
+    "max pool, dilated, ceil": (
+        lambda: pooled(nn.MaxPool2d(2, 2, 1, dilation=2, ceil_mode=True), (1, 5, 4), 18),
+        (1, 5, 4),
+    ),
     "max pool of negative numbers": (  # padding must not count as zero
-        lambda: Net(lambda m, x: m.b(F.max_pool2d(-x.abs() - 1, 3, 1, 1).flatten(1)), b=linear(9)), (1, 3, 3)
+        lambda: Net(lambda m, x: m.b(F.max_pool2d(-x.abs() - 1, 3, 1, 1).flatten(1)), b=linear(9)),
+        (1, 3, 3),
     ),
     "normalisation, then padding": (
         lambda: Net(
-            lambda m, x: m.b(m.a((x - MEAN) / STD).relu().flatten(1)), a=nn.Conv2d(2, 3, 3, padding=1), b=linear(27)
-        ), (2, 3, 3),
+            lambda m, x: m.b(m.a((x - MEAN) / STD).relu().flatten(1)),
+            a=nn.Conv2d(2, 3, 3, padding=1),
+            b=linear(27),
+        ),
+        (2, 3, 3),
     ),
     "one number per sample": (
         lambda: Net(
             lambda m, x: m.b(torch.cat([x.sum(1).relu()[:, None], m.a(x)[:, 0].abs()[:, None]], 1)),
-            a=nn.Linear(4, 2), b=linear(2),
-        ), (4,),
+            a=nn.Linear(4, 2),
+            b=linear(2),
+        ),
+        (4,),
     ),
     "casts and constants made on the way": (
         lambda: Net(
-            lambda m, x: m.a((x.double() - torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x)).relu()).to(torch.float64), a=linear(4)
-        ), (4,),
+            lambda m, x: m.a((x.double() - torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x)).relu()).to(
+                torch.float64
+            ),
+            a=linear(4),
+        ),
+        (4,),
     ),
-    "dropout": (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.5), linear(5)), (4,)),
-}  # fmt: skip
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.5), linear(5)),
+        (4,),
+    ),
+}
 
 
 @cache
@@ -221,12 +391,17 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """`(m, K, n)` at samples `(m, *shape)`."""
     x = x.clone().requires_grad_(True)
     out = function(x)
-    rows = [torch.autograd.grad(out[:, k].sum(), x, retain_graph=True)[0].flatten(1) for k in range(out.shape[1])]
+    rows = [
+        torch.autograd.grad(out[:, k].sum(), x, retain_graph=True)[0].flatten(1)
+        for k in range(out.shape[1])
+    ]
     return torch.stack(rows, 1).detach()
 
 
 def points(shape: tuple[int, ...], count: int = 16, seed: int = 1) -> Tensor:
-    return 1.5 * torch.randn(count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return 1.5 * torch.randn(
+        count, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -248,7 +423,8 @@ def test_every_layer_gives_the_models_logits_and_jacobians(name: str) -> None:
 def test_the_dense_form_is_the_graph_also_with_the_stable_neurons_of_a_box_fixed(name: str) -> None:
     _, graph = build(name)
     x = points(graph.nodes[0].shape)
-    network, flat = graph.piecewise(), x.flatten(1)
+    network = graph.piecewise()
+    flat = x.flatten(1)
     same_network(network, graph, flat)
     assert network.neurons == graph.neurons
     box = Region.make((0.2, 0.5), graph.inputs)
@@ -282,23 +458,29 @@ def test_transposes_are_adjoints_and_magnitudes_are_absolute_values(name: str) -
             shapes = [graph.nodes[j].shape for j in node.inputs]
             x = torch.randn(2, *graph.nodes[source].shape, dtype=torch.float64, generator=g)
             cotangent = torch.randn(2, *node.shape, dtype=torch.float64, generator=g)
-            value = node.map.forward(*[x if i == k else x.new_zeros(2, *s) for i, s in enumerate(shapes)])
-            there, back = (
-                (value * cotangent).reshape(2, -1).sum(1),
-                (x * node.map.transpose(cotangent)[k]).reshape(2, -1).sum(1),
+            value = node.map.forward(
+                *[x if i == k else x.new_zeros(2, *s) for i, s in enumerate(shapes)]
             )
+            there = (value * cotangent).reshape(2, -1).sum(1)
+            back = (x * node.map.transpose(cotangent)[k]).reshape(2, -1).sum(1)
             assert torch.allclose(there, back, rtol=1e-11, atol=1e-11)
-            assert torch.allclose(dense(node.map.magnitude(), shapes, k), dense(node.map, shapes, k).abs(), rtol=1e-14)
+            assert torch.allclose(
+                dense(node.map.magnitude(), shapes, k), dense(node.map, shapes, k).abs(), rtol=1e-14
+            )
 
 
 def dense(map_: Linear, shapes: list[tuple[int, ...]], k: int) -> Tensor:
     """The matrix of a map in its input k, `(in, out)`."""
     size = math.prod(shapes[k])
     eye = torch.eye(size, dtype=torch.float64).reshape(-1, *shapes[k])
-    return map_.forward(*[eye if i == k else eye.new_zeros(size, *s) for i, s in enumerate(shapes)]).reshape(size, -1)
+    return map_.forward(
+        *[eye if i == k else eye.new_zeros(size, *s) for i, s in enumerate(shapes)]
+    ).reshape(size, -1)
 
 
-@pytest.mark.parametrize("name", ["mlp", "batch norm, images", "residual", "max pool", "hardtanh", "global pool"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "batch norm, images", "residual", "max pool", "hardtanh", "global pool"]
+)
 def test_head_and_recession(name: str) -> None:
     model, graph = build(name)
     x = points(graph.nodes[0].shape)
@@ -310,7 +492,10 @@ def test_head_and_recession(name: str) -> None:
     recession = graph.homogeneous()
     assert not recession.logits(torch.zeros_like(x)).any()
     assert torch.allclose(recession.logits(x), graph.logits(far * x) / far, atol=1e-4)
-    assert close(recession.piecewise().logits(x.flatten(1)), graph.piecewise().homogeneous().logits(x.flatten(1)))
+    assert close(
+        recession.piecewise().logits(x.flatten(1)),
+        graph.piecewise().homogeneous().logits(x.flatten(1)),
+    )
 
 
 def test_normalisations_and_batch_norms_become_part_of_their_layers() -> None:
@@ -318,7 +503,11 @@ def test_normalisations_and_batch_norms_become_part_of_their_layers() -> None:
     assert [type(node.map) for node in graph.nodes] == [type(None), Matrix, type(None), Matrix]
     _, graph = build("normalisation, then padding")
     assert isinstance(graph.nodes[1].map, Conv) and graph.nodes[1].inputs == (0,)
-    assert graph.nodes[1].bias is not None and graph.nodes[1].bias.shape == (3, 3, 3)  # the border sees other zeros
+    assert graph.nodes[1].bias is not None and graph.nodes[1].bias.shape == (
+        3,
+        3,
+        3,
+    )  # the border sees other zeros
 
 
 def test_a_plain_function_and_a_float32_model() -> None:
@@ -339,7 +528,9 @@ def test_a_parameter_shared_by_two_layers() -> None:
 
 
 def test_modes_and_gradients_of_the_model_are_given_back() -> None:
-    model = seeded(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.ReLU(), nn.Linear(5, 2))).train()
+    model = seeded(
+        nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.ReLU(), nn.Linear(5, 2))
+    ).train()
     model[3].eval()
     model[0].weight.requires_grad_(False)
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -362,26 +553,64 @@ def branching(x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
-    "sigmoid": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), linear(5)), "'sigmoid'", "'1' (Sigmoid)"),
+    "sigmoid": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), linear(5)),
+        "'sigmoid'",
+        "'1' (Sigmoid)",
+    ),
     "gelu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU(), linear(5)), "'gelu'", "'1' (GELU)"),
     "softmax": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Softmax(1)), "'softmax", "'1' (Softmax)"),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), linear(5)), "'layer_norm'", "'1' (LayerNorm)"),
-    "product": (lambda: Net(lambda m, x: m.a(x) * m.b(x), a=linear(4), b=linear(4)), "product", "the model itself (Net)"),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), linear(5)),
+        "'layer_norm'",
+        "'1' (LayerNorm)",
+    ),
+    "product": (
+        lambda: Net(lambda m, x: m.a(x) * m.b(x), a=linear(4), b=linear(4)),
+        "product",
+        "the model itself (Net)",
+    ),
     "matrix product": (
-        lambda: Net(lambda m, x: (m.a(x)[:, None] @ m.b(x)[:, :, None]).flatten(1), a=linear(4), b=linear(4)),
-        "product", "the model itself (Net)",
+        lambda: Net(
+            lambda m, x: (m.a(x)[:, None] @ m.b(x)[:, :, None]).flatten(1), a=linear(4), b=linear(4)
+        ),
+        "product",
+        "the model itself (Net)",
     ),
-    "division": (lambda: Net(lambda m, x: 1 / m.a(x), a=linear(4)), "reciprocal", "the model itself (Net)"),
-    "square": (lambda: Net(lambda m, x: m.a(x) ** 2, a=linear(4)), "product", "the model itself (Net)"),
+    "division": (
+        lambda: Net(lambda m, x: 1 / m.a(x), a=linear(4)),
+        "reciprocal",
+        "the model itself (Net)",
+    ),
+    "square": (
+        lambda: Net(lambda m, x: m.a(x) ** 2, a=linear(4)),
+        "product",
+        "the model itself (Net)",
+    ),
     "cube": (lambda: Net(lambda m, x: m.a(x) ** 3, a=linear(4)), "power", "the model itself (Net)"),
-    "steep leaky": (lambda: nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(1.5), linear(5)), "slope", "'1' (LeakyReLU)"),
-    "batch mean": (lambda: Net(lambda m, x: m.a(mixing(x)), a=linear(4)), "batch", "the model itself (Net)"),
-    "batch flip": (lambda: Net(lambda m, x: m.a(x.flip(0)), a=linear(4)), "depends on the batch", "model"),
-    "transposed": (
-        lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.ConvTranspose2d(1, 1, 2), nn.Flatten(), linear(9)),
-        "conv", "'1' (ConvTranspose2d)",
+    "steep leaky": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(1.5), linear(5)),
+        "slope",
+        "'1' (LeakyReLU)",
     ),
-}  # fmt: skip
+    "batch mean": (
+        lambda: Net(lambda m, x: m.a(mixing(x)), a=linear(4)),
+        "batch",
+        "the model itself (Net)",
+    ),
+    "batch flip": (
+        lambda: Net(lambda m, x: m.a(x.flip(0)), a=linear(4)),
+        "depends on the batch",
+        "model",
+    ),
+    "transposed": (
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 2, 2)), nn.ConvTranspose2d(1, 1, 2), nn.Flatten(), linear(9)
+        ),
+        "conv",
+        "'1' (ConvTranspose2d)",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -397,20 +626,48 @@ SMOOTH: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = 
     "sigmoid": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), linear(5)), (4,), ["sigmoid"]),
     "tanh": (lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), linear(5)), (4,), ["tanh"]),
     "gelu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU(), linear(5)), (4,), ["gelu"]),
-    "gelu, tanh form": (lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU("tanh"), linear(5)), (4,), ["gelu_tanh"]),
-    "silu": (lambda: nn.Sequential(nn.Linear(4, 5), nn.SiLU(inplace=True), linear(5)), (4,), ["silu"]),
-    "methods": (lambda: Net(lambda m, x: m.b(m.a(x).sigmoid_() + x.tanh().sum(1)[:, None].expand(-1, 5)),
-                            a=nn.Linear(4, 5), b=linear(5)), (4,), ["sigmoid", "tanh"]),
+    "gelu, tanh form": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU("tanh"), linear(5)),
+        (4,),
+        ["gelu_tanh"],
+    ),
+    "silu": (
+        lambda: nn.Sequential(nn.Linear(4, 5), nn.SiLU(inplace=True), linear(5)),
+        (4,),
+        ["silu"],
+    ),
+    "methods": (
+        lambda: Net(
+            lambda m, x: m.b(m.a(x).sigmoid_() + x.tanh().sum(1)[:, None].expand(-1, 5)),
+            a=nn.Linear(4, 5),
+            b=linear(5),
+        ),
+        (4,),
+        ["sigmoid", "tanh"],
+    ),
     "beside ReLUs": (
         lambda: nn.Sequential(
-            nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.SiLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(6, 5), nn.GELU(), nn.ReLU(), linear(5),
-        ), (2, 4, 2), ["silu", "gelu"],
+            nn.Conv2d(2, 3, 3, padding=1),
+            nn.BatchNorm2d(3),
+            nn.SiLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(6, 5),
+            nn.GELU(),
+            nn.ReLU(),
+            linear(5),
+        ),
+        (2, 4, 2),
+        ["silu", "gelu"],
     ),
     "residual": (
-        lambda: Net(lambda m, x: m.b(x + F.gelu(m.a(torch.tanh(x)))), a=nn.Linear(4, 4), b=linear(4)), (4,), ["tanh", "gelu"]
+        lambda: Net(
+            lambda m, x: m.b(x + F.gelu(m.a(torch.tanh(x)))), a=nn.Linear(4, 4), b=linear(4)
+        ),
+        (4,),
+        ["tanh", "gelu"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -419,9 +676,16 @@ def test_smooth_activations_are_nodes_when_asked_for_and_refused_when_not(name: 
     model = seeded(make())
     with pytest.raises(InputError, match=f"'{activations[0]}' at "):
         read(model, shape)
-    graph, x = read(model, shape, smooth=True), points(shape)
-    assert sorted(node.activation for node in graph.nodes if node.activation is not None) == sorted(activations)
-    assert all(node.map is None and node.slope is None for node in graph.nodes if node.activation is not None)
+    graph = read(model, shape, smooth=True)
+    x = points(shape)
+    assert sorted(node.activation for node in graph.nodes if node.activation is not None) == sorted(
+        activations
+    )
+    assert all(
+        node.map is None and node.slope is None
+        for node in graph.nodes
+        if node.activation is not None
+    )
     assert close(graph.logits(x), model(x).detach())
     assert close(jacobian(graph.logits, x), jacobian(model, x))
     assert [node.shape for node in graph.nodes] == [tuple(v.shape[1:]) for v in graph.values(x)]
@@ -443,13 +707,17 @@ def test_what_is_for_piecewise_linear_networks_refuses_smooth_ones() -> None:
 def test_a_piecewise_linear_network_is_the_same_with_and_without_smooth(name: str) -> None:
     model, graph = build(name)
     again = read(model, graph.nodes[0].shape, smooth=True)
-    assert [node.inputs for node in again.nodes] == [node.inputs for node in graph.nodes] and again.relus == graph.relus
+    assert [node.inputs for node in again.nodes] == [
+        node.inputs for node in graph.nodes
+    ] and again.relus == graph.relus
 
 
 @pytest.mark.parametrize("layer", [nn.Mish(), nn.Hardswish()])
 def test_other_smooth_activations_are_refused_by_name(layer: nn.Module) -> None:
     name = type(layer).__name__
-    with pytest.raises(InputError, match=rf"'{name.lower()}' at '1' \({name}\) .*softmax attention") as error:
+    with pytest.raises(
+        InputError, match=rf"'{name.lower()}' at '1' \({name}\) .*softmax attention"
+    ) as error:
         read(seeded(nn.Sequential(nn.Linear(4, 5), layer, linear(5))), (4,), smooth=True)
     one_sentence(str(error.value))
 
@@ -462,10 +730,14 @@ class Encoder(nn.Module):
         self.layer = nn.TransformerEncoderLayer(
             8, 2, 12, activation="gelu", batch_first=batch_first, norm_first=first, dropout=0.3
         )
-        self.head, self.batch_first, self.mask = nn.Linear(8, 3), batch_first, mask
+        self.head = nn.Linear(8, 3)
+        self.batch_first = batch_first
+        self.mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype) if self.mask else None
+        mask = (
+            nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype) if self.mask else None
+        )
         y = self.layer(x if self.batch_first else x.transpose(0, 1), src_mask=mask)
         return self.head(y.mean(1 if self.batch_first else 0))
 
@@ -475,23 +747,32 @@ class Heads(nn.Module):
 
     def __init__(self, weights: bool, mask: Tensor | None = None) -> None:
         super().__init__()
-        self.heads, self.head = nn.MultiheadAttention(8, 4, batch_first=True), nn.Linear(40, 3)
-        self.weights, self.mask = weights, mask
+        self.heads = nn.MultiheadAttention(8, 4, batch_first=True)
+        self.head = nn.Linear(40, 3)
+        self.weights = weights
+        self.mask = mask
 
     def forward(self, x: Tensor) -> Tensor:
         mask = self.mask if self.mask is None or self.mask.dtype == torch.bool else self.mask.to(x)
-        return self.head(self.heads(x, x, x, need_weights=self.weights, attn_mask=mask)[0].flatten(1))
+        return self.head(
+            self.heads(x, x, x, need_weights=self.weights, attn_mask=mask)[0].flatten(1)
+        )
 
 
 class Block(nn.Module):
-    """A Pre-LN block as vision libraries write it: one matrix for queries, keys and values, fused or spelled out."""
+    """A Pre-LN block as vision libraries write it: one matrix for queries, keys and values,
+    fused or spelled out.
+    """
 
     def __init__(self, width: int, heads: int, fused: bool) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 9), nn.GELU("tanh"), nn.Linear(9, width))
-        self.heads, self.fused = heads, fused
+        self.heads = heads
+        self.fused = fused
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
@@ -511,9 +792,11 @@ class Vision(nn.Module):
     def __init__(self, fused: bool = False, width: int = 6) -> None:
         super().__init__()
         self.patch = nn.Conv2d(1, width, 2, 2)
-        self.token, self.position = nn.Parameter(torch.ones(1, 1, width)), nn.Parameter(torch.ones(1, 5, width))
+        self.token = nn.Parameter(torch.ones(1, 1, width))
+        self.position = nn.Parameter(torch.ones(1, 5, width))
         self.blocks = nn.Sequential(Block(width, 2, fused), Block(width, 3, fused))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 3)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2)
@@ -521,41 +804,95 @@ class Vision(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-TOKENS, BLOCK = (5, 8), ["Normalise", "Product", "Softmax", "Product", "Normalise"]
+TOKENS = (5, 8)
+BLOCK = ["Normalise", "Product", "Softmax", "Product", "Normalise"]
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).triu(1)
 CURVED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]] = {
     "pre-LN": (lambda: Encoder(True, True), TOKENS, BLOCK),
     "post-LN, batch second": (
-        lambda: Encoder(False, False), TOKENS, ["Product", "Softmax", "Product", "Normalise", "Normalise"],
+        lambda: Encoder(False, False),
+        TOKENS,
+        ["Product", "Softmax", "Product", "Normalise", "Normalise"],
     ),
     "pre-LN, batch second": (
-        lambda: Encoder(True, False), TOKENS, BLOCK,
+        lambda: Encoder(True, False),
+        TOKENS,
+        BLOCK,
     ),
     "causal": (lambda: Encoder(True, True, True), TOKENS, BLOCK),
     "heads with weights": (lambda: Heads(True), TOKENS, BLOCK[1:4]),
     "heads, boolean mask": (lambda: Heads(False, CAUSAL), TOKENS, BLOCK[1:4]),
-    "heads, additive mask": (lambda: Heads(True, torch.where(CAUSAL, -math.inf, 0.3)), TOKENS, BLOCK[1:4]),
+    "heads, additive mask": (
+        lambda: Heads(True, torch.where(CAUSAL, -math.inf, 0.3)),
+        TOKENS,
+        BLOCK[1:4],
+    ),
     "vision": (Vision, (1, 4, 4), [*BLOCK, *BLOCK, "Normalise"]),
     "vision, fused": (lambda: Vision(True), (1, 4, 4), [*BLOCK, *BLOCK, "Normalise"]),
-    "RMS norm": (lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6, eps=1e-3), linear(6)), (4,), ["Normalise"]),
-    "norm of two axes": (lambda: nn.Sequential(nn.LayerNorm((2, 4)), nn.Flatten(), linear(8)), (2, 4), ["Normalise"]),
-    "norm without gain": (lambda: nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), linear(4)), (4,), ["Normalise"]),
-    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), linear(12)), (4, 3), ["Normalise"]),
+    "RMS norm": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.RMSNorm(6, eps=1e-3), linear(6)),
+        (4,),
+        ["Normalise"],
+    ),
+    "norm of two axes": (
+        lambda: nn.Sequential(nn.LayerNorm((2, 4)), nn.Flatten(), linear(8)),
+        (2, 4),
+        ["Normalise"],
+    ),
+    "norm without gain": (
+        lambda: nn.Sequential(nn.LayerNorm(4, elementwise_affine=False), linear(4)),
+        (4,),
+        ["Normalise"],
+    ),
+    "group norm": (
+        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten(), linear(12)),
+        (4, 3),
+        ["Normalise"],
+    ),
     "gate": (lambda: nn.Sequential(nn.Linear(4, 6), nn.GLU(), linear(3)), (4,), ["Product"]),
-    "softmax over channels": (lambda: nn.Sequential(nn.Softmax(1), nn.Flatten(), linear(12)), (4, 3), ["Softmax"]),
+    "softmax over channels": (
+        lambda: nn.Sequential(nn.Softmax(1), nn.Flatten(), linear(12)),
+        (4, 3),
+        ["Softmax"],
+    ),
     "broadcast product": (
-        lambda: Net(lambda m, x: m.b(m.a(x)[:, :, None] * x.sum(1)[:, None, None] + x.square()[:, None]).flatten(1)[:, :3],
-                    a=nn.Linear(4, 2), b=nn.Linear(4, 4)), (4,), ["Product", "Product"],
+        lambda: Net(
+            lambda m, x: m.b(
+                m.a(x)[:, :, None] * x.sum(1)[:, None, None] + x.square()[:, None]
+            ).flatten(1)[:, :3],
+            a=nn.Linear(4, 2),
+            b=nn.Linear(4, 4),
+        ),
+        (4,),
+        ["Product", "Product"],
     ),
     "einsum": (
-        lambda: Net(lambda m, x: m.a(torch.einsum("bij,bjk->bik", torch.einsum("bid,bjd->bij", x, m.k(x)).softmax(-1), x)
-                                     .flatten(1)), a=linear(12), k=nn.Linear(4, 4)), (3, 4), ["Product", "Softmax", "Product"],
+        lambda: Net(
+            lambda m, x: m.a(
+                torch.einsum(
+                    "bij,bjk->bik", torch.einsum("bid,bjd->bij", x, m.k(x)).softmax(-1), x
+                ).flatten(1)
+            ),
+            a=linear(12),
+            k=nn.Linear(4, 4),
+        ),
+        (3, 4),
+        ["Product", "Softmax", "Product"],
     ),
     "padding mask": (
-        lambda: Net(lambda m, x: m.a((x @ x.transpose(1, 2)).masked_fill(torch.tensor([False, True, False]), -math.inf)
-                                     .softmax(-1).flatten(1)), a=linear(9)), (3, 4), ["Product", "Softmax"],
+        lambda: Net(
+            lambda m, x: m.a(
+                (x @ x.transpose(1, 2))
+                .masked_fill(torch.tensor([False, True, False]), -math.inf)
+                .softmax(-1)
+                .flatten(1)
+            ),
+            a=linear(9),
+        ),
+        (3, 4),
+        ["Product", "Softmax"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CURVED)
@@ -564,7 +901,8 @@ def test_transformers_and_their_parts(name: str) -> None:
     model = seeded(make()).eval()
     with pytest.raises(InputError):
         read(model, shape)
-    graph, x = read(model, shape, smooth=True), points(shape)
+    graph = read(model, shape, smooth=True)
+    x = points(shape)
     assert graph.smooth and graph.curved
     assert [type(node.curve).__name__ for node in graph.nodes if node.curve is not None] == curves
     assert close(graph.logits(x), model(x).detach())
@@ -576,29 +914,40 @@ def test_transformers_and_their_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layer", [nn.Softplus(), nn.Softplus(3.0), nn.ELU(), nn.ELU(0.5), nn.ELU(2.0), nn.CELU(1.7), nn.SELU()], ids=str
+    "layer",
+    [nn.Softplus(), nn.Softplus(3.0), nn.ELU(), nn.ELU(0.5), nn.ELU(2.0), nn.CELU(1.7), nn.SELU()],
+    ids=str,
 )
 def test_softplus_and_elu_with_their_scales(layer: nn.Module) -> None:
     model = seeded(nn.Sequential(nn.Linear(4, 5), layer, linear(5)))
-    graph, x = read(model, (4,), smooth=True), points((4,))
+    graph = read(model, (4,), smooth=True)
+    x = points((4,))
     assert close(graph.logits(x), model(x).detach()) and graph.smooth and not graph.curved
 
 
-@pytest.mark.parametrize("name", ["causal", "heads, boolean mask", "post-LN, batch second", "vision, fused", "padding mask"])
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "heads, boolean mask", "post-LN, batch second", "vision, fused", "padding mask"],
+)
 def test_masks_hide_far_out_too(name: str) -> None:
     make, shape, _ = CURVED[name]
     model = seeded(make()).eval()
-    graph, x = read(model, shape, smooth=True), points(shape)
+    graph = read(model, shape, smooth=True)
+    x = points(shape)
     assert close(graph.logits(300 * x), model(300 * x).detach())
 
 
 ODD: dict[str, Callable[[], nn.Module]] = {
     "rounded": lambda: Net(lambda m, x: m.a((x * 4096).long() / 4096), a=linear(4)),
-    "padded with ones": lambda: Net(lambda m, x: 1e-5 * m.a(F.pad(x, (0, 1), value=1.0)), a=linear(5)),
+    "padded with ones": lambda: Net(
+        lambda m, x: 1e-5 * m.a(F.pad(x, (0, 1), value=1.0)), a=linear(5)
+    ),
     "bias by the input": lambda: Net(lambda m, x: F.linear(x, m.a.weight, m.a(x)[0]), a=linear(4)),
     "clamp by the input": lambda: Net(lambda m, x: m.a(x).clamp(min=x[:, :3]), a=linear(4)),
     "low threshold": lambda: nn.Sequential(nn.Linear(4, 3), nn.Softplus(threshold=4)),
-    "einsum with a constant": lambda: Net(lambda m, x: torch.einsum("bi,ki->bk", x, m.a.weight), a=linear(4)),
+    "einsum with a constant": lambda: Net(
+        lambda m, x: torch.einsum("bi,ki->bk", x, m.a.weight), a=linear(4)
+    ),
 }
 
 
@@ -612,9 +961,16 @@ def test_what_would_be_read_wrongly_is_refused(name: str) -> None:
 def test_choices_by_a_constant_mask() -> None:
     mask = torch.tensor([True, False, True])
     model = seeded(
-        Net(lambda m, x: torch.where(mask, m.a(x), m.b(x)) + torch.where(mask, m.a(x), torch.ones(3)), a=linear(4), b=linear(4))
+        Net(
+            lambda m, x: (
+                torch.where(mask, m.a(x), m.b(x)) + torch.where(mask, m.a(x), torch.ones(3))
+            ),
+            a=linear(4),
+            b=linear(4),
+        )
     )
-    graph, x = read(model, (4,)), points((4,))
+    graph = read(model, (4,))
+    x = points((4,))
     assert close(graph.logits(x), model(x).detach())
 
 
@@ -627,7 +983,10 @@ def test_the_default_eps_of_an_rms_norm_is_that_of_the_type() -> None:
 
 def test_a_position_embedding_and_moves_cost_no_nodes() -> None:
     graph = read(seeded(Vision()).eval(), (1, 4, 4), smooth=True)
-    assert not any(isinstance(node.map, Pick) and isinstance(graph.nodes[node.inputs[0]].map, Pick) for node in graph.nodes)
+    assert not any(
+        isinstance(node.map, Pick) and isinstance(graph.nodes[node.inputs[0]].map, Pick)
+        for node in graph.nodes
+    )
     stream = next(node for node in graph.nodes if isinstance(node.map, Concat))
     assert stream.bias is not None and stream.bias.shape == (5, 6)
 
@@ -636,9 +995,17 @@ def test_a_layer_norm_keeps_its_gain() -> None:
     model = seeded(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3)))
     nn.init.constant_(model[0].weight, 2.5)
     graph = read(model, (4,), smooth=True)
-    assert [type(node.map).__name__ for node in graph.nodes] == ["NoneType", "Matrix", "NoneType", "Scale", "Matrix"]
+    assert [type(node.map).__name__ for node in graph.nodes] == [
+        "NoneType",
+        "Matrix",
+        "NoneType",
+        "Scale",
+        "Matrix",
+    ]
     gain = graph.nodes[3].map
-    assert isinstance(gain, Scale) and torch.equal(gain.factor, torch.full((4,), 2.5, dtype=torch.float64))
+    assert isinstance(gain, Scale) and torch.equal(
+        gain.factor, torch.full((4,), 2.5, dtype=torch.float64)
+    )
 
 
 def test_real_transformers(zoo: ModuleType) -> None:
@@ -713,7 +1080,10 @@ def test_the_dense_form_refuses_what_is_too_large() -> None:
 @pytest.mark.parametrize("slope", [0.0, 0.3])
 def test_layers_of_a_perceptron_and_neurons_fixed_one_by_one(slope: float) -> None:
     g = torch.Generator().manual_seed(5)
-    draw = [(torch.randn(b, a, generator=g), torch.randn(b, generator=g)) for a, b in itertools.pairwise([3, 4, 5, 2])]
+    draw = [
+        (torch.randn(b, a, generator=g), torch.randn(b, generator=g))
+        for a, b in itertools.pairwise([3, 4, 5, 2])
+    ]
     network = Piecewise.from_layers(draw, slope)
     x = points((3,))
     z = x
@@ -726,7 +1096,8 @@ def test_layers_of_a_perceptron_and_neurons_fixed_one_by_one(slope: float) -> No
         for side in (0, 1):
             state = torch.full((network.neurons,), -1)
             state[h] = side
-            fixed, here = network.fix(state), mask[:, h] == side
+            fixed = network.fix(state)
+            here = mask[:, h] == side
             assert fixed.neurons == network.neurons - 1
             assert close(fixed.logits(x[here]), z[here])
             assert close(fixed.jacobian(fixed.mask(x[here])), network.jacobian(mask[here]))

@@ -27,7 +27,9 @@ def network(seed: int) -> tuple[nn.Sequential, torch.Generator]:
     layers: list[nn.Module] = []
     for a, b in pairwise(sizes):
         layer = nn.Linear(a, b).double()
-        layer.weight.data = torch.randn(b, a, dtype=torch.float64, generator=generator) * (2 / a) ** 0.5
+        layer.weight.data = (
+            torch.randn(b, a, dtype=torch.float64, generator=generator) * (2 / a) ** 0.5
+        )
         layer.bias.data = 0.5 * torch.randn(b, dtype=torch.float64, generator=generator)
         layers += [layer, nn.LeakyReLU(0.2) if seed % 5 == 0 else nn.ReLU()]
     return nn.Sequential(*layers[:-1]), generator
@@ -44,7 +46,9 @@ def violations(seed: int) -> list[str]:
     wrong: list[str] = []
     brackets = {}
     for title, domain in domains.items():
-        exact = lipschitz(graph, norm, domain, labels=labels, method="exact", nodes=300, time_limit=3.0)
+        exact = lipschitz(
+            graph, norm, domain, labels=labels, method="exact", nodes=300, time_limit=3.0
+        )
         for method in ("product", "propagate", "sdp"):
             other = lipschitz(graph, norm, domain, labels=labels, method=method, time_limit=0.2)
             brackets[title, method] = other
@@ -53,14 +57,21 @@ def violations(seed: int) -> list[str]:
         brackets[title, "exact"] = exact
     slope = infinity(graph.piecewise(), norm, labels, nodes=50, time_limit=1.0)
     rays = ray_slope(graph, norm, labels)
-    everywhere = min(brackets["R^n", method].upper for method in ("product", "propagate", "sdp", "exact"))
+    everywhere = min(
+        brackets["R^n", method].upper for method in ("product", "propagate", "sdp", "exact")
+    )
     if max(slope.lower, rays.lower) > min(slope.upper, rays.upper, everywhere) * (1 + 1e-9) + 1e-12:
         wrong.append(f"{seed} infinity: {slope} and {rays} against Lm {everywhere}")
     for loss in ("margin", "cross_entropy"):
         for title, domain in (("R^n", None), ("box", (0.0, 1.0))):
             found = chords(graph, x, y, norm, domain, loss)
             steepest = float((found.gain / found.distance).max()) if len(found.gain) else 0.0
-            if steepest > min(brackets[title, m].upper for m in ("product", "propagate", "sdp", "exact")) * (1 + 1e-7) + 1e-9:
+            if (
+                steepest
+                > min(brackets[title, m].upper for m in ("product", "propagate", "sdp", "exact"))
+                * (1 + 1e-7)
+                + 1e-9
+            ):
                 wrong.append(f"{seed} {title} {loss}: a chord of slope {steepest}")
     return wrong
 

@@ -1,4 +1,6 @@
-"""Transformers: recognised weights against the modules' own, constants by hand, and bounds above every sampled Jacobian."""
+"""Transformers: recognised weights against the modules' own, constants by hand, and bounds
+above every sampled Jacobian.
+"""
 
 import math
 from functools import cache
@@ -18,7 +20,11 @@ from wassail.certificates.norms import steepest_slope
 from wassail.certificates.region import Ball, Region
 from wassail.certificates.structure import Concat, Graph, Matrix, Node, Scale, Sum, read
 
-N, D, H, WIDE = 5, 8, 2, 12  # tokens, width, heads, width of the feed-forward part
+# tokens, width, heads, width of the feed-forward part
+N = 5
+D = 8
+H = 2
+WIDE = 12
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -30,22 +36,39 @@ def seeded(module: nn.Module, seed: int, scale: float = 0.5) -> nn.Module:
     module = module.double().eval()
     with torch.no_grad():
         for k, (name, p) in enumerate(sorted(module.named_parameters())):
-            p.copy_(scale * normal(1000 * seed + k, *p.shape) + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
+            p.copy_(
+                scale * normal(1000 * seed + k, *p.shape)
+                + (1.0 if "norm" in name and name.endswith("weight") else 0.0)
+            )
     return module
 
 
 class Encoder(nn.Module):
     """torch's own layers between a linear embedding and a linear head."""
 
-    def __init__(self, first: bool, depth: int = 1, final: bool = False, eps: float = 1e-5, causal: bool = False) -> None:
+    def __init__(
+        self,
+        first: bool,
+        depth: int = 1,
+        final: bool = False,
+        eps: float = 1e-5,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
         self.embed = nn.Linear(3, D)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(D, H, WIDE, 0.0, "gelu", eps, batch_first=True, norm_first=first) for _ in range(depth)
+            nn.TransformerEncoderLayer(
+                D, H, WIDE, 0.0, "gelu", eps, batch_first=True, norm_first=first
+            )
+            for _ in range(depth)
         )
         self.norm = nn.LayerNorm(D) if final else nn.Identity()
         self.head = nn.Linear(D, 3)
-        self.mask = nn.Transformer.generate_square_subsequent_mask(N, dtype=torch.float64) if causal else None
+        self.mask = (
+            nn.Transformer.generate_square_subsequent_mask(N, dtype=torch.float64)
+            if causal
+            else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -59,8 +82,10 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D, eps=1e-6)
-        self.qkv, self.proj = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.norm1 = nn.LayerNorm(D)
+        self.norm2 = nn.LayerNorm(D, eps=1e-6)
+        self.qkv = nn.Linear(D, 3 * D)
+        self.proj = nn.Linear(D, D)
         self.mlp = nn.Sequential(nn.Linear(D, WIDE), nn.GELU(), nn.Linear(WIDE, D))
 
     def attention(self, x: Tensor) -> Tensor:
@@ -80,9 +105,11 @@ class ViT(nn.Module):
     def __init__(self, depth: int = 2) -> None:
         super().__init__()
         self.patch = nn.Conv2d(1, D, 2, 2)
-        self.token, self.position = nn.Parameter(torch.zeros(1, 1, D)), nn.Parameter(torch.zeros(1, 5, D))
+        self.token = nn.Parameter(torch.zeros(1, 1, D))
+        self.position = nn.Parameter(torch.zeros(1, 5, D))
         self.blocks = nn.Sequential(*(Block() for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(D), nn.Linear(D, 4)
+        self.norm = nn.LayerNorm(D)
+        self.head = nn.Linear(D, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2)
@@ -95,7 +122,10 @@ class Mixer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix, self.q, self.k, self.v = nn.Linear(N, N, bias=False), nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(3, 6)
+        self.mix = nn.Linear(N, N, bias=False)
+        self.q = nn.Linear(3, 4)
+        self.k = nn.Linear(3, 4)
+        self.v = nn.Linear(3, 6)
         self.head = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,14 +135,19 @@ class Mixer(nn.Module):
 
 
 KINDS = {
-    "pre": lambda: Encoder(True, final=True), "post": lambda: Encoder(False), "vit": ViT, "mixer": Mixer,
+    "pre": lambda: Encoder(True, final=True),
+    "post": lambda: Encoder(False),
+    "vit": ViT,
+    "mixer": Mixer,
     "causal": lambda: Encoder(True, causal=True),
-}  # fmt: skip
+}
 
 
 @cache
 def graph_of(kind: str, seed: int) -> Graph:
-    return read(seeded(KINDS[kind](), seed, 0.4), (1, 4, 4) if kind == "vit" else (N, 3), smooth=True)
+    return read(
+        seeded(KINDS[kind](), seed, 0.4), (1, 4, 4) if kind == "vit" else (N, 3), smooth=True
+    )
 
 
 def norms(graph: Graph, x: Tensor) -> Tensor:
@@ -123,12 +158,16 @@ def largest(graph: Graph, region: Region, count: int = 24, seed: int = 0) -> flo
     """The steepest of random points, of several sizes where the region is unbounded."""
     generator = torch.Generator().manual_seed(seed)
     spreads = (1.0,) if region.bounded else (0.01, 0.3, 1.0, 10.0)
-    return max(float(norms(graph, region.sample(count // len(spreads), generator, s)).max()) for s in spreads)
+    return max(
+        float(norms(graph, region.sample(count // len(spreads), generator, s)).max())
+        for s in spreads
+    )
 
 
 def weights(layer: nn.TransformerEncoderLayer) -> tuple[Tensor, ...]:
     """A, u, V and W of torch's attention for tokens after the LayerNorm, `(H, ...)` each."""
-    mha, k = layer.self_attn, D // H
+    mha = layer.self_attn
+    k = D // H
     q, key, v = mha.in_proj_weight.detach().reshape(3, H, k, D)
     b_q = mha.in_proj_bias.detach().reshape(3, H, k)[0]
     out = mha.out_proj.weight.detach().reshape(D, H, k).transpose(0, 1)
@@ -140,7 +179,8 @@ def test_weights_of_torchs_attention_are_read_off_the_graph():
     layer = model.layers[0]
     graph = read(model, (N, 3), smooth=True)
     a, u, v, w = weights(layer)
-    g, b = layer.norm1.weight.detach(), layer.norm1.bias.detach()
+    g = layer.norm1.weight.detach()
+    b = layer.norm1.bias.detach()
     (outer,) = tf.find(graph, outer=True).values()
     for ours, theirs in ((outer.a, a), (outer.bias, u), (outer.value, v), (outer.out, w)):
         assert torch.allclose(ours, theirs, atol=1e-12)
@@ -164,14 +204,20 @@ def test_constants_of_a_pre_ln_encoder_by_hand():
     found = tf.corollary(model, shape=(N, 3))
     assert found.style == "pre-LN" and found.covered and found.local is None
     assert [(row.block, row.kind) for row in found.rows] == [
-        (0, "embedding"), (1, "LayerNorm"), (1, "attention"), (1, "LayerNorm"), (1, "feed-forward"), (0, "head"),
-    ]  # fmt: skip
+        (0, "embedding"),
+        (1, "LayerNorm"),
+        (1, "attention"),
+        (1, "LayerNorm"),
+        (1, "feed-forward"),
+        (0, "head"),
+    ]
 
     def size(m: Tensor) -> float:
         return float(torch.linalg.matrix_norm(m.detach(), 2))
 
     a, u, v, w = weights(layer)
-    g, b = layer.norm1.weight.detach(), layer.norm1.bias.detach()
+    g = layer.norm1.weight.detach()
+    b = layer.norm1.bias.detach()
     reach = math.sqrt(D) * float(g.abs().max()) + float(b.norm())
     slope = steepest_slope("gelu")
     paper = [
@@ -184,12 +230,21 @@ def test_constants_of_a_pre_ln_encoder_by_hand():
     ]
     assert [row.paper for row in found.rows] == pytest.approx(paper, rel=1e-9)
     inner = (g[:, None] * a * g, v * g, g * (u + a @ b))
-    joint = [global_bound(N, inner[0][h], w[h] @ inner[1][h], math.sqrt(D), inner[2][h]) for h in range(H)]
-    single = [global_bound(N, inner[0][h], inner[1][h], math.sqrt(D), inner[2][h]) for h in range(H)]
+    joint = [
+        global_bound(N, inner[0][h], w[h] @ inner[1][h], math.sqrt(D), inner[2][h])
+        for h in range(H)
+    ]
+    single = [
+        global_bound(N, inner[0][h], inner[1][h], math.sqrt(D), inner[2][h]) for h in range(H)
+    ]
     ours = [
-        paper[0], 1 / math.sqrt(1e-5), heads(joint, single, w.transpose(0, 1).flatten(1)), 1 / math.sqrt(1e-5),
-        size(layer.linear2.weight) * slope * size(layer.linear1.weight * layer.norm2.weight), paper[5],
-    ]  # fmt: skip
+        paper[0],
+        1 / math.sqrt(1e-5),
+        heads(joint, single, w.transpose(0, 1).flatten(1)),
+        1 / math.sqrt(1e-5),
+        size(layer.linear2.weight) * slope * size(layer.linear1.weight * layer.norm2.weight),
+        paper[5],
+    ]
     assert [row.ours for row in found.rows] == pytest.approx(ours, rel=1e-9)
     for column, total in ((paper, found.paper), (ours, found.ours)):
         e, n1, m, n2, f, h = column
@@ -219,15 +274,21 @@ def test_a_row_head_and_a_smaller_region_are_no_steeper():
     rows = torch.tensor([[1.0, -1.0, 0.0, 0.0]], dtype=torch.float64)
     margin = graph.head(rows)
     x = normal(0, 1, 4, 4)
-    sizes = [tf.modules(margin, Region.make(Ball(x, radius, 2), 16)) for radius in (1e-6, 1e-3, 0.1, 10.0)]
+    sizes = [
+        tf.modules(margin, Region.make(Ball(x, radius, 2), 16))
+        for radius in (1e-6, 1e-3, 0.1, 10.0)
+    ]
     assert sizes == sorted(sizes)
     assert sizes[-1] <= tf.modules(margin, Region.make(None, 16)) * (1 + 1e-9)
-    assert tf.modules(margin, Region.make(None, 16)) <= math.sqrt(2) * tf.modules(graph, Region.make(None, 16)) * (1 + 1e-9)
+    assert tf.modules(margin, Region.make(None, 16)) <= math.sqrt(2) * tf.modules(
+        graph, Region.make(None, 16)
+    ) * (1 + 1e-9)
     assert float(norms(margin, x.reshape(1, -1))) <= sizes[0] <= 0.1 * sizes[-1]
 
 
 def test_every_step_of_a_walk_is_above_its_own_jacobian():
-    # Node by node, from its inputs: what the walk says one node does, against the derivative of that node alone.
+    # Node by node, from its inputs: what the walk says one node does, against the derivative of
+    # that node alone.
     graph = graph_of("vit", 1)
     region = Region.make(Ball(normal(1, 1, 4, 4), 0.05, math.inf), 16)
     walk = tf.Walk.make(graph, region)
@@ -240,25 +301,37 @@ def test_every_step_of_a_walk_is_above_its_own_jacobian():
                 def step(t: Tensor, node=node) -> Tensor:
                     if node.map is not None:
                         return node.map.forward(t)
-                    return node.curve.value(t) if node.curve is not None else ACTIVATIONS[node.activation].value(t)
+                    return (
+                        node.curve.value(t)
+                        if node.curve is not None
+                        else ACTIVATIONS[node.activation].value(t)
+                    )
 
                 jacobian = torch.autograd.functional.jacobian(step, value).reshape(node.size, -1)
-                assert float(torch.linalg.matrix_norm(jacobian, 2)) <= math.exp(walk.stretch(j, i)), (i, node.place)
+                assert float(torch.linalg.matrix_norm(jacobian, 2)) <= math.exp(
+                    walk.stretch(j, i)
+                ), (i, node.place)
     attention = next(iter(walk.attentions.values()))
     for point in x:
         z = graph.values(point.reshape(1, 1, 4, 4))[attention.source][0]
         jacobian = torch.autograd.functional.jacobian(
             lambda t: attend(t, attention.a, attention.out @ attention.value, attention.bias), z
         )
-        assert float(torch.linalg.matrix_norm(jacobian.reshape(5 * D, 5 * D), 2)) <= math.exp(walk._attention(attention))
+        assert float(torch.linalg.matrix_norm(jacobian.reshape(5 * D, 5 * D), 2)) <= math.exp(
+            walk._attention(attention)
+        )
 
 
 def test_without_attention_a_small_ball_is_almost_exact():
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.norm, self.last = nn.Linear(3, D), nn.LayerNorm(D), nn.RMSNorm(D, eps=1e-4)
-            self.mlp = nn.Sequential(nn.Linear(D, WIDE), nn.SiLU(), nn.Linear(WIDE, D), nn.ReLU(), nn.Linear(D, D))
+            self.embed = nn.Linear(3, D)
+            self.norm = nn.LayerNorm(D)
+            self.last = nn.RMSNorm(D, eps=1e-4)
+            self.mlp = nn.Sequential(
+                nn.Linear(D, WIDE), nn.SiLU(), nn.Linear(WIDE, D), nn.ReLU(), nn.Linear(D, D)
+            )
             self.head = nn.Linear(D, 3)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -268,7 +341,11 @@ def test_without_attention_a_small_ball_is_almost_exact():
     graph = read(seeded(Tokens(), 6), (N, 3), smooth=True)
     x = normal(5, N, 3)
     truth = float(norms(graph, x.reshape(1, -1)))
-    assert truth <= tf.modules(graph, Region.make(Ball(x, 1e-9, math.inf), 3 * N)) <= truth * (1 + 1e-5)
+    assert (
+        truth
+        <= tf.modules(graph, Region.make(Ball(x, 1e-9, math.inf), 3 * N))
+        <= truth * (1 + 1e-5)
+    )
     for radius in (1e-4, 1e-2, 0.3):
         region = Region.make(Ball(x, radius, math.inf), 3 * N)
         assert largest(graph, region, 200) <= tf.modules(graph, region), radius
@@ -276,7 +353,8 @@ def test_without_attention_a_small_ball_is_almost_exact():
 
 def test_single_steps_by_hand():
     two = torch.tensor(2.0, dtype=torch.float64)
-    start, twice = Node((), (3,), ""), Node((0,), (3,), "", Scale(two))
+    start = Node((), (3,), "")
+    twice = Node((0,), (3,), "", Scale(two))
     rank = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
     cases = [
         ((twice, Node((0, 1), (3,), "", Sum(2))), 3.0),
@@ -284,16 +362,31 @@ def test_single_steps_by_hand():
         ((Node((0, 0), (3,), "", curve=Product("i,i->i")),), 4.0),  # 2 x at x = 2
         ((twice, Node((0, 1), (3,), "", curve=Product("i,i->i"))), 8.0),
         ((Node((0,), (3,), "", Scale(two), bias=-two), Node((1,), (3,), "", slope=0 * two)), 2.0),
-        ((Node((0,), (3,), "", Matrix(rank)), Node((1,), (2,), "", Matrix(rank.T[:2]))), math.sqrt(5.25) * math.sqrt(5)),
+        (
+            (Node((0,), (3,), "", Matrix(rank)), Node((1,), (2,), "", Matrix(rank.T[:2]))),
+            math.sqrt(5.25) * math.sqrt(5),
+        ),
         ((Node((0,), (3,), "", curve=Normalise(1e-2)),), 10.0),
     ]
     for nodes, truth in cases:
         found = tf.modules(Graph((start, *nodes)), Region.make((0.0, 2.0), 3))
         assert truth <= found <= truth * (1 + 1e-9), nodes
-    away = tf.modules(Graph((start, Node((0,), (3,), "", curve=Normalise(0.0)))), Region.make((3.0, 4.0), 3))
-    assert 1 / 3 * math.sqrt(2 / 3) <= away <= 1 / 3 * (1 + 1e-9)  # at (3, 3, 3) the direction (1, 1, 1) is lost
-    lost = Graph((start, Node((0, 0), (3,), "", curve=Product("i,i->i")), Node((1,), (3,), "", Scale(0 * two))))
-    assert tf.modules(lost, Region.make(None, 3)) == 0.0  # x^2 is infinitely steep on R^n, 0 x^2 is not
+    away = tf.modules(
+        Graph((start, Node((0,), (3,), "", curve=Normalise(0.0)))), Region.make((3.0, 4.0), 3)
+    )
+    assert (
+        1 / 3 * math.sqrt(2 / 3) <= away <= 1 / 3 * (1 + 1e-9)
+    )  # at (3, 3, 3) the direction (1, 1, 1) is lost
+    lost = Graph(
+        (
+            start,
+            Node((0, 0), (3,), "", curve=Product("i,i->i")),
+            Node((1,), (3,), "", Scale(0 * two)),
+        )
+    )
+    assert (
+        tf.modules(lost, Region.make(None, 3)) == 0.0
+    )  # x^2 is infinitely steep on R^n, 0 x^2 is not
     pair = Graph((Node((), (2,), ""), Node((0,), (2,), "", curve=Softmax())))
     assert 0.5 <= tf.modules(pair, Region.make((-1.0, 1.0), 2)) <= 0.5 * (1 + 1e-9)
 
@@ -301,7 +394,9 @@ def test_single_steps_by_hand():
 @pytest.mark.parametrize("kind", ["normalise", "gelu"])
 def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
     curve, activation = (Normalise(0.1), None) if kind == "normalise" else (None, "gelu")
-    graph = Graph((Node((), (2, 3), ""), Node((0,), (2, 3), "", activation=activation, curve=curve)))
+    graph = Graph(
+        (Node((), (2, 3), ""), Node((0,), (2, 3), "", activation=activation, curve=curve))
+    )
     used = torch.zeros(2, 3, 3, dtype=torch.float64)
     for radius in (1e-3, 0.1, 1.0):
         region = Region.make(Ball(normal(4, 2, 3), radius, math.inf), 6)
@@ -311,10 +406,14 @@ def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
         found = walk._carry(1, [start])
         assert found is not None
         for x in region.sample(200, torch.Generator().manual_seed(1)):
-            values = torch.autograd.functional.jacobian(lambda t: graph.values(t[None])[-1][0], x.reshape(2, 3))
+            values = torch.autograd.functional.jacobian(
+                lambda t: graph.values(t[None])[-1][0], x.reshape(2, 3)
+            )
             blocks = torch.stack([values[k, :, k] for k in range(2)])
             assert ((blocks - found.centre).abs() <= found.radius + 1e-12).all()
-            used = torch.maximum(used, ((blocks - found.centre).abs() / found.radius.clamp(min=1e-9)))
+            used = torch.maximum(
+                used, ((blocks - found.centre).abs() / found.radius.clamp(min=1e-9))
+            )
     assert float(used.max()) > 0.8  # and they are not much wider than it takes
 
 
@@ -334,8 +433,16 @@ def test_queries_that_mix_tokens_are_not_self_attention():
 def test_post_ln_is_told_apart_and_not_covered():
     found = tf.corollary(graph_of("post", 0), domain=(0, 1))
     assert found.style == "post-LN" and not found.covered
-    assert [row.kind for row in found.rows] == ["embedding", "attention", "LayerNorm", "feed-forward", "head"]
-    assert math.isinf(found.ours) and math.isinf(found.paper)  # the first attention sees the embedding itself
+    assert [row.kind for row in found.rows] == [
+        "embedding",
+        "attention",
+        "LayerNorm",
+        "feed-forward",
+        "head",
+    ]
+    assert math.isinf(found.ours) and math.isinf(
+        found.paper
+    )  # the first attention sees the embedding itself
     assert found.local is not None and found.empirical <= 10**found.local < math.inf
     assert "Pre-LN" in str(found) and "not Lipschitz on R^n" in str(found)
 
@@ -344,20 +451,31 @@ def test_rms_norm_and_a_norm_without_gain():
     class Small(nn.Module):
         def __init__(self, norm: nn.Module) -> None:
             super().__init__()
-            self.norm, self.mha, self.head = norm, nn.MultiheadAttention(3, 1, batch_first=True), nn.Linear(3, 2)
+            self.norm = norm
+            self.mha = nn.MultiheadAttention(3, 1, batch_first=True)
+            self.head = nn.Linear(3, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             z = self.norm(x)
             return self.head((x + self.mha(z, z, z, need_weights=False)[0]).flatten(1)[:, :3])
 
-    for k, norm in enumerate((nn.RMSNorm(3, eps=1e-3), nn.LayerNorm(3, 1e-3, elementwise_affine=False))):
+    for k, norm in enumerate(
+        (nn.RMSNorm(3, eps=1e-3), nn.LayerNorm(3, 1e-3, elementwise_affine=False))
+    ):
         graph = read(seeded(Small(norm), k), (4, 3), smooth=True)
         assert len(tf.find(graph)) == 1
         style, parts = tf._modules(graph)
-        assert style == "pre-LN" and [part.kind for part in parts] == ["embedding", "LayerNorm", "attention", "head"]
+        assert style == "pre-LN" and [part.kind for part in parts] == [
+            "embedding",
+            "LayerNorm",
+            "attention",
+            "head",
+        ]
         whole = Region.make(None, 12)
         walk = tf.Walk.make(graph, whole)
-        assert math.exp(walk.stretch(*parts[1].ours)) == pytest.approx(1 / math.sqrt(1e-3), rel=1e-9)
+        assert math.exp(walk.stretch(*parts[1].ours)) == pytest.approx(
+            1 / math.sqrt(1e-3), rel=1e-9
+        )
         assert largest(graph, whole) <= tf.modules(graph, whole)
 
 
@@ -394,7 +512,11 @@ def test_digits_vit():
     assert len(tf.find(graph)) == 2
     x = ws.zoo.data("digits")[0][0].double()
     region = Region.make(Ball(x, 1e-2, math.inf, (0, 1)), 64)
-    assert largest(graph, region, 8) <= tf.modules(graph, region) < tf.modules(graph, Region.make(None, 64))
+    assert (
+        largest(graph, region, 8)
+        <= tf.modules(graph, region)
+        < tf.modules(graph, Region.make(None, 64))
+    )
 
 
 @pytest.mark.parametrize("name", ["cifar_vit_pgd_2_3_16", "cifar_vit_ibp_3_3_8"])

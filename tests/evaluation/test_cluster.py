@@ -1,7 +1,7 @@
 """Runs on several workers are the runs of one process, to the byte, whoever dies meanwhile.
 
-Most of it needs no cluster: `Office` is a runner whose workers are objects in this process that die and hang on command. The
-rest starts Ray on this machine and is skipped where ray is not installed.
+Most of it needs no cluster: `Office` is a runner whose workers are objects in this process that die
+and hang on command. The rest starts Ray on this machine and is skipped where ray is not installed.
 """
 
 import copy
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -34,16 +35,23 @@ from wassail.evaluation.work import Local, Task
 
 THREATS = [ws.Threat("inf", p, "0.05") for p in (1, "inf")]
 ATTACKS = {"wda++": {}, "nearest": {"passes": 20}, "w-pgd": {"steps": 5}, "apgd-ce": {"steps": 5}}
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed"
+)
 
 
 def tree(folder) -> dict[str, str]:
     files = sorted(path for path in (Path(folder) / "results").rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def evaluate(model, data, out, runner=None, chunk=7, **options):
-    return ws.evaluate(model, data, THREATS, ATTACKS, out=out, runner=runner, chunk=chunk, **options)
+    return ws.evaluate(
+        model, data, THREATS, ATTACKS, out=out, runner=runner, chunk=chunk, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +76,8 @@ def plain(digits, tmp_path_factory):
     return evaluate(*digits, out), tree(out)
 
 
-# ---- Workers that die on command -----------------------------------------------------------------------------------------
+# ---- Workers that die on command
+# -----------------------------------------------------------------------------------------
 
 
 class Died(Exception):
@@ -81,16 +90,24 @@ class Hung(Exception):
 
 class Ref:
     def __init__(self, actor, call) -> None:
-        self.actor, self.call, self.value, self.state = actor, call, None, "waiting"
+        self.actor = actor
+        self.call = call
+        self.value = None
+        self.state = "waiting"
 
 
 class FakeActor:
     """Does what it is sent in order, when it is waited for; `fate(task)` may raise Died or Hung."""
 
     def __init__(self, fate) -> None:
-        self.fate, self.dead, self.worker, self.refs = fate, False, None, deque()
+        self.fate = fate
+        self.dead = False
+        self.worker = None
+        self.refs = deque()
         self.load, self.work = self._method(self._load), self._method(self._work)
-        self.share = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: Ref(self, None)))
+        self.share = SimpleNamespace(
+            options=lambda **_: SimpleNamespace(remote=lambda: Ref(self, None))
+        )
 
     def _method(self, function):
         def remote(*arguments):
@@ -112,13 +129,15 @@ class FakeActor:
     def step(self) -> None:
         ref = self.refs[0]
         try:
-            ref.value, ref.state = ref.call(), "done"
+            ref.value = ref.call()
+            ref.state = "done"
         except Died:
             self.dead = True
         except Hung:
             return
         except InputError as error:
-            ref.value, ref.state = cluster._Failure(error, "", False), "done"
+            ref.value = cluster._Failure(error, "", False)
+            ref.state = "done"
         self.refs.popleft() if not self.dead else None
 
 
@@ -129,10 +148,13 @@ class Fake:
         class RayError(Exception):
             pass
 
-        RayActorError = WorkerCrashedError = OutOfMemoryError = ObjectLostError = type("Dead", (RayError,), {})
+        RayActorError = WorkerCrashedError = OutOfMemoryError = ObjectLostError = type(
+            "Dead", (RayError,), {}
+        )
 
     def __init__(self, seed) -> None:
-        self.random, self.now = random.Random(seed), 0.0
+        self.random = random.Random(seed)
+        self.now = 0.0
 
     def put(self, value):
         return value
@@ -190,9 +212,13 @@ def lives(task) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_results_in_any_order_are_the_same_files(workers, alone, digits, office, tmp_path) -> None:
-    again = evaluate(*digits, tmp_path / "run", office(lives, workers, seed=workers), certify="crown")
+    again = evaluate(
+        *digits, tmp_path / "run", office(lives, workers, seed=workers), certify="crown"
+    )
     assert tree(tmp_path / "run") == alone[1]
-    assert again.headline == alone[0].headline and again.curve(1)("0.03") == alone[0].curve(1)("0.03")
+    assert again.headline == alone[0].headline and again.curve(1)("0.03") == alone[0].curve(1)(
+        "0.03"
+    )
 
 
 def test_who_dies_once_changes_nothing(plain, digits, office, tmp_path) -> None:
@@ -217,38 +243,70 @@ def deadly(*samples, kinds=(), error=Died):
     return fate
 
 
-def test_a_sample_that_kills_every_worker_is_named_and_the_rest_is_whole(alone, digits, office, tmp_path, caplog) -> None:
+def test_a_sample_that_kills_every_worker_is_named_and_the_rest_is_whole(
+    alone, digits, office, tmp_path, caplog
+) -> None:
     once, files = alone
     runner = office(deadly(9))
     attacks = {name: ATTACKS[name] for name in ("wda++", "nearest")}
     with caplog.at_level(logging.WARNING, "wassail"):
-        run = ws.evaluate(*digits, THREATS, attacks, out=tmp_path / "run", chunk=7, certify="crown", runner=runner)
+        run = ws.evaluate(
+            *digits, THREATS, attacks, out=tmp_path / "run", chunk=7, certify="crown", runner=runner
+        )
     others = torch.arange(24) != 9
-    assert run.distances[9] == math.inf and run.radii is not None and run.radii[9] == 0 and not run.exact[9]
+    assert (
+        run.distances[9] == math.inf
+        and run.radii is not None
+        and run.radii[9] == 0
+        and not run.exact[9]
+    )
     assert torch.allclose(run.distances[others], once.distances[others], rtol=0.1)
-    assert run.predicted[9] == run.y[9] and torch.equal(run.predicted[others], once.predicted[others])
-    assert torch.allclose(run.radii[others], once.radii[others], rtol=0.1) and (run.radii[others] > 0).sum() > 10
+    assert run.predicted[9] == run.y[9] and torch.equal(
+        run.predicted[others], once.predicted[others]
+    )
+    assert (
+        torch.allclose(run.radii[others], once.radii[others], rtol=0.1)
+        and (run.radii[others] > 0).sum() > 10
+    )
     assert "sample 9" in caplog.text
-    # all other chunks are the same to the byte: they carry the run's name, which has no attacks in it
-    store, mine = Store.open(tmp_path / "run"), tree(tmp_path / "run")
+    # all other chunks are the same to the byte: they carry the run's name, which has no attacks in
+    # it
+    store = Store.open(tmp_path / "run")
+    mine = tree(tmp_path / "run")
     for unit in ("clean", "attack@wda++", "attack@nearest", "transfer"):
         names = [f"results/{unit}/00000{k}.safetensors" for k in (0, 2, 3)]
         assert [mine[name] for name in names] == [files[name] for name in names]
     for unit in ("clean", "attack@wda++", "attack@nearest", "transfer", "radii@crown"):
         fields = store.get(unit, 1, ())[1]
-        assert fields[pieces.UNKNOWN] == ["9"] and sum(fields[pieces.PIECES]) == 7 and "twice" in fields[pieces.REASON]
+        assert (
+            fields[pieces.UNKNOWN] == ["9"]
+            and sum(fields[pieces.PIECES]) == 7
+            and "twice" in fields[pieces.REASON]
+        )
         assert pieces.UNKNOWN not in store.get(unit, 0, ())[1]
-    said = [finding for finding in ws.Evaluation.load(tmp_path / "run").warnings if finding.name == "unknown"]
+    said = [
+        finding
+        for finding in ws.Evaluation.load(tmp_path / "run").warnings
+        if finding.name == "unknown"
+    ]
     assert len(said) == 6 and all("about 9 (" in finding.text for finding in said)
-    # it died twice as a whole, once as a piece of four and of two, twice alone, and was never tried again
+    # it died twice as a whole, once as a piece of four and of two, twice alone, and was never tried
+    # again
     assert runner.hired == 3 + 6
 
 
 def test_a_sample_that_hangs_costs_its_worker(digits, office, tmp_path) -> None:
     runner = office(deadly(9, kinds=("attack",), error=Hung), timeout=20)
-    run = ws.evaluate(*digits, THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner)
-    assert [k for k, value in enumerate(run.distances.tolist()) if value == math.inf] == [9] and runner.hired == 3 + 6
-    assert Store.open(tmp_path / "run").get("attack@wda++", 1, ())[1][pieces.REASON] == "it took more than 20 s twice"
+    run = ws.evaluate(
+        *digits, THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner
+    )
+    assert [k for k, value in enumerate(run.distances.tolist()) if value == math.inf] == [
+        9
+    ] and runner.hired == 3 + 6
+    assert (
+        Store.open(tmp_path / "run").get("attack@wda++", 1, ())[1][pieces.REASON]
+        == "it took more than 20 s twice"
+    )
     assert 6 * 20 < runner._link.ray.now < 6 * 25  # that long, and no longer
 
 
@@ -257,7 +315,9 @@ def test_a_flip_that_nobody_lived_to_look_at_again_does_not_count(digits, office
     y = y.clone()
     y[5] = (model(x[5:6]).argmax() + 1) % 10  # wrong as it is
     runner = office(deadly(5, 9, kinds=("pool",)))
-    run = ws.evaluate(model, (x, y), THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner)
+    run = ws.evaluate(
+        model, (x, y), THREATS, ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner
+    )
     assert run.distances[5] == 0 and run.labels[5] == run.predicted[5] != y[5]
     assert run.distances[9] == math.inf and torch.isfinite(run.distances).sum() == 23
     assert torch.isfinite(Store.open(tmp_path / "run").get("attack@wda++", 1)[0]["distances"]).all()
@@ -281,40 +341,65 @@ def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None
     """Too much memory for seven samples at once, enough for four: nothing is lost."""
 
     def fate(task) -> None:
-        if task.kind == "attack" and task.stop - task.start > 4 and task.given["unit"].attack == "nearest":
+        if (
+            task.kind == "attack"
+            and task.stop - task.start > 4
+            and task.given["unit"].attack == "nearest"
+        ):
             raise Died
 
     run = evaluate(*digits, tmp_path / "run", office(fate))
     store = Store.open(tmp_path / "run")
-    assert [store.get("attack@nearest", k, ())[1].get(pieces.PIECES) for k in range(4)] == [[3, 4]] * 3 + [None]
-    assert not any(f.name == "unknown" for f in run.findings) and torch.isfinite(run.distances).all()
+    assert [store.get("attack@nearest", k, ())[1].get(pieces.PIECES) for k in range(4)] == [
+        [3, 4]
+    ] * 3 + [None]
+    assert (
+        not any(f.name == "unknown" for f in run.findings) and torch.isfinite(run.distances).all()
+    )
     flips = run.flips()
-    assert torch.equal(ws.Flips.from_points(digits[0], *digits[1], flips.points, "inf").distances, run.distances)
+    assert torch.equal(
+        ws.Flips.from_points(digits[0], *digits[1], flips.points, "inf").distances, run.distances
+    )
 
 
 def test_what_cannot_be_cut_is_given_up_and_has_no_row(plain, digits, office, tmp_path) -> None:
     def fate(task) -> None:
-        if task.kind in ("checks", "convergence") or (task.kind == "attack" and task.given["unit"].whole):
+        if task.kind in ("checks", "convergence") or (
+            task.kind == "attack" and task.given["unit"].whole
+        ):
             raise Died
 
     run = evaluate(*digits, tmp_path / "run", office(fate))
     assert {row.attack for row in plain[0].rows} - {row.attack for row in run.rows} == {"w-pgd"}
-    assert {"checks", "convergence"} <= {f.name for f in run.warnings} and "mode" in {f.name for f in run.findings}
+    assert {"checks", "convergence"} <= {f.name for f in run.warnings} and "mode" in {
+        f.name for f in run.findings
+    }
     assert run.best[0].accuracy == pytest.approx(plain[0].best[0].accuracy, abs=0.02)
 
 
-def test_memory_that_runs_out_without_a_death_is_treated_alike(digits, office, tmp_path, monkeypatch) -> None:
+def test_memory_that_runs_out_without_a_death_is_treated_alike(
+    digits, office, tmp_path, monkeypatch
+) -> None:
     runner = office(lives)
     real = FakeActor._work
 
     def work(self, number, task, samples):
         if task.kind == "attack" and task.stop - task.start > 4:
-            return cluster._failure(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"))
+            return cluster._failure(
+                RuntimeError(
+                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+                )
+            )
         return real(self, number, task, samples)
 
     monkeypatch.setattr(FakeActor, "_work", work)
-    ws.evaluate(*digits, THREATS[:1], ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner)
-    assert Store.open(tmp_path / "run").get("attack@wda++", 0, ())[1][pieces.PIECES] == [3, 4] and runner.hired == 3
+    ws.evaluate(
+        *digits, THREATS[:1], ("wda++",), out=tmp_path / "run", chunk=7, look=False, runner=runner
+    )
+    assert (
+        Store.open(tmp_path / "run").get("attack@wda++", 0, ())[1][pieces.PIECES] == [3, 4]
+        and runner.hired == 3
+    )
 
 
 def test_when_everybody_dies_the_run_stops_with_a_sentence(digits, office, tmp_path) -> None:
@@ -326,12 +411,16 @@ def test_when_everybody_dies_the_run_stops_with_a_sentence(digits, office, tmp_p
 
 def test_an_error_in_a_worker_is_the_error_here(digits, office, tmp_path) -> None:
     model, (x, y) = digits
-    with pytest.raises(InputError, match=r"samples 0 to 6 of .*: the samples range over .* divide them by 255"):
+    with pytest.raises(
+        InputError, match=r"samples 0 to 6 of .*: the samples range over .* divide them by 255"
+    ):
         evaluate(model, (x * 255, y), tmp_path / "run", office(lives, workers=1))
 
 
 def test_tasks_are_made_when_a_worker_is_free_for_them(digits, office) -> None:
-    made, done, most = [], 0, 0
+    made = []
+    done = 0
+    most = 0
     worker = cluster.Worker(*_parts(digits))
 
     def tasks():
@@ -353,10 +442,21 @@ def test_a_time_limit_counts_for_every_worker_and_for_no_more(digits, office, tm
             limits[task.chunk] = task.given["limit"]
 
     options = {"chunk": 7, "certify": "crown", "time_limit": 1000, "look": False}
-    ws.evaluate(*digits, THREATS, ("wda++",), out=tmp_path / "run", runner=office(note, workers=3), **options)
-    share = 3 * 1000 * 7 / 24  # three workers begin at once: what each was given is gone for the next
+    ws.evaluate(
+        *digits,
+        THREATS,
+        ("wda++",),
+        out=tmp_path / "run",
+        runner=office(note, workers=3),
+        **options,
+    )
+    share = (
+        3 * 1000 * 7 / 24
+    )  # three workers begin at once: what each was given is gone for the next
     assert [limits[k] for k in range(3)] == [pytest.approx(share)] * 3
-    assert sum(limits.values()) == pytest.approx(3 * 1000)  # the last is made while none of the others is done
+    assert sum(limits.values()) == pytest.approx(
+        3 * 1000
+    )  # the last is made while none of the others is done
 
 
 def _parts(digits):
@@ -369,16 +469,25 @@ def _parts(digits):
 
 
 def test_pieces_joined_are_the_whole(digits) -> None:
-    """A task cut anywhere and joined again: the same tensors where the batch does not matter, the same fields."""
+    """A task cut anywhere and joined again: the same tensors where the batch does not matter,
+    the same fields.
+    """
     worker = cluster.Worker(*_parts(digits))
     task = Task("clean", "clean", 0, 0, 7)
     whole = worker.run(task)
-    parts = [(part, worker.run(part)) for part in (pieces.cut(task, 0, 3), pieces.cut(task, 3, 4), pieces.cut(task, 4, 7))]
+    parts = [
+        (part, worker.run(part))
+        for part in (pieces.cut(task, 0, 3), pieces.cut(task, 3, 4), pieces.cut(task, 4, 7))
+    ]
     tensors, fields = pieces.join(parts)
     assert fields == {**whole[1], pieces.PIECES: [3, 1, 3]}
     for name, value in whole[0].items():
         assert value.dtype == tensors[name].dtype
-        assert torch.allclose(value, tensors[name], atol=1e-5) if name == "logits" else torch.equal(value, tensors[name])
+        assert (
+            torch.allclose(value, tensors[name], atol=1e-5)
+            if name == "logits"
+            else torch.equal(value, tensors[name])
+        )
     # with a flip in places: the index counts from the beginning of the chunk
     unit = worker.settings.units[0]
     task = Task("attack", unit.key, 0, 0, 7, (), {"unit": unit})
@@ -389,7 +498,11 @@ def test_pieces_joined_are_the_whole(digits) -> None:
     assert torch.allclose(tensors["points"], whole[0]["points"], atol=0.05)
     limited = Task("radii", "r", 0, 10, 14, (), {"upper": torch.arange(4.0), "limit": 8.0})
     part = pieces.cut(limited, 11, 12)
-    assert part.given["upper"].tolist() == [1.0] and part.given["limit"] == 2.0 and (part.start, part.stop) == (11, 12)
+    assert (
+        part.given["upper"].tolist() == [1.0]
+        and part.given["limit"] == 2.0
+        and (part.start, part.stop) == (11, 12)
+    )
 
 
 def test_what_is_wrong_with_the_options_is_said() -> None:
@@ -404,7 +517,8 @@ def test_without_ray_one_sentence_says_what_to_install(digits, tmp_path, monkeyp
         evaluate(*digits, tmp_path / "run", Ray(workers=1))
 
 
-# ---- A real cluster on this machine --------------------------------------------------------------------------------------
+# ---- A real cluster on this machine
+# --------------------------------------------------------------------------------------
 
 
 class Trap(nn.Module):
@@ -412,17 +526,25 @@ class Trap(nn.Module):
 
     def __init__(self, model, sample, hang) -> None:
         super().__init__()
-        self.model, self.hang, self.home = model, hang, os.getpid()
+        self.model = model
+        self.hang = hang
+        self.home = os.getpid()
         self.register_buffer("sample", sample)
 
     def forward(self, x):
-        if os.getpid() != self.home and len(x) and ((x.detach() - self.sample).flatten(1).abs().amax(1) < 1e-6).any():
+        if (
+            os.getpid() != self.home
+            and len(x)
+            and ((x.detach() - self.sample).flatten(1).abs().amax(1) < 1e-6).any()
+        ):
             time.sleep(1000) if self.hang else os._exit(1)
         return self.model(x)
 
 
 def listening() -> list[str]:
-    """The addresses at which this process and its descendants listen, `address:port` in hexadecimal, from /proc."""
+    """The addresses at which this process and its descendants listen, `address:port` in
+    hexadecimal, from /proc.
+    """
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -431,7 +553,8 @@ def listening() -> list[str]:
             except OSError:
                 continue
             children.setdefault(parent, []).append(int(entry.name))
-    mine, sockets = [os.getpid()], set()
+    mine = [os.getpid()]
+    sockets = set()
     for pid in mine:
         mine += children.get(pid, [])
         try:
@@ -452,7 +575,9 @@ LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFF
 
 @needs_ray
 def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
-    """One cluster for all of it: the same files, resumed both ways, a worker killed, no port but on loopback."""
+    """One cluster for all of it: the same files, resumed both ways, a worker killed, no port
+    but on loopback.
+    """
     with Ray(workers=2) as runner:
         evaluate(*digits, tmp_path / "two", runner, certify="crown")
         assert tree(tmp_path / "two") == alone[1]
@@ -462,8 +587,12 @@ def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
         sessions = set(Path("/tmp/ray").glob("*")) if Path("/tmp/ray").exists() else set()
         if Path("/proc/net/tcp").exists():
             ports = listening()
-            commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())]
-            assert not any(b"dashboard.py" in command for command in commands)  # none, as the page says
+            commands = [
+                Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(os.getpid())
+            ]
+            assert not any(
+                b"dashboard.py" in command for command in commands
+            )  # none, as the page says
             assert len(ports) > 2 and {port.partition(":")[0] for port in ports} <= set(LOOPBACK)
         # begun here and ended there, and the reverse; a worker killed on the way
         for name, begin, end in (("a", Local(), runner), ("b", runner, Local())):
@@ -473,7 +602,9 @@ def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
                 os.kill(first[0], signal.SIGKILL)
             evaluate(*digits, tmp_path / name, end, resume=True)
             assert tree(tmp_path / name) == plain[1]
-    assert not importlib.import_module("ray").is_initialized() and "RAY_AUTH_TOKEN" not in os.environ
+    assert (
+        not importlib.import_module("ray").is_initialized() and "RAY_AUTH_TOKEN" not in os.environ
+    )
     assert not Path(folder).exists() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert not any(str(os.getpid()) in path.name for path in sessions)
 
@@ -481,10 +612,12 @@ def test_on_a_real_cluster(alone, plain, digits, tmp_path) -> None:
 class Interrupted:
     """A runner, until so many results have come."""
 
-    workers, about = 1, {}
+    workers = 1
+    about: ClassVar[dict[str, str]] = {}
 
     def __init__(self, runner, results) -> None:
-        self.runner, self.left = runner, results
+        self.runner = runner
+        self.left = results
 
     def run(self, worker, tasks, tick):
         for result in self.runner.run(worker, tasks, tick):
@@ -519,7 +652,9 @@ def test_a_real_error_is_the_error_here(link, digits, tmp_path) -> None:
             evaluate(model, (x * 255, y), tmp_path / "a", runner)
         with pytest.raises(ZeroDivisionError) as error:
             evaluate(Broken(model), (x, y), tmp_path / "b", runner)
-        assert isinstance(error.value.__cause__, cluster.WorkerError) and "in forward" in str(error.value.__cause__)
+        assert isinstance(error.value.__cause__, cluster.WorkerError) and "in forward" in str(
+            error.value.__cause__
+        )
 
 
 class Broken(Trap):
@@ -559,7 +694,15 @@ def test_a_real_worker_that_is_stopped(link, digits, tmp_path) -> None:
 def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None:
     model, (x, y) = digits
     with Ray(workers=2, timeout=15 if hang else None) as runner:
-        run = ws.evaluate(Trap(model, x[9], hang), (x, y), THREATS, ("wda++",), out=tmp_path / "run", chunk=3, runner=runner)
+        run = ws.evaluate(
+            Trap(model, x[9], hang),
+            (x, y),
+            THREATS,
+            ("wda++",),
+            out=tmp_path / "run",
+            chunk=3,
+            runner=runner,
+        )
     assert [k for k, value in enumerate(run.distances.tolist()) if value == math.inf] == [9]
     assert Store.open(tmp_path / "run").get("clean", 3, ())[1][pieces.UNKNOWN] == ["9"]
 
@@ -568,7 +711,9 @@ def test_a_real_sample_that_kills_or_hangs(hang, link, digits, tmp_path) -> None
 @pytest.mark.slow
 def test_real_workers_killed_every_few_seconds(link, digits, tmp_path) -> None:
     model, (x, y) = digits
-    data, kills, over = (x.repeat(40, 1, 1, 1), y.repeat(40)), 0, threading.Event()
+    data = (x.repeat(40, 1, 1, 1), y.repeat(40))
+    kills = 0
+    over = threading.Event()
     evaluate(model, data, tmp_path / "alone")
     with Ray(workers=3) as runner:
 
@@ -598,16 +743,21 @@ def test_another_chunk_size_changes_nothing_but_rounding(link, plain, digits, tm
         other = evaluate(*digits, tmp_path / "run", runner, chunk=5)
     assert torch.allclose(other.distances, plain[0].distances, rtol=1e-3)
     for a, b in zip(plain[0].rows, other.rows):
-        assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(b.accuracy, abs=1e-3)
+        assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(
+            b.accuracy, abs=1e-3
+        )
 
 
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(sent, plain, digits, tmp_path) -> None:
+def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(
+    sent, plain, digits, tmp_path
+) -> None:
     script = textwrap.dedent("""
         import signal, sys, torch
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
+        # A shell's background process ignores it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.set_num_threads(1)
         import wassail as ws
         from wassail.evaluation.cluster import Ray
@@ -635,8 +785,11 @@ def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(sent, plai
         time.sleep(0.2)
     if sent == signal.SIGTERM:  # no stack of machine code, no exception, no files
         assert child.returncode == 128 + sent and (tmp_path / "said").read_text() == ""
-        assert not any(str(child.pid) in session.name for folder in {*Path("/tmp").glob("wassail-ray-*")} - before
-                       for session in folder.iterdir())  # fmt: skip
+        assert not any(
+            str(child.pid) in session.name
+            for folder in {*Path("/tmp").glob("wassail-ray-*")} - before
+            for session in folder.iterdir()
+        )
     evaluate(*digits, out, resume=True)
     assert tree(out) == plain[1]
 
@@ -659,7 +812,9 @@ def running(pid: int) -> bool:
 @needs_ray
 @pytest.mark.slow
 def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
-    """A plain function, an exported program, an ONNX file; arrays, a mapped file, a folder of images."""
+    """A plain function, an exported program, an ONNX file; arrays, a mapped file, a folder of
+    images.
+    """
     import numpy as np
     from PIL import Image
 
@@ -670,7 +825,8 @@ def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray((x[k, 0] * 255).byte().numpy()).save(folder / f"{k}.png")
     torch.export.save(
-        torch.export.export(model, (x[:2],), dynamic_shapes=({0: torch.export.Dim("n")},)), tmp_path / "model.pt2"
+        torch.export.export(model, (x[:2],), dynamic_shapes=({0: torch.export.Dim("n")},)),
+        tmp_path / "model.pt2",
     )
     large = x.repeat(600, 1, 1, 1), y.repeat(600)  # too large to be sent as a whole
     cases = [
@@ -682,7 +838,9 @@ def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
     with Ray(workers=2) as runner:
         for k, (one, data) in enumerate(cases):
             for name, who in (("here", None), ("there", runner)):
-                ws.evaluate(one, data, THREATS, ("wda++",), out=tmp_path / f"{name}{k}", chunk=7, runner=who)
+                ws.evaluate(
+                    one, data, THREATS, ("wda++",), out=tmp_path / f"{name}{k}", chunk=7, runner=who
+                )
             assert tree(tmp_path / f"here{k}") == tree(tmp_path / f"there{k}"), k
             assert all(hand.sees == (k != 2) for hand in runner._hands)
 
@@ -700,9 +858,12 @@ def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
         from wassail.evaluation.cluster import Ray
         from test_cluster import evaluate, tree
         x, y = ws.zoo.data()
-        out, model, data = Path(sys.argv[1]), ws.zoo.load("digits-mlp-adv"), (x[:24].repeat(8, 1, 1, 1), y[:24].repeat(8))
+        out = Path(sys.argv[1])
+        model = ws.zoo.load("digits-mlp-adv")
+        data = (x[:24].repeat(8, 1, 1, 1), y[:24].repeat(8))
         evaluate(model, data, out / "alone")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        head = {"num_cpus": 1, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         node = cluster.add_node(num_cpus=1)
         with Ray(cluster.address, workers=2) as runner:
             def kill():
@@ -719,6 +880,16 @@ def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
         sys.exit(1 if alive or tree(out / "run") != tree(out / "alone") else 0)
     """)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    env |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # loopback here too
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=env, capture_output=True, text=True, timeout=240)
+    env |= {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0" * 64,
+    }  # loopback here too
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,8 +1,10 @@
-"""Every point at which a command may be stopped, by a kill or by a power cut: run again, it ends in the same bytes.
+"""Every point at which a command may be stopped, by a kill or by a power cut: run again, it ends in
+the same bytes.
 
-One run of the command is watched. Before every open, write, fsync, rename, unlink, mkdir and rmdir below its folder, and amid
-every write, the disk is copied as a kill would leave it there, and twice as a power cut may leave it: what was not flushed is
-lost in files, and in folders either lost or kept. The command is then run again on each copy. Equal copies are tried once.
+One run of the command is watched. Before every open, write, fsync, rename, unlink, mkdir and rmdir
+below its folder, and amid every write, the disk is copied as a kill would leave it there, and twice
+as a power cut may leave it: what was not flushed is lost in files, and in folders either lost or
+kept. The command is then run again on each copy. Equal copies are tried once.
 """
 
 import contextlib
@@ -41,14 +43,25 @@ class Disk:
         self.root = root
         self.points = 0
         self.kinds: dict[str, int] = {}
-        self.states: dict[str, tuple[int, str, Tree]] = {}  # by content: the first point that leaves it, and how
+        self.states: dict[
+            str, tuple[int, str, Tree]
+        ] = {}  # by content: the first point that leaves it, and how
         self.content: dict[int, bytes] = {}  # of files by inode, when they were last flushed
-        self.names: dict[int, dict[str, int]] = {}  # of folders by inode, when they were last flushed
-        self.held: list[int] = []  # open descriptors of everything that was made: no inode is used twice
+        self.names: dict[
+            int, dict[str, int]
+        ] = {}  # of folders by inode, when they were last flushed
+        self.held: list[
+            int
+        ] = []  # open descriptors of everything that was made: no inode is used twice
         self.real = {name: getattr(os, name) for name in CALLS}
         for folder, inner, files in os.walk(root):
-            self.names[os.stat(folder).st_ino] = {name: os.stat(Path(folder, name)).st_ino for name in [*inner, *files]}
-            self.content |= {os.stat(Path(folder, name)).st_ino: Path(folder, name).read_bytes() for name in files}
+            self.names[os.stat(folder).st_ino] = {
+                name: os.stat(Path(folder, name)).st_ino for name in [*inner, *files]
+            }
+            self.content |= {
+                os.stat(Path(folder, name)).st_ino: Path(folder, name).read_bytes()
+                for name in files
+            }
 
     # States.
 
@@ -56,7 +69,11 @@ class Disk:
         """The process may stop here."""
         self.points += 1
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        for how, tree in (("killed", self.killed()), ("cut, names lost", self.cut(False)), ("cut, names kept", self.cut(True))):
+        for how, tree in (
+            ("killed", self.killed()),
+            ("cut, names lost", self.cut(False)),
+            ("cut, names kept", self.cut(True)),
+        ):
             name = _digest(tree)
             self.states.setdefault(name, (self.points, f"{how} before {kind}", tree))
 
@@ -71,7 +88,11 @@ class Disk:
         return tree
 
     def _cut(self, inode: int, place: Path, prefix: str, kept: bool, tree: Tree) -> None:
-        now = {name: os.stat(place / name).st_ino for name in os.listdir(place)} if kept else self.names.get(inode, {})
+        now = (
+            {name: os.stat(place / name).st_ino for name in os.listdir(place)}
+            if kept
+            else self.names.get(inode, {})
+        )
         for name, inner in now.items():
             if inner in self.names:
                 tree[prefix + name] = None
@@ -111,7 +132,9 @@ class Disk:
         status = os.fstat(number)
         if stat.S_ISDIR(status.st_mode):
             place = Path(os.readlink(f"/proc/self/fd/{number}"))
-            self.names[status.st_ino] = {name: os.stat(place / name).st_ino for name in os.listdir(place)}
+            self.names[status.st_ino] = {
+                name: os.stat(place / name).st_ino for name in os.listdir(place)
+            }
         else:
             self.content[status.st_ino] = Path(f"/proc/self/fd/{number}").read_bytes()
 
@@ -142,7 +165,10 @@ class Disk:
 
 
 def snapshot(root: Path) -> Tree:
-    return {path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes() if path.is_file() else None
+        for path in root.rglob("*")
+    }
 
 
 def lay_out(tree: Tree, root: Path) -> None:
@@ -206,7 +232,16 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 def evaluate(run: Path, attacks: tuple[str, ...] = ("fgsm",), **more: Any) -> ws.Evaluation:
     return ws.evaluate(
-        network(), samples(), THREATS, attacks, out=run, chunk=2, look=False, runner=Once(), certify="crown", **more
+        network(),
+        samples(),
+        THREATS,
+        attacks,
+        out=run,
+        chunk=2,
+        look=False,
+        runner=Once(),
+        certify="crown",
+        **more,
     )
 
 
@@ -217,7 +252,9 @@ def pages(run: Path) -> None:
 def export(run: Path) -> None:
     (run / "export").mkdir(exist_ok=True)
     for name in FORMATS:
-        if name != "png" or not (run / "export/png").exists():  # a folder that is there is whole, and refused
+        if (
+            name != "png" or not (run / "export/png").exists()
+        ):  # a folder that is there is whole, and refused
             write(ws.Evaluation.load(run), name, run / "export", network(), "cifar10")
 
 
@@ -231,7 +268,11 @@ COMMANDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-LARGE = {"evaluate": 12, "add-attack": 12, "export": 6}  # those with many points: of these every so-many-th here, all if slow
+LARGE = {
+    "evaluate": 12,
+    "add-attack": 12,
+    "export": 6,
+}  # those with many points: of these every so-many-th here, all if slow
 
 
 class Picture:
@@ -243,7 +284,11 @@ class Picture:
 
 def results(run: Path) -> Tree:
     """All files of a run but its log; a leftover of an unfinished write counts."""
-    return {name: content for name, content in snapshot(run).items() if not name.startswith("log") and content is not None}
+    return {
+        name: content
+        for name, content in snapshot(run).items()
+        if not name.startswith("log") and content is not None
+    }
 
 
 @pytest.fixture(scope="module")
@@ -254,11 +299,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def tried(name: str, finished: Path, place: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> tuple[Disk, int]:
+def tried(
+    name: str, finished: Path, place: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> tuple[Disk, int]:
     """The command once with all points, and again on every so-many-th of the disks they leave."""
-    monkeypatch.setattr(reading, "interval", lambda *_, **__: (0.0, 1.0))  # arithmetic, and most of the time
+    monkeypatch.setattr(
+        reading, "interval", lambda *_, **__: (0.0, 1.0)
+    )  # arithmetic, and most of the time
     monkeypatch.setattr(sandwich, "draw_sandwich", lambda *_, **__: Picture())
-    command, root = COMMANDS[name], place / "disk"
+    command = COMMANDS[name]
+    root = place / "disk"
     root.mkdir()
     if name != "evaluate":
         shutil.copytree(finished, root / "run")
@@ -272,7 +322,9 @@ def tried(name: str, finished: Path, place: Path, monkeypatch: pytest.MonkeyPatc
         again = place / f"again-{k}"
         lay_out(tree, again)
         old = tree.get("run/old.html")
-        assert name == "evaluate" or old in (b"an older page", whole["old.html"]), f"point {point}, {how}"
+        assert name == "evaluate" or old in (b"an older page", whole["old.html"]), (
+            f"point {point}, {how}"
+        )
         command(again / "run")
         assert results(again / "run") == whole, f"point {point}, {how}"
         assert Store.open(again / "run").verify() == []
@@ -281,7 +333,9 @@ def tried(name: str, finished: Path, place: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_some_points_of_every_command(name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_points_of_every_command(
+    name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk, states = tried(name, finished, tmp_path, monkeypatch, every=LARGE.get(name, 1))
     assert disk.points >= 9 and states > 2
     assert {"open", "write", "half of a write", "fsync", "rename"} <= set(disk.kinds)
@@ -289,13 +343,22 @@ def test_some_points_of_every_command(name: str, finished: Path, tmp_path: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_point_of_every_command(name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_point_of_every_command(
+    name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk, states = tried(name, finished, tmp_path, monkeypatch, every=1)
-    print(f"\n| `{name}` | {disk.points} | {', '.join(f'{n} {k}' for k, n in sorted(disk.kinds.items()))} | {states} |")
+    print(
+        f"\n| `{name}` | {disk.points} | "
+        f"{', '.join(f'{n} {k}' for k, n in sorted(disk.kinds.items()))} | {states} |"
+    )
 
 
-def test_the_shim_finds_a_writer_that_does_not_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test of the test: a rename before the flush leaves an empty file in the place after a power cut."""
+def test_the_shim_finds_a_writer_that_does_not_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test of the test: a rename before the flush leaves an empty file in the place after a
+    power cut.
+    """
     (tmp_path / "disk").mkdir()
     with watched(tmp_path / "disk", monkeypatch) as disk:
         number = os.open(tmp_path / "disk/new", os.O_WRONLY | os.O_CREAT)
@@ -310,7 +373,14 @@ def test_the_shim_finds_a_writer_that_does_not_flush(tmp_path: Path, monkeypatch
         disk.point("end")
         os.close(folder)
     trees = [tree for _, _, tree in disk.states.values()]
-    assert trees == [{}, {"new": b""}, {"new": b"te"}, {"new": b"text"}, {"page": b"text"}, {"page": b""}]
+    assert trees == [
+        {},
+        {"new": b""},
+        {"new": b"te"},
+        {"new": b"text"},
+        {"page": b"text"},
+        {"page": b""},
+    ]
 
 
 def test_a_png_folder_is_whole_or_refused(finished: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Evaluations, flips, distributions and the command line on a second device: the figures of the CPU to the last bit."""
+"""Evaluations, flips, distributions and the command line on a second device: the figures of the
+CPU to the last bit.
+"""
 
 import math
 
@@ -14,7 +16,12 @@ from wassail.cli import main
 from wassail.evaluation import indicators
 
 THREATS = [ws.Threat(2, order, 0.3) for order in (1, 2, math.inf)]
-ATTACKS = {"wda++": {"steps": 2, "search": 1}, "nearest": {"passes": 20}, "apgd-ce": {"steps": 2}, "w-pgd": {"steps": 1}}
+ATTACKS = {
+    "wda++": {"steps": 2, "search": 1},
+    "nearest": {"passes": 20},
+    "apgd-ce": {"steps": 2},
+    "w-pgd": {"steps": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +32,27 @@ def data():
 
 def stored(folder):
     """Every tensor of a run."""
-    return {str(file.relative_to(folder)): load_file(file) for file in sorted(folder.rglob("*.safetensors"))}
+    return {
+        str(file.relative_to(folder)): load_file(file)
+        for file in sorted(folder.rglob("*.safetensors"))
+    }
 
 
 def told(run):
     """What a run says: its findings, distances and accuracies."""
-    return [str(finding) for finding in run.findings], run.distances, [run.curve(order)(0.1) for order in run.orders]
+    return (
+        [str(finding) for finding in run.findings],
+        run.distances,
+        [run.curve(order)(0.1) for order in run.orders],
+    )
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_evaluations_and_their_files(way, data, tmp_path):
     def call(folder):
-        return lambda model, x, y: told(ws.evaluate(model, (x, y), THREATS, ATTACKS, out=folder, chunk=4))
+        return lambda model, x, y: told(
+            ws.evaluate(model, (x, y), THREATS, ATTACKS, out=folder, chunk=4)
+        )
 
     here = call(tmp_path / "here")(*data)
     found, second = there(call(tmp_path / "there"), *data, way, float64=way != "labels here")
@@ -61,9 +77,13 @@ def test_an_evaluation_is_resumed_on_its_device(data, tmp_path):
                 raise Stop
 
         with pytest.raises(Stop):
-            ws.evaluate(model, (x, y), THREATS, ATTACKS, out=tmp_path / "run", chunk=4, progress=interrupt)
+            ws.evaluate(
+                model, (x, y), THREATS, ATTACKS, out=tmp_path / "run", chunk=4, progress=interrupt
+            )
         begun = len(stored(tmp_path / "run"))
-        whole = ws.evaluate(model, (x, y), THREATS, ATTACKS, out=tmp_path / "run", chunk=4, resume=True)
+        whole = ws.evaluate(
+            model, (x, y), THREATS, ATTACKS, out=tmp_path / "run", chunk=4, resume=True
+        )
         return begun, told(whole)
 
     (begun, found), _ = there(call, model, x, y, WAYS[1])
@@ -73,7 +93,9 @@ def test_an_evaluation_is_resumed_on_its_device(data, tmp_path):
 
 def test_flips_and_distributions(data):
     model, x, y = data
-    points = (x + 0.4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 1)
+    points = (x + 0.4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))).clamp(
+        0, 1
+    )
 
     def call(model, x, y):
         flips = ws.Flips.from_points(model, x, y, points, 2)
@@ -84,7 +106,15 @@ def test_flips_and_distributions(data):
         assert check, check.problems
         assert adversary.weights.dtype == torch.float64 and adversary.weights.device.type == "cpu"
         atoms = adversary.atoms()
-        return flips, both, adversary, check, atoms, ws.risk_curve(both, order=2)(0.1), repr(adversary)
+        return (
+            flips,
+            both,
+            adversary,
+            check,
+            atoms,
+            ws.risk_curve(both, order=2)(0.1),
+            repr(adversary),
+        )
 
     for way in WAYS:
         assert differences(call(model, x, y), there(call, model, x, y, way, float64=False)[0]) == []
@@ -92,7 +122,9 @@ def test_flips_and_distributions(data):
 
 def test_flips_of_two_devices_are_merged(data):
     model, x, y = data
-    first, second = (ws.nearest(model, x, y, 2, method=name, passes=15) for name in ("deepfool", "fmn"))
+    first, second = (
+        ws.nearest(model, x, y, 2, method=name, passes=15) for name in ("deepfool", "fmn")
+    )
 
     def call(model, x, y):
         elsewhere = ws.nearest(model, x, y, 2, method="fmn", passes=15)
@@ -116,7 +148,9 @@ def test_results_are_saved_and_loaded(data, tmp_path):
 
 def test_autoattack_for_old_scripts_and_its_state(data, tmp_path):
     def call(model, x, y):
-        adversary = ws.AutoAttack(model, "L2", 0.3, verbose=False, version="custom", attacks_to_run=["apgd-ce", "square"])
+        adversary = ws.AutoAttack(
+            model, "L2", 0.3, verbose=False, version="custom", attacks_to_run=["apgd-ce", "square"]
+        )
         adversary.apgd.n_restarts, adversary.apgd.n_iter, adversary.square.n_queries = 1, 2, 2
         points, labels = adversary.run_standard_evaluation(x, y, bs=4, return_labels=True)
         kept = tmp_path / str(x.device.type)
@@ -131,19 +165,53 @@ def test_autoattack_for_old_scripts_and_its_state(data, tmp_path):
 def test_indicators(data):
     def call(model, x, y):
         looks = indicators.check(model, x, y, (0, 1))
-        return looks, indicators.transfer(model, x, y, 2), indicators.converged(model, x, y, math.inf, (0, 1), 20)
+        return (
+            looks,
+            indicators.transfer(model, x, y, 2),
+            indicators.converged(model, x, y, math.inf, (0, 1), 20),
+        )
 
     for way in WAYS[:2]:
         assert differences(call(*data), there(call, *data, way)[0]) == []
 
 
 def test_the_command_line_takes_a_device(tmp_path):
-    options = ["digits-mlp", "--data", "digits", "-n", "4", "--norm", "2", "--eps", "0.3", "--order", "1", "inf", "--quiet"]
+    options = [
+        "digits-mlp",
+        "--data",
+        "digits",
+        "-n",
+        "4",
+        "--norm",
+        "2",
+        "--eps",
+        "0.3",
+        "--order",
+        "1",
+        "inf",
+        "--quiet",
+    ]
     options += ["--attacks", "wda++", "fgsm"]
     assert main(["attack", *options, "--out", str(tmp_path / "here")]) == 0
     with second_device() as second:
-        assert main(["attack", *options, "--device", "elsewhere", "--out", str(tmp_path / "there")]) == 0
-        assert main(["evaluate", *options, "--device", "elsewhere", "--out", str(tmp_path / "more"), "--no-look"]) == 0
+        assert (
+            main(["attack", *options, "--device", "elsewhere", "--out", str(tmp_path / "there")])
+            == 0
+        )
+        assert (
+            main(
+                [
+                    "evaluate",
+                    *options,
+                    "--device",
+                    "elsewhere",
+                    "--out",
+                    str(tmp_path / "more"),
+                    "--no-look",
+                ]
+            )
+            == 0
+        )
     assert second.total > 0  # it was used
     assert len(stored(tmp_path / "here")) >= 4
     assert differences(stored(tmp_path / "here"), stored(tmp_path / "there")) == []

@@ -19,9 +19,27 @@ from wassail.report.png import encode, to_uint8
 
 INF = math.inf
 HOSTILE = [
-    "../../etc/passwd", "/absolute", "a\x00b", "x" * 300, "=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(A1)", "\t=1", "a,b\"c\nd",
-    "..", "CON", "", "same", "same", "\udcff", "\u202egnp.exe", "<script>", "a\\b", "  =2",
-]  # fmt: skip
+    "../../etc/passwd",
+    "/absolute",
+    "a\x00b",
+    "x" * 300,
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2",
+    "@SUM(A1)",
+    "\t=1",
+    'a,b"c\nd',
+    "..",
+    "CON",
+    "",
+    "same",
+    "same",
+    "\udcff",
+    "\u202egnp.exe",
+    "<script>",
+    "a\\b",
+    "  =2",
+]
 N = 24
 MODEL = ws.zoo.load("digits-mlp")
 X, Y = ws.zoo.data("digits")
@@ -29,38 +47,73 @@ X, Y = ws.zoo.data("digits")
 
 @pytest.fixture(scope="module")
 def run() -> Evaluation:
-    """Samples 0 to 23 of the digits (11 is wrong already), flips of a short search, two of which are taken away."""
-    x, y = X[:N], Y[:N]
+    """Samples 0 to 23 of the digits (11 is wrong already), flips of a short search, two of
+    which are taken away.
+    """
+    x = X[:N]
+    y = Y[:N]
     flips = ws.nearest(MODEL, x, y, "inf", passes=40)
-    distances, points = flips.distances.clone(), flips.points.clone()
+    distances = flips.distances.clone()
+    points = flips.points.clone()
     for i in (20, 21):
         distances[i], points[i] = INF, x[i]
     return evaluation(x, y, points, distances, flips.labels)
 
 
-def evaluation(x: Tensor, y: Tensor, points: Tensor, distances: Tensor, labels: Tensor) -> Evaluation:
+def evaluation(
+    x: Tensor, y: Tensor, points: Tensor, distances: Tensor, labels: Tensor
+) -> Evaluation:
     n = len(x)
     threats = tuple(ws.Threat("inf", p, "8/255") for p in (1, 2, INF))
-    wrong, mu = distances == 0, torch.full((n,), 1 / n, dtype=torch.float64)
+    wrong = distances == 0
+    mu = torch.full((n,), 1 / n, dtype=torch.float64)
     rows = [
-        Row("all", "all", t, accuracy(mu, wrong, distances, t), interval(mu, wrong, distances, t, resamples=20), t.eps, 1, 1, 1)
+        Row(
+            "all",
+            "all",
+            t,
+            accuracy(mu, wrong, distances, t),
+            interval(mu, wrong, distances, t, resamples=20),
+            t.eps,
+            1,
+            1,
+            1,
+        )
         for t in threats
     ]
     return Evaluation(
-        name="</script>../m", data="CIFAR-10", threats=threats, ids=tuple((HOSTILE + [str(i) for i in range(20, 40)])[:n]),
-        classes=tuple("=<b>../\x00" + str(k) for k in range(10)), y=y, predicted=torch.where(wrong, labels, y), mu=mu,
-        distances=distances, labels=labels, found_by=torch.arange(n) % 2, methods=("nearest", "=wda"),
-        radii=distances.nan_to_num(posinf=0.5) / 3, exact=torch.arange(n) % 3 == 0, certificate={"method": "test"},
-        rows=tuple(rows), best=tuple(rows), clean=float((~wrong).double().mean()), clean_interval=(0.5, 1.0), findings=(),
-        info={"data": {"shape": list(x.shape[1:])}}, images=lambda chosen: (x[list(chosen)], points[list(chosen)]),
-    )  # fmt: skip
+        name="</script>../m",
+        data="CIFAR-10",
+        threats=threats,
+        ids=tuple((HOSTILE + [str(i) for i in range(20, 40)])[:n]),
+        classes=tuple("=<b>../\x00" + str(k) for k in range(10)),
+        y=y,
+        predicted=torch.where(wrong, labels, y),
+        mu=mu,
+        distances=distances,
+        labels=labels,
+        found_by=torch.arange(n) % 2,
+        methods=("nearest", "=wda"),
+        radii=distances.nan_to_num(posinf=0.5) / 3,
+        exact=torch.arange(n) % 3 == 0,
+        certificate={"method": "test"},
+        rows=tuple(rows),
+        best=tuple(rows),
+        clean=float((~wrong).double().mean()),
+        clean_interval=(0.5, 1.0),
+        findings=(),
+        info={"data": {"shape": list(x.shape[1:])}},
+        images=lambda chosen: (x[list(chosen)], points[list(chosen)]),
+    )
 
 
 def test_csv_holds_every_number_exactly(run: Evaluation, tmp_path: Path) -> None:
     done = to_csv(run, tmp_path / "s.csv")
     with (tmp_path / "s.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == N and done == Export(tmp_path / "s.csv", N, int((run.distances > 0).sum()) - 2)
+    assert len(rows) == N and done == Export(
+        tmp_path / "s.csv", N, int((run.distances > 0).sum()) - 2
+    )
     assert [float(row["distance"]) for row in rows] == run.distances.tolist()
     assert [float(row["weight"]) for row in rows] == run.mu.tolist()
     assert run.radii is not None and [float(row["radius"]) for row in rows] == run.radii.tolist()
@@ -70,9 +123,15 @@ def test_csv_holds_every_number_exactly(run: Evaluation, tmp_path: Path) -> None
         found = 0 < float(row["distance"]) < INF
         assert row["flip_label"] == (str(int(run.labels[i])) if found else "")
         assert row["method"] == (["nearest", "'=wda"][i % 2] if found else "")
-    for p, name in ((1, "share p=1 eps=8/255"), (2, "share p=2 eps=8/255"), (INF, "share p=inf eps=8/255")):
+    for p, name in (
+        (1, "share p=1 eps=8/255"),
+        (2, "share p=2 eps=8/255"),
+        (INF, "share p=inf eps=8/255"),
+    ):
         share = torch.tensor([float(row[name]) for row in rows], dtype=torch.float64)
-        assert 1 - float((run.mu * share).sum()) == pytest.approx(run.curve(p)(8 / 255)[1], abs=1e-12)
+        assert 1 - float((run.mu * share).sum()) == pytest.approx(
+            run.curve(p)(8 / 255)[1], abs=1e-12
+        )
     plain = replace(run, radii=None, exact=None)
     to_csv(plain, tmp_path / "s.csv")
     with (tmp_path / "s.csv").open(newline="", encoding="utf-8") as file:
@@ -91,12 +150,30 @@ def test_csv_has_no_formula_and_no_hidden_character(run: Evaluation, tmp_path: P
 
 
 def test_robustbench_entry(run: Evaluation, tmp_path: Path) -> None:
-    done = to_robustbench(run, tmp_path / "m.json", link="https://example.org", authors="A & <B>", venue="V")
+    done = to_robustbench(
+        run, tmp_path / "m.json", link="https://example.org", authors="A & <B>", venue="V"
+    )
     entry = json.loads((tmp_path / "m.json").read_text())
-    known = {"link", "name", "authors", "additional_data", "number_forward_passes", "dataset", "venue", "architecture", "eps",
-             "clean_acc", "reported", "footnote", "unreliable", "external"}  # fmt: skip
+    known = {
+        "link",
+        "name",
+        "authors",
+        "additional_data",
+        "number_forward_passes",
+        "dataset",
+        "venue",
+        "architecture",
+        "eps",
+        "clean_acc",
+        "reported",
+        "footnote",
+        "unreliable",
+        "external",
+    }
     assert set(entry) == known | {"wda_acc", "certified_acc", "certified_arithmetic"}
-    assert entry["dataset"] == "cifar10" and entry["eps"] == "8/255" and entry["authors"] == "A & <B>"
+    assert (
+        entry["dataset"] == "cifar10" and entry["eps"] == "8/255" and entry["authors"] == "A & <B>"
+    )
     assert entry["clean_acc"] == f"{100 * run.clean:.2f}" and entry["unreliable"] is False
     assert entry["external"] == f"{100 * run.curve(INF)(8 / 255)[1]:.2f}"
     assert entry["wda_acc"] == {f"p{p}": f"{100 * run.curve(p)(8 / 255)[1]:.2f}" for p in (1, 2)}
@@ -104,7 +181,11 @@ def test_robustbench_entry(run: Evaluation, tmp_path: Path) -> None:
     for order, text in entry["certified_acc"].items():
         certified = run.curve(order[1:])(8 / 255)[0]
         assert 100 * certified - 0.01 <= float(text) <= 100 * certified + 1e-9
-    assert "24 samples" in entry["footnote"] and "eps" not in entry["footnote"] and "24 samples" in str(done)
+    assert (
+        "24 samples" in entry["footnote"]
+        and "eps" not in entry["footnote"]
+        and "24 samples" in str(done)
+    )
 
 
 def test_robustbench_with_autoattack_and_another_eps(run: Evaluation, tmp_path: Path) -> None:
@@ -113,7 +194,11 @@ def test_robustbench_with_autoattack_and_another_eps(run: Evaluation, tmp_path: 
     beaten = replace(run, rows=(row,), findings=(Finding("x", "warning", "x"),), radii=None)
     to_robustbench(beaten, tmp_path / "m.json")
     entry = json.loads((tmp_path / "m.json").read_text())
-    assert entry["autoattack_acc"] == f"{100 * pooled:.2f}" and "external" not in entry and entry["unreliable"] is True
+    assert (
+        entry["autoattack_acc"] == f"{100 * pooled:.2f}"
+        and "external" not in entry
+        and entry["unreliable"] is True
+    )
     assert "certified_acc" not in entry
     to_robustbench(replace(beaten, rows=(replace(row, accuracy=0.999),)), tmp_path / "m.json")
     entry = json.loads((tmp_path / "m.json").read_text())
@@ -121,11 +206,19 @@ def test_robustbench_with_autoattack_and_another_eps(run: Evaluation, tmp_path: 
     other = replace(run, threats=(ws.Threat("inf", 1, "2/255"),))
     to_robustbench(other, tmp_path / "m.json")
     entry = json.loads((tmp_path / "m.json").read_text())
-    assert entry["eps"] == "2/255" and "the board's is 8/255" in entry["footnote"] and "external" not in entry
+    assert (
+        entry["eps"] == "2/255"
+        and "the board's is 8/255" in entry["footnote"]
+        and "external" not in entry
+    )
 
 
 def test_robustbench_has_no_other_boards(run: Evaluation, tmp_path: Path) -> None:
-    for change in ({"threats": (ws.Threat(1, 1, 12),)}, {"data": "digits"}, {"threats": (ws.Threat("inf", 1, 0.1, None),)}):
+    for change in (
+        {"threats": (ws.Threat(1, 1, 12),)},
+        {"data": "digits"},
+        {"threats": (ws.Threat("inf", 1, 0.1, None),)},
+    ):
         with pytest.raises(ws.InputError, match="no board") as error:
             to_robustbench(replace(run, **change), tmp_path / "m.json")
         assert "\n" not in str(error.value)
@@ -135,7 +228,9 @@ def test_robustbench_has_no_other_boards(run: Evaluation, tmp_path: Path) -> Non
         to_robustbench(run, tmp_path / "m.json", dataset="mnist")
 
 
-def test_pt_holds_the_flips_within_eps_and_samples_elsewhere(run: Evaluation, tmp_path: Path) -> None:
+def test_pt_holds_the_flips_within_eps_and_samples_elsewhere(
+    run: Evaluation, tmp_path: Path
+) -> None:
     done = to_pt(run, tmp_path / "a.pt", eps="0.08", model=MODEL)
     points = torch.load(tmp_path / "a.pt", weights_only=True)
     assert type(points) is Tensor and points.shape == (N, 1, 8, 8) and points.dtype == torch.float32
@@ -144,7 +239,9 @@ def test_pt_holds_the_flips_within_eps_and_samples_elsewhere(run: Evaluation, tm
     x = X[:N]
     assert torch.equal((points != x).flatten(1).any(1), near)
     assert torch.equal(points[near], run.images(range(N))[1][near])
-    assert float((MODEL(points).argmax(1) == Y[:N]).double().mean()) == pytest.approx(run.curve(INF)(0.08)[1])
+    assert float((MODEL(points).argmax(1) == Y[:N]).double().mean()) == pytest.approx(
+        run.curve(INF)(0.08)[1]
+    )
     assert "8/255" in to_pt(run, tmp_path / "a.pt").note  # the point-wise threat's eps
 
 
@@ -168,18 +265,25 @@ def test_pt_does_not_pass_on_what_is_no_flip(run: Evaluation, tmp_path: Path) ->
 def test_npz_needs_no_pickle(run: Evaluation, tmp_path: Path) -> None:
     to_npz(run, tmp_path / "f.npz")
     with zipfile.ZipFile(tmp_path / "f.npz") as archive:
-        assert {info.date_time for info in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}  # the same bytes tomorrow
+        assert {info.date_time for info in archive.infolist()} == {
+            (1980, 1, 1, 0, 0, 0)
+        }  # the same bytes tomorrow
     with np.load(tmp_path / "f.npz", allow_pickle=False) as arrays:
         assert set(arrays) == {"x_adv", "distances", "labels", "y", "predicted", "ids"}
         assert np.array_equal(arrays["x_adv"], run.images(range(N))[1].numpy())
         assert np.array_equal(arrays["distances"], run.distances.numpy()) and np.array_equal(
             arrays["labels"], run.labels.numpy()
         )
-        assert arrays["ids"].shape == (N,) and arrays["ids"][2] == "a\\x00b" and len(arrays["ids"][3]) == 300
+        assert (
+            arrays["ids"].shape == (N,)
+            and arrays["ids"][2] == "a\\x00b"
+            and len(arrays["ids"][3]) == 300
+        )
 
 
 def test_a_large_run_is_read_in_blocks(tmp_path: Path) -> None:
-    x, y = X[:250], Y[:250]
+    x = X[:250]
+    y = Y[:250]
     asked = []
 
     def images(chosen: range | list[int]) -> tuple[Tensor, Tensor]:
@@ -187,8 +291,16 @@ def test_a_large_run_is_read_in_blocks(tmp_path: Path) -> None:
         return x[list(chosen)], x[list(chosen)]
 
     none = torch.full((250,), INF, dtype=torch.float64)
-    big = replace(evaluation(x[:1], y[:1], x[:1], none[:1], y[:1]), y=y, predicted=y, distances=none, labels=y, images=images,
-                  ids=tuple(map(str, range(250))), mu=torch.full((250,), 1 / 250, dtype=torch.float64))  # fmt: skip
+    big = replace(
+        evaluation(x[:1], y[:1], x[:1], none[:1], y[:1]),
+        y=y,
+        predicted=y,
+        distances=none,
+        labels=y,
+        images=images,
+        ids=tuple(map(str, range(250))),
+        mu=torch.full((250,), 1 / 250, dtype=torch.float64),
+    )
     to_npz(big, tmp_path / "f.npz")
     assert max(asked) == 100 and sum(asked) == 251
 
@@ -205,7 +317,9 @@ def test_png_survives_8_bits_or_is_not_written(run: Evaluation, tmp_path: Path) 
         pixels = np.rint(255 * image.imread(tmp_path / "png" / row["file"]))
         x = torch.from_numpy(pixels).float()[None, None] / 255
         assert int(MODEL(x).argmax()) == int(row["flip_label"]) != int(run.y[index])
-        assert float((x - X[index]).double().abs().max()) == pytest.approx(float(row["distance"]), abs=1e-12)
+        assert float((x - X[index]).double().abs().max()) == pytest.approx(
+            float(row["distance"]), abs=1e-12
+        )
 
 
 def _band(x: Tensor) -> Tensor:
@@ -240,11 +354,17 @@ def test_colours_keep_their_channels(tmp_path: Path) -> None:
         return torch.stack([0.5 - x[:, 0, 1, 3], x[:, 0, 1, 3] - 0.5], 1)
 
     y = torch.zeros(1, dtype=torch.int64)
-    done = to_png(evaluation(x, y, points, torch.tensor([0.15]).double(), y + 1), tmp_path / "png", red)
+    done = to_png(
+        evaluation(x, y, points, torch.tensor([0.15]).double(), y + 1), tmp_path / "png", red
+    )
     assert (done.flips, done.lost) == (1, 0)
     (file,) = (tmp_path / "png").glob("*.png")
     pixels = np.asarray(pillow.open(file))
-    assert pixels.shape == (2, 4, 3) and pixels[0, 0].tolist() == [102, 51, 0] and pixels[1, 3].tolist() == [140, 51, 0]
+    assert (
+        pixels.shape == (2, 4, 3)
+        and pixels[0, 0].tolist() == [102, 51, 0]
+        and pixels[1, 3].tolist() == [140, 51, 0]
+    )
 
 
 def test_no_id_leaves_the_folder(run: Evaluation, tmp_path: Path) -> None:
@@ -252,9 +372,15 @@ def test_no_id_leaves_the_folder(run: Evaluation, tmp_path: Path) -> None:
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert {path.parent for path in files} == {tmp_path / "deep" / "png"}
     names = [path.name for path in files]
-    assert len(names) == done.flips + 1 and len({name.lower() for name in names}) == len(names)  # same ids, other files
+    assert len(names) == done.flips + 1 and len({name.lower() for name in names}) == len(
+        names
+    )  # same ids, other files
     assert all(len(name) < 80 and name.isascii() and name.count(".") == 1 for name in names)
-    assert "000000-etc_passwd.png" in names and "000013-same.png" in names and "000014-same.png" in names
+    assert (
+        "000000-etc_passwd.png" in names
+        and "000013-same.png" in names
+        and "000014-same.png" in names
+    )
     with pytest.raises(ws.InputError, match="not empty"):
         to_png(run, tmp_path / "deep" / "png")
 
@@ -271,7 +397,9 @@ def test_what_cannot_be_an_image(run: Evaluation, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["csv", "robustbench", "pt", "npz", "png"])
 def test_every_format_by_its_name(run: Evaluation, tmp_path: Path, name: str) -> None:
     done = write(run, name, tmp_path, MODEL)
-    assert done.path.parent == tmp_path and done.path.exists() and str(done).startswith(str(done.path))
+    assert (
+        done.path.parent == tmp_path and done.path.exists() and str(done).startswith(str(done.path))
+    )
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -294,14 +422,28 @@ def test_a_failed_export_leaves_nothing(run: Evaluation, tmp_path: Path) -> None
     (tmp_path / "f.npz").write_text("older")
     with pytest.raises(RuntimeError, match="disk gone"):
         to_npz(replace(run, images=images), tmp_path / "f.npz")
-    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"] and (tmp_path / "f.npz").read_text() == "older"
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"] and (
+        tmp_path / "f.npz"
+    ).read_text() == "older"
 
 
 def test_no_samples(tmp_path: Path) -> None:
-    x, y = X[:0], Y[:0]
+    x = X[:0]
+    y = Y[:0]
     empty = evaluation(X[:1], Y[:1], X[:1], torch.tensor([INF]).double(), Y[:1])
-    empty = replace(empty, ids=(), y=y, predicted=y, mu=torch.zeros(0).double(), distances=torch.zeros(0).double(), labels=y,
-                    found_by=y, radii=None, exact=None, images=lambda chosen: (x, x))  # fmt: skip
+    empty = replace(
+        empty,
+        ids=(),
+        y=y,
+        predicted=y,
+        mu=torch.zeros(0).double(),
+        distances=torch.zeros(0).double(),
+        labels=y,
+        found_by=y,
+        radii=None,
+        exact=None,
+        images=lambda chosen: (x, x),
+    )
     for name in ("csv", "pt", "npz", "png"):
         assert write(empty, name, tmp_path).samples == 0
     with np.load(tmp_path / "flips.npz") as arrays:
@@ -320,7 +462,12 @@ def test_png_files_are_what_others_read() -> None:
         assert np.array_equal(np.asarray(read).reshape(shape), pixels)
     data = encode(np.zeros((2, 2), np.uint8))
     assert data[-8:-4] == b"IEND" and int.from_bytes(data[-4:], "big") == zlib.crc32(b"IEND")
-    for bad in (np.zeros((2, 2)), np.zeros((2, 2, 2), np.uint8), np.zeros((0, 2), np.uint8), np.zeros(3, np.uint8)):
+    for bad in (
+        np.zeros((2, 2)),
+        np.zeros((2, 2, 2), np.uint8),
+        np.zeros((0, 2), np.uint8),
+        np.zeros(3, np.uint8),
+    ):
         with pytest.raises(ws.InputError, match="cannot be a PNG"):
             encode(bad)
 
@@ -329,4 +476,6 @@ def test_8_bit_images_are_rounded_to_the_nearest() -> None:
     assert to_uint8([[0.0, 1.0], [0.4 / 255, 0.6 / 255]]).tolist() == [[0, 255], [0, 1]]
     assert to_uint8([[[-1.0, 3.0, 1.0]]], -1, 1).tolist() == [[0, 255, 255]]
     colour = torch.rand(3, 4, 5)
-    assert to_uint8(colour).shape == (4, 5, 3) and to_uint8(colour)[1, 2, 0] == round(255 * float(colour[0, 1, 2]))
+    assert to_uint8(colour).shape == (4, 5, 3) and to_uint8(colour)[1, 2, 0] == round(
+        255 * float(colour[0, 1, 2])
+    )

@@ -30,9 +30,14 @@ def run(d: torch.Tensor, y: torch.Tensor | None = None, **other: Any) -> Any:
     n = len(d)
     y = torch.zeros(n, dtype=torch.int64) if y is None else y
     given = {
-        "name": "m", "ids": tuple(map(str, range(n))), "y": y, "predicted": y + (d == 0), "distances": d,
-        "mu": torch.full((n,), 1 / max(n, 1), dtype=torch.float64), "threats": (Threat(2, 1, 0.1),),
-    }  # fmt: skip
+        "name": "m",
+        "ids": tuple(map(str, range(n))),
+        "y": y,
+        "predicted": y + (d == 0),
+        "distances": d,
+        "mu": torch.full((n,), 1 / max(n, 1), dtype=torch.float64),
+        "threats": (Threat(2, 1, 0.1),),
+    }
     return SimpleNamespace(**(given | other))
 
 
@@ -59,15 +64,26 @@ def test_the_mean_of_the_contributions_is_the_accuracy() -> None:
             threat = Threat(2, order, eps)
             rule = _Rule.of(wrong, d, threat, None)
             share = mu / mu.sum()
-            assert abs(float((share * rule.contributions(share)).sum()) - accuracy(mu, wrong, d, threat)) < 1e-12
+            assert (
+                abs(
+                    float((share * rule.contributions(share)).sum())
+                    - accuracy(mu, wrong, d, threat)
+                )
+                < 1e-12
+            )
 
 
 def test_a_fixed_share_is_linear() -> None:
     wrong = torch.tensor([True, False, False, False])
     d = torch.tensor([0.0, 5.0, INF, 5.0])
     assert accuracy(None, wrong, d, Threat(2, 1, 0.1), share=0.5) == 0.5
-    assert accuracy(torch.tensor([0.0, 1.0, 1.0, 0.0]), wrong, d, Threat(2, 1, 0.1), share=0.25) == 0.875
-    assert accuracy(None, wrong[:0], d[:0], Threat(2, 1, 0.1)) != accuracy(None, wrong[:0], d[:0], Threat(2, 1, 0.1))  # NaN
+    assert (
+        accuracy(torch.tensor([0.0, 1.0, 1.0, 0.0]), wrong, d, Threat(2, 1, 0.1), share=0.25)
+        == 0.875
+    )
+    assert accuracy(None, wrong[:0], d[:0], Threat(2, 1, 0.1)) != accuracy(
+        None, wrong[:0], d[:0], Threat(2, 1, 0.1)
+    )  # NaN
 
 
 @pytest.mark.parametrize(("order", "share"), [(1.0, None), (2.0, None), (INF, None), (1.0, 0.5)])
@@ -75,16 +91,30 @@ def test_agrees_with_the_distributions_own_bootstrap(order: float, share: float 
     wrong, d = some(150, 3)
     threat = Threat(2, order, 0.2)
     weights = knapsack(d, 0.2, order) if share is None else torch.isfinite(d) * share
-    y, none = torch.zeros(150, dtype=torch.int64), torch.zeros(150, dtype=torch.int64)
+    y = torch.zeros(150, dtype=torch.int64)
+    none = torch.zeros(150, dtype=torch.int64)
     x = torch.zeros(150, 1)
     old = Distribution(
-        x, y, x, weights, d, wrong.long(), torch.isfinite(d).long(), torch.full((150,), 1 / 150, dtype=torch.float64),
-        none, none, none, threat, "test", "knapsack" if share is None else "fixed",
-    )  # fmt: skip
+        x,
+        y,
+        x,
+        weights,
+        d,
+        wrong.long(),
+        torch.isfinite(d).long(),
+        torch.full((150,), 1 / 150, dtype=torch.float64),
+        none,
+        none,
+        none,
+        threat,
+        "test",
+        "knapsack" if share is None else "fixed",
+    )
     assert accuracy(None, wrong, d, threat, share) == pytest.approx(old.accuracy, abs=1e-12)
     (low, high), (old_low, old_high) = interval(None, wrong, d, threat, share), old.interval()
     assert low < old.accuracy < high
-    # 1000 resamples: the 2.5 % quantile has a standard error of about 0.085 of the interval's half width
+    # 1000 resamples: the 2.5 % quantile has a standard error of about 0.085 of the interval's half
+    # width
     half = (high - low) / 2
     assert abs(low - old_low) < 0.3 * half and abs(high - old_high) < 0.3 * half
 
@@ -106,7 +136,8 @@ def test_sample_weights_matter() -> None:
 
 @pytest.mark.parametrize("order", [1.0, INF])
 def test_a_wrong_sample_is_lost_whatever_its_distance(order: float) -> None:
-    wrong, d = torch.tensor([True, True, False]), torch.tensor([INF, 0.5, INF])
+    wrong = torch.tensor([True, True, False])
+    d = torch.tensor([INF, 0.5, INF])
     assert accuracy(None, wrong, d, Threat(2, order, 0.1)) == 1 / 3
 
 
@@ -123,7 +154,9 @@ def test_no_flip_among_n_samples_is_no_proof() -> None:
     right = torch.zeros(100, dtype=torch.bool)
     for order in (1.0, INF):
         low, high = interval(None, right, none, Threat(2, order, 0.1))
-        assert high == 1 and low == pytest.approx(stats.beta.ppf(0.025, 100, 1), abs=1e-12)  # Clopper and Pearson
+        assert high == 1 and low == pytest.approx(
+            stats.beta.ppf(0.025, 100, 1), abs=1e-12
+        )  # Clopper and Pearson
         low, high = interval(None, right, every, Threat(2, order, 0.1))
         assert low == 0 and high == pytest.approx(1 - stats.beta.ppf(0.025, 100, 1), abs=1e-12)
 
@@ -133,34 +166,48 @@ def test_same_seed_same_interval_and_narrower_for_a_lower_level() -> None:
     threat = Threat(2, 1, 0.1)
     assert interval(None, wrong, d, threat, seed=3) == interval(None, wrong, d, threat, seed=3)
     assert interval(None, wrong, d, threat, seed=3) != interval(None, wrong, d, threat, seed=4)
-    wide, narrow = interval(None, wrong, d, threat), interval(None, wrong, d, threat, level=0.5)
+    wide = interval(None, wrong, d, threat)
+    narrow = interval(None, wrong, d, threat, level=0.5)
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
 def test_coverage_of_the_interval() -> None:
-    """About 95 of 100 intervals hold the accuracy of the population, which is known in closed form."""
+    """About 95 of 100 intervals hold the accuracy of the population, which is known in closed
+    form.
+    """
     threat = Threat(2, 1, 0.1)
-    truth = 1 - math.sqrt(0.2)  # uniform distances: the budget buys those below u with u^2 / 2 = 0.1
+    truth = 1 - math.sqrt(
+        0.2
+    )  # uniform distances: the budget buys those below u with u^2 / 2 = 0.1
     hits = 0
     for seed in range(200):
         d = torch.rand(80, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         low, high = interval(None, d < 0, d, threat, resamples=200, seed=seed)
         hits += low <= truth <= high
-    assert 0.89 <= hits / 200 <= 0.99  # 95 % within four standard errors, and the percentile bootstrap is a little short
+    assert (
+        0.89 <= hits / 200 <= 0.99
+    )  # 95 % within four standard errors, and the percentile bootstrap is a little short
 
 
 def test_two_models_on_the_same_samples() -> None:
     rng = np.random.default_rng(0)
     hard = torch.from_numpy(rng.random(300))  # how hard a sample is, for both
-    a, b = run(hard * 1.02), run(hard)
+    a = run(hard * 1.02)
+    b = run(hard)
     threat = Threat(2, 1, 0.1)
     found = compare(a, b, threat)
     assert found.difference == pytest.approx(
         accuracy(None, hard < 0, hard * 1.02, threat) - accuracy(None, hard < 0, hard, threat)
     )
-    assert found.interval[0] <= found.difference <= found.interval[1] and found.n == 300 and found.threat == threat
+    assert (
+        found.interval[0] <= found.difference <= found.interval[1]
+        and found.n == 300
+        and found.threat == threat
+    )
     alone = interval(None, hard < 0, hard, threat)
-    assert found.interval[1] - found.interval[0] < 0.2 * (alone[1] - alone[0])  # that is what pairing is for
+    assert found.interval[1] - found.interval[0] < 0.2 * (
+        alone[1] - alone[0]
+    )  # that is what pairing is for
     assert found.p_value < 0.01 and compare(b, a, threat).difference == -found.difference
     same = compare(a, a, threat)
     assert (same.difference, same.interval, same.p_value) == (0.0, (0.0, 0.0), 1.0)
@@ -169,11 +216,18 @@ def test_two_models_on_the_same_samples() -> None:
 
 @pytest.mark.parametrize("resamples", [1, 9, 99])
 def test_the_p_value_is_never_zero(resamples: int) -> None:
-    """The observed signs are one of the draws: with B others the p-value is at least 1 / (B + 1)."""
+    """The observed signs are one of the draws: with B others the p-value is at least 1 / (B +
+    1).
+    """
     found = compare(
-        run(torch.full((60,), 1.0).double()), run(torch.full((60,), 0.01).double()), Threat(2, INF, 0.1), resamples=resamples
+        run(torch.full((60,), 1.0).double()),
+        run(torch.full((60,), 0.01).double()),
+        Threat(2, INF, 0.1),
+        resamples=resamples,
     )
-    assert found.difference == 1.0 and found.p_value == 1 / (resamples + 1)  # no draw of 60 signs comes near
+    assert found.difference == 1.0 and found.p_value == 1 / (
+        resamples + 1
+    )  # no draw of 60 signs comes near
 
 
 def test_at_order_inf_the_test_is_mcnemars() -> None:
@@ -182,16 +236,19 @@ def test_at_order_inf_the_test_is_mcnemars() -> None:
     b = torch.cat([torch.full((12,), 0.01), torch.full((3,), 1.0), torch.full((85,), 0.5)]).double()
     found = compare(run(a), run(b), Threat(2, INF, 0.1), resamples=20_000)
     assert found.difference == pytest.approx(0.09)
-    assert found.p_value == pytest.approx(stats.binomtest(3, 15).pvalue, abs=4 * math.sqrt(0.035 / 20_000))
+    assert found.p_value == pytest.approx(
+        stats.binomtest(3, 15).pvalue, abs=4 * math.sqrt(0.035 / 20_000)
+    )
 
 
 @pytest.mark.parametrize("shape", ["alike", "other"])
 def test_size_and_power_of_the_test(shape: str) -> None:
-    """Two models of equal accuracy: 5 % false alarms at 5 %, also if their distances are distributed quite differently.
+    """Two models of equal accuracy: 5 % false alarms at 5 %, also if their distances are
+    distributed quite differently.
 
-    Uniform distances on [0, 1] lose u = sqrt(0.2) of their mass at eps = 0.1, order 1: u^2 / 2 = 0.1. The other model has 30 %
-    wrong already and the rest uniform on [c, c + 1]: it loses as much where 0.7 (u - c) = sqrt(0.2) - 0.3 and
-    0.7 (u^2 - c^2) / 2 = 0.1, at quite another price u.
+    Uniform distances on [0, 1] lose u = sqrt(0.2) of their mass at eps = 0.1, order 1: u^2 / 2 =
+    0.1. The other model has 30 % wrong already and the rest uniform on [c, c + 1]: it loses as much
+    where 0.7 (u - c) = sqrt(0.2) - 0.3 and 0.7 (u^2 - c^2) / 2 = 0.1, at quite another price u.
     """
     threat = Threat(2, 1, 0.1)
     rng = np.random.default_rng(1)
@@ -199,14 +256,17 @@ def test_size_and_power_of_the_test(shape: str) -> None:
     c = (0.2 / (0.7 * width) - width) / 2
 
     def draw(scale: float) -> tuple[Any, Any]:
-        common, own = rng.random(100), rng.random(100)
+        common = rng.random(100)
+        own = rng.random(100)
         a = torch.from_numpy(np.where(rng.random(100) < 0.5, common, own))
         b = torch.from_numpy(np.where(rng.random(100) < 0.5, common, rng.random(100)))
         if shape == "other":
             b = torch.where(b < 0.3, 0.0, c + (b - 0.3) / 0.7)
         return run(a * scale), run(b)
 
-    rejected = np.mean([compare(*draw(1.0), threat, resamples=99).p_value <= 0.05 for _ in range(300)])
+    rejected = np.mean(
+        [compare(*draw(1.0), threat, resamples=99).p_value <= 0.05 for _ in range(300)]
+    )
     assert 0.01 <= rejected <= 0.10  # 5 % within four standard errors
     power = np.mean([compare(*draw(2.0), threat, resamples=99).p_value <= 0.05 for _ in range(80)])
     assert power > 0.6

@@ -1,4 +1,6 @@
-"""A run that is killed at any moment goes on where it was and ends with the same bytes; a changed question is refused."""
+"""A run that is killed at any moment goes on where it was and ends with the same bytes; a
+changed question is refused.
+"""
 
 import itertools
 import os
@@ -31,7 +33,9 @@ Files = dict[str, bytes]
 def network(first: float = 0.0) -> torch.nn.Module:
     """A network of the plane, three classes."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    ).eval()
     with torch.no_grad():
         model[0].weight[0, 0] += first
     return model
@@ -46,7 +50,9 @@ def samples(first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def evaluate(out: Path, attacks: Any = ATTACKS, **changes: Any) -> ws.Evaluation:
-    """A small run: checks, two attacks, their transfer and the pool on seven samples in three chunks."""
+    """A small run: checks, two attacks, their transfer and the pool on seven samples in three
+    chunks.
+    """
     given = {"model": network(), "data": samples(), "threats": THREATS, **SETTINGS, **changes}
     return ws.evaluate(attacks=attacks, out=out, **given)
 
@@ -54,19 +60,27 @@ def evaluate(out: Path, attacks: Any = ATTACKS, **changes: Any) -> ws.Evaluation
 def files(run: Path) -> Files:
     """Everything under `results/`, to the byte."""
     return {
-        path.relative_to(run).as_posix(): path.read_bytes() for path in sorted((run / "results").rglob("*")) if path.is_file()
+        path.relative_to(run).as_posix(): path.read_bytes()
+        for path in sorted((run / "results").rglob("*"))
+        if path.is_file()
     }
 
 
 def state(run: Path) -> dict[str, tuple[int, int]]:
     """What changes when a file is written again, be it with the same bytes."""
-    return {name: ((run / name).stat().st_mtime_ns, (run / name).stat().st_ino) for name in files(run)}
+    return {
+        name: ((run / name).stat().st_mtime_ns, (run / name).stat().st_ino) for name in files(run)
+    }
 
 
 def fork(work: Callable[[], Any]) -> int:
-    """Start `work` in a process of its own, which ends with its return value, 1 for an exception."""
+    """Start `work` in a process of its own, which ends with its return value, 1 for an
+    exception.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child starts none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of a fork beside threads: the child starts none
         child = os.fork()
     if child == 0:
         code = 1
@@ -87,7 +101,9 @@ def alive(child: int) -> bool:
 
 
 def points(at: Callable[[int], None], patch: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Call `at(k)` at the k-th moment at which a kill may hurt: around every sync and rename, and amid every write."""
+    """Call `at(k)` at the k-th moment at which a kill may hurt: around every sync and rename,
+    and amid every write.
+    """
     count = itertools.count(1)
 
     def around(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,7 +138,9 @@ def signal_at(k: int, number: signal.Signals) -> Callable[[int], None]:
 
 @pytest.fixture(autouse=True)
 def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill, unlike a power cut, loses nothing that was written; hundreds of syncs would take most of the time."""
+    """A kill, unlike a power cut, loses nothing that was written; hundreds of syncs would take
+    most of the time.
+    """
     monkeypatch.setattr(os, "fsync", lambda number: None)
 
 
@@ -151,7 +169,8 @@ def test_killed_at_random_points_it_ends_with_the_same_bytes(
         points(moments.append, patch.setattr)
         evaluate(tmp_path / "whole", certify=certify)
     whole = files(tmp_path / "whole")
-    rng, left = random.Random(0), set()
+    rng = random.Random(0)
+    left = set()
     for i in range(KILLS):  # one in each twentieth of the run
         moment = rng.randint(len(moments) * i // KILLS + 1, len(moments) * (i + 1) // KILLS)
         out = tmp_path / f"killed-{i}"
@@ -163,7 +182,9 @@ def test_killed_at_random_points_it_ends_with_the_same_bytes(
         assert wait(fork(work)) == -signal.SIGKILL, f"moment {moment} of {len(moments)}"
         found = files(out)
         left.add(len(found))
-        assert all(found[name] == whole[name] for name in found if not name.endswith(".tmp"))  # all of a file or nothing
+        assert all(
+            found[name] == whole[name] for name in found if not name.endswith(".tmp")
+        )  # all of a file or nothing
         evaluate(out, certify=certify, resume=True)
         assert files(out) == whole, f"moment {moment} of {len(moments)}"
         assert Store.open(out).verify() == []
@@ -172,13 +193,19 @@ def test_killed_at_random_points_it_ends_with_the_same_bytes(
 
 def test_killed_again_and_again_from_outside(whole: tuple[Path, Files], tmp_path: Path) -> None:
     """One run, killed wherever it happens to be once there are some more files."""
-    rng, out, left = random.Random(1), tmp_path / "run", [0]
+    rng = random.Random(1)
+    out = tmp_path / "run"
+    left = [0]
     while len(left) <= 5 and left[-1] < len(whole[1]):
-        child, enough = fork(lambda: evaluate(out, resume=True) and 0), left[-1] + rng.randint(1, 3)
+        child = fork(lambda: evaluate(out, resume=True) and 0)
+        enough = left[-1] + rng.randint(1, 3)
         while alive(child) and sum(len(names) for _, _, names in os.walk(out / "results")) < enough:
             time.sleep(0.0005)
         os.kill(child, signal.SIGKILL)
-        assert wait(child) in (0, -signal.SIGKILL)  # 0: a busy machine let it finish before we looked
+        assert wait(child) in (
+            0,
+            -signal.SIGKILL,
+        )  # 0: a busy machine let it finish before we looked
         left.append(len(files(out)))
     assert sum(0 < count < len(whole[1]) for count in left) >= 2  # the kills came amid the work
     evaluate(out, resume=True)
@@ -186,14 +213,22 @@ def test_killed_again_and_again_from_outside(whole: tuple[Path, Files], tmp_path
 
 
 def test_nothing_is_computed_twice(run: Path) -> None:
-    before, log = state(run), len(Store.open(run).events())
+    before = state(run)
+    log = len(Store.open(run).events())
     start = time.perf_counter()
     result = evaluate(run, resume=True)
     assert time.perf_counter() - start < 5
     assert state(run) == before
-    assert {event["event"] for event in Store.open(run).events()[log:]} <= {"resumed", "start", "end"}
+    assert {event["event"] for event in Store.open(run).events()[log:]} <= {
+        "resumed",
+        "start",
+        "end",
+    }
     assert len(result) == 7
-    lost = [run / "results/attack@nearest/000001.safetensors", run / "results/clean/000002.safetensors"]
+    lost = [
+        run / "results/attack@nearest/000001.safetensors",
+        run / "results/clean/000002.safetensors",
+    ]
     for path in lost:
         path.unlink()
     evaluate(run, resume=True)
@@ -225,32 +260,48 @@ def test_damaged_chunks_are_computed_again(whole: tuple[Path, Files], run: Path)
     evaluate(run, resume=True)
     assert files(run) == whole[1]
     found = [event for event in Store.open(run).events() if event["event"] == "corrupt"]
-    assert sorted(f"results/{event['unit']}/{event['chunk']:06d}.safetensors" for event in found) == damaged
+    assert (
+        sorted(f"results/{event['unit']}/{event['chunk']:06d}.safetensors" for event in found)
+        == damaged
+    )
     assert len(os.listdir(run / "log/corrupt")) == len(damaged)
 
 
 CHANGES = [
     ({"model": lambda: network(1e-3)}, r"with model weights \w+\.\.\. and you ask for \w+\.\.\."),
     ({"data": lambda: samples(1)}, r"with data sha256 \w+\.\.\. and you ask for \w+\.\.\."),
-    ({"threats": lambda: [ws.Threat("inf", p, "8/255") for p in (1, "inf")]}, "with eps 0.05 and you ask for 8/255"),
-    ({"threats": lambda: [ws.Threat(2, p, 0.05) for p in (1, "inf")]}, "with norm inf and you ask for 2"),
+    (
+        {"threats": lambda: [ws.Threat("inf", p, "8/255") for p in (1, "inf")]},
+        "with eps 0.05 and you ask for 8/255",
+    ),
+    (
+        {"threats": lambda: [ws.Threat(2, p, 0.05) for p in (1, "inf")]},
+        "with norm inf and you ask for 2",
+    ),
     ({"seed": lambda: 1}, "with seed 0 and you ask for 1"),
     ({"chunk": lambda: 4}, "with chunk 3 and you ask for 4"),
     ({"passes": lambda: 7}, "with attack nearest passes 6 and you ask for 7"),
     ({"attacks": lambda: ["nearest"]}, "with attack fgsm and you leave it out"),
-    ({"attacks": lambda: [*ATTACKS, "deepfool"]}, "without attack deepfool: add it with --add-attack"),
+    (
+        {"attacks": lambda: [*ATTACKS, "deepfool"]},
+        "without attack deepfool: add it with --add-attack",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=[words for _, words in CHANGES])
-def test_another_question_is_refused(run: Path, change: dict[str, Callable[[], Any]], words: str) -> None:
+def test_another_question_is_refused(
+    run: Path, change: dict[str, Callable[[], Any]], words: str
+) -> None:
     before = state(run)
     with pytest.raises(InputError, match=rf"^the run in '.*' was made {words}"):
         evaluate(run, resume=True, **{name: make() for name, make in change.items()})
     assert state(run) == before
 
 
-def test_an_attack_is_added_to_a_finished_run(whole: tuple[Path, Files], run: Path, tmp_path: Path) -> None:
+def test_an_attack_is_added_to_a_finished_run(
+    whole: tuple[Path, Files], run: Path, tmp_path: Path
+) -> None:
     more = (*ATTACKS, "deepfool")
 
     def work() -> None:
@@ -263,22 +314,44 @@ def test_an_attack_is_added_to_a_finished_run(whole: tuple[Path, Files], run: Pa
     extended = files(tmp_path / "straight")
     changed = {name for name in whole[1] if extended.get(name) != whole[1][name]}
     assert changed == {"results/summary.json", "results/manifest.json"}
-    assert {name.split("/")[1].split("@")[0] for name in extended.keys() - whole[1].keys()} <= {"attack", "pool"}
+    assert {name.split("/")[1].split("@")[0] for name in extended.keys() - whole[1].keys()} <= {
+        "attack",
+        "pool",
+    }
     assert wait(fork(work)) == -signal.SIGKILL
     evaluate(run, more, resume=True)  # once begun, it is what the run is
     assert files(run) == extended and Store.open(run).verify() == []
 
 
-COMMAND = ["evaluate", "digits-mlp", "-n", "7", "--eps", "0.05", "--attacks", *ATTACKS, "--passes", "6", "--chunk", "3"]
+COMMAND = [
+    "evaluate",
+    "digits-mlp",
+    "-n",
+    "7",
+    "--eps",
+    "0.05",
+    "--attacks",
+    *ATTACKS,
+    "--passes",
+    "6",
+    "--chunk",
+    "3",
+]
 
 
-def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_leaves_a_run_that_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def command(out: str, *options: str, stop: int = 0) -> int:
         def work() -> int:
             cli._write_pages = lambda *_: None  # type: ignore[assignment] # not what is tested, and slow
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background ignores it
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # what a shell runs in the background ignores it
             points(signal_at(stop, signal.SIGINT))
-            return cli.main([*COMMAND, "--quiet", "--threads", "1", "--out", str(tmp_path / out), *options])
+            return cli.main(
+                [*COMMAND, "--quiet", "--threads", "1", "--out", str(tmp_path / out), *options]
+            )
 
         return wait(fork(work))
 
@@ -295,16 +368,36 @@ def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, capfd: pytest.Ca
 
 @pytest.mark.slow
 def test_the_command_killed_from_outside(tmp_path: Path) -> None:
-    """By the number of files that are there: most of the time of so small a run is spent before and after the work."""
-    command = [sys.executable, "-m", "wassail.cli", *COMMAND, "--quiet", "--threads", "1", "--resume", "--out"]
+    """By the number of files that are there: most of the time of so small a run is spent before
+    and after the work.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "wassail.cli",
+        *COMMAND,
+        "--quiet",
+        "--threads",
+        "1",
+        "--resume",
+        "--out",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True, env=environment)
-    whole, rng, partial = files(tmp_path / "whole"), random.Random(2), 0
+    subprocess.run(
+        [*command, str(tmp_path / "whole")], check=True, capture_output=True, env=environment
+    )
+    whole = files(tmp_path / "whole")
+    rng = random.Random(2)
+    partial = 0
     for i in range(KILLS // 2):
-        out, enough = tmp_path / f"run-{i}", rng.randrange(1, len(whole) - 2)
+        out = tmp_path / f"run-{i}"
+        enough = rng.randrange(1, len(whole) - 2)
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         with subprocess.Popen([*command, str(out)], env=environment, **quiet) as child:
-            while child.poll() is None and sum(len(names) for _, _, names in os.walk(out / "results")) < enough:
+            while (
+                child.poll() is None
+                and sum(len(names) for _, _, names in os.walk(out / "results")) < enough
+            ):
                 time.sleep(0.0005)
             child.kill()
         partial += len(files(out)) < len(whole)

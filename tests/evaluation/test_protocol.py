@@ -1,4 +1,6 @@
-"""The protocol against direct calls of what it is made of, and on the corner cases that people meet."""
+"""The protocol against direct calls of what it is made of, and on the corner cases that people
+meet.
+"""
 
 import json
 import math
@@ -31,7 +33,13 @@ def run(digits, tmp_path_factory) -> ws.Evaluation:
     model, x, y = digits
     out = tmp_path_factory.mktemp("run") / "one"
     return ws.evaluate(
-        model, (x, y), THREATS, ("wda", "wda++", "nearest", "w-pgd", "apgd-ce"), out=out, chunk=11, certify="crown"
+        model,
+        (x, y),
+        THREATS,
+        ("wda", "wda++", "nearest", "w-pgd", "apgd-ce"),
+        out=out,
+        chunk=11,
+        certify="crown",
     )
 
 
@@ -47,7 +55,10 @@ def test_rows_are_what_the_attacks_say_alone(run, digits) -> None:
         if row.attack in direct and row.threat == direct[row.attack].threat:
             found = direct.pop(row.attack)
             assert row.accuracy == pytest.approx(found.accuracy, abs=1e-6)
-            assert row.cost == pytest.approx(found.spent * row.threat.eps, abs=1e-9) and row.cost <= found.cost + 1e-9
+            assert (
+                row.cost == pytest.approx(found.spent * row.threat.eps, abs=1e-9)
+                and row.cost <= found.cost + 1e-9
+            )
     assert not direct
     over = {(row.attack, row.threat.order) for row in run.rows}
     assert ("nearest", 2.0) in over and ("apgd-ce", 1.0) not in over and ("w-pgd", 1.0) not in over
@@ -65,7 +76,9 @@ def test_the_pool_is_the_nearest_of_all_and_its_images_are_the_flips(run, digits
     ).sum() < 30
     for row in run.best:
         found = ws.allocate(flips, row.threat.eps, row.threat.order)
-        assert row.accuracy == pytest.approx(found.accuracy, abs=1e-12) and row.cost <= row.threat.eps
+        assert (
+            row.accuracy == pytest.approx(found.accuracy, abs=1e-12) and row.cost <= row.threat.eps
+        )
         assert row.interval[0] <= row.accuracy <= row.interval[1] and found.verify(model)
 
 
@@ -76,7 +89,11 @@ def test_both_sides_and_one_headline(run, digits) -> None:
     assert torch.allclose(run.radii, radii.values, rtol=0.02)
     certified, attacked = run.curve(1)("0.05")
     assert 0 < certified <= attacked == pytest.approx(run.best[0].accuracy)
-    assert run.headline.startswith("Between ") and f"{ceil_percent(attacked)} %" in run.headline and "proved" in run.definition
+    assert (
+        run.headline.startswith("Between ")
+        and f"{ceil_percent(attacked)} %" in run.headline
+        and "proved" in run.definition
+    )
     summary = json.loads((run_folder(run) / "results" / "summary.json").read_text())
     assert summary["headline"] == run.headline and len(summary["attacks"]) == len(run.rows)
     column = summary["curves"][0]
@@ -90,26 +107,45 @@ def run_folder(run):
 
 def test_the_size_of_a_chunk_changes_nothing_but_rounding(run, digits) -> None:
     model, x, y = digits
-    other = ws.evaluate(model, (x, y), THREATS, ("wda", "wda++", "nearest", "w-pgd", "apgd-ce"), chunk=30, look=False)
+    other = ws.evaluate(
+        model,
+        (x, y),
+        THREATS,
+        ("wda", "wda++", "nearest", "w-pgd", "apgd-ce"),
+        chunk=30,
+        look=False,
+    )
     assert torch.allclose(other.distances, run.distances, rtol=1e-3)
     for a, b in zip(run.rows, other.rows):
-        assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(b.accuracy, abs=1e-3)
+        assert (a.attack, a.threat) == (b.attack, b.threat) and a.accuracy == pytest.approx(
+            b.accuracy, abs=1e-3
+        )
 
 
 def test_the_transfer_does_not_depend_on_the_chunks(digits) -> None:
-    """Without gradients it is all there is: every sample looks for another class among the same ones."""
+    """Without gradients it is all there is: every sample looks for another class among the same
+    ones.
+    """
     plain, x, y = digits
     broken = lambda x: plain(x) + 0 * (x - x).abs().sum((1, 2, 3)).sqrt()[:, None]  # noqa: E731 - its gradient is NaN
-    runs = [ws.evaluate(broken, (x, y), THREATS[:1], ("nearest",), chunk=chunk) for chunk in (1, 7, 30)]
+    runs = [
+        ws.evaluate(broken, (x, y), THREATS[:1], ("nearest",), chunk=chunk) for chunk in (1, 7, 30)
+    ]
     for run in runs:
         assert torch.allclose(run.distances, runs[0].distances, rtol=1e-4)
-        assert [(f.name, f.level) for f in run.findings] == [(f.name, f.level) for f in runs[0].findings]
+        assert [(f.name, f.level) for f in run.findings] == [
+            (f.name, f.level) for f in runs[0].findings
+        ]
     assert any(f.name == "transfer" for f in runs[0].warnings) and 0 < runs[0].best[0].accuracy < 1
 
 
 def test_it_is_read_back_as_it_was(run) -> None:
     again = ws.Evaluation.load(run_folder(run))
-    assert torch.equal(again.distances, run.distances) and again.rows == run.rows and again.findings == run.findings
+    assert (
+        torch.equal(again.distances, run.distances)
+        and again.rows == run.rows
+        and again.findings == run.findings
+    )
     assert again.headline == run.headline and again.info == run.info
     some = [17, 3, 17]
     for one, all_ in zip(again.images(some), run.images(range(len(run)))):
@@ -120,9 +156,14 @@ def test_a_run_is_verified_against_a_model(run, digits) -> None:
     model = digits[0]
     assert run.verify(model) and run.verify(model, batch_size=7).problems == ()
     bare = replace(run, folder=None)  # what is in memory, alone
-    assert any("not predicted as stated" in text for text in bare.verify(ws.zoo.load("digits-vit")).problems)
+    assert any(
+        "not predicted as stated" in text
+        for text in bare.verify(ws.zoo.load("digits-vit")).problems
+    )
     nearer = replace(bare, distances=run.distances * 0.99)
-    assert nearer.verify(model).problems == (f"{int((run.distances > 0).sum())} distances are not as stated",)
+    assert nearer.verify(model).problems == (
+        f"{int((run.distances > 0).sum())} distances are not as stated",
+    )
     still = replace(bare, images=lambda chosen: (run.images(chosen)[0],) * 2)
     assert any("flips are not misclassified" in text for text in still.verify(model).problems)
     changed = replace(run, distances=run.distances * 0.99).verify(model).problems
@@ -134,10 +175,18 @@ def test_linear_classifiers_are_evaluated_exactly() -> None:
     x, y = samples(40, (5,), 3, seed=2)
     y = model(x).argmax(1)
     y[:4] = (y[:4] + 1) % 3  # wrong to begin with
-    threats = [ws.Threat(2, 1, 0.05, None), ws.Threat(2, 1, 0.2, None), ws.Threat(2, "inf", 0.2, None)]
+    threats = [
+        ws.Threat(2, 1, 0.05, None),
+        ws.Threat(2, 1, 0.2, None),
+        ws.Threat(2, "inf", 0.2, None),
+    ]
     run = ws.evaluate(model, (x, y), threats, {"nearest": {}, "wda": {"kappa": 4}}, chunk=7)
     assert torch.allclose(run.distances, model.distances(x, y, 2, None), rtol=1e-3)
-    assert run.clean == pytest.approx(0.9) and [row.threat.eps for row in run.best] == [0.05, 0.2, 0.2]
+    assert run.clean == pytest.approx(0.9) and [row.threat.eps for row in run.best] == [
+        0.05,
+        0.2,
+        0.2,
+    ]
     assert {row.title for row in run.rows} == {"nearest", "WDA, kappa 4"}
     assert (run.distances[:4] == 0).all() and torch.equal(run.labels[:4], run.predicted[:4])
 
@@ -145,7 +194,9 @@ def test_linear_classifiers_are_evaluated_exactly() -> None:
 @pytest.mark.parametrize("n", [0, 1])
 def test_no_sample_and_one_sample(n, digits) -> None:
     model, x, y = digits
-    run = ws.evaluate(model, (x[:n], y[:n]), THREATS, ("wda++", "nearest", "w-pgd"), certify="crown")
+    run = ws.evaluate(
+        model, (x[:n], y[:n]), THREATS, ("wda++", "nearest", "w-pgd"), certify="crown"
+    )
     assert len(run) == n and repr(run)
     if n == 0:
         assert math.isnan(run.clean) and "No samples" in run.headline
@@ -155,8 +206,18 @@ def test_no_sample_and_one_sample(n, digits) -> None:
 
 def test_all_wrong_is_zero_everywhere(digits) -> None:
     model, x, _y = digits
-    run = ws.evaluate(model, (x[:6], (model(x[:6]).argmax(1) + 1) % 10), THREATS[:1], ("wda", "nearest"), certify="crown")
-    assert run.clean == 0 and all(row.accuracy == 0 for row in (*run.rows, *run.best)) and (run.distances == 0).all()
+    run = ws.evaluate(
+        model,
+        (x[:6], (model(x[:6]).argmax(1) + 1) % 10),
+        THREATS[:1],
+        ("wda", "nearest"),
+        certify="crown",
+    )
+    assert (
+        run.clean == 0
+        and all(row.accuracy == 0 for row in (*run.rows, *run.best))
+        and (run.distances == 0).all()
+    )
 
 
 def test_weights_of_the_samples_count(digits) -> None:
@@ -173,8 +234,11 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
     """A model that answers differently at the final look: its flips go, and a warning says so."""
     model, x, y = digits
     correct = model(x).argmax(1) == y
-    x, y = x[correct], y[correct]
-    monkeypatch.setattr(work.Worker, "_holds", lambda self, x, y, points, stated: ~torch.isfinite(stated))
+    x = x[correct]
+    y = y[correct]
+    monkeypatch.setattr(
+        work.Worker, "_holds", lambda self, x, y, points, stated: ~torch.isfinite(stated)
+    )
     run = ws.evaluate(model, (x, y), THREATS[:1], ("nearest", "wda++"), look=False)
     assert torch.isinf(run.distances).all() and any(f.name == "unstable" for f in run.warnings)
     assert all(row.accuracy == 1 for row in run.rows)  # nor in the rows of the attacks
@@ -186,7 +250,10 @@ def test_the_final_look_finds_what_is_wrong(digits) -> None:
     worker = work.Worker(model, None, settings, torch.ones(1))
     flips = ws.nearest(model, x, y, "inf", passes=20)
     use = flips.success & (flips.distances > 0)
-    x, y, points, stated = x[use], y[use], flips.points[use], flips.distances[use]
+    x = x[use]
+    y = y[use]
+    points = flips.points[use]
+    stated = flips.distances[use]
     assert worker._holds(x, y, points, stated).all()
     assert not worker._holds(x, y, x, torch.full_like(stated, 1e-9)).any()  # not wrong
     assert not worker._holds(x, y, points, stated * 0.999).any()  # not as near as it says
@@ -201,7 +268,11 @@ def test_numbers_that_cannot_be_are_refused(name, digits, tmp_path) -> None:
     model, x, y = digits
     ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), out=tmp_path / "run", look=False)
     (key,) = (path.name for path in (tmp_path / "run" / "results").glob("pool@*"))
-    changed(tmp_path / "run", key, **{name: lambda value: value * 0 + (-1 if name != "found_by" else 99)})
+    changed(
+        tmp_path / "run",
+        key,
+        **{name: lambda value: value * 0 + (-1 if name != "found_by" else 99)},
+    )
     with pytest.raises(InputError, match="changed"):
         ws.Evaluation.load(tmp_path / "run")
 
@@ -211,7 +282,12 @@ def changed(folder, key, **tensors) -> None:
     with Store.resume(folder, Store.open(folder).config) as store:
         kept, fields = store.get(key, 0)
         (folder / "results" / key / "000000.safetensors").unlink()
-        store.put(key, 0, {**kept, **{name: change(kept[name]) for name, change in tensors.items()}}, fields)
+        store.put(
+            key,
+            0,
+            {**kept, **{name: change(kept[name]) for name, change in tensors.items()}},
+            fields,
+        )
 
 
 LIES = {
@@ -241,7 +317,9 @@ def test_a_finished_run_that_is_damaged_says_so_and_is_mended(digits, tmp_path) 
     for _ in range(2):  # the second time its damage is in the log
         path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
         hurt = ws.Evaluation.load(tmp_path)
-        assert hurt.radii is None and any(f.name == "unfinished" and "certificates" in f.text for f in hurt.warnings)
+        assert hurt.radii is None and any(
+            f.name == "unfinished" and "certificates" in f.text for f in hurt.warnings
+        )
         again = ws.evaluate(model, (x[:4], y[:4]), THREATS[:1], ("wda++",), resume=True, **settings)
         assert path.read_bytes() == good and torch.equal(again.radii, first.radii)
 
@@ -263,14 +341,24 @@ def test_a_dataset_with_other_labels_is_refused(digits, tmp_path) -> None:
     ws.evaluate(model, Items(labels), THREATS[:1], ("fgsm", "wda++"), out=tmp_path, look=False)
     labels[1] = (labels[1] + 1) % 10  # of 90 samples about every third is hashed beforehand
     with pytest.raises(InputError, match="not those that the run was begun with"):
-        ws.evaluate(model, Items(labels), THREATS[:1], ("fgsm", "wda++"), out=tmp_path, look=False, resume=True)
+        ws.evaluate(
+            model,
+            Items(labels),
+            THREATS[:1],
+            ("fgsm", "wda++"),
+            out=tmp_path,
+            look=False,
+            resume=True,
+        )
 
 
 def test_an_attack_that_answers_no_threat_is_told(digits) -> None:
     model, x, y = digits
     run = ws.evaluate(model, (x[:3], y[:3]), THREATS[0], ("fgsm", "wda++", "pgd"), look=False)
     assert {row.attack for row in run.rows} == {"wda++"}
-    assert next(f.text for f in run.findings if f.name == "idle").startswith("No threat has an order that fgsm and pgd answers")
+    assert next(f.text for f in run.findings if f.name == "idle").startswith(
+        "No threat has an order that fgsm and pgd answers"
+    )
 
 
 def test_orders_that_look_alike_are_two() -> None:
@@ -316,7 +404,15 @@ def test_bad_samples_are_named_by_their_place(digits) -> None:
 def test_progress_only_grows_and_ends_at_one(digits) -> None:
     model, x, y = digits
     seen: list[float] = []
-    ws.evaluate(model, (x[:10], y[:10]), THREATS, ("wda", "wda++", "w-pgd"), chunk=4, certify="crown", progress=seen.append)
+    ws.evaluate(
+        model,
+        (x[:10], y[:10]),
+        THREATS,
+        ("wda", "wda++", "w-pgd"),
+        chunk=4,
+        certify="crown",
+        progress=seen.append,
+    )
     assert seen == sorted(seen) and seen[-1] == pytest.approx(1.0) and max(seen) <= 1 + 1e-9
 
 
@@ -331,6 +427,7 @@ def test_mixed_precision_decides_in_float32(digits) -> None:
 def test_the_model_is_left_as_it_was(digits) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)).train()
     torch.manual_seed(0)
-    x, y = digits[1][:5], digits[2][:5]
+    x = digits[1][:5]
+    y = digits[2][:5]
     ws.evaluate(model, (x, y), THREATS[:1], ("wda++",))
     assert model.training and all(p.requires_grad for p in model.parameters())

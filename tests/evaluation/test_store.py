@@ -1,4 +1,6 @@
-"""The run store: what is written comes back, what is damaged is found, what is foreign is refused, and nothing is ever lost."""
+"""The run store: what is written comes back, what is damaged is found, what is foreign is
+refused, and nothing is ever lost.
+"""
 
 import json
 import math
@@ -22,11 +24,17 @@ from wassail.evaluation import store
 from wassail.evaluation.store import Store
 
 CONFIG: dict[str, Any] = {
-    "eps": 0.03, "seed": 0, "model": {"name": "net.onnx", "sha256": "ab" * 32},
+    "eps": 0.03,
+    "seed": 0,
+    "model": {"name": "net.onnx", "sha256": "ab" * 32},
     "attacks": {"wda": {}, "nearest": {"passes": 100}},
-    "threats": [{"order": 1, "eps": 8 / 255}, {"order": math.inf, "eps": 8 / 255}], "command": "wassail evaluate net.onnx",
-}  # fmt: skip
-TENSORS = {"distances": torch.tensor([0.5, math.inf, 0.0], dtype=torch.float64), "labels": torch.tensor([3, 1, 2])}
+    "threats": [{"order": 1, "eps": 8 / 255}, {"order": math.inf, "eps": 8 / 255}],
+    "command": "wassail evaluate net.onnx",
+}
+TENSORS = {
+    "distances": torch.tensor([0.5, math.inf, 0.0], dtype=torch.float64),
+    "labels": torch.tensor([3, 1, 2]),
+}
 FIELDS = {"forwards": 12, "best": math.inf}
 FILE = "results/wda/000000.safetensors"
 
@@ -52,7 +60,9 @@ def in_child(work: Callable[[], str]) -> tuple[str, int]:
     """What `work` returned in a process of its own, and how that ended."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child uses none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of a fork beside threads: the child uses none
         child = os.fork()
     if child == 0:
         try:
@@ -71,7 +81,18 @@ def in_child(work: Callable[[], str]) -> tuple[str, int]:
 def test_every_type_and_shape_comes_back(run: Store) -> None:
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(3, 5, generator=generator) * 50
-    dtypes = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+    dtypes = [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint8",
+        "bool",
+    ]
     tensors = {name: values.to(getattr(torch, name)) for name in dtypes}
     tensors |= {
         "scalar": torch.tensor(2.5),
@@ -82,27 +103,48 @@ def test_every_type_and_shape_comes_back(run: Store) -> None:
     run.put("types", 7, tensors, {})
     found, _ = run.get("types", 7)
     assert set(found) == set(tensors)
-    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in tensors)
+    assert all(
+        torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype
+        for name in tensors
+    )
     with Store.open(run.folder) as reader:
-        assert reader.has("types", 7)  # the checksum agrees with what another reader of the file sees
+        assert reader.has(
+            "types", 7
+        )  # the checksum agrees with what another reader of the file sees
     plain = load_file(run.folder / "results/types/000007.safetensors")
     assert all(torch.equal(plain[name], tensors[name]) for name in tensors)
 
 
 def test_fields_come_back_with_their_infinities(run: Store) -> None:
     fields = {
-        "inf": math.inf, "low": -math.inf, "pair": (1, math.inf), "deep": [{"x": [-math.inf, 0.1, -0.0]}], "none": None,
-        "yes": True, "text": "κ \x1f \udcff </script>", "numpy": np.float32(0.5), "count": np.int64(3), "float": "inf",
-    }  # fmt: skip
+        "inf": math.inf,
+        "low": -math.inf,
+        "pair": (1, math.inf),
+        "deep": [{"x": [-math.inf, 0.1, -0.0]}],
+        "none": None,
+        "yes": True,
+        "text": "κ \x1f \udcff </script>",
+        "numpy": np.float32(0.5),
+        "count": np.int64(3),
+        "float": "inf",
+    }
     run.put("fields", 0, {}, {**fields, "nan": math.nan})
     _, found = run.get("fields", 0)
     assert math.isnan(found.pop("nan"))
     assert found == {**fields, "pair": [1, math.inf]}
-    assert math.copysign(1, found["deep"][0]["x"][2]) == -1 and type(found["count"]) is int and found["yes"] is True
-    assert "Infinity" not in (run.folder / "results/fields/000000.safetensors").read_bytes().decode("latin-1")
+    assert (
+        math.copysign(1, found["deep"][0]["x"][2]) == -1
+        and type(found["count"]) is int
+        and found["yes"] is True
+    )
+    assert "Infinity" not in (run.folder / "results/fields/000000.safetensors").read_bytes().decode(
+        "latin-1"
+    )
 
 
-@pytest.mark.parametrize("value", [torch.tensor(1.0), {1: 2}, {"float": "nan"}, b"x", {1, 2}], ids=str)
+@pytest.mark.parametrize(
+    "value", [torch.tensor(1.0), {1: 2}, {"float": "nan"}, b"x", {1, 2}], ids=str
+)
 def test_fields_that_json_cannot_hold_are_refused(run: Store, value: Any) -> None:
     with pytest.raises(InputError, match=r"fields\.a\[0\] cannot be stored"):
         run.put("fields", 0, {}, {"a": [value]})
@@ -133,23 +175,44 @@ def test_the_bytes_depend_on_the_content_alone(run: Store, tmp_path: Path) -> No
     with Store.create(tmp_path / "other", other) as store:
         store.put("wda", 0, dict(reversed(TENSORS.items())), dict(reversed(FIELDS.items())))
     assert (tmp_path / "other" / FILE).read_bytes() == (run.folder / FILE).read_bytes()
-    assert sorted(path.name for path in (run.folder / "results/wda").iterdir()) == ["000000.safetensors"]
+    assert sorted(path.name for path in (run.folder / "results/wda").iterdir()) == [
+        "000000.safetensors"
+    ]
 
 
 def test_tensors_begin_at_a_multiple_of_their_elements(run: Store) -> None:
     run.put(
-        "mixed", 0, {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5), "c": torch.ones(1, dtype=torch.float64)}, {}
+        "mixed",
+        0,
+        {
+            "a": torch.ones(3, dtype=torch.uint8),
+            "b": torch.ones(5),
+            "c": torch.ones(1, dtype=torch.float64),
+        },
+        {},
     )
     data = (run.folder / "results/mixed/000000.safetensors").read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    assert length % 8 == 0 and list(header["__metadata__"]) == ["chunk", "fields", "format", "run", "sha256", "unit"]
-    assert {name: header[name]["data_offsets"] for name in "abc"} == {"c": [0, 8], "b": [8, 28], "a": [28, 31]}
+    assert length % 8 == 0 and list(header["__metadata__"]) == [
+        "chunk",
+        "fields",
+        "format",
+        "run",
+        "sha256",
+        "unit",
+    ]
+    assert {name: header[name]["data_offsets"] for name in "abc"} == {
+        "c": [0, 8],
+        "b": [8, 28],
+        "a": [28, 31],
+    }
 
 
 def test_a_run_is_read_without_wassail(run: Store) -> None:
     with safe_open(run.folder / FILE, "np") as file:
-        distances, fields = file.get_tensor("distances"), json.loads(file.metadata()["fields"])
+        distances = file.get_tensor("distances")
+        fields = json.loads(file.metadata()["fields"])
     assert distances.tolist() == [0.5, math.inf, 0.0]
     assert fields == {"best": {"float": "inf"}, "forwards": 12}
 
@@ -158,7 +221,10 @@ def test_the_store_only_grows(run: Store) -> None:
     before = state(run.folder / FILE)
     run.put("wda", 0, TENSORS, FIELDS)
     assert state(run.folder / FILE) == before
-    with pytest.raises(InputError, match=r"chunk 0 of 'wda' is in .* already and was computed differently this time"):
+    with pytest.raises(
+        InputError,
+        match=r"chunk 0 of 'wda' is in .* already and was computed differently this time",
+    ):
         run.put("wda", 0, {**TENSORS, "labels": torch.tensor([3, 1, 1])}, FIELDS)
     assert state(run.folder / FILE) == before
     run.put("wda", 12, TENSORS, FIELDS)
@@ -170,7 +236,9 @@ def test_texts_and_events(run: Store) -> None:
     run.write("summary.json", "{}\n")
     before = state(run.folder / "results/summary.json")
     run.write("summary.json", "{}\n")
-    assert run.read("summary.json") == "{}\n" and state(run.folder / "results/summary.json") == before
+    assert (
+        run.read("summary.json") == "{}\n" and state(run.folder / "results/summary.json") == before
+    )
     run.write("summary.json", "caf\udce9\n")
     assert run.read("summary.json") == "caf\udce9\n"
     run.log({"event": "chunk", "seconds": math.inf})
@@ -240,20 +308,29 @@ def _folder(path: Path) -> None:
 
 
 DAMAGE = [
-    (_flip, "its checksum is wrong"), (lambda path: path.write_bytes(b""), "cut short"), (_other_writer, "not one of ours"),
-    (_other_run, "belongs to another run or place"), (_other_place, "belongs to another run or place"),
-    (_pipe, "no regular file"), (_folder, "no regular file"),
-]  # fmt: skip
+    (_flip, "its checksum is wrong"),
+    (lambda path: path.write_bytes(b""), "cut short"),
+    (_other_writer, "not one of ours"),
+    (_other_run, "belongs to another run or place"),
+    (_other_place, "belongs to another run or place"),
+    (_pipe, "no regular file"),
+    (_folder, "no regular file"),
+]
 
 
 @pytest.mark.parametrize(("damage", "problem"), DAMAGE, ids=[problem for _, problem in DAMAGE])
-def test_damage_is_refused_set_aside_and_repaired(run: Store, damage: Callable[[Path], Any], problem: str) -> None:
+def test_damage_is_refused_set_aside_and_repaired(
+    run: Store, damage: Callable[[Path], Any], problem: str
+) -> None:
     path = run.folder / FILE
     good = path.read_bytes()
     damage(path)
     reader = Store.open(run.folder)
     for use in (lambda: reader.get("wda", 0), lambda: reader.rows("wda", 0, "labels", [0])):
-        with pytest.raises(InputError, match=rf"^chunk 0 of 'wda' in '.*' .*{problem}.*: compute it again with --resume\.$"):
+        with pytest.raises(
+            InputError,
+            match=rf"^chunk 0 of 'wda' in '.*' .*{problem}.*: compute it again with --resume\.$",
+        ):
             use()
     assert not reader.has("wda", 0) and path.exists()  # a reader leaves it alone
     run.close()
@@ -274,7 +351,9 @@ def test_damage_is_refused_set_aside_and_repaired(run: Store, damage: Callable[[
 
 def test_a_missing_chunk_is_said_to_be_missing(run: Store) -> None:
     assert not run.has("wda", 1) and not (run.folder / "log/corrupt").exists()
-    with pytest.raises(InputError, match=r"chunk 1 of 'wda' in .* is missing: compute it again with --resume"):
+    with pytest.raises(
+        InputError, match=r"chunk 1 of 'wda' in .* is missing: compute it again with --resume"
+    ):
         run.get("wda", 1)
 
 
@@ -287,9 +366,19 @@ def _headed(header: Any, data: bytes = b"") -> bytes:
     "content",
     [
         (1 << 62).to_bytes(8, "little") + b"{}",
-        _headed({"__metadata__": {}, "x": {"dtype": "F64", "shape": [1 << 50], "data_offsets": [0, 8 << 50]}}),
-        _headed({"__metadata__": {}, "x": {"dtype": "F64", "shape": [-1], "data_offsets": [0, -8]}}),
-        _headed({"__metadata__": {}, "x": {"dtype": ["F64"], "shape": "", "data_offsets": [0, 8]}}, b"12345678"),
+        _headed(
+            {
+                "__metadata__": {},
+                "x": {"dtype": "F64", "shape": [1 << 50], "data_offsets": [0, 8 << 50]},
+            }
+        ),
+        _headed(
+            {"__metadata__": {}, "x": {"dtype": "F64", "shape": [-1], "data_offsets": [0, -8]}}
+        ),
+        _headed(
+            {"__metadata__": {}, "x": {"dtype": ["F64"], "shape": "", "data_offsets": [0, 8]}},
+            b"12345678",
+        ),
         _headed({"__metadata__": {"fields": 3}}),
         _headed({"__metadata__": []}),
         _headed([]),
@@ -308,11 +397,15 @@ def test_hostile_chunks_are_damaged_chunks(run: Store, content: bytes) -> None:
         reader.get("wda", 0)
 
 
-@pytest.mark.parametrize("shape", [[-1], [-1, -1], [True], "", [1, 1 << 48, 0], [1] * 17, [0, 1 << 40, 1 << 40]], ids=str)
+@pytest.mark.parametrize(
+    "shape", [[-1], [-1, -1], [True], "", [1, 1 << 48, 0], [1] * 17, [0, 1 << 40, 1 << 40]], ids=str
+)
 def test_shapes_that_no_tensor_has(run: Store, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with the right checksum: whoever sends a run can compute one."""
     header = store._header
-    monkeypatch.setattr(store, "_header", lambda layout, metadata: header([("x", "U8", shape)], metadata))
+    monkeypatch.setattr(
+        store, "_header", lambda layout, metadata: header([("x", "U8", shape)], metadata)
+    )
     monkeypatch.setattr(store, "_sorted", lambda layout: [("x", "U8", [])])
     run.put("hostile", 0, {"x": torch.zeros(abs(math.prod(shape)), dtype=torch.uint8)}, {})
     monkeypatch.undo()
@@ -330,8 +423,9 @@ def test_the_manifest(run: Store) -> None:
     manifest = json.loads(run.read("manifest.json") or "")
     assert list(manifest["files"]) == ["summary.json", "wda/000000.safetensors"]
     assert manifest["files"]["summary.json"] == {
-        "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a", "size": 2,
-    }  # fmt: skip
+        "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+        "size": 2,
+    }
     assert run.verify() == ["results/ has a file '.DS_Store' that the manifest has not."]
     (run.folder / "results/.DS_Store").unlink()
     assert run.verify() == [] == Store.open(run.folder).verify()
@@ -346,7 +440,9 @@ def test_the_manifest(run: Store) -> None:
     (run.folder / "results/wda/000001.safetensors").unlink()
     run.write("summary.json", "{}")
     run.seal()  # of a damaged chunk: the file is what the manifest says, and yet no chunk
-    assert Store.open(run.folder).verify() == ["results/wda/000000.safetensors is damaged (its checksum is wrong)."]
+    assert Store.open(run.folder).verify() == [
+        "results/wda/000000.safetensors is damaged (its checksum is wrong)."
+    ]
     for text in ("[]", '{"files": 3}', "{", '{"files": {"../../x": 1, "summary.json": NaN}}'):
         run.write("manifest.json", text)
         assert run.verify() == ["results/manifest.json is not a manifest."]
@@ -358,13 +454,33 @@ def test_the_manifest(run: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../x", "/etc", "a/../b", "", "a//b", ".hidden", "A", "a b", "a\n", "x" * 101, "<b>", "a\\b", "a/"]
+    "name",
+    [
+        "../x",
+        "/etc",
+        "a/../b",
+        "",
+        "a//b",
+        ".hidden",
+        "A",
+        "a b",
+        "a\n",
+        "x" * 101,
+        "<b>",
+        "a\\b",
+        "a/",
+    ],
 )
 def test_names_that_lead_elsewhere_are_refused(run: Store, name: str) -> None:
     for use in (
-        lambda: run.has(name, 0), lambda: run.get(name, 0), lambda: run.put(name, 0, {}, {}), lambda: run.chunks(name),
-        lambda: run.rows(name, 0, "x", []), lambda: run.read(name), lambda: run.write(name, ""),
-    ):  # fmt: skip
+        lambda: run.has(name, 0),
+        lambda: run.get(name, 0),
+        lambda: run.put(name, 0, {}, {}),
+        lambda: run.chunks(name),
+        lambda: run.rows(name, 0, "x", []),
+        lambda: run.read(name),
+        lambda: run.write(name, ""),
+    ):
         with pytest.raises(InputError, match="is no name of a result"):
             use()
     with pytest.raises(InputError, match="chunk -1 of 'wda' is out of range"):
@@ -372,7 +488,9 @@ def test_names_that_lead_elsewhere_are_refused(run: Store, name: str) -> None:
     assert run.chunks("attack@wda++@inf@0.03/p=1") == []
 
 
-@pytest.mark.parametrize("name", ["config.json", "log", "log/events.jsonl", "results", "results/wda", FILE])
+@pytest.mark.parametrize(
+    "name", ["config.json", "log", "log/events.jsonl", "results", "results/wda", FILE]
+)
 def test_links_below_a_run_are_refused(run: Store, tmp_path: Path, name: str) -> None:
     run.close()
     outside = tmp_path / "outside"
@@ -387,7 +505,9 @@ def test_links_below_a_run_are_refused(run: Store, tmp_path: Path, name: str) ->
         store.get("wda", 0)
 
     for start in (Store.open, lambda folder: Store.resume(folder, CONFIG)):
-        with pytest.raises(InputError, match=r"^'.*' in '.*' is a symbolic link, which a run has none of"):
+        with pytest.raises(
+            InputError, match=r"^'.*' in '.*' is a symbolic link, which a run has none of"
+        ):
             use(start(run.folder))
     assert unfinished.exists() == outside.is_dir()
     (run.folder / name).unlink()
@@ -396,7 +516,9 @@ def test_links_below_a_run_are_refused(run: Store, tmp_path: Path, name: str) ->
         use(Store.open(run.folder))
     (run.folder / name).unlink()
     outside.rename(run.folder / "inside")
-    (run.folder / name).symlink_to(run.folder / "inside")  # one that stays in the run is one too many as well
+    (run.folder / name).symlink_to(
+        run.folder / "inside"
+    )  # one that stays in the run is one too many as well
     with pytest.raises(InputError, match="is a symbolic link"):
         use(Store.open(run.folder))
 
@@ -411,13 +533,17 @@ def test_a_link_to_the_run_is_no_link_below_it(run: Store, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["log/lock", "log/events.jsonl"])
-def test_a_second_name_of_a_file_elsewhere_is_not_written_to(run: Store, tmp_path: Path, name: str) -> None:
+def test_a_second_name_of_a_file_elsewhere_is_not_written_to(
+    run: Store, tmp_path: Path, name: str
+) -> None:
     run.close()
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (run.folder / name).unlink()
     os.link(victim, run.folder / name)
-    with pytest.raises(InputError, match=r"has a second name \(a hard link\): put a copy in its place"):
+    with pytest.raises(
+        InputError, match=r"has a second name \(a hard link\): put a copy in its place"
+    ):
         Store.resume(run.folder, CONFIG)
     (run.folder / name).unlink()
     os.mkfifo(run.folder / name)
@@ -443,7 +569,13 @@ def test_a_link_in_the_results_is_a_problem(run: Store) -> None:
         ('{"config": 3, "format": "wassail run 1", "run": ""}', "format"),
         ('{"config": {}, "format": "wassail run 9", "run": ""}', "format 'wassail run 9'"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"config": {"a": ' + "[" * 400 + "]" * 400 + '}, "format": "wassail run 1", "run": ""}', ""),
+        (
+            '{"config": {"a": '
+            + "[" * 400
+            + "]" * 400
+            + '}, "format": "wassail run 1", "run": ""}',
+            "",
+        ),
         ('{"config": ' + "9" * 5000 + "}", "digits"),
     ],
     ids=lambda value: value[:40],
@@ -476,7 +608,10 @@ def test_a_configuration_that_was_edited_or_is_huge_or_missing(run: Store) -> No
 
 
 def test_a_run_is_not_written_over(run: Store) -> None:
-    with pytest.raises(InputError, match=r"holds a run already: add --resume to go on with it, or choose another --out\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"holds a run already: add --resume to go on with it, or choose another --out\.$",
+    ):
         Store.create(run.folder, CONFIG)
     run.close()
     with pytest.raises(InputError, match="open for reading only"):
@@ -490,7 +625,9 @@ def test_the_configuration_comes_back(run: Store) -> None:
     with Store.resume(run.folder, changed(command="wassail evaluate --resume")) as store:
         assert store.config == CONFIG
         assert store.events()[-1]["command"] == "wassail evaluate --resume"
-    with Store.resume(run.folder, changed(eps=np.float64(0.03), seed=0.0, threats=tuple(CONFIG["threats"]))) as store:
+    with Store.resume(
+        run.folder, changed(eps=np.float64(0.03), seed=0.0, threats=tuple(CONFIG["threats"]))
+    ) as store:
         assert store.has("wda", 0)
 
 
@@ -498,7 +635,10 @@ DIFFERENCES = [
     ({"eps": 0.05}, "with eps 0.03 and you ask for 0.05"),
     ({"eps": 0.0300000001}, "with eps 0.03 and you ask for 0.0300000001"),
     ({"seed": False}, "with seed 0 and you ask for False"),
-    ({"model": {"name": "net.onnx", "sha256": "cd" * 32}}, "with model sha256 abababababab... and you ask for cdcdcdcdcdcd..."),
+    (
+        {"model": {"name": "net.onnx", "sha256": "cd" * 32}},
+        "with model sha256 abababababab... and you ask for cdcdcdcdcdcd...",
+    ),
     (
         {"threats": CONFIG["threats"][:1]},
         "with threats [order 1 eps 8/255, order inf eps 8/255] and you ask for [order 1 eps 8/255]",
@@ -507,36 +647,62 @@ DIFFERENCES = [
         {"threats": [CONFIG["threats"][0], {"order": math.inf, "eps": 4 / 255}]},
         "with eps 8/255 and you ask for 4/255: ",
     ),
-    ({"threats": [{"order": p, "eps": 4 / 255} for p in (1, math.inf)]}, "made with eps 8/255 and you ask for 4/255: "),
-    ({"attacks": {"wda": {}, "nearest": {"passes": 50}}}, "with attack nearest passes 100 and you ask for 50"),
-    ({"attacks": {"wda": {"kappa": 2}, "nearest": {"passes": 100}}}, "without attack wda kappa and you ask for 2"),
+    (
+        {"threats": [{"order": p, "eps": 4 / 255} for p in (1, math.inf)]},
+        "made with eps 8/255 and you ask for 4/255: ",
+    ),
+    (
+        {"attacks": {"wda": {}, "nearest": {"passes": 50}}},
+        "with attack nearest passes 100 and you ask for 50",
+    ),
+    (
+        {"attacks": {"wda": {"kappa": 2}, "nearest": {"passes": 100}}},
+        "without attack wda kappa and you ask for 2",
+    ),
     ({"attacks": {"wda": {}}}, "with attack nearest and you leave it out"),
-    ({"attacks": None}, "with attack wda and you leave it out, with attack nearest and you leave it out"),
+    (
+        {"attacks": None},
+        "with attack wda and you leave it out, with attack nearest and you leave it out",
+    ),
     ({"box": None}, "without box and you ask for None"),
     ({"eps": 1, "seed": 1, "model": 1, "threats": 1, "box": 1}, ", and 2 more differences: "),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), DIFFERENCES, ids=[words for _, words in DIFFERENCES])
-def test_a_changed_configuration_is_refused_in_words(run: Store, change: dict[str, Any], words: str) -> None:
+def test_a_changed_configuration_is_refused_in_words(
+    run: Store, change: dict[str, Any], words: str
+) -> None:
     run.close()
-    files = {path: state(path) for path in run.folder.rglob("*") if path.is_file() and path.name != "lock"}
+    files = {
+        path: state(path)
+        for path in run.folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
     for grow in ((), ("attacks",)):
         with pytest.raises(InputError) as error:
             Store.resume(run.folder, changed(**change), grow=grow)
         assert words in str(error.value)
         assert str(error.value).startswith(f"the run in '{run.folder}' was made with")
-        assert str(error.value).endswith(": give the same settings to go on with it, or choose another --out for a new run.")
+        assert str(error.value).endswith(
+            ": give the same settings to go on with it, or choose another --out for a new run."
+        )
     assert files == {path: state(path) for path in files}
 
 
 def test_attacks_are_added_with_permission_only(run: Store) -> None:
     run.close()
     more = changed(attacks={"fab": {"steps": 3}, **CONFIG["attacks"]})
-    with pytest.raises(InputError, match="was made without attack fab: add it with --add-attack, or leave it out to go on"):
+    with pytest.raises(
+        InputError,
+        match="was made without attack fab: add it with --add-attack, or leave it out to go on",
+    ):
         Store.resume(run.folder, more)
     with Store.resume(run.folder, more, grow=("attacks",)) as store:
-        assert list(store.config["attacks"].items()) == [*CONFIG["attacks"].items(), ("fab", {"steps": 3})]
+        assert list(store.config["attacks"].items()) == [
+            *CONFIG["attacks"].items(),
+            ("fab", {"steps": 3}),
+        ]
         assert store.has("wda", 0) and store.events()[-1]["added"] == ["fab"]
     with Store.resume(run.folder, more) as store:
         assert store.config == Store.open(run.folder).config == more
@@ -549,13 +715,17 @@ def test_attacks_may_be_a_list(tmp_path: Path) -> None:
     Store.resume(tmp_path, {"attacks": [{"name": "fab", "steps": 3}, "wda"]}).close()
     with pytest.raises(InputError, match="with attack fab steps 3 and you ask for 4"):
         Store.resume(tmp_path, {"attacks": ["wda", {"name": "fab", "steps": 4}]})
-    with Store.resume(tmp_path, {"attacks": ["cw", {"name": "fab", "steps": 3}, "wda"]}, grow=("attacks",)) as store:
+    with Store.resume(
+        tmp_path, {"attacks": ["cw", {"name": "fab", "steps": 3}, "wda"]}, grow=("attacks",)
+    ) as store:
         assert store.config["attacks"] == ["wda", {"name": "fab", "steps": 3}, "cw"]
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_never_read(run: Store) -> None:
     run.close()
-    leftovers = [run.folder / name for name in ("config.json.tmp", FILE + ".tmp", "results/summary.json.tmp")]
+    leftovers = [
+        run.folder / name for name in ("config.json.tmp", FILE + ".tmp", "results/summary.json.tmp")
+    ]
     for path in leftovers:
         path.write_bytes((run.folder / FILE).read_bytes())
     assert Store.open(run.folder).chunks("wda") == [0]
@@ -573,7 +743,9 @@ def test_resume_begins_what_was_killed_before_it_began(tmp_path: Path) -> None:
     assert not (tmp_path / "new/config.json.tmp").exists()
 
 
-def test_an_interrupt_leaves_nothing_unfinished(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing_unfinished(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: Any, **how: Any) -> None:
         raise KeyboardInterrupt
 
@@ -582,14 +754,23 @@ def test_an_interrupt_leaves_nothing_unfinished(run: Store, monkeypatch: pytest.
             patch.setattr(os, name, interrupt)
             with pytest.raises(KeyboardInterrupt):
                 run.put("wda", 1, TENSORS, FIELDS)
-        assert [path.name for path in (run.folder / "results/wda").iterdir()] == ["000000.safetensors"]
+        assert [path.name for path in (run.folder / "results/wda").iterdir()] == [
+            "000000.safetensors"
+        ]
 
 
-def test_a_file_is_on_the_disk_before_it_is_in_its_place(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_on_the_disk_before_it_is_in_its_place(
+    run: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda number: (calls.append(os.fstat(number).st_ino), fsync(number)))
-    monkeypatch.setattr(os, "replace", lambda old, new, **how: (calls.append("rename"), replace(old, new, **how)))
+    fsync = os.fsync
+    replace = os.replace
+    monkeypatch.setattr(
+        os, "fsync", lambda number: (calls.append(os.fstat(number).st_ino), fsync(number))
+    )
+    monkeypatch.setattr(
+        os, "replace", lambda old, new, **how: (calls.append("rename"), replace(old, new, **how))
+    )
     run.put("wda", 1, TENSORS, FIELDS)
     folder = run.folder / "results/wda"
     assert calls == [(folder / "000001.safetensors").stat().st_ino, "rename", folder.stat().st_ino]
@@ -600,7 +781,9 @@ def test_a_file_is_on_the_disk_before_it_is_in_its_place(run: Store, monkeypatch
 
 def test_a_second_writer_is_refused_and_readers_are_not(run: Store) -> None:
     with pytest.raises(
-        InputError, match=f"^process {os.getpid()} is writing to '.*': wait for it, stop it, or choose another --out"
+        InputError,
+        match=f"^process {os.getpid()} is writing to '.*': wait for it, stop it, or choose "
+        "another --out",
     ):
         Store.resume(run.folder, CONFIG)
     assert Store.open(run.folder).has("wda", 0)
@@ -651,7 +834,8 @@ def test_a_limit_on_the_size_of_files(run: Store) -> None:
     text, status = in_child(fill)
     assert status == 0
     assert text == (
-        f"cannot write 'results/wda/000001.safetensors' in '{run.folder}', a file may not be that large (file too large): "
+        f"cannot write 'results/wda/000001.safetensors' in '{run.folder}', a file may not be "
+        "that large (file too large): "
         "what was written before is safe (1 chunk); raise the limit and go on with --resume."
     )
     assert _files(run.folder / "results") == before
@@ -663,14 +847,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(command, capture_output=True, check=False).returncode
+    ):
         pytest.skip("no small disk: a tmpfs can be mounted by root only")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    folder, tensors = small_disk / "run", {"points": torch.zeros(100, 100)}
+    folder = small_disk / "run"
+    tensors = {"points": torch.zeros(100, 100)}
 
     def fill() -> tuple[int, str]:
         with Store.create(folder, CONFIG) as store:
@@ -684,7 +872,8 @@ def test_a_full_disk(small_disk: Path) -> None:
     full, text = fill()
     assert 2 <= full <= 6
     assert text == (
-        f"cannot write 'results/wda/{full:06d}.safetensors' in '{folder}', the disk is full (no space left on device): "
+        f"cannot write 'results/wda/{full:06d}.safetensors' in '{folder}', the disk is full (no "
+        "space left on device): "
         f"what was written before is safe ({full} chunks); free some space and go on with --resume."
     )
     reader = Store.open(folder)
@@ -694,8 +883,14 @@ def test_a_full_disk(small_disk: Path) -> None:
     (small_disk / "rest").write_bytes(bytes(state.f_bfree * state.f_bsize))
     long = "x" * 10_000
     with Store.resume(folder, CONFIG) as store:
-        for write in (lambda: store.log({"event": long}), lambda: store.write("summary.json", long), store.seal):
-            with pytest.raises(InputError, match=r"the disk is full .* is safe .* go on with --resume"):
+        for write in (
+            lambda: store.log({"event": long}),
+            lambda: store.write("summary.json", long),
+            store.seal,
+        ):
+            with pytest.raises(
+                InputError, match=r"the disk is full .* is safe .* go on with --resume"
+            ):
                 write()
     (small_disk / "rest").unlink()
     subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
@@ -703,7 +898,12 @@ def test_a_full_disk(small_disk: Path) -> None:
         store.put("wda", full, tensors, {})
         assert all(store.has("wda", chunk) for chunk in range(full + 1))
         store.log({"event": "done"})
-        assert [event["event"] for event in store.events()] == ["created", "resumed", "resumed", "done"]
+        assert [event["event"] for event in store.events()] == [
+            "created",
+            "resumed",
+            "resumed",
+            "done",
+        ]
 
 
 def test_a_disk_that_becomes_read_only(small_disk: Path) -> None:
@@ -711,7 +911,9 @@ def test_a_disk_that_becomes_read_only(small_disk: Path) -> None:
         store.put("wda", 0, TENSORS, FIELDS)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(
-        InputError, match=r"^cannot write to '.*' \(Read-only file system\): make it writable or choose another --out"
+        InputError,
+        match=r"^cannot write to '.*' \(Read-only file system\): make it writable or "
+        r"choose another --out",
     ):
         Store.resume(small_disk / "run", CONFIG)
     assert Store.open(small_disk / "run").has("wda", 0)
@@ -723,6 +925,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, run: Store) -> None:
         Store.create(tmp_path / "file/run", CONFIG)
     run.write("table", "")
     with pytest.raises(
-        InputError, match=r"cannot write 'results/table/000000.safetensors' in .*: what was written before is safe \(1"
+        InputError,
+        match=r"cannot write 'results/table/000000.safetensors' in .*: what was written before is "
+        r"safe \(1",
     ):
         run.put("table", 0, TENSORS, FIELDS)

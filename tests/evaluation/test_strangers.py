@@ -35,9 +35,14 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "compare": lambda run: ["compare", str(run), "-o", str(run / "export" / "compare.html")],
 }
 PLACES = {
-    "report": "report.html", "csv": "export/samples.csv", "robustbench": "export/robustbench.json",
-    "pt": "export/adversarial.pt", "npz": "export/flips.npz", "png": "export/png", "compare": "export/compare.html",
-}  # fmt: skip
+    "report": "report.html",
+    "csv": "export/samples.csv",
+    "robustbench": "export/robustbench.json",
+    "pt": "export/adversarial.pt",
+    "npz": "export/flips.npz",
+    "png": "export/png",
+    "compare": "export/compare.html",
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +54,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         model[1].weight.copy_(torch.eye(3, 4))
         model[1].bias.zero_()
-    x = torch.tensor([[0.9, 0.1, 0, 0], [0, 0.9, 0.1, 0], [0.1, 0, 0.9, 0], [0.2, 0.8, 0.1, 0]]).reshape(4, 1, 2, 2)
+    x = torch.tensor(
+        [[0.9, 0.1, 0, 0], [0, 0.9, 0.1, 0], [0.1, 0, 0.9, 0], [0.2, 0.8, 0.1, 0]]
+    ).reshape(4, 1, 2, 2)
     data = ws.zoo.open_data((x, torch.tensor([0, 1, 2, 1])))
     data.ids = lambda start, stop: ["$(touch run)\n", "=1+1", "-1", "@SUM(A1)"][start:stop]  # type: ignore[method-assign]
-    ws.evaluate(model, data, [ws.Threat("inf", p, "8/255") for p in (1, "inf")], ["fgsm"], out=run, look=False)
+    ws.evaluate(
+        model,
+        data,
+        [ws.Threat("inf", p, "8/255") for p in (1, "inf")],
+        ["fgsm"],
+        out=run,
+        look=False,
+    )
     return run
 
 
@@ -82,7 +96,11 @@ def test_a_link_in_the_way_is_never_written_into(
     assert victim.read_text() == "precious" and not victim.is_symlink()
     if ending == "":
         said = capsys.readouterr().err
-        assert code == 2 and said.count("\n") == 1 and "is a symbolic link, which a run has none of" in said
+        assert (
+            code == 2
+            and said.count("\n") == 1
+            and "is a symbolic link, which a run has none of" in said
+        )
         assert link.is_symlink()
         return
     place = run / PLACES[name]
@@ -91,7 +109,9 @@ def test_a_link_in_the_way_is_never_written_into(
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "report"])
-def test_a_folder_that_is_a_link_is_refused(run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_a_link_is_refused(
+    run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (run / "export").symlink_to("../outside")
@@ -99,7 +119,9 @@ def test_a_folder_that_is_a_link_is_refused(run: Path, tmp_path: Path, name: str
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'export' in " in said and "is a symbolic link" in said
     assert list(outside.iterdir()) == []
-    with pytest.raises(InputError, match=r"'export' in '.*' is a symbolic link"):  # a library call finds the run by itself
+    with pytest.raises(
+        InputError, match=r"'export' in '.*' is a symbolic link"
+    ):  # a library call finds the run by itself
         writing.save(run / "export" / "samples.csv", "")
     with pytest.raises(InputError, match=r"'export' in '.*' is a symbolic link"):
         writing.make(run / "export" / "deeper")
@@ -107,7 +129,9 @@ def test_a_folder_that_is_a_link_is_refused(run: Path, tmp_path: Path, name: str
 
 
 def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) -> None:
-    """The whole of the attack: a link to what a shell reads, and a sample whose name is a command."""
+    """The whole of the attack: a link to what a shell reads, and a sample whose name is a
+    command.
+    """
     start = tmp_path / ".bashrc"
     start.write_text("# mine\n")
     (run / "export").mkdir()
@@ -132,16 +156,31 @@ def test_the_pages_of_evaluate_follow_no_link(run: Path, victim: Path) -> None:
     (run / "sandwich.png").unlink()
     cli._write_pages(ws.Evaluation.load(run), run)
     assert victim.read_text() == "precious"
-    assert (run / "sandwich.png").read_bytes().startswith(b"\x89PNG") and not (run / "sandwich.png").is_symlink()
+    assert (run / "sandwich.png").read_bytes().startswith(b"\x89PNG") and not (
+        run / "sandwich.png"
+    ).is_symlink()
 
 
 @pytest.mark.parametrize(
-    "name", ["results", "results/clean", "results/clean/000000.safetensors", "config.json", "log/events.jsonl"]
+    "name",
+    [
+        "results",
+        "results/clean",
+        "results/clean/000000.safetensors",
+        "config.json",
+        "log/events.jsonl",
+    ],
 )
-def test_links_are_refused_in_what_is_read(run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_links_are_refused_in_what_is_read(
+    run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / name).rename(tmp_path / "outside")
     (run / name).symlink_to(tmp_path / "outside")
-    for command in (["report", str(run)], ["export", str(run), "csv"], ["compare", str(run), "-o", str(tmp_path / "c.html")]):
+    for command in (
+        ["report", str(run)],
+        ["export", str(run), "csv"],
+        ["compare", str(run), "-o", str(tmp_path / "c.html")],
+    ):
         assert cli.main(command) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "is a symbolic link, which a run has none of" in said, said
@@ -150,9 +189,13 @@ def test_links_are_refused_in_what_is_read(run: Path, tmp_path: Path, name: str,
 # The writer itself.
 
 
-def test_a_file_is_new_synced_renamed_and_its_folder_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_new_synced_renamed_and_its_folder_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
-    opening, fsync, replace = os.open, os.fsync, os.replace
+    opening = os.open
+    fsync = os.fsync
+    replace = os.replace
 
     def opened(name: Any, flags: int, *more: Any, **how: Any) -> int:
         number = opening(name, flags, *more, **how)
@@ -161,8 +204,12 @@ def test_a_file_is_new_synced_renamed_and_its_folder_synced(tmp_path: Path, monk
         return number
 
     monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(os, "fsync", lambda n: (calls.append(stat.S_ISDIR(os.fstat(n).st_mode)), fsync(n)))
-    monkeypatch.setattr(os, "replace", lambda a, b, **how: (calls.append((a, b)), replace(a, b, **how)))
+    monkeypatch.setattr(
+        os, "fsync", lambda n: (calls.append(stat.S_ISDIR(os.fstat(n).st_mode)), fsync(n))
+    )
+    monkeypatch.setattr(
+        os, "replace", lambda a, b, **how: (calls.append((a, b)), replace(a, b, **how))
+    )
     writing.save(tmp_path / "page", "text")
     assert calls == [("new", "page.tmp", True, True), False, ("page.tmp", "page"), True]
     assert (tmp_path / "page").read_text() == "text"
@@ -204,13 +251,18 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with writing.saving_folder(tmp_path / "png") as half:
         writing.save(half / "a", "1")
         assert not (tmp_path / "png").exists()
-    assert [path.as_posix() for path in tmp_path.rglob("*")] == [f"{tmp_path}/png", f"{tmp_path}/png/a"]
+    assert [path.as_posix() for path in tmp_path.rglob("*")] == [
+        f"{tmp_path}/png",
+        f"{tmp_path}/png/a",
+    ]
     with pytest.raises(InputError, match="is not empty"), writing.saving_folder(tmp_path / "png"):
         pass
 
 
 def test_the_configuration_names_no_file_to_be_written(run: Path, victim: Path) -> None:
-    """`state` of AutoAttack is a file that is kept; verifying a run asks the attacks of its configuration for their titles."""
+    """`state` of AutoAttack is a file that is kept; verifying a run asks the attacks of its
+    configuration for their titles.
+    """
     text = (run / "config.json").read_text()
     place = victim.with_name("new")
     forged = text.replace('"name": "fgsm"', f'"name": "autoattack", "state": "{place}"')
@@ -223,11 +275,17 @@ def test_the_configuration_names_no_file_to_be_written(run: Path, victim: Path) 
 
 def test_no_other_attack_of_the_catalogue_writes_files() -> None:
     for name, entry in ATTACKS.items():
-        found = [key for key, value in inspect.signature(entry.run).parameters.items() if "Path" in str(value.annotation)]
+        found = [
+            key
+            for key, value in inspect.signature(entry.run).parameters.items()
+            if "Path" in str(value.annotation)
+        ]
         assert set(found) <= {"state"}, name
 
 
-def test_an_id_that_would_fill_the_memory(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_would_fill_the_memory(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = ws.Evaluation.load(run)
     monkeypatch.setattr(export, "ID_BYTES", 100)
     with pytest.raises(InputError, match="too long for an array"):
@@ -243,7 +301,9 @@ def test_a_record_replaces_a_link(tmp_path: Path, victim: Path) -> None:
 
 
 def test_nothing_else_in_the_package_writes_files() -> None:
-    """Every way to write a file that is not the one writer's, by its spelling; `log_path` is the user's own file."""
+    """Every way to write a file that is not the one writer's, by its spelling; `log_path` is
+    the user's own file.
+    """
     words = (
         ".write_text(",
         ".write_bytes(",
@@ -272,16 +332,33 @@ def test_nothing_else_in_the_package_writes_files() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    ["[]", "3", "{", "", "[" * 5000, '{"order": "x"}', '{"order": true}', '{"order": null, "radii": 3}', '{"order": [1]}',
-     '{"order": {"Threat": 3}}', '{"order": {"Threat": {"norm": "x"}}}', '{"a/": "RiskCurve", "a/order": 1}',
-     '{"order/": "None"}', '{"order": 1, "radii": "x"}', '{"order": 1, "mu": null}', '{"' + "a/" * 3000 + '": "RiskCurve"}',
-     '{"order": 1, "more": 2}'],
+    [
+        "[]",
+        "3",
+        "{",
+        "",
+        "[" * 5000,
+        '{"order": "x"}',
+        '{"order": true}',
+        '{"order": null, "radii": 3}',
+        '{"order": [1]}',
+        '{"order": {"Threat": 3}}',
+        '{"order": {"Threat": {"norm": "x"}}}',
+        '{"a/": "RiskCurve", "a/order": 1}',
+        '{"order/": "None"}',
+        '{"order": 1, "radii": "x"}',
+        '{"order": 1, "mu": null}',
+        '{"' + "a/" * 3000 + '": "RiskCurve"}',
+        '{"order": 1, "more": 2}',
+    ],
     ids=lambda text: text[:30],
-)  # fmt: skip
+)
 def test_a_record_with_malformed_fields_is_one_sentence(tmp_path: Path, fields: str) -> None:
     tensors = {"distances": torch.ones(1).double(), "mu": torch.ones(1).double()}
     save_file(tensors, tmp_path / "curve", metadata={"wassail": "RiskCurve", "fields": fields})
-    with pytest.raises(InputError, match=r"^'.*' is not a complete RiskCurve: .*; save it again\.$") as error:
+    with pytest.raises(
+        InputError, match=r"^'.*' is not a complete RiskCurve: .*; save it again\.$"
+    ) as error:
         ws.RiskCurve.load(tmp_path / "curve")
     assert "\n" not in str(error.value)
 
@@ -295,18 +372,26 @@ def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
 
 def test_every_record_comes_back(tmp_path: Path) -> None:
     """The check of the fields refuses nothing that is saved."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)
+    ).eval()
     x = torch.rand(4, 2)
     y = model(x).argmax(1)
-    flips, radii = ws.nearest(model, x, y, "inf", passes=5), ws.radii(model, x, y, method="crown")
+    flips = ws.nearest(model, x, y, "inf", passes=5)
+    radii = ws.radii(model, x, y, method="crown")
     for record in (flips, ws.allocate(flips, 0.1, 1), radii, ws.risk_curve(flips, radii, order=1)):
         record.save(tmp_path / "record")
         assert repr(type(record).load(tmp_path / "record")) == repr(record)
 
 
-@pytest.mark.parametrize("seconds", ["1e308", '{"float":"inf"}', '{"float":"nan"}', "-1", "1" + "0" * 400, "1e30", "true"])
+@pytest.mark.parametrize(
+    "seconds",
+    ["1e308", '{"float":"inf"}', '{"float":"nan"}', "-1", "1" + "0" * 400, "1e30", "true"],
+)
 def test_absurd_times_are_no_times(run: Path, seconds: str) -> None:
-    line = f'{{"event":"done","unit":"attack@fgsm@inf@{8 / 255!r}","chunk":0,"seconds":{seconds}}}\n'
+    line = (
+        f'{{"event":"done","unit":"attack@fgsm@inf@{8 / 255!r}","chunk":0,"seconds":{seconds}}}\n'
+    )
     with (run / "log/events.jsonl").open("a") as file:
         file.write(line)
     assert "Attacks" in report(ws.Evaluation.load(run))
@@ -314,10 +399,28 @@ def test_absurd_times_are_no_times(run: Path, seconds: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["models", "evaluate", "help"])
-def test_a_reader_that_has_seen_enough(tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_reader_that_has_seen_enough(
+    tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """`| head -0`: nothing on stderr, exit code 0, and all the files."""
-    evaluate = ["evaluate", "digits-mlp", "-n", "3", "--eps", "0.1", "--attacks", "fgsm", "--no-look", "--threads", "1"]
-    words = {"models": ["models"], "help": ["--help"]}.get(command) or [*evaluate, "--out", str(tmp_path / "run")]
+    evaluate = [
+        "evaluate",
+        "digits-mlp",
+        "-n",
+        "3",
+        "--eps",
+        "0.1",
+        "--attacks",
+        "fgsm",
+        "--no-look",
+        "--threads",
+        "1",
+    ]
+    words = {"models": ["models"], "help": ["--help"]}.get(command) or [
+        *evaluate,
+        "--out",
+        str(tmp_path / "run"),
+    ]
 
     def work() -> int:
         reading, writing_ = os.pipe()
@@ -338,9 +441,13 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path, command: str, capfd: pyte
 
 
 def fork(work: Callable[[], int]) -> int:
-    """Start `work` in a process of its own, which ends with its return value, 99 for an exception."""
+    """Start `work` in a process of its own, which ends with its return value, 99 for an
+    exception.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads: the child starts none
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of a fork beside threads: the child starts none
         child = os.fork()
     if child == 0:
         code = 99
@@ -365,15 +472,21 @@ def test_an_export_is_linear_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     names = ("csv", "pt", "npz", "png", "load", "report")
     looks: dict[str, list[int]] = {name: [] for name in names}
     for n in (8, 32):
-        x, out = torch.rand(n, 1, 2, 2, generator=torch.Generator().manual_seed(0)), tmp_path / str(n)
+        x = torch.rand(n, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+        out = tmp_path / str(n)
         threat = ws.Threat("inf", "inf", 0.5)
         ws.evaluate(model, (x, model(x).argmax(1)), threat, ["fgsm"], chunk=1, look=False, out=out)
-        run, count = ws.Evaluation.load(out), [0]
+        run = ws.Evaluation.load(out)
+        count = [0]
         (out / "export").mkdir()
         work: dict[str, Callable[[], Any]] = {
-            name: lambda name=name, run=run, out=out: write(run, name, out / "export") for name in names
+            name: lambda name=name, run=run, out=out: write(run, name, out / "export")
+            for name in names
         }
-        work |= {"report": lambda run=run: report(run), "load": lambda out=out: ws.Evaluation.load(out)}
+        work |= {
+            "report": lambda run=run: report(run),
+            "load": lambda out=out: ws.Evaluation.load(out),
+        }
         with monkeypatch.context() as patch:
             for method in ("_problem", "_chunk", "_file"):
                 patch.setattr(Store, method, _counted(getattr(Store, method), count))

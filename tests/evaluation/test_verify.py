@@ -1,4 +1,6 @@
-"""Runs whose checksums are right and whose numbers are not: what a reader with the model finds out."""
+"""Runs whose checksums are right and whose numbers are not: what a reader with the model finds
+out.
+"""
 
 import json
 import math
@@ -26,9 +28,13 @@ Edit = Callable[[str, dict[str, torch.Tensor], dict[str, Any]], None]
 def network() -> torch.nn.Module:
     """A network of the plane; its biases make all three classes occur in the unit square."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    ).eval()
     with torch.no_grad():
-        model[2].bias -= model(torch.rand(200, 2, generator=torch.Generator().manual_seed(2))).mean(0)
+        model[2].bias -= model(torch.rand(200, 2, generator=torch.Generator().manual_seed(2))).mean(
+            0
+        )
     return model
 
 
@@ -43,7 +49,16 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("made") / "run"
-    ws.evaluate(network(), samples(), THREATS, ("fgsm", "wda", "nearest"), certify="auto", chunk=5, passes=30, out=out)
+    ws.evaluate(
+        network(),
+        samples(),
+        THREATS,
+        ("fgsm", "wda", "nearest"),
+        certify="auto",
+        chunk=5,
+        passes=30,
+        out=out,
+    )
     return out
 
 
@@ -54,9 +69,14 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 
 def forge(folder: Path, edit: Edit) -> ws.Evaluation:
-    """Write every chunk anew as `edit(unit, tensors, fields)` leaves it, with checksums, summary and manifest to match."""
+    """Write every chunk anew as `edit(unit, tensors, fields)` leaves it, with checksums,
+    summary and manifest to match.
+    """
     reader = Store.open(folder)
-    names = [path.relative_to(folder / "results").as_posix() for path in sorted((folder / "results").rglob("*.safetensors"))]
+    names = [
+        path.relative_to(folder / "results").as_posix()
+        for path in sorted((folder / "results").rglob("*.safetensors"))
+    ]
     kept = {name: reader.get(name.rpartition("/")[0], int(Path(name).stem)) for name in names}
     for path in [path for path in (folder / "results").rglob("*") if path.is_file()]:
         path.unlink()
@@ -73,22 +93,34 @@ def forge(folder: Path, edit: Edit) -> ws.Evaluation:
 
 
 def test_an_honest_run_holds_and_says_what_was_not_checked(made: Path) -> None:
-    run, model = ws.Evaluation.load(made), network()
+    run = ws.Evaluation.load(made)
+    model = network()
     found = run.verify(model)
     assert found and found.problems == ()
     text = str(found)
-    assert "not checked: whether the samples are those of 'data in memory': give data (--data)." in text
-    assert "not checked: 11 certified radii: none was proved again" in text and "not checked: the other attacks" in text
+    assert (
+        "not checked: whether the samples are those of 'data in memory': give data (--data)."
+        in text
+    )
+    assert (
+        "not checked: 11 certified radii: none was proved again" in text
+        and "not checked: the other attacks" in text
+    )
     found = run.verify(model, samples(), True, batch_size=3)
     assert found and "checked: all 11 radii above 0 were proved again." in str(found)
     assert "the samples are those of the data" in str(found) and "give data" not in str(found)
-    assert forge(shutil.copytree(made, made.parent / "same"), lambda *_: None).verify(model, samples(), True)
+    assert forge(shutil.copytree(made, made.parent / "same"), lambda *_: None).verify(
+        model, samples(), True
+    )
 
 
 @pytest.mark.parametrize("options", [{"steps": 10**9}, {"steps": 10**4, "restarts": 10**4}])
-def test_options_that_would_keep_the_reader_waiting(tmp_path: Path, options: dict[str, int]) -> None:
+def test_options_that_would_keep_the_reader_waiting(
+    tmp_path: Path, options: dict[str, int]
+) -> None:
     """The attacks of a configuration are run again: not for a billion steps."""
-    model, place = network(), tmp_path / "run"
+    model = network()
+    place = tmp_path / "run"
     ws.evaluate(model, samples(), [ws.Threat("inf", "inf", 0.01)], ["pgd"], out=place, look=False)
     content = json.loads((place / "config.json").read_text())
     content["config"]["attacks"][0] |= options
@@ -112,9 +144,13 @@ def test_radii_just_below_the_flips(run: Path) -> None:
 
     forged = forge(run, edit)
     assert forged.headline.startswith("Between")
-    assert forged.verify(network()) and "11 certified radii: none was proved again" in str(forged.verify(network()))
+    assert forged.verify(network()) and "11 certified radii: none was proved again" in str(
+        forged.verify(network())
+    )
     found = forged.verify(network(), radii=True)
-    assert not found and re.search(r"\d+ of 11 radii are called exact and are not the distance", str(found))
+    assert not found and re.search(
+        r"\d+ of 11 radii are called exact and are not the distance", str(found)
+    )
     share = forged.verify(network(), radii=0.3, seed=1)
     assert not share and "of 4 radii" in str(share)
 
@@ -142,7 +178,9 @@ def test_exact_radii_a_little_beyond_what_is_true(run: Path) -> None:
 
     forged = forge(run, edit)
     assert forged.exact is not None and forged.exact.all()
-    assert "11 of 11 radii could not be proved again." in forged.verify(network(), radii=True).problems
+    assert (
+        "11 of 11 radii could not be proved again." in forged.verify(network(), radii=True).problems
+    )
 
 
 def without_flips(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
@@ -162,7 +200,10 @@ def test_all_flips_deleted(run: Path) -> None:
     assert forged.best[0].accuracy == forged.clean
     # The seed decides which of the three chunks is attacked, and in one of them FGSM finds none.
     found = [str(forged.verify(network(), seed=seed)) for seed in range(4)]
-    told = r"FGSM finds \d+ flips among samples \d+ to \d+ that the run does not have: flips were left out"
+    told = (
+        r"FGSM finds \d+ flips among samples \d+ to \d+ that the run does not have: "
+        "flips were left out"
+    )
     assert any(re.search(told, text) for text in found)
 
 
@@ -176,7 +217,9 @@ def test_all_weight_on_one_sample(run: Path) -> None:
             first["left"] = False
 
     found = forge(run, edit).verify(network())
-    assert found.problems == ("the samples' weights are not equal, and the configuration names none.",)
+    assert found.problems == (
+        "the samples' weights are not equal, and the configuration names none.",
+    )
 
 
 def test_a_title_that_nobody_earned(run: Path) -> None:
@@ -187,7 +230,8 @@ def test_a_title_that_nobody_earned(run: Path) -> None:
     forged = forge(run, edit)
     assert "AutoAttack, 10 restarts" in {row.title for row in forged.rows}
     assert forged.verify(network()).problems == (
-        "attack@nearest calls itself 'AutoAttack, 10 restarts', and the attack that was asked for is 'nearest'.",
+        "attack@nearest calls itself 'AutoAttack, 10 restarts', and the attack that was asked "
+        "for is 'nearest'.",
     )
 
 
@@ -198,15 +242,21 @@ def shared(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) 
 
 def nearer(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
     if unit.startswith(("attack@nearest", "pool", "transfer")):
-        tensors["distances"] = torch.where(torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf)
+        tensors["distances"] = torch.where(
+            torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf
+        )
     if unit.startswith("radii"):
         tensors["values"] = torch.zeros_like(tensors["values"])
-        tensors["distances"] = torch.where(torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf)
+        tensors["distances"] = torch.where(
+            torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf
+        )
 
 
 def refuted(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
     if unit.startswith("pool"):
-        tensors["refuted"] = (tensors["distances"] > 0)[:, None].expand_as(tensors["refuted"]).contiguous()
+        tensors["refuted"] = (
+            (tensors["distances"] > 0)[:, None].expand_as(tensors["refuted"]).contiguous()
+        )
         tensors["distances"] = torch.where(tensors["distances"] > 0, math.inf, 0.0).double()
 
 
@@ -257,19 +307,27 @@ def test_other_models_data_and_files(run: Path) -> None:
     x, y = samples()
     x[7] += 0.01
     assert "1 chunks hold other samples than the data" in found.verify(network(), (x, y)).problems
-    assert "the run has 12 samples and the data have 5." in found.verify(network(), (x[:5], y[:5])).problems
+    assert (
+        "the run has 12 samples and the data have 5."
+        in found.verify(network(), (x[:5], y[:5])).problems
+    )
     path = run / "results/summary.json"
     for text in (path.read_text().replace("0.0", "0.1"), "", "[" * 100_000, "{}"):
         path.write_text(text)
         with Store.resume(run, Store.open(run).config) as store:
             store.seal()
-        assert "results/summary.json does not say what the chunks say." in found.verify(network(), seed=0).problems
+        assert (
+            "results/summary.json does not say what the chunks say."
+            in found.verify(network(), seed=0).problems
+        )
     with pytest.raises(InputError, match="radii is 2: give True, False, or the share"):
         found.verify(network(), radii=2)
 
 
 def test_what_a_share_proves() -> None:
-    """Exactly, by counting: F false ones escape a draw of k of n with probability C(n - F, k) / C(n, k)."""
+    """Exactly, by counting: F false ones escape a draw of k of n with probability C(n - F, k) /
+    C(n, k).
+    """
     for n, k in ((10, 3), (100, 10), (100, 95), (1000, 30), (57, 57), (5, 0)):
         most = max(f for f in range(n - k + 1) if 20 * math.comb(n - f, k) >= math.comb(n, k))
         assert most_false(n, k) == most, (n, k)
@@ -277,10 +335,13 @@ def test_what_a_share_proves() -> None:
 
 def test_a_share_is_drawn_anew_and_can_be_drawn_again(made: Path) -> None:
     run = ws.Evaluation.load(made)
-    first, second = run.verify(network(), radii=0.25), run.verify(network(), radii=0.25)
+    first = run.verify(network(), radii=0.25)
+    second = run.verify(network(), radii=0.25)
     assert first and first.seed != second.seed
     assert re.search(
-        r"3 of 11 radii above 0, drawn at random, were proved again: at 95 % confidence at most 6 of 11", str(first)
+        r"3 of 11 radii above 0, drawn at random, were proved again: at 95 % "
+        r"confidence at most 6 of 11",
+        str(first),
     )
     assert run.verify(network(), radii=0.25, seed=first.seed) == first
 
@@ -297,18 +358,38 @@ def test_the_page_says_whether_its_reader_looked(made: Path, run: Path) -> None:
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
-    threats = ["-n", "3", "--eps", "0.1", "--attacks", "fgsm", "--no-look", "--threads", "1", "--certify", "crown"]
+    threats = [
+        "-n",
+        "3",
+        "--eps",
+        "0.1",
+        "--attacks",
+        "fgsm",
+        "--no-look",
+        "--threads",
+        "1",
+        "--certify",
+        "crown",
+    ]
     assert cli.main(["evaluate", "digits-mlp", *threats, "--out", out, "--quiet"]) == 0
     capsys.readouterr()
     page = str(tmp_path / "page.html")
     words = ["verify", out, "digits-mlp", "--data", "digits", "--threads", "1"]
     assert cli.main([*words, "--radii", "-o", page]) == 0
     said = capsys.readouterr().out
-    assert "nothing that was checked is false" in said and "radii above 0 were proved again" in said and "--data" not in said
+    assert (
+        "nothing that was checked is false" in said
+        and "radii above 0 were proved again" in said
+        and "--data" not in said
+    )
     assert 'data-verified="yes"' in Path(page).read_text()
     assert cli.main([*words[:3], "--radii", "0.5", "--seed", "4"]) == 0
     said = capsys.readouterr().out
-    assert "at 95 % confidence at most" in said and "seed 4" in said and "not checked: whether the samples are those" in said
+    assert (
+        "at 95 % confidence at most" in said
+        and "seed 4" in said
+        and "not checked: whether the samples are those" in said
+    )
     assert cli.main(["verify", out, "digits-cnn"]) == 1
     assert "FALSE: the model's weights are not those that the run names." in capsys.readouterr().out
     assert cli.main([*words, "--radii", "7"]) == 2

@@ -1,4 +1,6 @@
-"""Small files of every kind, written by hand: the fuzzer changes them, the tests make hostile ones."""
+"""Small files of every kind, written by hand: the fuzzer changes them, the tests make hostile
+ones.
+"""
 
 import gzip
 import json
@@ -14,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-KINDS = {torch.uint8: 1, torch.int32: 4, torch.int64: 5, torch.float32: 7, torch.float64: 8, torch.bool: 12}
+KINDS = {
+    torch.uint8: 1,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.float32: 7,
+    torch.float64: 8,
+    torch.bool: 12,
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,9 @@ class Program:
     """An exported program, written node by node: `x = p.call("relu.default", self=p.x)`."""
 
     def __init__(self, *shape: int, batch: int | None = None) -> None:
-        self.shape, self.batch, self.x = shape, batch, Ref("x")
+        self.shape = shape
+        self.batch = batch
+        self.x = Ref("x")
         self.nodes: list[dict[str, Any]] = []
         self.weights: dict[str, tuple[Tensor, dict[str, Any]]] = {}
 
@@ -99,12 +110,16 @@ class Program:
     def call(program, target: str, results: int | None = None, /, **arguments: Any) -> Any:
         name = f"v{len(program.nodes)}"
         sizes = target.startswith(("_operator.", "sym_"))
-        outputs: list[dict[str, Any]] = [{"as_sym_int": {"as_name": name}} if sizes else {"as_tensor": {"name": name}}]
+        outputs: list[dict[str, Any]] = [
+            {"as_sym_int": {"as_name": name}} if sizes else {"as_tensor": {"name": name}}
+        ]
         found: Any = Size(name) if sizes else Ref(name)
         if results is not None:
             found = [Ref(f"{name}_{place}") for place in range(results)]
             outputs = [{"as_tensors": [{"name": ref.name} for ref in found]}]
-        inputs = [{"name": key, "arg": argument(value), "kind": 1} for key, value in arguments.items()]
+        inputs = [
+            {"name": key, "arg": argument(value), "kind": 1} for key, value in arguments.items()
+        ]
         full = target if "_operator" in target or ":" in target else f"torch.ops.aten.{target}"
         program.nodes.append({"target": full, "inputs": inputs, "outputs": outputs, "metadata": {}})
         return found
@@ -116,13 +131,19 @@ class Program:
         return self.call("linear.default", input=x, weight=weight, bias=None)
 
     def save(self, path: Path, logits: Ref) -> Path:
-        first = {"as_int": self.batch} if self.batch is not None else {"as_expr": {"expr_str": "Symbol('s0')", "hint": None}}
+        first = (
+            {"as_int": self.batch}
+            if self.batch is not None
+            else {"as_expr": {"expr_str": "Symbol('s0')", "hint": None}}
+        )
         sizes = [first, *({"as_int": size} for size in self.shape)]
         base = {**meta(torch.zeros(1)), "strides": []}
         values = {name: about for name, (_, about) in self.weights.items()}
         values["x"] = {**base, "sizes": sizes}
         values[logits.name] = {**base, "sizes": [first, {"as_int": 3}]}
-        held = [{"parameter": {"arg": {"name": name}, "parameter_name": name}} for name in self.weights]
+        held = [
+            {"parameter": {"arg": {"name": name}, "parameter_name": name}} for name in self.weights
+        ]
         user = {"user_input": {"arg": {"as_tensor": {"name": "x"}}}}
         out = {"user_output": {"arg": {"as_tensor": {"name": logits.name}}}}
         program = {
@@ -135,19 +156,43 @@ class Program:
         with zipfile.ZipFile(path, "w") as archive:
             config = {}
             for place, (name, (tensor, about)) in enumerate(self.weights.items()):
-                entry = {"path_name": f"weight_{place}", "is_param": True, "use_pickle": False, "tensor_meta": about}
+                entry = {
+                    "path_name": f"weight_{place}",
+                    "is_param": True,
+                    "use_pickle": False,
+                    "tensor_meta": about,
+                }
                 config[name] = entry
                 data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
                 archive.writestr(f"m/data/weights/weight_{place}", data)
-            archive.writestr("m/data/weights/model_weights_config.json", json.dumps({"config": config}))
-            archive.writestr("m/data/constants/model_constants_config.json", json.dumps({"config": {}}))
+            archive.writestr(
+                "m/data/weights/model_weights_config.json", json.dumps({"config": config})
+            )
+            archive.writestr(
+                "m/data/constants/model_constants_config.json", json.dumps({"config": {}})
+            )
             archive.writestr("m/models/model.json", json.dumps(program))
         return path
 
 
 def odd_ends(p: Program) -> None:
-    """Weights that nothing needs: lengths, shapes and types for a fuzzer to put in the place of others."""
-    for shape in ((0,), (1,), (2,), (3,), (5,), (8,), (1, 4), (4, 4), (3, 8), (2, 4, 3), (4, 4, 3, 3), (1, 1, 8, 8)):
+    """Weights that nothing needs: lengths, shapes and types for a fuzzer to put in the place of
+    others.
+    """
+    for shape in (
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+        (5,),
+        (8,),
+        (1, 4),
+        (4, 4),
+        (3, 8),
+        (2, 4, 3),
+        (4, 4, 3, 3),
+        (1, 1, 8, 8),
+    ):
         p.weight(torch.full(shape, 0.5))
     for indices in ([0], [1, 2], [-1, 99], [2**40]):
         p.weight(torch.tensor(indices))
@@ -165,15 +210,41 @@ def convolutional(path: Path, batch: int | None = None) -> Path:
     """Convolution, batch norm, ReLU in place, pooling, layer norm, attention and a linear layer."""
     p = Program(1, 8, 8, batch=batch)
     generator = torch.Generator().manual_seed(1)
-    kernel, bias = p.weight(torch.randn(4, 1, 3, 3, generator=generator)), p.weight(torch.zeros(4))
-    x = p.call("conv2d.default", input=p.x, weight=kernel, bias=bias, stride=[1, 1], padding=[1, 1], dilation=[1, 1], groups=1)
-    statistics = {name: p.weight(ones(4)) for name in ("weight", "bias", "running_mean", "running_var")}
-    x = p.call("batch_norm.default", input=x, **statistics, training=False, momentum=0.1, eps=1e-5, cudnn_enabled=False)
+    kernel = p.weight(torch.randn(4, 1, 3, 3, generator=generator))
+    bias = p.weight(torch.zeros(4))
+    x = p.call(
+        "conv2d.default",
+        input=p.x,
+        weight=kernel,
+        bias=bias,
+        stride=[1, 1],
+        padding=[1, 1],
+        dilation=[1, 1],
+        groups=1,
+    )
+    statistics = {
+        name: p.weight(ones(4)) for name in ("weight", "bias", "running_mean", "running_var")
+    }
+    x = p.call(
+        "batch_norm.default",
+        input=x,
+        **statistics,
+        training=False,
+        momentum=0.1,
+        eps=1e-5,
+        cudnn_enabled=False,
+    )
     x = p.call("relu_.default", self=x)
     x = p.call("max_pool2d.default", self=x, kernel_size=[2, 2], stride=[2, 2])
     x = p.call("flatten.using_ints", self=x, start_dim=2)
     x = p.call("transpose.int", self=x, dim0=1, dim1=2)
-    x = p.call("layer_norm.default", input=x, normalized_shape=[4], weight=p.weight(ones(4)), bias=p.weight(torch.zeros(4)))
+    x = p.call(
+        "layer_norm.default",
+        input=x,
+        normalized_shape=[4],
+        weight=p.weight(ones(4)),
+        bias=p.weight(torch.zeros(4)),
+    )
     first, rest = p.call("split.sizes", 2, self=x, split_size=[1, 15], dim=1)
     x = p.call("cat.default", tensors=[first, rest], dim=1)
     y = p.call("scaled_dot_product_attention.default", query=x, key=x, value=x)
@@ -188,7 +259,12 @@ def shapes(path: Path) -> Path:
     """Arithmetic on sizes, views, padding, indices and functions of each kind."""
     p = Program(2, 4, 4)
     n = p.call("sym_size.int", self=p.x, dim=0)
-    for tail in ([1 << 16], [1 << 16, 1], [1 << 14, 2, 2], [1, 1 << 16]):  # what is read beyond the end of it is seen
+    for tail in (
+        [1 << 16],
+        [1 << 16, 1],
+        [1 << 14, 2, 2],
+        [1, 1 << 16],
+    ):  # what is read beyond the end of it is seen
         p.call("full.default", size=[n, *tail], fill_value=0.5, dtype=torch.float32)
     wide = p.call("_operator.mul", a=4, b=8)
     x = p.call("view.default", self=p.x, size=[n, wide])
@@ -227,12 +303,23 @@ def onnx_model(path: Path, kind: str = "dense") -> Path:
     node = helper.make_node
     if kind == "dense":
         shape = [1, 4]
-        nodes = [node("Gemm", ["x", "w", "b"], ["h"], transB=1), node("Relu", ["h"], ["r"]), node("MatMul", ["r", "v"], ["z"])]
+        nodes = [
+            node("Gemm", ["x", "w", "b"], ["h"], transB=1),
+            node("Relu", ["h"], ["r"]),
+            node("MatMul", ["r", "v"], ["z"]),
+        ]
         held = [noise("w", 6, 4), noise("b", 6), noise("v", 6, 3)]
     else:
         shape = [1, 2, 6, 6]
         nodes = [
-            node("Conv", ["x", "k", "c"], ["a"], kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[1, 1]),
+            node(
+                "Conv",
+                ["x", "k", "c"],
+                ["a"],
+                kernel_shape=[3, 3],
+                pads=[1, 1, 1, 1],
+                strides=[1, 1],
+            ),
             node("BatchNormalization", ["a", "s", "c", "c", "s"], ["n"]),
             node("MaxPool", ["n"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
             node("Shape", ["p"], ["q"]),
@@ -246,11 +333,17 @@ def onnx_model(path: Path, kind: str = "dense") -> Path:
             node("MatMul", ["e", "w"], ["z"]),
         ]
         held = [
-            noise("k", 3, 2, 3, 3), constant("c", np.zeros(3, np.float32)), constant("s", np.ones(3, np.float32)),
-            constant("zero", np.int64(0)), constant("axes", np.array([0])), constant("rest", np.array([27])),
-            constant("pads", np.array([0, 1, 0, 1])), constant("ends", np.array([29])), constant("one", np.array([1])),
+            noise("k", 3, 2, 3, 3),
+            constant("c", np.zeros(3, np.float32)),
+            constant("s", np.ones(3, np.float32)),
+            constant("zero", np.int64(0)),
+            constant("axes", np.array([0])),
+            constant("rest", np.array([27])),
+            constant("pads", np.array([0, 1, 0, 1])),
+            constant("ends", np.array([29])),
+            constant("one", np.array([1])),
             noise("w", 29, 3),
-        ]  # fmt: skip
+        ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
     z = helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 3])
     graph = helper.make_graph(nodes, "g", [x], [z], held)
@@ -280,8 +373,13 @@ def npz(path: Path, packed: bool = False) -> Path:
 def idx(folder: Path, packed: bool = False) -> Path:
     x, y = samples()
     end = ".gz" if packed else ""
-    images, labels = folder / f"t10k-images-idx3-ubyte{end}", folder / f"t10k-labels-idx1-ubyte{end}"
-    write = (lambda path, data: path.write_bytes(gzip.compress(data, mtime=0))) if packed else Path.write_bytes
+    images = folder / f"t10k-images-idx3-ubyte{end}"
+    labels = folder / f"t10k-labels-idx1-ubyte{end}"
+    write = (
+        (lambda path, data: path.write_bytes(gzip.compress(data, mtime=0)))
+        if packed
+        else Path.write_bytes
+    )
     write(images, bytes((0, 0, 8, 3)) + struct.pack(">3I", 6, 4, 4) + x.tobytes())
     write(labels, bytes((0, 0, 8, 1)) + struct.pack(">I", 6) + y.astype(np.uint8).tobytes())
     return images
@@ -306,5 +404,7 @@ def image_folder(folder: Path) -> Path:
     for place, end in enumerate(("png", "jpg", "bmp", "ppm", "tiff", "webp")):
         target = folder / f"class{place % 2}"
         target.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(target / f"image{place}.{end}")
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(
+            target / f"image{place}.{end}"
+        )
     return folder

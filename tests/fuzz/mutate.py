@@ -1,4 +1,6 @@
-"""Changes to files that know what a file is made of: what comes out still gets past the first look of a reader."""
+"""Changes to files that know what a file is made of: what comes out still gets past the first
+look of a reader.
+"""
 
 import gzip
 import io
@@ -36,16 +38,64 @@ NUMBERS = (
     2**64,
 )
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0.0, -0.5, 1e308, float("inf"), float("nan"), "", "x", "inf", "NaN", "../x", "\0", "a" * 300, "$(id)",
-    [], {}, [[]], [0], [-1], ["x"], {"a": 1}, [2**31] * 4, *NUMBERS,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0.0,
+    -0.5,
+    1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "x",
+    "inf",
+    "NaN",
+    "../x",
+    "\0",
+    "a" * 300,
+    "$(id)",
+    [],
+    {},
+    [[]],
+    [0],
+    [-1],
+    ["x"],
+    {"a": 1},
+    [2**31] * 4,
+    *NUMBERS,
+)
 GADGETS = (
-    b"cos\nsystem\n(S'true'\ntR", b"\x80\x04\x8c\x02os\x8c\x06system\x93", b"r\xff\xff\xff\x7f", b"j\xff\xff\xff\x7f",
-    b"\x96\xff\xff\xff\xff\xff\xff\xff\x00", b"\x8a\xff" + b"\xff" * 255, b"\x86q\x00h\x00h\x00\x86" * 9, b"((((((((",
-    b"I99999999999\n", b"L" + b"9" * 400 + b"L\n", b"Pid\n", b"Q", b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f", b"2", b"0", b"1",
-    b"b", b"R", b"\x81", b"\x92", b"\x90", b"\x82\x01", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"}", b"]", b")", b"s", b"u",
+    b"cos\nsystem\n(S'true'\ntR",
+    b"\x80\x04\x8c\x02os\x8c\x06system\x93",
+    b"r\xff\xff\xff\x7f",
+    b"j\xff\xff\xff\x7f",
+    b"\x96\xff\xff\xff\xff\xff\xff\xff\x00",
+    b"\x8a\xff" + b"\xff" * 255,
+    b"\x86q\x00h\x00h\x00\x86" * 9,
+    b"((((((((",
+    b"I99999999999\n",
+    b"L" + b"9" * 400 + b"L\n",
+    b"Pid\n",
+    b"Q",
+    b"\x95\xff\xff\xff\xff\xff\xff\xff\x7f",
+    b"2",
+    b"0",
+    b"1",
+    b"b",
+    b"R",
+    b"\x81",
+    b"\x92",
+    b"\x90",
+    b"\x82\x01",
+    b"cnumpy\nndarray\n",
+    b"cnumpy\ndtype\n",
+    b"}",
+    b"]",
+    b")",
+    b"s",
+    b"u",
     b"e",
-)  # fmt: skip
+)
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -85,7 +135,13 @@ def value(content: Any, rng: random.Random) -> Any:
     waiting = [content]
     while waiting:
         node = waiting.pop()
-        entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        entries = (
+            node.items()
+            if isinstance(node, dict)
+            else enumerate(node)
+            if isinstance(node, list)
+            else ()
+        )
         for key, entry in entries:
             nodes.append((node, key))
             waiting.append(entry)
@@ -132,13 +188,20 @@ def program(data: bytes, rng: random.Random) -> bytes:
     """The program of a `.pt2`: other operators, other arguments, other names."""
     content = json.loads(data)
     nodes = content["graph_module"]["graph"]["nodes"]
-    names = [entry["as_tensor"]["name"] for node in nodes for entry in node["outputs"] if "as_tensor" in entry]
+    names = [
+        entry["as_tensor"]["name"]
+        for node in nodes
+        for entry in node["outputs"]
+        if "as_tensor" in entry
+    ]
     names += list(content["graph_module"]["graph"]["tensor_values"])
     if rng.random() < 0.15:
         return text_of(value(content, rng))
     if rng.random() < 0.6:
         for count in range(rng.choice((1, 1, 2, 3))):
-            insert(nodes, list(content["graph_module"]["graph"]["tensor_values"]), f"new{count}", rng)
+            insert(
+                nodes, list(content["graph_module"]["graph"]["tensor_values"]), f"new{count}", rng
+            )
         return text_of(content)
     for _ in range(rng.choice((1, 1, 2, 3))):
         node = rng.choice(nodes)
@@ -155,18 +218,34 @@ def program(data: bytes, rng: random.Random) -> bytes:
 
 
 def insert(nodes: list[Any], held: list[str], name: str, rng: random.Random) -> None:
-    """One more operator somewhere, called with values that are there: it is run although nothing needs it."""
+    """One more operator somewhere, called with values that are there: it is run although
+    nothing needs it.
+    """
     place = rng.randrange(len(nodes) + 1)
-    before = [entry["as_tensor"]["name"] for node in nodes[:place] for entry in node["outputs"] if "as_tensor" in entry]
-    made = [node["outputs"][0]["as_tensor"]["name"] for node in nodes if "as_tensor" in node["outputs"][0]]
+    before = [
+        entry["as_tensor"]["name"]
+        for node in nodes[:place]
+        for entry in node["outputs"]
+        if "as_tensor" in entry
+    ]
+    made = [
+        node["outputs"][0]["as_tensor"]["name"]
+        for node in nodes
+        if "as_tensor" in node["outputs"][0]
+    ]
     target = rng.choice(OPERATORS)
     node: dict[str, Any] = {"target": f"torch.ops.aten.{target}", "inputs": [], "metadata": {}}
     fill_arguments(node, [*before, *(other for other in held if other not in made)], rng)
     returned = RESULTS.get(target, ["Tensor"])
     if any(kind.startswith("List[") for kind in returned):
-        node["outputs"] = [{"as_tensors": [{"name": f"{name}_{part}"} for part in range(rng.choice((1, 2, 3, 4)))]}]
+        node["outputs"] = [
+            {"as_tensors": [{"name": f"{name}_{part}"} for part in range(rng.choice((1, 2, 3, 4)))]}
+        ]
     else:
-        node["outputs"] = [{"as_tensor": {"name": f"{name}_{part}" if part else name}} for part in range(len(returned))]
+        node["outputs"] = [
+            {"as_tensor": {"name": f"{name}_{part}" if part else name}}
+            for part in range(len(returned))
+        ]
     nodes.insert(place, node)
 
 
@@ -175,7 +254,9 @@ def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[s
     small = (0, 1, 1, 1, 2, 2, 3, 4, 5, 8, 16, -1, -1, -2)
     if rng.random() < 0.05:
         return {
-            rng.choice(("as_int", "as_ints", "as_float", "as_string", "as_none", "as_bool", "as_tensor")): rng.choice(VALUES)
+            rng.choice(
+                ("as_int", "as_ints", "as_float", "as_string", "as_none", "as_bool", "as_tensor")
+            ): rng.choice(VALUES)
         }
     match kind:
         case "as_tensor":
@@ -185,7 +266,12 @@ def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[s
         case "as_int":
             return {kind: rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small)}
         case "as_ints":
-            return {kind: [rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small) for _ in range(rng.randrange(5))]}
+            return {
+                kind: [
+                    rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small)
+                    for _ in range(rng.randrange(5))
+                ]
+            }
         case "as_bool":
             return {kind: rng.random() < 0.3}
         case "as_float":
@@ -194,12 +280,27 @@ def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[s
             return {kind: rng.choice((7, 7, 5, 8, 6, 12, rng.randrange(-1, 40)))}
         case "as_string":
             return {
-                kind: rng.choice(("", "reflect", "replicate", "circular", "same", "valid", "tanh", "none", "floor", "trunc"))
+                kind: rng.choice(
+                    (
+                        "",
+                        "reflect",
+                        "replicate",
+                        "circular",
+                        "same",
+                        "valid",
+                        "tanh",
+                        "none",
+                        "floor",
+                        "trunc",
+                    )
+                )
             }
     return {kind: old}
 
 
-OPERATORS: list[str] = []  # the caller fills in the names of torch's operators, and with it their arguments
+OPERATORS: list[
+    str
+] = []  # the caller fills in the names of torch's operators, and with it their arguments
 SCHEMAS: dict[str, list[tuple[str, str, bool]]] = {}
 RESULTS: dict[str, list[str]] = {}
 
@@ -207,10 +308,16 @@ RESULTS: dict[str, list[str]] = {}
 def fill_arguments(node: dict[str, Any], names: list[str], rng: random.Random) -> None:
     """Arguments of the kinds that the operator's schema has."""
     kinds = {
-        "Tensor": ("as_tensor", None), "int": ("as_int", 1), "bool": ("as_bool", False), "float": ("as_float", 0.5),
-        "number": ("as_float", 0.5), "str": ("as_string", ""), "List[int]": ("as_ints", [1]),
-        "List[Tensor]": ("as_tensors", []), "ScalarType": ("as_scalar_type", 7),
-    }  # fmt: skip
+        "Tensor": ("as_tensor", None),
+        "int": ("as_int", 1),
+        "bool": ("as_bool", False),
+        "float": ("as_float", 0.5),
+        "number": ("as_float", 0.5),
+        "str": ("as_string", ""),
+        "List[int]": ("as_ints", [1]),
+        "List[Tensor]": ("as_tensors", []),
+        "ScalarType": ("as_scalar_type", 7),
+    }
     found = []
     for name, kind, default in SCHEMAS.get(node["target"].removeprefix("torch.ops.aten."), ()):
         if default and rng.random() < 0.6:
@@ -232,8 +339,21 @@ def npy(data: bytes, rng: random.Random) -> bytes:
     if rng.random() < 0.4 or data[:6] != b"\x93NUMPY":
         return raw(data, rng)
     (length,) = struct.unpack("<H", data[8:10])
-    header, rest = data[10 : 10 + length].decode("latin1"), data[10 + length :]
-    kinds = ("'<f16'", "'|O'", "'<f8'", "'<c8'", "'|S9'", "'<U4'", "'|V8'", "'>i8'", "'<f2'", "'<m8'", "'?'")
+    header = data[10 : 10 + length].decode("latin1")
+    rest = data[10 + length :]
+    kinds = (
+        "'<f16'",
+        "'|O'",
+        "'<f8'",
+        "'<c8'",
+        "'|S9'",
+        "'<U4'",
+        "'|V8'",
+        "'>i8'",
+        "'<f2'",
+        "'<m8'",
+        "'?'",
+    )
     old, new = rng.choice(
         [
             ("'shape': (", f"'shape': ({rng.choice(NUMBERS)}, "),
@@ -250,7 +370,11 @@ def npy(data: bytes, rng: random.Random) -> bytes:
     )
     header = header.replace(old, new, 1)
     version = rng.choice((b"\x01\x00",) * 6 + (b"\x02\x00", b"\x03\x00", b"\x00\x00"))
-    wide = struct.pack("<I", len(header)) if version == b"\x02\x00" else struct.pack("<H", len(header) % 65536)
+    wide = (
+        struct.pack("<I", len(header))
+        if version == b"\x02\x00"
+        else struct.pack("<H", len(header) % 65536)
+    )
     return b"\x93NUMPY" + version + wide + header.encode("latin1") + rest
 
 
@@ -281,7 +405,9 @@ def pickled(data: bytes, rng: random.Random) -> bytes:
 
 
 def archive(data: bytes, rng: random.Random, inside: Callable[[str], Change]) -> bytes:
-    """A ZIP file with a changed member, and correct checksums; or with its own structure changed."""
+    """A ZIP file with a changed member, and correct checksums; or with its own structure
+    changed.
+    """
     if rng.random() < 0.15:
         return raw(data, rng)
     with zipfile.ZipFile(io.BytesIO(data)) as old:
@@ -318,7 +444,13 @@ def pt(data: bytes, rng: random.Random) -> bytes:
 
 def pt2(data: bytes, rng: random.Random) -> bytes:
     def inside(name: str) -> Change:
-        return program if name.endswith("models/model.json") else json_file if name.endswith(".json") else raw
+        return (
+            program
+            if name.endswith("models/model.json")
+            else json_file
+            if name.endswith(".json")
+            else raw
+        )
 
     def weighted(rng: random.Random) -> bytes:
         """The program most of the time: weights are only numbers."""
@@ -348,7 +480,11 @@ def zipped(change: Change) -> Change:
     """A change to what is inside a `.gz` file, or to the file."""
 
     def run(data: bytes, rng: random.Random) -> bytes:
-        return raw(data, rng) if rng.random() < 0.4 else gzip.compress(change(gzip.decompress(data), rng), mtime=0)
+        return (
+            raw(data, rng)
+            if rng.random() < 0.4
+            else gzip.compress(change(gzip.decompress(data), rng), mtime=0)
+        )
 
     return run
 
@@ -357,7 +493,8 @@ def image(data: bytes, rng: random.Random) -> bytes:
     """Bytes anywhere; in a PNG also whole chunks, with correct checksums."""
     if data[:4] != b"\x89PNG" or rng.random() < 0.4:
         return raw(data, rng)
-    chunks, place = [], 8
+    chunks = []
+    place = 8
     while place + 12 <= len(data):
         (length,) = struct.unpack(">I", data[place : place + 4])
         chunks.append([data[place + 4 : place + 8], data[place + 8 : place + 8 + length]])
@@ -369,11 +506,23 @@ def image(data: bytes, rng: random.Random) -> bytes:
         case 1:
             chunks.remove(chosen)
         case 2:
-            chunks.insert(1, [rng.choice((b"iCCP", b"zTXt", b"tRNS", b"PLTE", b"eXIf", b"acTL")), zlib.compress(bytes(9999))])
+            chunks.insert(
+                1,
+                [
+                    rng.choice((b"iCCP", b"zTXt", b"tRNS", b"PLTE", b"eXIf", b"acTL")),
+                    zlib.compress(bytes(9999)),
+                ],
+            )
         case _:
             sizes = [rng.choice((0, 1, 8, 30000, 2**31 - 1)) for _ in range(2)]
-            chunks[0][1] = struct.pack(">2I", *sizes) + bytes(rng.choice((1, 2, 4, 8, 16)) for _ in range(2)) + bytes(3)
-    body = b"".join(struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
+            chunks[0][1] = (
+                struct.pack(">2I", *sizes)
+                + bytes(rng.choice((1, 2, 4, 8, 16)) for _ in range(2))
+                + bytes(3)
+            )
+    body = b"".join(
+        struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks
+    )
     return data[:8] + body
 
 
@@ -399,17 +548,49 @@ def protobuf(data: bytes, rng: random.Random) -> bytes:
                 node.output[rng.randrange(len(node.output))] = rng.choice(names)
             case 3 if node.attribute:
                 entry = rng.choice(node.attribute)
-                new = rng.choice((1, -1, 0, 2**31, 2**62, 0.5, "same", [1], [0, 0], [-1] * 4, [2**31] * 2, [1.5], ["x"]))
+                new = rng.choice(
+                    (
+                        1,
+                        -1,
+                        0,
+                        2**31,
+                        2**62,
+                        0.5,
+                        "same",
+                        [1],
+                        [0, 0],
+                        [-1] * 4,
+                        [2**31] * 2,
+                        [1.5],
+                        ["x"],
+                    )
+                )
                 entry.CopyFrom(helper.make_attribute(entry.name, new))
             case 4:
                 word = rng.choice(
-                    ("axis", "axes", "group", "pads", "strides", "dilations", "kernel_shape", "perm", "keepdims", "to")
+                    (
+                        "axis",
+                        "axes",
+                        "group",
+                        "pads",
+                        "strides",
+                        "dilations",
+                        "kernel_shape",
+                        "perm",
+                        "keepdims",
+                        "to",
+                    )
                 )
                 node.attribute.append(
-                    helper.make_attribute(word, rng.choice((0, 1, -1, 7, 2**40, [0], [1, 1], [-1, 2**40], [])))
+                    helper.make_attribute(
+                        word, rng.choice((0, 1, -1, 7, 2**40, [0], [1, 1], [-1, 2**40], []))
+                    )
                 )
             case 5:
-                tensor.dims[:] = [rng.choice((0, 1, 2, 3, 4, 6, -1, 2**31, 2**62)) for _ in range(rng.randrange(5))]
+                tensor.dims[:] = [
+                    rng.choice((0, 1, 2, 3, 4, 6, -1, 2**31, 2**62))
+                    for _ in range(rng.randrange(5))
+                ]
             case 6:
                 tensor.data_type = rng.randrange(0, 26)
             case 7:
@@ -428,11 +609,13 @@ def protobuf(data: bytes, rng: random.Random) -> bytes:
 
 
 ONNX_OPERATORS = """
-    Abs Add And ArgMax AveragePool BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv ConvTranspose CumSum Div
-    Einsum Elu Erf Exp Expand Flatten Gather GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool GRU Identity If
-    InstanceNormalization LayerNormalization LeakyRelu Log Loop LRN LSTM MatMul Max MaxPool Mean Min Mod Mul Neg NonZero OneHot
-    Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Resize RNN Scan Scatter Shape Sigmoid Slice Softmax
-    SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose Unsqueeze Upsample Where
+    Abs Add And ArgMax AveragePool BatchNormalization Cast Clip Concat Constant ConstantOfShape
+    Conv ConvTranspose CumSum Div Einsum Elu Erf Exp Expand Flatten Gather GatherND Gelu Gemm
+    GlobalAveragePool GlobalMaxPool GRU Identity If InstanceNormalization LayerNormalization
+    LeakyRelu Log Loop LRN LSTM MatMul Max MaxPool Mean Min Mod Mul Neg NonZero OneHot Pad Pow
+    Range Reciprocal ReduceMax ReduceMean ReduceSum Relu Reshape Resize RNN Scan Scatter Shape
+    Sigmoid Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose
+    Unsqueeze Upsample Where
 """.split()  # noqa: SIM905
 
 
@@ -452,5 +635,7 @@ def lines(data: bytes, rng: random.Random) -> bytes:
         b"class0\\x",
         b"\0",
     )
-    found[place] = rng.choice((*words, found[place] + b" 3", found[place] + b" " + b"9" * 5000, b"", rng.choice(found)))
+    found[place] = rng.choice(
+        (*words, found[place] + b" 3", found[place] + b" " + b"9" * 5000, b"", rng.choice(found))
+    )
     return b"\n".join(found)

@@ -1,12 +1,15 @@
 """Fuzz every reader: `make fuzz SECONDS=3600`.
 
-Small files of every kind are made, changed by what knows their structure (`mutate.py`), and read by processes that are forked
-from one with all libraries loaded, a few dozen inputs each. A reader may accept a file or refuse it with an InputError.
-Everything else is a finding: a signal, another exception, more than ten seconds of the processor, more than a gigabyte of
-memory. Inputs are numbered: the seed and the number determine an input. Findings are printed with the way to run them again.
+Small files of every kind are made, changed by what knows their structure (`mutate.py`), and read by
+processes that are forked from one with all libraries loaded, a few dozen inputs each. A reader may
+accept a file or refuse it with an InputError. Everything else is a finding: a signal, another
+exception, more than ten seconds of the processor, more than a gigabyte of memory. Inputs are
+numbered: the seed and the number determine an input. Findings are printed with the way to run them
+again.
 
-Model files are read as the first pass reads them (`wassail.zoo.trial`), with its limits. Where onnxruntime runs a file, the
-product has it do so in a process that may crash: such ends are counted apart.
+Model files are read as the first pass reads them (`wassail.zoo.trial`), with its limits. Where
+onnxruntime runs a file, the product has it do so in a process that may crash: such ends are counted
+apart.
 """
 
 import argparse
@@ -48,9 +51,17 @@ from wassail.evaluation import store  # noqa: E402
 from wassail.zoo import exported, images, models, onnx, operators, trial, weights  # noqa: E402, F401
 from wassail.zoo.datasets import open_data  # noqa: E402
 
-SECONDS, MEMORY = 10.0, 1 << 30  # what one input may take
-ROOM = 6 << 30  # bytes of addresses: more than allowed, so that what takes too much is seen and the machine survives
-WAIT = 120.0  # seconds of the clock, for what sleeps: what computes slowly on a busy machine has more
+# what one input may take
+SECONDS = 10.0
+MEMORY = 1 << 30
+ROOM = (
+    6 << 30
+    # bytes of addresses: more than allowed, so that what takes too much is seen and the machine
+    # survives
+)
+WAIT = (
+    120.0  # seconds of the clock, for what sleeps: what computes slowly on a busy machine has more
+)
 
 Random = random.Random
 
@@ -60,11 +71,10 @@ class Reader:
     """One kind of file.
 
     Args:
-        make: functions that write a good one into a folder and return its path.
-        change: write a changed one, in place.
-        read: open it and use it.
-        limits: "first pass" for what the product reads in a process with limits; "contained" if that may also crash.
-        weight: how often, relative to the others.
+        make: functions that write a good one into a folder and return its path. change: write a
+        changed one, in place. read: open it and use it. limits: "first pass" for what the product
+        reads in a process with limits; "contained" if that may also crash. weight: how often,
+        relative to the others.
     """
 
     make: list[Callable[[Path], Path]]
@@ -143,14 +153,32 @@ def use_onnx(path: Path) -> None:
     models.forth_and_back(onnx.load_onnx(path))
 
 
-# ---- Runs ----------------------------------------------------------------------------------------------------------------
+# ---- Runs
+# --------------------------------------------------------------------------------------------------
 
 CORPUS = Path()  # good files, written when the fuzzer starts
 
 
 def good_run(folder: Path) -> Path:
-    command = ["evaluate", "digits-mlp", "--eps", "0.05", "-n", "4", "--attacks", "wda", "nearest", "--certify", "crown",
-               "--threads", "1", "--quiet", "--no-look", "--out", str(folder / "run")]  # fmt: skip
+    command = [
+        "evaluate",
+        "digits-mlp",
+        "--eps",
+        "0.05",
+        "-n",
+        "4",
+        "--attacks",
+        "wda",
+        "nearest",
+        "--certify",
+        "crown",
+        "--threads",
+        "1",
+        "--quiet",
+        "--no-look",
+        "--out",
+        str(folder / "run"),
+    ]
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
         if cli.main(command):
             raise SystemExit("no run could be made")
@@ -158,7 +186,11 @@ def good_run(folder: Path) -> Path:
 
 
 def change_run(folder: Path, rng: Random) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".safetensors", ".jsonl"))
+    files = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix in (".json", ".safetensors", ".jsonl")
+    )
     path = rng.choice(files)
     if rng.random() < 0.1:
         any_file(mutate.raw)(folder, rng)  # links and pipes among them: no checksum hides those
@@ -167,7 +199,11 @@ def change_run(folder: Path, rng: Random) -> None:
         with suppress(Exception):  # what cannot be packed stays as it was
             change_chunk(path, rng)
     else:
-        changes = {".json": mutate.json_file, ".jsonl": mutate.lines, ".safetensors": mutate.safetensors}
+        changes = {
+            ".json": mutate.json_file,
+            ".jsonl": mutate.lines,
+            ".safetensors": mutate.safetensors,
+        }
         path.write_bytes(changes[path.suffix](path.read_bytes(), rng))
     if rng.random() < 0.85:
         with suppress(Exception):
@@ -181,16 +217,22 @@ def change_chunk(path: Path, rng: Random) -> None:
     name = rng.choice(sorted(tensors)) if tensors else ""
     if not name or rng.random() < 0.2:
         key = rng.choice(sorted(metadata))
-        metadata[key] = rng.choice((*map(str, mutate.VALUES), metadata[rng.choice(sorted(metadata))]))
+        metadata[key] = rng.choice(
+            (*map(str, mutate.VALUES), metadata[rng.choice(sorted(metadata))])
+        )
     else:
         value = tensors[name].clone()
         match rng.randrange(6):
             case 0:
                 del tensors[name]
             case 1:
-                tensors[name] = value[: rng.randrange(len(value) + 1)] if value.ndim else value.reshape(1)
+                tensors[name] = (
+                    value[: rng.randrange(len(value) + 1)] if value.ndim else value.reshape(1)
+                )
             case 2:
-                tensors[name] = value.to(rng.choice((torch.float32, torch.float64, torch.int64, torch.bool)))
+                tensors[name] = value.to(
+                    rng.choice((torch.float32, torch.float64, torch.int64, torch.bool))
+                )
             case _:
                 special = (0.0, -1.0, 1.0, 1e308, -1e308, float("inf"), float("nan"), 1e-320, 255.0)
                 flat = value.reshape(-1)
@@ -208,7 +250,9 @@ def chunk_metadata(path: Path) -> dict[str, str]:
 
 
 def write_chunk(path: Path, metadata: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    header, parts = store._packed(metadata, {name: value.contiguous() for name, value in tensors.items()})
+    header, parts = store._packed(
+        metadata, {name: value.contiguous() for name, value in tensors.items()}
+    )
     path.write_bytes(header + b"".join(bytes(part) for part in parts))
 
 
@@ -227,7 +271,9 @@ def forge(folder: Path) -> None:
             data = path.read_bytes()
             about = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
             files[path.relative_to(results).as_posix()] = about
-    (results / "manifest.json").write_text(json.dumps({"files": files, "format": 1}, indent=1, sort_keys=True) + "\n")
+    (results / "manifest.json").write_text(
+        json.dumps({"files": files, "format": 1}, indent=1, sort_keys=True) + "\n"
+    )
 
 
 def use_run(folder: Path) -> None:
@@ -236,7 +282,9 @@ def use_run(folder: Path) -> None:
     uses: list[Callable[[], Any]] = [
         lambda: quiet(["report", str(folder), "-o", str(folder.parent / "page.html")]),
         lambda: quiet(["export", str(folder), "csv", "npz"]),
-        lambda: quiet(["compare", str(folder), str(good), "-o", str(folder.parent / "compare.html")]),
+        lambda: quiet(
+            ["compare", str(folder), str(good), "-o", str(folder.parent / "compare.html")]
+        ),
         lambda: quiet(["verify", str(folder), "digits-mlp", "--seed", "0"]),
     ]
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
@@ -258,7 +306,8 @@ def quiet(arguments: list[str]) -> None:
         options.run(options)
 
 
-# ---- All readers ---------------------------------------------------------------------------------------------------------
+# ---- All readers
+# --------------------------------------------------------------------------------------------------
 
 
 def with_ids(folder: Path) -> Path:
@@ -297,7 +346,9 @@ def idx_folder(folder: Path, packed: bool) -> Path:
 def binary_cifar(folder: Path) -> Path:
     target = folder / "cifar-10-batches-bin"
     target.mkdir()
-    (target / "test_batch.bin").write_bytes(np.random.default_rng(0).integers(0, 10, 2 * 3073, dtype=np.uint8).tobytes())
+    (target / "test_batch.bin").write_bytes(
+        np.random.default_rng(0).integers(0, 10, 2 * 3073, dtype=np.uint8).tobytes()
+    )
     (target / "batches.meta.txt").write_text("\n".join(f"class {k}" for k in range(10)))
     return target
 
@@ -314,25 +365,50 @@ GRAPHS: list[Callable[[Path], Path]] = [
 ]
 READERS: dict[str, Reader] = {
     "npz": Reader(
-        [lambda f: build.npz(f / "d.npz"), lambda f: build.npz(f / "d.npz", True)], in_place(mutate.npz), use_data, weight=2
+        [lambda f: build.npz(f / "d.npz"), lambda f: build.npz(f / "d.npz", True)],
+        in_place(mutate.npz),
+        use_data,
+        weight=2,
     ),
-    "safetensors": Reader([lambda f: tensors_file(f / "d.safetensors")], in_place(mutate.safetensors), use_data),
+    "safetensors": Reader(
+        [lambda f: tensors_file(f / "d.safetensors")], in_place(mutate.safetensors), use_data
+    ),
     "idx": Reader([lambda f: idx_folder(f, False)], any_file(mutate.raw), use_data),
-    "idx.gz": Reader([lambda f: idx_folder(f, True)], any_file(mutate.zipped(mutate.raw)), use_data),
-    "cifar pickles": Reader([lambda f: build.cifar(f / "cifar-10-batches-py")], any_file(mutate.pickled), use_data, weight=2),
+    "idx.gz": Reader(
+        [lambda f: idx_folder(f, True)], any_file(mutate.zipped(mutate.raw)), use_data
+    ),
+    "cifar pickles": Reader(
+        [lambda f: build.cifar(f / "cifar-10-batches-py")],
+        any_file(mutate.pickled),
+        use_data,
+        weight=2,
+    ),
     "cifar binary": Reader([binary_cifar], any_file(mutate.raw), use_data, weight=0.5),
     "images and ids": Reader(
-        [lambda f: build.image_folder(f / "images")] * 2 + [with_ids], change_images, use_images, weight=2
+        [lambda f: build.image_folder(f / "images")] * 2 + [with_ids],
+        change_images,
+        use_images,
+        weight=2,
     ),
-    "weights .pt": Reader([lambda f: build.state(f / "w.pt")], in_place(mutate.pt), use_weights, weight=2),
+    "weights .pt": Reader(
+        [lambda f: build.state(f / "w.pt")], in_place(mutate.pt), use_weights, weight=2
+    ),
     "weights .pt, old": Reader(
-        [lambda f: build.state(f / "w.pt", _use_new_zipfile_serialization=False)], in_place(mutate.pickled), use_weights
+        [lambda f: build.state(f / "w.pt", _use_new_zipfile_serialization=False)],
+        in_place(mutate.pickled),
+        use_weights,
     ),
     "checkpoint": Reader([lambda f: build.state(f / "w.pt")], in_place(mutate.pt), use_checkpoint),
-    "weights .safetensors": Reader([lambda f: state_file(f / "w.safetensors")], in_place(mutate.safetensors), use_weights),
-    "pt2": Reader(PROGRAMS, in_place(mutate.pt2), lambda p: run_first_pass(p, "pt2"), "first pass", 6),
+    "weights .safetensors": Reader(
+        [lambda f: state_file(f / "w.safetensors")], in_place(mutate.safetensors), use_weights
+    ),
+    "pt2": Reader(
+        PROGRAMS, in_place(mutate.pt2), lambda p: run_first_pass(p, "pt2"), "first pass", 6
+    ),
     "onnx": Reader(GRAPHS, in_place(mutate.protobuf), use_onnx, "first pass", 4),
-    "onnx in onnxruntime": Reader(GRAPHS, in_place(mutate.protobuf), lambda p: run_first_pass(p, "onnx"), "contained", 2),
+    "onnx in onnxruntime": Reader(
+        GRAPHS, in_place(mutate.protobuf), lambda p: run_first_pass(p, "onnx"), "contained", 2
+    ),
     "run": Reader([good_run], change_run, use_run, weight=3),
 }
 
@@ -342,24 +418,35 @@ def run_first_pass(path: Path, kind: str) -> None:
 
 
 def know_operators() -> None:
-    """Every operator of torch's that takes and returns plain values: the reader has to refuse most of them."""
+    """Every operator of torch's that takes and returns plain values: the reader has to refuse
+    most of them.
+    """
     listed = sorted(operators.NAMES)
     others = []
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads() if hasattr(packet, "overloads") else ():
             others.append(f"{name}.{overload}")
-    ruled = [name for name in listed if name.split(".")[0] in operators.RULES]  # where there is something to get wrong
-    mutate.OPERATORS[:] = sorted(others) + listed * (2 * len(others) // len(listed)) + ruled * (3 * len(others) // len(ruled))
+    ruled = [
+        name for name in listed if name.split(".")[0] in operators.RULES
+    ]  # where there is something to get wrong
+    mutate.OPERATORS[:] = (
+        sorted(others)
+        + listed * (2 * len(others) // len(listed))
+        + ruled * (3 * len(others) // len(ruled))
+    )
     for name in set(mutate.OPERATORS):
         packet, overload = name.split(".")
         schema = getattr(getattr(torch.ops.aten, packet), overload)._schema
         arguments = schema.arguments
-        mutate.SCHEMAS[name] = [(entry.name, str(entry.real_type), entry.has_default_value()) for entry in arguments]
+        mutate.SCHEMAS[name] = [
+            (entry.name, str(entry.real_type), entry.has_default_value()) for entry in arguments
+        ]
         mutate.RESULTS[name] = [str(entry.type) for entry in schema.returns]
 
 
-# ---- In a worker ---------------------------------------------------------------------------------------------------------
+# ---- In a worker
+# --------------------------------------------------------------------------------------------------
 
 
 def write_corpus(only: str | None) -> None:
@@ -368,7 +455,9 @@ def write_corpus(only: str | None) -> None:
             for place, make in enumerate(reader.make):
                 folder = CORPUS / kind / str(place)
                 folder.mkdir(parents=True)
-                READERS[kind].read(copy(make(folder), CORPUS / "tried"))  # and what is loaded late is loaded before the fork
+                READERS[kind].read(
+                    copy(make(folder), CORPUS / "tried")
+                )  # and what is loaded late is loaded before the fork
                 shutil.rmtree(CORPUS / "tried")
 
 
@@ -393,7 +482,9 @@ def prepare(index: int, seed: int, folder: Path, only: str | None) -> tuple[str,
 
 
 def set_limits(kind: str) -> None:
-    """Soft limits for one input: those of the first pass where the product has one, else room to be seen to take too much."""
+    """Soft limits for one input: those of the first pass where the product has one, else room
+    to be seen to take too much.
+    """
     passes = bool(READERS[kind].limits)
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + 1 + int(trial.SECONDS if passes else SECONDS + 1)
@@ -403,8 +494,15 @@ def set_limits(kind: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
 
 
-def worker(batch: list[tuple[int, tuple[str, Path] | None]], options: argparse.Namespace, work: Path, answers: int) -> None:
-    """Read some inputs in this process, which ends here; every begin and end is written down at once."""
+def worker(
+    batch: list[tuple[int, tuple[str, Path] | None]],
+    options: argparse.Namespace,
+    work: Path,
+    answers: int,
+) -> None:
+    """Read some inputs in this process, which ends here; every begin and end is written down at
+    once.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -421,25 +519,36 @@ def worker(batch: list[tuple[int, tuple[str, Path] | None]], options: argparse.N
         kind, path = given or prepare(index, options.seed, folder, options.only)
         say(index=index, kind=kind, end="begun")
         before = resource.getrusage(resource.RUSAGE_SELF)
-        end, text = "accepted", ""
+        end = "accepted"
+        text = ""
         try:
             set_limits(kind)
             READERS[kind].read(path)
         except InputError as error:
-            end, text = "refused", str(error)
+            end = "refused"
+            text = str(error)
         except BaseException as error:
-            end, text = "foreign", f"{type(error).__name__}: {error}\n{traceback.format_exc()[-3000:]}"
+            end = "foreign"
+            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-3000:]}"
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
         after = resource.getrusage(resource.RUSAGE_SELF)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        say(index=index, kind=kind, end=end, text=text, seconds=seconds, memory=after.ru_maxrss * 1024)
+        say(
+            index=index,
+            kind=kind,
+            end=end,
+            text=text,
+            seconds=seconds,
+            memory=after.ru_maxrss * 1024,
+        )
         if end == "foreign" or seconds > SECONDS or after.ru_maxrss * 1024 > MEMORY:
             break  # the folder is looked at before it goes
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-# ---- The fuzzer ----------------------------------------------------------------------------------------------------------
+# ---- The fuzzer
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -472,7 +581,9 @@ def judge(found: dict[str, Any], status: int) -> str:
     return "large" if found["memory"] > MEMORY else str(found["end"])
 
 
-def inputs(options: argparse.Namespace, work: Path) -> Iterator[tuple[int, tuple[str, Path] | None]]:
+def inputs(
+    options: argparse.Namespace, work: Path
+) -> Iterator[tuple[int, tuple[str, Path] | None]]:
     """The regressions first, then numbers without an end."""
     if options.first == 0 and options.only is None:
         for place, path in enumerate(sorted((HERE / "regressions").glob("*--*"))):
@@ -480,7 +591,9 @@ def inputs(options: argparse.Namespace, work: Path) -> Iterator[tuple[int, tuple
             target = work / f"regression{place}"
             target.mkdir()
             copied = target / path.name.split("--")[1]
-            shutil.copytree(path, copied, symlinks=True) if path.is_dir() else shutil.copy(path, copied)
+            shutil.copytree(path, copied, symlinks=True) if path.is_dir() else shutil.copy(
+                path, copied
+            )
             yield -1 - place, (kind, copied)
     index = options.first
     while options.count is None or index < options.first + options.count:
@@ -514,7 +627,8 @@ def fuzz(options: argparse.Namespace, work: Path) -> dict[str, Tally]:
     while True:
         late = time.monotonic() > stop
         while len(running) < options.jobs and not late:
-            batch, waiting = waiting[:BATCH], waiting[BATCH:]
+            batch = waiting[:BATCH]
+            waiting = waiting[BATCH:]
             batch += islice(stream, BATCH - len(batch))
             if not batch:
                 break
@@ -561,7 +675,9 @@ def sleeps(pid: int) -> bool:
     return False
 
 
-def start(batch: list[tuple[int, tuple[str, Path] | None]], options: argparse.Namespace, work: Path) -> Running:
+def start(
+    batch: list[tuple[int, tuple[str, Path] | None]], options: argparse.Namespace, work: Path
+) -> Running:
     ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
@@ -574,7 +690,13 @@ def start(batch: list[tuple[int, tuple[str, Path] | None]], options: argparse.Na
     return Running(pid, ours, batch, begun=time.monotonic())
 
 
-def finish(found: dict[str, Any], status: int, options: argparse.Namespace, work: Path, tallies: dict[str, Tally]) -> None:
+def finish(
+    found: dict[str, Any],
+    status: int,
+    options: argparse.Namespace,
+    work: Path,
+    tallies: dict[str, Tally],
+) -> None:
     end = judge(found, status)
     tally = tallies.setdefault(found["kind"], Tally())
     tally.ends[end] += 1
@@ -589,27 +711,40 @@ def finish(found: dict[str, Any], status: int, options: argparse.Namespace, work
         print(f"  again: --seed {options.seed} --first {index} --count 1{only}", flush=True)
         if options.keep is not None:
             with suppress(OSError, shutil.Error):
-                shutil.copytree(folder, options.keep / f"{end}-{options.seed}-{index}", symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(
+                    folder,
+                    options.keep / f"{end}-{options.seed}-{index}",
+                    symlinks=True,
+                    dirs_exist_ok=True,
+                )
     if found["end"] == "begun" or end in FINDINGS:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def table(tallies: dict[str, Tally]) -> str:
-    rows = [f"{'':22}{'inputs':>9}" + "".join(f"{end:>12}" for end in ENDS) + f"{'most s':>9}{'most MB':>9}"]
+    rows = [
+        f"{'':22}{'inputs':>9}"
+        + "".join(f"{end:>12}" for end in ENDS)
+        + f"{'most s':>9}{'most MB':>9}"
+    ]
     total = Tally()
     for kind, tally in [*sorted(tallies.items()), ("all", total)]:
         rows.append(
-            f"{kind:22}{sum(tally.ends.values()):>9}" + "".join(f"{tally.ends[end]:>12}" for end in ENDS)
+            f"{kind:22}{sum(tally.ends.values()):>9}"
+            + "".join(f"{tally.ends[end]:>12}" for end in ENDS)
             + f"{tally.slowest:>9.1f}{tally.largest >> 20:>9}"
-        )  # fmt: skip
+        )
         total.ends.update(tally.ends)
-        total.slowest, total.largest = max(total.slowest, tally.slowest), max(total.largest, tally.largest)
+        total.slowest = max(total.slowest, tally.slowest)
+        total.largest = max(total.largest, tally.largest)
     return "\n".join(rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz every reader of files.")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the clock (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of the clock (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--count", type=int, default=None, help="inputs, at most")

@@ -1,7 +1,9 @@
-"""What must not depend on the processor, the number of threads, or how work is cut: certificates of small networks.
+"""What must not depend on the processor, the number of threads, or how work is cut: certificates of
+small networks.
 
-The networks are chosen for their ties: pooling, symmetric weights, samples in the middle of the box. `python figures.py` prints
-the figures of this machine as it is set up; `run.py` compares those of several set-ups.
+The networks are chosen for their ties: pooling, symmetric weights, samples in the middle of the
+box. `python figures.py` prints the figures of this machine as it is set up; `run.py` compares those
+of several set-ups.
 """
 
 import json
@@ -20,7 +22,8 @@ from wassail.certificates.region import Region
 from wassail.certificates.structure import Graph, read
 
 INF = math.inf
-AGREE = 1e-5  # relative to the largest figure of a kind: float32 steers some of the bounds, 2e-6 was seen
+# relative to the largest figure of a kind: float32 steers some of the bounds, 2e-6 was seen
+AGREE = 1e-5
 
 
 class Pools(nn.Module):
@@ -28,7 +31,8 @@ class Pools(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Conv2d(1, 2, 2), nn.Linear(8, 3)
+        self.a = nn.Conv2d(1, 2, 2)
+        self.b = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = F.max_pool2d(self.a(x), 3, 2, 1).relu()
@@ -47,7 +51,9 @@ def seeded(make: type[nn.Module] | nn.Module, seed: int) -> nn.Module:
 
 def mirrored() -> nn.Module:
     """Every neuron and its negative: `|v|` from two ReLUs, ties wherever one looks."""
-    model = seeded(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), 3)
+    model = seeded(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), 3
+    )
     for layer in (model[0], model[2]):
         layer.weight.data[4:], layer.bias.data[4:] = -layer.weight.data[:4], -layer.bias.data[:4]
     return model
@@ -68,7 +74,9 @@ def cases() -> Iterator[tuple[str, Graph, Tensor, Tensor]]:
 
 
 def bounds(few: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """What a radius or a slope is made of: spans, gradients, margins; few: of one network with pools only."""
+    """What a radius or a slope is made of: spans, gradients, margins; few: of one network with
+    pools only.
+    """
     for name, graph, x, y in cases():
         if few and name == "pools 2":
             continue
@@ -90,7 +98,10 @@ def answers() -> Iterator[tuple[str, Tensor]]:
     (_, graph, x, y), _, last = cases()
     for norm in (2.0, INF):
         yield f"pools, radii l{norm:g}", ws.radii(graph, x[1:], y[1:], norm, method="crown").values
-    yield "pools, radii by branch", ws.radii(graph, x[:1], y[:1], 2.0, method="branch", tolerance=0.1).values
+    yield (
+        "pools, radii by branch",
+        ws.radii(graph, x[:1], y[:1], 2.0, method="branch", tolerance=0.1).values,
+    )
     _, graph, x, y = last
     for norm, method in ((2.0, "alpha-crown"), (2.0, "branch"), (INF, "exact"), (INF, "lipschitz")):
         found = ws.radii(graph, x[1:2], y[1:2], norm, method=method, tolerance=0.05)
@@ -121,7 +132,9 @@ def figures() -> dict[str, list[float]]:
 
 
 def apart(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[str, float]:
-    """By how much each figure differs, relative to the largest of its kind; a finite one from an infinite one: inf."""
+    """By how much each figure differs, relative to the largest of its kind; a finite one from
+    an infinite one: inf.
+    """
     found = {}
     for name in one:
         a, b = (torch.tensor(values[name], dtype=torch.float64) for values in (one, other))

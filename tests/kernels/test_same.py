@@ -1,4 +1,6 @@
-"""Bounds and answers do not jump with the number of threads, the size of a part of the work, or the order of the samples."""
+"""Bounds and answers do not jump with the number of threads, the size of a part of the work, or
+the order of the samples.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,7 +34,9 @@ def test_bounds_do_not_depend_on_threads_or_parts(monkeypatch: pytest.MonkeyPatc
     cut = collected(few)
     for other in (threaded, cut):
         off = apart(plain, other)
-        assert max(off.values()) <= AGREE, {name: value for name, value in off.items() if value > AGREE}
+        assert max(off.values()) <= AGREE, {
+            name: value for name, value in off.items() if value > AGREE
+        }
 
 
 def test_radii_do_not_depend_on_batches_or_the_order_of_samples() -> None:
@@ -56,12 +60,16 @@ def test_answers_do_not_depend_on_threads() -> None:
 def noisy(values: Tensor, seed: int) -> Tensor:
     """As another kernel would have them."""
     generator = torch.Generator().manual_seed(seed)
-    return values * (1 + 2.0**-50 * torch.randn(values.shape, dtype=values.dtype, generator=generator))
+    return values * (
+        1 + 2.0**-50 * torch.randn(values.shape, dtype=values.dtype, generator=generator)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_does_not_change_a_choice(seed: int) -> None:
-    values = torch.tensor([[0.3, 0.7, 0.1 * 7, 0.7, -math.inf, 0.0], [1e-300, 0.0, 0.0, 1e-300, 0.0, 0.0]]).double()
+    values = torch.tensor(
+        [[0.3, 0.7, 0.1 * 7, 0.7, -math.inf, 0.0], [1e-300, 0.0, 0.0, 1e-300, 0.0, 0.0]]
+    ).double()
     other = noisy(values, seed)
     assert ties.first_largest(other).tolist() == [1, 0]
     assert ties.in_order(other, descending=True)[0].tolist() == [1, 2, 3, 0, 5, 4]
@@ -69,7 +77,9 @@ def test_noise_does_not_change_a_choice(seed: int) -> None:
     assert ties.largest(other, 3)[0].tolist() == [1, 2, 3]
     assert ties.in_order(values[0, :0]).tolist() == []
     high = torch.tensor([1.0, 1.0, 1.001, 0.999], dtype=torch.float64)
-    assert ties.steep_below(noisy(-torch.ones(4).double(), seed), noisy(high, seed + 9)).tolist() == [False, False, True, False]
+    assert ties.steep_below(
+        noisy(-torch.ones(4).double(), seed), noisy(high, seed + 9)
+    ).tolist() == [False, False, True, False]
 
 
 def test_noise_has_no_gradient() -> None:

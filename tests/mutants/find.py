@@ -1,10 +1,11 @@
 """Finds the rounding terms of a source file, and what the file is without each of them.
 
-A mutant is one place of the source and the text that replaces it. Places are found in the syntax tree, by what stands there and
-never by line number, so the list follows the code as it moves:
+A mutant is one place of the source and the text that replaces it. Places are found in the syntax
+tree, by what stands there and never by line number, so the list follows the code as it moves:
 
 - a power `2.0**-k` with k >= 20, or a literal below 1e-9 in a sum or a product, becomes 0;
-- a constant of the module that is such a number becomes 0 at each place that reads it, and one just above 1 becomes 1;
+- a constant of the module that is such a number becomes 0 at each place that reads it, and one just
+  above 1 becomes 1;
 - a value that is rounded up by one unit in the last place (`_up`, `nextafter`) is left as it is;
 - a name like `slack`, or a part of it, becomes 0 at each place that reads it, one at a time.
 """
@@ -51,7 +52,8 @@ def value(node: ast.AST) -> float | None:
             found = value(inner)
             return None if found is None else -found
         case ast.BinOp(left=left, op=op, right=right):
-            a, b = value(left), value(right)
+            a = value(left)
+            b = value(right)
             if a is None or b is None:
                 return None
             match op:
@@ -76,7 +78,8 @@ def constants(tree: ast.Module) -> dict[str, str]:
     found = {}
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            target, number = statement.targets[0].id, value(statement.value)
+            target = statement.targets[0].id
+            number = value(statement.value)
             if number is not None and 0 < abs(number) < SMALL:
                 found[target] = "0.0"
             elif number is not None and 0 < number - 1 < SMALL:
@@ -88,17 +91,25 @@ class Finder(ast.NodeVisitor):
     """Collects the mutants of one file."""
 
     def __init__(self, file: str, source: str, shared: dict[str, str]) -> None:
-        self.file, self.source = file, source
+        self.file = file
+        self.source = source
         self.offsets = [0]
         for line in source.splitlines(keepends=True):
             self.offsets.append(self.offsets[-1] + len(line.encode()))
         self.bytes = source.encode()
         tree = ast.parse(source)
-        imported = {a.asname or a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
+        imported = {
+            a.asname or a.name
+            for n in ast.walk(tree)
+            if isinstance(n, ast.ImportFrom)
+            for a in n.names
+        }
         self.constants = {**{k: v for k, v in shared.items() if k in imported}, **constants(tree)}
         called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
         parts = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in called]
-        self.objects = {name(n.value) for n in parts} & TERMS  # terms that have parts: these are the numbers
+        self.objects = {
+            name(n.value) for n in parts
+        } & TERMS  # terms that have parts: these are the numbers
         self.path: list[str] = []
         self.inner: list[ast.AST] = []
         self.reads: list[dict[str, int]] = []
@@ -119,7 +130,11 @@ class Finder(ast.NodeVisitor):
         for part in ast.walk(node):
             if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
                 reads[part.id] = reads.get(part.id, 0) + 1
-        given = {a.arg for a in (*node.args.args, *node.args.kwonlyargs)} if isinstance(node, ast.FunctionDef) else set()
+        given = (
+            {a.arg for a in (*node.args.args, *node.args.kwonlyargs)}
+            if isinstance(node, ast.FunctionDef)
+            else set()
+        )
         self.reads.append({k: v + (k in given) for k, v in reads.items()})
         for part in node.body:
             self.visit(part)
@@ -130,7 +145,11 @@ class Finder(ast.NodeVisitor):
     visit_ClassDef = scope  # type: ignore[assignment]
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if self.path or not isinstance(node.targets[0], ast.Name) or node.targets[0].id not in self.constants:
+        if (
+            self.path
+            or not isinstance(node.targets[0], ast.Name)
+            or node.targets[0].id not in self.constants
+        ):
             self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
@@ -155,12 +174,16 @@ class Finder(ast.NodeVisitor):
             self.add(node, f"(0.0 * {node.id})")
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        if not isinstance(node.value, ast.Name):  # a table of numbers: what is read from it has a name of its own
+        if not isinstance(
+            node.value, ast.Name
+        ):  # a table of numbers: what is read from it has a name of its own
             self.visit(node.value)
         self.visit(node.slice)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if isinstance(node.ctx, ast.Load) and (node.attr in TERMS - self.objects or name(node.value) in TERMS):
+        if isinstance(node.ctx, ast.Load) and (
+            node.attr in TERMS - self.objects or name(node.value) in TERMS
+        ):
             self.add(node, f"(0.0 * {ast.unparse(node)})")
         if name(node.value) not in TERMS:
             self.generic_visit(node)
@@ -178,7 +201,9 @@ class Finder(ast.NodeVisitor):
 
 
 def mutants(root: Path, sources: Mapping[str, str]) -> list[Mutant]:
-    """The mutants of some files of a package, in order. root: where constants that they import are defined."""
+    """The mutants of some files of a package, in order. root: where constants that they import
+    are defined.
+    """
     shared: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         shared |= constants(ast.parse(path.read_text()))

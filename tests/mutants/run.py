@@ -1,12 +1,15 @@
-"""`make test-mutants`: removes the rounding terms of the certificates one at a time, and runs the tests that must notice.
+"""`make test-mutants`: removes the rounding terms of the certificates one at a time, and runs the
+tests that must notice.
 
-Prints every mutant that no test notices, and how many there are; the exit code is 1 if there is one outside the files that
-are still open. `find.py` finds the mutants, `table.py` says which tests guard which file. No file is changed: a child process
-compiles the changed source and exchanges the code of the one function that differs, before it runs the tests.
+Prints every mutant that no test notices, and how many there are; the exit code is 1 if there is one
+outside the files that are still open. `find.py` finds the mutants, `table.py` says which tests
+guard which file. No file is changed: a child process compiles the changed source and exchanges the
+code of the one function that differs, before it runs the tests.
 
 Usage: run.py [TEXT ...] [-j WORKERS] [--list] [--verbose] [--seconds LIMIT]
     TEXT: only mutants whose name contains one of these, for example `linear.py` or `Sweep._affine`.
-    -j: processes at a time (default 2). --seconds: of one mutant (default 600); a test that hangs counts as one that fails.
+    -j: processes at a time (default 2). --seconds: of one mutant (default 600); a test that hangs
+    counts as one that fails.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ OPTIONS = [
     str(ROOT),
 ]
 
-SOURCES = {file: (PACKAGE / file).read_text() for file in GUARDS}  # as they were at the start, whatever happens to the files
+SOURCES = {
+    file: (PACKAGE / file).read_text() for file in GUARDS
+}  # as they were at the start, whatever happens to the files
 
 
 def exchange(mutant: Mutant) -> None:
@@ -53,21 +58,28 @@ def exchange(mutant: Mutant) -> None:
     code = compile(mutant.apply(SOURCES[mutant.file]), str(PACKAGE / mutant.file), "exec")
     owner: Any = module
     for name in mutant.where.split("."):
-        code = next(part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name)
+        code = next(
+            part for part in code.co_consts if isinstance(part, CodeType) and part.co_name == name
+        )
         owner = vars(owner)[name]
         if not isinstance(owner, type):
             break
     for inside in ("fget", "func", "__func__", "__wrapped__"):
         owner = getattr(owner, inside, owner)
-    assert owner.__code__.co_code != code.co_code or owner.__code__.co_consts != code.co_consts, "nothing changed"
+    assert owner.__code__.co_code != code.co_code or owner.__code__.co_consts != code.co_consts, (
+        "nothing changed"
+    )
     owner.__code__ = code
 
 
 class Loop:
-    """A plugin of pytest that runs the mutants instead of the tests: these are collected once, and inherited by each child."""
+    """A plugin of pytest that runs the mutants instead of the tests: these are collected once,
+    and inherited by each child.
+    """
 
     def __init__(self, todo: list[Mutant], arguments: argparse.Namespace) -> None:
-        self.todo, self.arguments = todo, arguments
+        self.todo = todo
+        self.arguments = arguments
         self.alive: list[Mutant] = []
         self.done = 0
         self.broken = False  # in a child: whether a test failed because the change makes no sense
@@ -88,7 +100,9 @@ class Loop:
                 for number in range(worker, len(self.todo), workers):
                     start = time.monotonic()
                     verdict = self.tested(session, self.todo[number])
-                    os.write(pipe, f"{number}\t{verdict}\t{time.monotonic() - start:.1f}\n".encode())
+                    os.write(
+                        pipe, f"{number}\t{verdict}\t{time.monotonic() - start:.1f}\n".encode()
+                    )
                 os._exit(0)
             children.append(child)
         os.close(pipe)
@@ -152,21 +166,32 @@ def guards_of(session: Any, mutant: Mutant) -> list[Any]:
     for guard in GUARDS[mutant.file]:
         file, _, words = guard.partition("::")
         mine = [item for item in session.items if item.nodeid.split("::")[0] == f"tests/{file}"]
-        found += [item for item in mine if not words or any(word in item.name for word in words.split())]
+        found += [
+            item for item in mine if not words or any(word in item.name for word in words.split())
+        ]
     return found
 
 
 def main() -> int:
     """Reads the command line, shares the mutants among the workers, prints what they report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", nargs="*")
     parser.add_argument("-j", type=int, default=2)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    every = [*mutants(PACKAGE, {f: s for f, s in SOURCES.items() if f not in ONLY_NAMED}), *named(SOURCES)]
-    todo = [m for m in every if not excused(m) and (not arguments.text or any(t in m.name for t in arguments.text))]
+    every = [
+        *mutants(PACKAGE, {f: s for f, s in SOURCES.items() if f not in ONLY_NAMED}),
+        *named(SOURCES),
+    ]
+    todo = [
+        m
+        for m in every
+        if not excused(m) and (not arguments.text or any(t in m.name for t in arguments.text))
+    ]
     if arguments.list:
         print("\n".join(m.name for m in todo))
         print(f"{len(todo)} mutants, {len(every) - len(todo)} excused or left out")
@@ -178,13 +203,19 @@ def main() -> int:
     torch.set_num_threads(1)
     for file in {mutant.file for mutant in todo}:
         importlib.import_module("wassail." + file.removesuffix(".py").replace("/", "."))
-    files = dict.fromkeys(f"tests/{guard.partition('::')[0]}" for mutant in todo for guard in GUARDS[mutant.file])
-    loop, start = Loop(todo, arguments), time.monotonic()
+    files = dict.fromkeys(
+        f"tests/{guard.partition('::')[0]}" for mutant in todo for guard in GUARDS[mutant.file]
+    )
+    loop = Loop(todo, arguments)
+    start = time.monotonic()
     code = pytest.main([*OPTIONS, *files], [loop])
     minutes = (time.monotonic() - start) / 60
     known = [mutant for mutant in loop.alive if mutant.file in OPEN]
     alive = len(loop.alive) - len(known)
-    print(f"{loop.done} of {len(todo)} mutants run in {minutes:.1f} minutes: {alive or 'none'} alive", end="")
+    print(
+        f"{loop.done} of {len(todo)} mutants run in {minutes:.1f} minutes: {alive or 'none'} alive",
+        end="",
+    )
     print(f", and {len(known)} in files that are still open (`OPEN` in table.py)" if known else "")
     return 1 if alive or loop.done < len(todo) or code not in (0, 5) else 0
 

@@ -1,4 +1,6 @@
-"""Which tests guard which file, which places of a file are no rounding terms, and mutants that no pattern finds."""
+"""Which tests guard which file, which places of a file are no rounding terms, and mutants that
+no pattern finds.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,13 @@ from find import Mutant
 
 
 def _tests(*names: str) -> tuple[str, ...]:
-    """Test files of the certificates; `file::word ...` for the tests of that file that have one of the words in their name."""
-    return tuple(f"certificates/test_{name.replace('::', '.py::')}" + ("" if "::" in name else ".py") for name in names)
+    """Test files of the certificates; `file::word ...` for the tests of that file that have one
+    of the words in their name.
+    """
+    return tuple(
+        f"certificates/test_{name.replace('::', '.py::')}" + ("" if "::" in name else ".py")
+        for name in names
+    )
 
 
 # The tests for rounding come first: they are quick. Then what the file has of its own.
@@ -20,26 +27,38 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/curves.py": _tests("rounding_certificates::curves step", "curves"),
     "certificates/distance.py": _tests("rounding_parts::distances room", "distance"),
     "certificates/infinity.py": _tests("rounding_certificates::cuts infinity", "infinity"),
-    "certificates/jacobian.py": _tests("rounding_certificates::norms step rays", "rounding_linear::relative", "jacobian"),
+    "certificates/jacobian.py": _tests(
+        "rounding_certificates::norms step rays", "rounding_linear::relative", "jacobian"
+    ),
     "certificates/linear.py": _tests("rounding_parts", "rounding_linear", "linear"),
-    "certificates/loss_curve.py": _tests("rounding_certificates::one_sample losses lines plan radii dual", "loss_curve"),
+    "certificates/loss_curve.py": _tests(
+        "rounding_certificates::one_sample losses lines plan radii dual", "loss_curve"
+    ),
     "certificates/multipliers.py": _tests("rounding_certificates::semidefinite"),
     "certificates/norms.py": _tests("rounding_certificates::norms", "norms"),
     "certificates/propagate.py": _tests("rounding_linear", "propagate"),
-    "certificates/recession.py": _tests("rounding_certificates::bounded shadow", "rounding_linear::relative", "recession"),
+    "certificates/recession.py": _tests(
+        "rounding_certificates::bounded shadow", "rounding_linear::relative", "recession"
+    ),
     "certificates/region.py": _tests("rounding_linear", "region"),
     "certificates/semidefinite.py": _tests("rounding_certificates::semidefinite", "semidefinite"),
     "certificates/slopes.py": _tests("rounding_certificates::losses", "smooth_certify"),
     "certificates/split.py": _tests("rounding_parts::split", "split"),
-    "certificates/tangents.py": _tests("rounding_certificates::step tangents", "rounding_linear::relative", "jacobian"),
+    "certificates/tangents.py": _tests(
+        "rounding_certificates::step tangents", "rounding_linear::relative", "jacobian"
+    ),
     "certificates/transformer.py": _tests("rounding_certificates::transformer", "transformer"),
     "transport.py": ("test_transport.py",),
     "network.py": ("test_network.py::tolerance",),
     "evaluation/intervals.py": ("evaluation/test_intervals.py::p_value",),
 }
 
-ONLY_NAMED = ("network.py", "evaluation/intervals.py")  # files without rounding terms of a certificate
-# Files whose terms are not all guarded yet: what survives there is printed and counted, but does not fail the run.
+ONLY_NAMED = (
+    "network.py",
+    "evaluation/intervals.py",
+)  # files without rounding terms of a certificate
+# Files whose terms are not all guarded yet: what survives there is printed and counted, but does
+# not fail the run.
 OPEN = (
     *(
         f"certificates/{name}.py"
@@ -64,13 +83,37 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "",
         "_up(math.log(2))",
     ): "not in a function; tested against log 2",
-    ("certificates/distance.py", "_Search.run", "gamma(self.graph)"): "prefers flips that outlast another order of summation",
-    ("certificates/distance.py", "nearest_flip", "slack"): "a margin that is asked for, not a rounding term",
-    ("certificates/distance.py", "_least_distance", "residual"): "the residual of a program, whose answer is checked",
-    ("certificates/distance.py", "reach", "1e-12"): "chooses p: every p between 0 and |a| gives a bound",
+    (
+        "certificates/distance.py",
+        "_Search.run",
+        "gamma(self.graph)",
+    ): "prefers flips that outlast another order of summation",
+    (
+        "certificates/distance.py",
+        "nearest_flip",
+        "slack",
+    ): "a margin that is asked for, not a rounding term",
+    (
+        "certificates/distance.py",
+        "_least_distance",
+        "residual",
+    ): "the residual of a program, whose answer is checked",
+    (
+        "certificates/distance.py",
+        "reach",
+        "1e-12",
+    ): "chooses p: every p between 0 and |a| gives a bound",
     ("certificates/infinity.py", "", "CLOSED"): STEERS,
-    ("certificates/infinity.py", "cutoff", "self.rounding"): "when a node is done: its bound counts whatever it is",
-    ("certificates/infinity.py", "_values", "rounding.network"): "a network, not a number: `rounding.relative` times its value",
+    (
+        "certificates/infinity.py",
+        "cutoff",
+        "self.rounding",
+    ): "when a node is done: its bound counts whatever it is",
+    (
+        "certificates/infinity.py",
+        "_values",
+        "rounding.network",
+    ): "a network, not a number: `rounding.relative` times its value",
     ("certificates/infinity.py", "solve", "error"): "an error of the relaxation, not of rounding",
     ("certificates/lipschitz.py", "_closed", "1e-12"): STEERS,
     (
@@ -85,7 +128,11 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "INFLATE",
     ): "what is proved and returned is the larger weight",
     ("certificates/recession.py", "_far", "error"): "a list; what is in it is no rounding",
-    ("certificates/region.py", "inside", "1e-12"): "moves sample points inside: no claim rests on it",
+    (
+        "certificates/region.py",
+        "inside",
+        "1e-12",
+    ): "moves sample points inside: no claim rests on it",
     ("certificates/semidefinite.py", "start", "1e-12"): STEERS,
     ("certificates/semidefinite.py", "_with", "1e-300"): STEERS,
     (
@@ -93,10 +140,26 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "_slope",
         "2.0**-50",
     ): "`UP` in `stretch` is more than 4000 terms lose",
-    ("certificates/norms.py", "product", "UP"): "each factor is rounded up by more than its product loses",
-    ("certificates/linear.py", "_total", "2.0**-20"): "of an absolute term for underflow, which is itself an upper estimate",
-    ("certificates/linear.py", "_affine", "_up("): "second order: four of the terms in `count` are spare",
-    ("certificates/linear.py", "_affine", "_rounding("): "second order: four of the terms in `count` are spare",
+    (
+        "certificates/norms.py",
+        "product",
+        "UP",
+    ): "each factor is rounded up by more than its product loses",
+    (
+        "certificates/linear.py",
+        "_total",
+        "2.0**-20",
+    ): "of an absolute term for underflow, which is itself an upper estimate",
+    (
+        "certificates/linear.py",
+        "_affine",
+        "_up(",
+    ): "second order: four of the terms in `count` are spare",
+    (
+        "certificates/linear.py",
+        "_affine",
+        "_rounding(",
+    ): "second order: four of the terms in `count` are spare",
 }
 
 
@@ -110,9 +173,24 @@ def excused(mutant: Mutant) -> bool:
 
 NAMED: tuple[tuple[str, str, str, str], ...] = (
     # file, function, text, what it becomes
-    ("transport.py", "Distribution.verify", "cost > self.threat.eps", "cost > self.threat.eps * (1 + 1e-6)"),
-    ("network.py", "search", "at_clean = predict(clean, labels)", "at_clean = predict(clean, labels, tolerance)"),
-    ("evaluation/intervals.py", "_sign_flips", "(1 + reached) / (1 + resamples)", "reached / resamples"),
+    (
+        "transport.py",
+        "Distribution.verify",
+        "cost > self.threat.eps",
+        "cost > self.threat.eps * (1 + 1e-6)",
+    ),
+    (
+        "network.py",
+        "search",
+        "at_clean = predict(clean, labels)",
+        "at_clean = predict(clean, labels, tolerance)",
+    ),
+    (
+        "evaluation/intervals.py",
+        "_sign_flips",
+        "(1 + reached) / (1 + resamples)",
+        "reached / resamples",
+    ),
 )
 
 
@@ -121,7 +199,11 @@ def named(sources: Mapping[str, str]) -> list[Mutant]:
     found = []
     for file, where, old, new in NAMED:
         source = sources[file]
-        assert source.count(old) == 1, f"{old!r} stands in {file} {source.count(old)} times: the table is out of date"
+        assert source.count(old) == 1, (
+            f"{old!r} stands in {file} {source.count(old)} times: the table is out of date"
+        )
         start = source.index(old)
-        found.append(Mutant(file, where, source[:start].count("\n") + 1, start, start + len(old), old, new))
+        found.append(
+            Mutant(file, where, source[:start].count("\n") + 1, start, start + len(old), old, new)
+        )
     return found

@@ -1,4 +1,6 @@
-"""The pages as text: what they say is what the run says, whatever the names in it are. `make test-browser` tries them out."""
+"""The pages as text: what they say is what the run says, whatever the names in it are. `make
+test-browser` tries them out.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,16 @@ from wassail.errors import InputError
 from wassail.evaluation.intervals import compare
 from wassail.evaluation.result import Evaluation, Finding
 from wassail.report.compare import comparison, write_comparison
-from wassail.report.page import data_block, duration, flat, number_cell, report, tag, visible, write_report
+from wassail.report.page import (
+    data_block,
+    duration,
+    flat,
+    number_cell,
+    report,
+    tag,
+    visible,
+    write_report,
+)
 from wassail.threat import Threat
 
 INF = math.inf
@@ -47,7 +58,9 @@ made_up = functools.cache(samples.made_up)
 
 
 class Reader(HTMLParser):
-    """A page as a list of elements with their attributes and the text inside; complains about tags that do not match."""
+    """A page as a list of elements with their attributes and the text inside; complains about
+    tags that do not match.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -83,8 +96,14 @@ class Reader(HTMLParser):
         return self.all(tag, **attributes)[0][1]
 
     def rows(self, section: str) -> list[list[tuple[str, str | None]]]:
-        """The cells of a section's first table, header row apart: text, and the value they are sorted by."""
-        start = next(i for i, (kind, attrs, _) in enumerate(self.elements) if kind == "section" and attrs.get("id") == section)
+        """The cells of a section's first table, header row apart: text, and the value they are
+        sorted by.
+        """
+        start = next(
+            i
+            for i, (kind, attrs, _) in enumerate(self.elements)
+            if kind == "section" and attrs.get("id") == section
+        )
         table: list[list[tuple[str, str | None]]] = []
         for kind, attrs, text in self.elements[start:]:
             if kind == "section" and attrs.get("id") != section:
@@ -97,22 +116,37 @@ class Reader(HTMLParser):
 
 
 def small(**changes: Any) -> Evaluation:
-    """Four samples over Omega_1(1/2): wrong already, flips at 1 and 2, none; radii at half of that."""
+    """Four samples over Omega_1(1/2): wrong already, flips at 1 and 2, none; radii at half of
+    that.
+    """
     run = made_up(4, (3, 4, 4), classes=("left", "right"))
     threat = Threat(INF, 1, 0.5)
     values: dict[str, Any] = {
-        "threats": (threat,), "y": torch.tensor([0, 0, 1, 1]), "predicted": torch.tensor([1, 0, 1, 1]),
-        "labels": torch.tensor([1, 1, 0, 1]), "distances": torch.tensor([0.0, 1.0, 2.0, INF]).double(),
-        "radii": torch.tensor([0.0, 0.5, 1.0, 3.0]).double(), "exact": torch.tensor([True, False, True, False]),
-        "found_by": torch.tensor([0, 1, 2, 0]), "rows": (), "best": (), "clean": 0.75,
-    }  # fmt: skip
+        "threats": (threat,),
+        "y": torch.tensor([0, 0, 1, 1]),
+        "predicted": torch.tensor([1, 0, 1, 1]),
+        "labels": torch.tensor([1, 1, 0, 1]),
+        "distances": torch.tensor([0.0, 1.0, 2.0, INF]).double(),
+        "radii": torch.tensor([0.0, 0.5, 1.0, 3.0]).double(),
+        "exact": torch.tensor([True, False, True, False]),
+        "found_by": torch.tensor([0, 1, 2, 0]),
+        "rows": (),
+        "best": (),
+        "clean": 0.75,
+    }
     return dataclasses.replace(run, **{**values, **changes})
 
 
 def take(run: Evaluation, n: int) -> Evaluation:
     """The first n samples."""
-    some = {name: getattr(run, name)[:n] for name in ("ids", "y", "predicted", "mu", "distances", "labels", "found_by")}
-    more = {name: None if getattr(run, name) is None else getattr(run, name)[:n] for name in ("radii", "exact")}
+    some = {
+        name: getattr(run, name)[:n]
+        for name in ("ids", "y", "predicted", "mu", "distances", "labels", "found_by")
+    }
+    more = {
+        name: None if getattr(run, name) is None else getattr(run, name)[:n]
+        for name in ("radii", "exact")
+    }
     some["mu"] = some["mu"] / some["mu"].sum() if n else some["mu"]
     return dataclasses.replace(run, **some, **more)
 
@@ -123,24 +157,35 @@ def decode(uri: str) -> np.ndarray:
     width, height, _, colour = struct.unpack(">IIBB", data[16:26])
     length = struct.unpack(">I", data[33:37])[0]
     channels = {0: 1, 2: 3}[colour]
-    rows = np.frombuffer(zlib.decompress(data[41 : 41 + length]), np.uint8).reshape(height, 1 + width * channels)
+    rows = np.frombuffer(zlib.decompress(data[41 : 41 + length]), np.uint8).reshape(
+        height, 1 + width * channels
+    )
     assert (rows[:, 0] == 0).all()
     return rows[:, 1:].reshape(height, width, channels)
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
-    first, second = (write_report(samples.made_up(30), tmp_path / name) for name in ("a.html", "b.html"))
+    first, second = (
+        write_report(samples.made_up(30), tmp_path / name) for name in ("a.html", "b.html")
+    )
     assert first == tmp_path / "a.html" and first.read_bytes() == second.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
 
 
 def test_the_headline_is_the_runs_own() -> None:
-    # eps 1/2 buys the flip at 1 (a quarter of the mass for 1/4) and half of the one at 2: 1 - 1/4 - 1/4 - 1/8;
-    # from below the radii 1/2 and 1 cost 1/8 and 1/4, and 1/8 of the budget is left for the sample at 3: 1/24.
+    # eps 1/2 buys the flip at 1 (a quarter of the mass for 1/4) and half of the one at 2: 1 - 1/4 -
+    # 1/4 - 1/8; from below the radii 1/2 and 1 cost 1/8 and 1/4, and 1/8 of the budget is left for
+    # the sample at 3: 1/24.
     page = Reader(report(small()))
     assert page.text("span", class_="number") == "37.50 %"
     told = " ".join(text for _, text in page.all("main"))
-    for words in (small().headline, small().definition, f"75.00{SPACE}%", f"20.83{SPACE}% proved", f"16.67{SPACE}% not known"):
+    for words in (
+        small().headline,
+        small().definition,
+        f"75.00{SPACE}%",
+        f"20.83{SPACE}% proved",
+        f"16.67{SPACE}% not known",
+    ):
         assert words in told
     assert f"37.50{SPACE}% lost" in told and f"25.00{SPACE}% wrong to begin with" in told
     assert page.text("title").startswith(f"37.50{SPACE}% · made-up-net on made-up-data")
@@ -152,12 +197,26 @@ def test_certified_figures_are_rounded_down() -> None:
     run = take(small(distances=torch.tensor([0.5, 2.0, 3.0, 4.0]).double(), threats=threats), 3)
     run = dataclasses.replace(run, radii=torch.tensor([0.5, 1.0, 1.0]).double(), clean=1.0)
     rows = Reader(report(run)).rows("certificate")
-    assert [text for text, _ in rows[0]] == ["p = ∞, eps = 0.75", f"66.66{SPACE}%", f"66.67{SPACE}%", f"0.00{SPACE}%"]
+    assert [text for text, _ in rows[0]] == [
+        "p = ∞, eps = 0.75",
+        f"66.66{SPACE}%",
+        f"66.67{SPACE}%",
+        f"0.00{SPACE}%",
+    ]
 
 
 def test_sections_come_in_order_and_are_linked() -> None:
     page = Reader(report(made_up(60)))
-    order = ["findings", "curve", "attacks", "distances", "certificate", "fragile", "classes", "provenance"]
+    order = [
+        "findings",
+        "curve",
+        "attacks",
+        "distances",
+        "certificate",
+        "fragile",
+        "classes",
+        "provenance",
+    ]
     assert [attrs["id"] for attrs, _ in page.all("section")] == order
     links = [attrs["href"] for attrs, _ in page.all("a")]
     assert links == ["#main", *(f"#{name}" for name in order)]
@@ -179,14 +238,24 @@ def test_without_radii_nothing_is_said_to_be_certified() -> None:
 
 def test_findings_are_listed_with_warnings_first() -> None:
     run = dataclasses.replace(
-        made_up(20), findings=(Finding("a", "ok", "Fine."), Finding("b", "note", "Mind."), Finding("c", "warning", "Stop."))
+        made_up(20),
+        findings=(
+            Finding("a", "ok", "Fine."),
+            Finding("b", "note", "Mind."),
+            Finding("c", "warning", "Stop."),
+        ),
     )
     page = Reader(report(run))
     told = page.text("section", id="findings")
-    assert told.index("Stop.") < told.index("Mind.") < told.index("Fine.") and "1 warning: explain it" in told
+    assert (
+        told.index("Stop.") < told.index("Mind.") < told.index("Fine.")
+        and "1 warning: explain it" in told
+    )
     calm = dataclasses.replace(run, findings=run.findings[:2])
     assert "No check and no indicator" in Reader(report(calm)).text("section", id="findings")
-    assert "findings" not in [attrs["id"] for attrs, _ in Reader(report(small(findings=()))).all("section")]
+    assert "findings" not in [
+        attrs["id"] for attrs, _ in Reader(report(small(findings=()))).all("section")
+    ]
 
 
 def test_the_table_of_attacks_holds_every_row() -> None:
@@ -195,10 +264,18 @@ def test_the_table_of_attacks_holds_every_row() -> None:
     assert len(rows) == len(run.best) + len(run.rows)
     for row, cells in zip([*run.best, *run.rows], rows):
         values = [value for _, value in cells]
-        assert float(values[3] or "nan") == row.accuracy and float(values[6] or "nan") == row.cost / row.threat.eps
-        assert float(values[7] or "nan") == row.forwards + row.backwards and float(values[8] or "nan") == row.flipped
+        assert (
+            float(values[3] or "nan") == row.accuracy
+            and float(values[6] or "nan") == row.cost / row.threat.eps
+        )
+        assert (
+            float(values[7] or "nan") == row.forwards + row.backwards
+            and float(values[8] or "nan") == row.flipped
+        )
         assert values[9] == ("" if row.seconds is None else repr(row.seconds))
-        assert 100 * row.accuracy - 1e-9 <= float(cells[3][0].rstrip("%")) < 100 * row.accuracy + 0.01  # rounded up
+        assert (
+            100 * row.accuracy - 1e-9 <= float(cells[3][0].rstrip("%")) < 100 * row.accuracy + 0.01
+        )  # rounded up
         assert cells[4][0] == f"{100 * row.interval[0]:.2f} – {100 * row.interval[1]:.2f}"
     assert [cells[0][0] for cells in rows[:4]] == ["all attacks"] * 3 + [run.rows[0].title]
 
@@ -212,7 +289,9 @@ def test_classes_add_up_to_the_headline(weighted: bool, order: float) -> None:
     for column, whole in ((2, run.clean), (3, run.curve(order)(run.threat.eps)[1])):
         shares = [float(cells[column][1] or "nan") for cells in rows]
         assert sum(m * s for m, s in zip(mass, shares)) == pytest.approx(whole, abs=1e-12)
-    assert [int(text.replace(",", "")) for text, _ in (cells[1] for cells in rows)] == torch.bincount(run.y).tolist()
+    assert [
+        int(text.replace(",", "")) for text, _ in (cells[1] for cells in rows)
+    ] == torch.bincount(run.y).tolist()
 
 
 def test_class_by_class_in_closed_form() -> None:
@@ -230,8 +309,15 @@ def test_the_script_is_given_the_sorted_distances() -> None:
         d, w = (np.frombuffer(base64.b64decode(block[side][name]), "<f8") for name in "dw")
         finite = values[torch.isfinite(values)]
         assert (np.diff(d) >= 0).all() and sorted(d.tolist()) == sorted(finite.tolist())
-        where = [int((values == value).nonzero()[0]) for value in sorted(set(d.tolist())) if (values == value).sum() == 1]
-        assert all(w[np.searchsorted(d, float(values[i]))] == float(run.mu[i]) for i in where) and len(where) > 20
+        where = [
+            int((values == value).nonzero()[0])
+            for value in sorted(set(d.tolist()))
+            if (values == value).sum() == 1
+        ]
+        assert (
+            all(w[np.searchsorted(d, float(values[i]))] == float(run.mu[i]) for i in where)
+            and len(where) > 20
+        )
     even = json.loads(Reader(report(made_up(70))).text("script", id="sandwich-data"))["runs"][0]
     assert even["attacked"]["w"] is None and even["n"] == 70 and even["total"] == 1.0
 
@@ -255,13 +341,19 @@ def test_the_still_picture_is_the_curve() -> None:
 def test_the_histogram_counts_every_sample() -> None:
     page = Reader(report(small()))
     told = page.text("section", id="distances")
-    assert "2 samples with a flip; 1 wrong to begin with (distance 0); 1 with no flip known." in told and "beyond" not in told
+    assert (
+        "2 samples with a flip; 1 wrong to begin with (distance 0); 1 with no flip known." in told
+        and "beyond" not in told
+    )
     end = 1.05 * float(np.quantile([1.0, 2.0, 0.5, 1.0, 3.0], 0.98))
     for kind, values in (("attacked", [1.0, 2.0]), ("certified", [0.5, 1.0, 3.0])):
         bars = [
-            (float(attrs["x"] or "nan"), float(attrs["height"] or "nan")) for attrs, _ in page.all("rect", class_=f"bar {kind}")
+            (float(attrs["x"] or "nan"), float(attrs["height"] or "nan"))
+            for attrs, _ in page.all("rect", class_=f"bar {kind}")
         ]
-        assert [x for x, _ in bars] == pytest.approx([40.5 + 17.8 * math.floor(40 * value / end) for value in values], abs=0.01)
+        assert [x for x, _ in bars] == pytest.approx(
+            [40.5 + 17.8 * math.floor(40 * value / end) for value in values], abs=0.01
+        )
         assert all(height == 112 for _, height in bars)  # one sample each
 
 
@@ -271,17 +363,29 @@ def test_fragile_samples_are_the_nearest_with_their_pictures() -> None:
     nearest = [i for i in run.distances.argsort(stable=True).tolist() if run.distances[i] > 0][:6]
     told = page.text("ol")
     assert re.findall(r"id (\d+)", told) == [run.ids[i] for i in nearest]
-    assert [float(v) for v in re.findall(r"distance ([\d.]+)", told)] == [float(f"{run.distances[i]:.4g}") for i in nearest]
+    assert [float(v) for v in re.findall(r"distance ([\d.]+)", told)] == [
+        float(f"{run.distances[i]:.4g}") for i in nearest
+    ]
     images = [decode(str(attrs["src"])) for attrs, _ in page.all("img")]
     assert len(images) == 18 and all(image.shape == (5, 7, 3) for image in images)
     x, flips = made_up(40, (3, 5, 7)).images(nearest)
-    factors = [int(text.removeprefix("change ×")) for _, text in page.all("figcaption") if text.startswith("change")]
+    factors = [
+        int(text.removeprefix("change ×"))
+        for _, text in page.all("figcaption")
+        if text.startswith("change")
+    ]
     for place in range(6):
         sample, flip = (np.rint(255 * t[place].permute(1, 2, 0).numpy()) for t in (x, flips))
         assert (images[3 * place] == sample).all() and (images[3 * place + 1] == flip).all()
         change = (flips - x)[place].permute(1, 2, 0).numpy().astype(float)
-        unit = 10 ** max(0, len(str(factors[place])) - 2)  # two digits of the largest factor that fits
-        assert factors[place] * np.abs(change).max() <= 0.5 < (factors[place] + unit) * np.abs(change).max()
+        unit = 10 ** max(
+            0, len(str(factors[place])) - 2
+        )  # two digits of the largest factor that fits
+        assert (
+            factors[place] * np.abs(change).max()
+            <= 0.5
+            < (factors[place] + unit) * np.abs(change).max()
+        )
         assert np.abs(images[3 * place + 2] - (127.5 + 255 * factors[place] * change)).max() <= 0.51
 
 
@@ -297,12 +401,16 @@ def test_fragile_samples_are_the_nearest_with_their_pictures() -> None:
         ((2000,), None, "no pictures"),
     ],
 )
-def test_samples_of_any_shape(shape: tuple[int, ...], size: tuple[int, ...] | None, words: str) -> None:
+def test_samples_of_any_shape(
+    shape: tuple[int, ...], size: tuple[int, ...] | None, words: str
+) -> None:
     text = report(made_up(30, shape, norm=2.0, eps=0.5, domain=None))
     page = Reader(text)
     assert words in page.text("section", id="fragile")
     images = [decode(str(attrs["src"])) for attrs, _ in page.all("img")]
-    assert [image.shape for image in images] == ([] if size is None else [size] * len(images)) and bool(images) == bool(size)
+    assert [image.shape for image in images] == (
+        [] if size is None else [size] * len(images)
+    ) and bool(images) == bool(size)
     assert len(page.all("ol")) == 1 and len(text) < 2e6
 
 
@@ -315,19 +423,36 @@ def test_hostile_names_stay_text(make: Any) -> None:
     text = make(made_up(60, hostile=True))
     page = Reader(text)
     own = page.all("script")
-    assert [attrs.get("type") for attrs, _ in own].count(None) == 1 and own[-1][1].startswith("// Adds to the page")
+    assert [attrs.get("type") for attrs, _ in own].count(None) == 1 and own[-1][1].startswith(
+        "// Adds to the page"
+    )
     for attrs, body in own[:-1]:
-        assert attrs["type"] == "application/json" and not re.search(r"[<>&\u2028\u2029]", body) and json.loads(body)
+        assert (
+            attrs["type"] == "application/json"
+            and not re.search(r"[<>&\u2028\u2029]", body)
+            and json.loads(body)
+        )
     for _, attrs, _ in page.elements:
         assert not [name for name in attrs if name.startswith("on") or name == "style"]
         for name in ("href", "src"):
             assert str(attrs.get(name, "#")).startswith(("#", "data:image/png;base64,"))
-        assert all(len(value or "") < 1200 for name, value in attrs.items() if name not in ("src", "d", "content"))
-    assert not {"iframe", "object", "embed", "link", "base", "form"} & {name for name, _, _ in page.elements}
+        assert all(
+            len(value or "") < 1200
+            for name, value in attrs.items()
+            if name not in ("src", "d", "content")
+        )
+    assert not {"iframe", "object", "embed", "link", "base", "form"} & {
+        name for name, _, _ in page.elements
+    }
     told = page.text("main")
     assert samples.HOSTILE[0] in told and samples.HOSTILE[1] in told  # the names of model and data
-    assert make is not report or (samples.HOSTILE[8] in told and "⟨U+202E⟩gnp.exe⟨U+2066⟩ two⟨U+000A⟩" in told)
-    assert not re.search(r"[\u202a-\u202e\u2066-\u2069\x00-\x09\x0b-\x1f]", text) and "x" * 300 not in told
+    assert make is not report or (
+        samples.HOSTILE[8] in told and "⟨U+202E⟩gnp.exe⟨U+2066⟩ two⟨U+000A⟩" in told
+    )
+    assert (
+        not re.search(r"[\u202a-\u202e\u2066-\u2069\x00-\x09\x0b-\x1f]", text)
+        and "x" * 300 not in told
+    )
     titles = [str(attrs["title"]) for attrs, _ in page.all("bdi") if "title" in attrs]
     assert visible(samples.HOSTILE[6])[:1000] + "…" in titles
 
@@ -341,8 +466,14 @@ def test_the_policy_names_our_script_and_style_and_nothing_else() -> None:
     def digest(body: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'"
 
-    assert parts["default-src"] == "'none'" and parts["img-src"] == "data:" and parts["form-action"] == "'none'"
-    assert parts["script-src"] == digest(page.all("script")[-1][1]) and parts["style-src"] == digest(page.text("style"))
+    assert (
+        parts["default-src"] == "'none'"
+        and parts["img-src"] == "data:"
+        and parts["form-action"] == "'none'"
+    )
+    assert parts["script-src"] == digest(page.all("script")[-1][1]) and parts[
+        "style-src"
+    ] == digest(page.text("style"))
     assert text.index("Content-Security-Policy") < text.index("<style>")
     assert not re.search(r"(?i)https?://(?!www\.w3\.org/2000/svg)|@import|url\(", text)
 
@@ -357,7 +488,14 @@ def test_a_thousand_images_stay_below_two_megabytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_runs_of_almost_nothing(n: int) -> None:
-    run = dataclasses.replace(take(made_up(20), n), rows=(), best=(), findings=(), info={}, clean=math.nan if not n else 1.0)
+    run = dataclasses.replace(
+        take(made_up(20), n),
+        rows=(),
+        best=(),
+        findings=(),
+        info={},
+        clean=math.nan if not n else 1.0,
+    )
     page = Reader(report(run))
     shown = [attrs["id"] for attrs, _ in page.all("section")]
     assert "provenance" in shown and "attacks" not in shown and ("curve" in shown) == (n > 0)
@@ -376,7 +514,9 @@ def test_runs_where_all_are_wrong_or_none_flips(value: float) -> None:
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot write '.*missing.*': No such file or directory; choose"):
+    with pytest.raises(
+        InputError, match=r"cannot write '.*missing.*': No such file or directory; choose"
+    ):
         write_report(small(), tmp_path / "missing" / "page.html")
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="cannot write"):
@@ -390,14 +530,35 @@ def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_provenance_lists_everything_but_the_date() -> None:
     told = Reader(report(made_up(20))).text("dl", class_="provenance")
-    for words in ("model · kind", "0123456789abcdef" * 4, "versions · torch", "float32", "wassail evaluate made-up-net"):
+    for words in (
+        "model · kind",
+        "0123456789abcdef" * 4,
+        "versions · torch",
+        "float32",
+        "wassail evaluate made-up-net",
+    ):
         assert words in told
-    nested = {"a": {"b": [1, 2]}, "files": [{"name": "x", "sha256": "y"}, 3], "none": None, "empty": [], "no": False, "zero": 0}
+    nested = {
+        "a": {"b": [1, 2]},
+        "files": [{"name": "x", "sha256": "y"}, 3],
+        "none": None,
+        "empty": [],
+        "no": False,
+        "zero": 0,
+    }
     assert flat(nested) == [
-        ("a · b", "1, 2"), ("files 1", "name x, sha256 y"), ("files 2", "3"), ("no", "False"), ("zero", "0"),
-    ]  # fmt: skip
-    typed = dataclasses.replace(made_up(20), info={"command": ["wassail", "evaluate", "a b", "--out", "$x"]})
-    assert "wassail evaluate 'a b' --out '$x'" in Reader(report(typed)).text("dl", class_="provenance")
+        ("a · b", "1, 2"),
+        ("files 1", "name x, sha256 y"),
+        ("files 2", "3"),
+        ("no", "False"),
+        ("zero", "0"),
+    ]
+    typed = dataclasses.replace(
+        made_up(20), info={"command": ["wassail", "evaluate", "a b", "--out", "$x"]}
+    )
+    assert "wassail evaluate 'a b' --out '$x'" in Reader(report(typed)).text(
+        "dl", class_="provenance"
+    )
 
 
 def test_markup_escapes_what_is_not_markup() -> None:
@@ -406,7 +567,9 @@ def test_markup_escapes_what_is_not_markup() -> None:
         '<p class="a&quot;b" hidden><b>&lt;&amp;&gt;&quot;&#x27;</b>x&lt;i&gt;</p>'
     )
     assert tag("img", alt="") == '<img alt="">'
-    assert number_cell("–", math.nan) == number_cell("–", None) == '<td data-sort="">–</td>'  # comes last
+    assert (
+        number_cell("–", math.nan) == number_cell("–", None) == '<td data-sort="">–</td>'
+    )  # comes last
     assert visible("a\ud800b\x85") == "a?b⟨U+0085⟩"
 
 
@@ -426,11 +589,18 @@ def test_times_as_people_read_them() -> None:
 
 
 def test_the_leaderboard_ranks_within_one_norm() -> None:
-    runs = [made_up(100), made_up(100, shift=1.5, name="sturdier"), made_up(100, norm=2.0, eps=0.5, name="other norm")]
+    runs = [
+        made_up(100),
+        made_up(100, shift=1.5, name="sturdier"),
+        made_up(100, norm=2.0, eps=0.5, name="other norm"),
+    ]
     page = Reader(comparison(runs))
-    first, second = page.rows("group-1"), page.rows("group-2")
+    first = page.rows("group-1")
+    second = page.rows("group-2")
     assert "do not rank across them" in page.text("main")
-    assert [row[1][0] for row in first[:2]] == ["sturdier", "made-up-net"] and second[0][1][0] == "other norm"
+    assert [row[1][0] for row in first[:2]] == ["sturdier", "made-up-net"] and second[0][1][
+        0
+    ] == "other norm"
     assert "do not rank" not in comparison(runs[:2])
 
 
@@ -441,8 +611,14 @@ def test_paired_differences_are_those_of_compare() -> None:
     found = compare(runs[1], runs[0], runs[0].threat)
     text, value = rows["sturdier"][7]
     assert float(value or "nan") == found.difference > 0
-    assert text.startswith(f"{100 * found.difference:+.2f}") and f"{100 * found.interval[0]:+.2f} to" in text
-    assert rows["made-up-net"][7] == ("baseline", "0.0") and rows["shorter"][7] == ("other samples", "")
+    assert (
+        text.startswith(f"{100 * found.difference:+.2f}")
+        and f"{100 * found.interval[0]:+.2f} to" in text
+    )
+    assert rows["made-up-net"][7] == ("baseline", "0.0") and rows["shorter"][7] == (
+        "other samples",
+        "",
+    )
     assert "Not all runs are on the same samples" in page.text("main")
     same = comparison(runs[:2])
     assert "Not all runs" not in same and "different attacks" not in same

@@ -1,4 +1,6 @@
-"""One call on the CPU and on the second device: a model, samples, and a comparison to the last bit."""
+"""One call on the CPU and on the second device: a model, samples, and a comparison to the last
+bit.
+"""
 
 import copy
 import dataclasses
@@ -20,12 +22,19 @@ def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * (0.7 if parameter.ndim > 1 else 0.1))
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator)
+                * (0.7 if parameter.ndim > 1 else 0.1)
+            )
     return model.to(dtype)
 
 
-def samples(model: nn.Module, count: int = 6, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Images with some pixels at the walls of the box, and their classes; the last label is wrong."""
+def samples(
+    model: nn.Module, count: int = 6, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Images with some pixels at the walls of the box, and their classes; the last label is
+    wrong.
+    """
     x = torch.rand(count, 1, 4, 4, generator=torch.Generator().manual_seed(4), dtype=dtype)
     x[:, :, 0] = x[:, :, 0].round()
     with torch.no_grad():
@@ -35,7 +44,12 @@ def samples(model: nn.Module, count: int = 6, dtype: torch.dtype = torch.float32
 
 
 def there(
-    call: Callable[[Any, Tensor, Tensor], Any], model: Any, x: Tensor, y: Tensor, way: str = WAYS[0], float64: bool = True
+    call: Callable[[Any, Tensor, Tensor], Any],
+    model: Any,
+    x: Tensor,
+    y: Tensor,
+    way: str = WAYS[0],
+    float64: bool = True,
 ) -> tuple[Any, Second]:
     """What the call returns with the model on the second device, and what happened there."""
     with second_device(float64) as second:
@@ -53,9 +67,15 @@ def differences(a: Any, b: Any, name: str = "result") -> list[str]:
         return [] if a.dtype == b.dtype and torch.equal(a, b) else [name]
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         fields = [field.name for field in dataclasses.fields(a)]
-        return [bad for field in fields for bad in differences(getattr(a, field), getattr(b, field), f"{name}.{field}")]
+        return [
+            bad
+            for field in fields
+            for bad in differences(getattr(a, field), getattr(b, field), f"{name}.{field}")
+        ]
     if isinstance(a, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
-        return [bad for k, (p, q) in enumerate(zip(a, b)) for bad in differences(p, q, f"{name}[{k}]")]
+        return [
+            bad for k, (p, q) in enumerate(zip(a, b)) for bad in differences(p, q, f"{name}[{k}]")
+        ]
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return [bad for key in a for bad in differences(a[key], b[key], f"{name}[{key!r}]")]
     return [] if a == b or (a != a and b != b) else [name]

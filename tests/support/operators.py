@@ -1,7 +1,9 @@
-"""Every operation that certificates read, with the values of its arguments that matter: one line for each.
+"""Every operation that certificates read, with the values of its arguments that matter: one line
+for each.
 
-A line is a name, the shape of a sample, and what the network does with a batch before a random linear head. `smooth` tells
-those that are not piecewise linear. `refused` are values that cannot be certified, and must not be.
+A line is a name, the shape of a sample, and what the network does with a batch before a random
+linear head. `smooth` tells those that are not piecewise linear. `refused` are values that cannot be
+certified, and must not be.
 """
 
 import math
@@ -31,8 +33,12 @@ class Operator:
 
 @cache
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Fixed weights of order one; made once, so that an exported program holds them as constants."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+    """Fixed weights of order one; made once, so that an exported program holds them as
+    constants.
+    """
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64
+    )
 
 
 def conv(**options: object) -> Body:
@@ -40,21 +46,42 @@ def conv(**options: object) -> Body:
     return lambda x: F.conv2d(x, numbers(2, 2 // groups, 2, 2), numbers(2), **options)  # type: ignore[arg-type]
 
 
-def norm(mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Body:
+def norm(
+    mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5
+) -> Body:
     return lambda x: F.batch_norm(x, mean, var, weight, bias, eps=eps)
 
 
-TWO, ONES = numbers(2), torch.ones(2, dtype=torch.float64)
+TWO = numbers(2)
+ONES = torch.ones(2, dtype=torch.float64)
 MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
 TABLE = [
     # Linear layers.
     Operator("linear", (4,), lambda x: F.linear(x, numbers(3, 4), numbers(3))),
     Operator("linear without bias", (4,), lambda x: F.linear(x, numbers(3, 4))),
-    Operator("linear with zero weights", (4,), lambda x: F.linear(x, 0 * numbers(3, 4), numbers(3)) + x[:, :3]),
+    Operator(
+        "linear with zero weights",
+        (4,),
+        lambda x: F.linear(x, 0 * numbers(3, 4), numbers(3)) + x[:, :3],
+    ),
     Operator("linear of tokens", (3, 4), lambda x: F.linear(x, numbers(3, 4), numbers(3))),
-    Operator("linear, huge weights", (4,), lambda x: F.linear(x, 1e30 * numbers(3, 4), 1e30 * numbers(3)), scale=1e-30),
-    Operator("linear, tiny weights", (4,), lambda x: F.linear(x, 1e-30 * numbers(3, 4), 1e-30 * numbers(3)), scale=1e30),
-    Operator("linear, one subnormal weight", (2,), lambda x: F.linear(x, torch.tensor([[1e-310, 1.0], [1.0, 0.0]]).double())),
+    Operator(
+        "linear, huge weights",
+        (4,),
+        lambda x: F.linear(x, 1e30 * numbers(3, 4), 1e30 * numbers(3)),
+        scale=1e-30,
+    ),
+    Operator(
+        "linear, tiny weights",
+        (4,),
+        lambda x: F.linear(x, 1e-30 * numbers(3, 4), 1e-30 * numbers(3)),
+        scale=1e30,
+    ),
+    Operator(
+        "linear, one subnormal weight",
+        (2,),
+        lambda x: F.linear(x, torch.tensor([[1e-310, 1.0], [1.0, 0.0]]).double()),
+    ),
     Operator("matmul", (4,), lambda x: x @ numbers(4, 3)),
     Operator("conv", IMAGE, conv()),
     Operator("conv, stride", IMAGE, conv(stride=2)),
@@ -62,7 +89,9 @@ TABLE = [
     Operator("conv, dilation", IMAGE, conv(dilation=2)),
     Operator("conv, groups", IMAGE, conv(groups=2)),
     Operator("conv, everything", IMAGE, conv(groups=2, stride=2, padding=2, dilation=2)),
-    Operator("conv, same padding", IMAGE, lambda x: F.conv2d(x, numbers(2, 2, 3, 3), padding="same")),
+    Operator(
+        "conv, same padding", IMAGE, lambda x: F.conv2d(x, numbers(2, 2, 3, 3), padding="same")
+    ),
     Operator("conv, valid padding", IMAGE, conv(padding="valid")),
     Operator("batch norm", IMAGE, norm(TWO, ONES, TWO, TWO)),
     Operator("batch norm, no gain", IMAGE, norm(TWO, 0.1 * ONES, None, None)),
@@ -95,13 +124,32 @@ TABLE = [
     Operator("max pool, dilation", IMAGE, lambda x: F.max_pool2d(x, 2, 1, 0, 2)),
     Operator("average pool", IMAGE, lambda x: F.avg_pool2d(x, 2)),
     Operator("average pool, padding", IMAGE, lambda x: F.avg_pool2d(x, 2, 1, 1)),
-    Operator("average pool, padding not counted", IMAGE, lambda x: F.avg_pool2d(x, 2, 1, 1, count_include_pad=False)),
+    Operator(
+        "average pool, padding not counted",
+        IMAGE,
+        lambda x: F.avg_pool2d(x, 2, 1, 1, count_include_pad=False),
+    ),
     Operator("average pool, ceil mode", IMAGE, lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True)),
     Operator("average pool, divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=3)),
-    Operator("average pool, negative divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=-4)),
-    Operator("average pool, negative divisor, relu", IMAGE, lambda x: torch.relu(F.avg_pool2d(x, 2, 1, divisor_override=-4))),
-    Operator("average pool, negative divisor and padding", IMAGE, lambda x: F.avg_pool2d(x, 2, 1, 1, divisor_override=-1)),
-    Operator("average pool, huge divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=2**60), scale=2.0**60),
+    Operator(
+        "average pool, negative divisor", IMAGE, lambda x: F.avg_pool2d(x, 2, divisor_override=-4)
+    ),
+    Operator(
+        "average pool, negative divisor, relu",
+        IMAGE,
+        lambda x: torch.relu(F.avg_pool2d(x, 2, 1, divisor_override=-4)),
+    ),
+    Operator(
+        "average pool, negative divisor and padding",
+        IMAGE,
+        lambda x: F.avg_pool2d(x, 2, 1, 1, divisor_override=-1),
+    ),
+    Operator(
+        "average pool, huge divisor",
+        IMAGE,
+        lambda x: F.avg_pool2d(x, 2, divisor_override=2**60),
+        scale=2.0**60,
+    ),
     Operator("adaptive average pool", IMAGE, lambda x: F.adaptive_avg_pool2d(x, 2)),
     Operator("average pool in one dimension", (2, 4), lambda x: F.avg_pool1d(x, 2)),
     Operator("mean", IMAGE, lambda x: x.mean((2, 3))),
@@ -110,17 +158,30 @@ TABLE = [
     Operator("negative sum", IMAGE, lambda x: -x.sum(1) * 1.5),
     # Arithmetic with constants, and preprocessing of every shape.
     *(
-        Operator(f"normalised by {shape}", (1, 3, 3), lambda x, s=shape: (x - torch.full(s, 0.3)) / torch.full(s, 0.4))  # type: ignore[misc]
+        Operator(
+            f"normalised by {shape}",
+            (1, 3, 3),
+            lambda x, s=shape: (x - torch.full(s, 0.3)) / torch.full(s, 0.4),
+        )  # type: ignore[misc]
         for shape in ((), (1,), (1, 1), (1, 1, 1), (1, 1, 1, 1))
     ),
     *(
-        Operator(f"normalised by {s}", IMAGE, lambda x, s=s: (x - numbers(*s)) / (0.5 + numbers(*s).abs()))  # type: ignore[misc]
+        Operator(
+            f"normalised by {s}",
+            IMAGE,
+            lambda x, s=s: (x - numbers(*s)) / (0.5 + numbers(*s).abs()),
+        )  # type: ignore[misc]
         for s in ((2, 1, 1), (1, 2, 1, 1), (2, 3, 3), (3,))
     ),
     Operator("shift far down", (4,), lambda x: torch.relu(x * 1e10 - 2e9), scale=1e-10),
     Operator("shift far up", (4,), lambda x: torch.relu(3e9 - x * 1e10), scale=1e-10),
     Operator("shift out of sight", (4,), lambda x: torch.relu(x - 1e12) + x),
-    Operator("scaled there and back", (4,), lambda x: torch.relu(torch.relu(x * 1e-200 - 2e-201) * 1e300), scale=1e-100),
+    Operator(
+        "scaled there and back",
+        (4,),
+        lambda x: torch.relu(torch.relu(x * 1e-200 - 2e-201) * 1e300),
+        scale=1e-100,
+    ),
     Operator("scaled by 0", (4,), lambda x: x * torch.tensor([0.0, 1.0, -1.0, 0.0]).double()),
     Operator("division by a negative number", (4,), lambda x: x / -0.7),
     Operator("one minus", (4,), lambda x: 1 - x),
@@ -153,11 +214,23 @@ TABLE = [
     Operator("tanh, saturated", (4,), lambda x: torch.tanh(1e4 * (x - 0.4)), smooth=True),
     Operator("square", (4,), torch.square, smooth=True),
     Operator("product", (4,), lambda x: x * x.flip(1), smooth=True),
-    Operator("layer norm", (3, 4), lambda x: F.layer_norm(x, (4,), numbers(4), numbers(4)), smooth=True),
+    Operator(
+        "layer norm", (3, 4), lambda x: F.layer_norm(x, (4,), numbers(4), numbers(4)), smooth=True
+    ),
     Operator("softmax", (3, 3), lambda x: torch.softmax(x, -1), smooth=True),
     Operator("softmax, another axis", (3, 3), lambda x: torch.softmax(3 * x, 1), smooth=True),
-    Operator("softmax, masked by -inf", (3, 3), lambda x: torch.softmax(x.masked_fill(MASK, -INF), -1), smooth=True),
-    Operator("softmax, masked by adding", (3, 3), lambda x: torch.softmax(x + torch.where(MASK, -1e30, 0.0), 2), smooth=True),
+    Operator(
+        "softmax, masked by -inf",
+        (3, 3),
+        lambda x: torch.softmax(x.masked_fill(MASK, -INF), -1),
+        smooth=True,
+    ),
+    Operator(
+        "softmax, masked by adding",
+        (3, 3),
+        lambda x: torch.softmax(x + torch.where(MASK, -1e30, 0.0), 2),
+        smooth=True,
+    ),
     Operator("glu", (4,), lambda x: F.glu(x, 1), smooth=True),
 ]
 REFUSED = [
@@ -178,7 +251,9 @@ class Headed(nn.Module):
     def __init__(self, operator: Operator, seed: int = 0) -> None:
         super().__init__()
         self.operator = operator
-        x = torch.rand(2, *operator.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        x = torch.rand(
+            2, *operator.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        )
         with torch.no_grad():
             size = operator.body(x).flatten(1).shape[1]
         weight = numbers(3, size, seed=seed) * operator.scale / math.sqrt(size)

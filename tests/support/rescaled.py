@@ -1,6 +1,8 @@
-"""Small random networks of all layer kinds, the same networks with their layers rescaled, and their nearest flips.
+"""Small random networks of all layer kinds, the same networks with their layers rescaled, and their
+nearest flips.
 
-A template is read once; a random network of it has other weights in the same graph, so hundreds of them cost little.
+A template is read once; a random network of it has other weights in the same graph, so hundreds of
+them cost little.
 """
 
 import math
@@ -42,7 +44,15 @@ class Net(nn.Module):
 
 
 def dense() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(2, 4),
+        nn.ReLU(),
+        nn.Linear(4, 4),
+        nn.ReLU(),
+        nn.Linear(4, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    )
 
 
 def shallow() -> nn.Module:
@@ -50,7 +60,9 @@ def shallow() -> nn.Module:
 
 
 def leaky() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 4), nn.LeakyReLU(0.1), nn.Linear(4, 4), nn.LeakyReLU(0.3), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(2, 4), nn.LeakyReLU(0.1), nn.Linear(4, 4), nn.LeakyReLU(0.3), nn.Linear(4, 3)
+    )
 
 
 def residual() -> nn.Module:
@@ -84,17 +96,37 @@ def conv() -> nn.Module:
 
 
 def max_pooled() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 1),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    )
 
 
 def mean_pooled() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 3, 2, padding=1), nn.ReLU(), nn.AvgPool2d(2, 1), nn.ReLU6(), nn.Flatten(), nn.Linear(12, 3)
+        nn.Conv2d(1, 3, 2, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(2, 1),
+        nn.ReLU6(),
+        nn.Flatten(),
+        nn.Linear(12, 3),
     )
 
 
 def smooth() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Linear(2, 4),
+        nn.ReLU(),
+        nn.Linear(4, 4),
+        nn.Tanh(),
+        nn.Linear(4, 4),
+        nn.ReLU(),
+        nn.Linear(4, 3),
+    )
 
 
 PIECEWISE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -128,10 +160,14 @@ def random_graph(name: str, seed: int) -> Graph:
         match node.map:
             case Matrix(weight):
                 map_ = Matrix(fresh(weight, weight.shape[1]))
-                return replace(node, map=map_, bias=fresh(torch.zeros(node.shape), 2), bias_most=None)
+                return replace(
+                    node, map=map_, bias=fresh(torch.zeros(node.shape), 2), bias_most=None
+                )
             case Conv(weight):
                 map_ = replace(node.map, weight=fresh(weight, weight[0].numel()))
-                return replace(node, map=map_, bias=fresh(torch.zeros(node.shape[0], 1, 1), 2), bias_most=None)
+                return replace(
+                    node, map=map_, bias=fresh(torch.zeros(node.shape[0], 1, 1), 2), bias_most=None
+                )
             case _:
                 return node
 
@@ -140,11 +176,14 @@ def random_graph(name: str, seed: int) -> Graph:
     *before, last = graph.nodes
     points = torch.rand(50, *graph.nodes[0].shape, generator=g, dtype=torch.float64)
     assert last.bias is not None
-    return replace(graph, nodes=(*before, replace(last, bias=last.bias - graph.logits(points).mean(0))))
+    return replace(
+        graph, nodes=(*before, replace(last, bias=last.bias - graph.logits(points).mean(0)))
+    )
 
 
 def rescaled(graph: Graph, seed: int, most: int) -> Graph:
-    """The same function: all nodes that scale together are multiplied by one power of two, up to 2^most.
+    """The same function: all nodes that scale together are multiplied by one power of two, up to
+    2^most.
 
     The input, the logits and what a smooth function sees and returns keep their scale.
     """
@@ -185,7 +224,9 @@ def _times(values: Tensor, exponent: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """Samples of a network `(N, *shape)`, and for each the distance of the nearest flip that a search of the box finds."""
+    """Samples of a network `(N, *shape)`, and for each the distance of the nearest flip that a
+    search of the box finds.
+    """
 
     x: Tensor
     y: Tensor
@@ -193,15 +234,20 @@ class Case:
 
 
 def case(graph: Graph, seed: int, norm: float, samples: int = 2, count: int = 600) -> Case:
-    """Samples in the unit box with the nearest flip among random points and corners, moved back to the boundary."""
+    """Samples in the unit box with the nearest flip among random points and corners, moved back
+    to the boundary.
+    """
     g = torch.Generator().manual_seed(seed)
     shape = graph.nodes[0].shape
     points = torch.rand(count, *shape, generator=g, dtype=torch.float64)
     corners = torch.randint(0, 2, (count // 4, *shape), generator=g).double()
     points = torch.cat([points, corners])
     found = graph.logits(points).argmax(1)
-    x, y = points[:samples], found[:samples]
-    return Case(x, y, torch.stack([_nearest(graph, a, b, points[found != b], norm) for a, b in zip(x, y)]))
+    x = points[:samples]
+    y = found[:samples]
+    return Case(
+        x, y, torch.stack([_nearest(graph, a, b, points[found != b], norm) for a, b in zip(x, y)])
+    )
 
 
 def _nearest(graph: Graph, x: Tensor, y: Tensor, ends: Tensor, norm: float) -> Tensor:
@@ -210,11 +256,13 @@ def _nearest(graph: Graph, x: Tensor, y: Tensor, ends: Tensor, norm: float) -> T
     length = torch.linalg.vector_norm((ends - x).flatten(1), norm, dim=1)
     ends = ends[length.argsort()[:64]]
     wide = [1] * x.ndim
-    near, far = torch.zeros(len(ends), dtype=torch.float64), torch.ones(len(ends), dtype=torch.float64)
+    near = torch.zeros(len(ends), dtype=torch.float64)
+    far = torch.ones(len(ends), dtype=torch.float64)
     for _ in range(16):
         middle = (near + far) / 2
         flipped = graph.logits(x + middle.reshape(-1, *wide) * (ends - x)).argmax(1) != y
-        near, far = torch.where(flipped, near, middle), torch.where(flipped, middle, far)
+        near = torch.where(flipped, near, middle)
+        far = torch.where(flipped, middle, far)
     length = torch.linalg.vector_norm((far.reshape(-1, *wide) * (ends - x)).flatten(1), norm, dim=1)
     return length.min()
 

@@ -1,9 +1,10 @@
 """Other rounding modes of the processor, and exact arithmetic to compare with.
 
-A bound that is sound in floating point does not hang on luck: it also holds if every operation is rounded down, or every
-operation up. Then the errors of a long sum have one sign and grow with the number of its terms, as its proof allows, where
-they would cancel otherwise. Directed rounding is off by less than 2^-52 where rounding to nearest is off by 2^-53, so this
-is for terms that count 2^-52 an operation.
+A bound that is sound in floating point does not hang on luck: it also holds if every operation is
+rounded down, or every operation up. Then the errors of a long sum have one sign and grow with the
+number of its terms, as its proof allows, where they would cancel otherwise. Directed rounding is
+off by less than 2^-52 where rounding to nearest is off by 2^-53, so this is for terms that count
+2^-52 an operation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def rounded(mode: str) -> Iterator[None]:
 
 @contextmanager
 def serial() -> Iterator[None]:
-    """`Tensor.sum` over one axis adds its terms one after the other, as a kernel may: the longest chain of roundings."""
+    """`Tensor.sum` over one axis adds its terms one after the other, as a kernel may: the
+    longest chain of roundings.
+    """
     fast = Tensor.sum
 
     def slow(values: Tensor, dim: Any = None, *rest: Any, **more: Any) -> Tensor:
@@ -59,7 +62,9 @@ def serial() -> Iterator[None]:
 
 
 def long(values: Tensor | float) -> Array:
-    """The same numbers with 64 bits each: sums and products of a few hundred of them are exact to 2^-55."""
+    """The same numbers with 64 bits each: sums and products of a few hundred of them are exact
+    to 2^-55.
+    """
     return torch.as_tensor(values).detach().double().numpy().astype(np.longdouble)
 
 

@@ -1,4 +1,5 @@
-"""A second device made of Python: what a GPU refuses, it refuses; where the host would wait for a GPU, it counts.
+"""A second device made of Python: what a GPU refuses, it refuses; where the host would wait for a
+GPU, it counts.
 
     with second_device() as second:
         model.to(second.device)
@@ -7,19 +8,22 @@
     second.waits            # where: "item at network.py:12" -> how often
     assert not second.draws # random numbers that were drawn on the device
 
-A tensor on it says that it lives on "elsewhere:0". Its numbers are in a tensor on the CPU, `tensor.inside`, so results are
-those of the CPU to the last bit and every difference is a mistake of the code under test. Like CUDA it refuses:
+A tensor on it says that it lives on "elsewhere:0". Its numbers are in a tensor on the CPU,
+`tensor.inside`, so results are those of the CPU to the last bit and every difference is a mistake
+of the code under test. Like CUDA it refuses:
 
-- operations on tensors of two devices; a tensor without dimensions on the CPU may join elementwise operations;
+- operations on tensors of two devices; a tensor without dimensions on the CPU may join elementwise
+  operations;
 - an index on the device for a tensor on the CPU;
 - a generator of the CPU for a tensor on the device;
 - `.numpy()` of a tensor on the device;
 - with `float64=False`, as on Apple's MPS, any tensor in float64 on the device.
 
-A wait is counted for every read on the host (`item`, `if tensor`, `tolist`, `cpu()`), for every operation whose result has a
-size that depends on values (`nonzero`, boolean indices, `unique`, ...) and for every copy to the device that is not
-`non_blocking`. Autograd, views, in-place operations and modules work as on any device. In-place changes of a shape
-(`unsqueeze_`, `resize_`) are refused because this device cannot do them.
+A wait is counted for every read on the host (`item`, `if tensor`, `tolist`, `cpu()`), for every
+operation whose result has a size that depends on values (`nonzero`, boolean indices, `unique`, ...)
+and for every copy to the device that is not `non_blocking`. Autograd, views, in-place operations
+and modules work as on any device. In-place changes of a shape (`unsqueeze_`, `resize_`) are refused
+because this device cannot do them.
 """
 
 import collections
@@ -36,22 +40,69 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "elsewhere"
 DEVICE = torch.device("cpu")  # the device itself, once it is registered
-SOURCE = "/wassail/"  # waits are charged to the innermost line of a file below a folder of this name
+SOURCE = (
+    "/wassail/"  # waits are charged to the innermost line of a file below a folder of this name
+)
 
 # The result, or its size, is read on the host.
 READS = {"_local_scalar_dense", "equal", "is_nonzero"}
 SIZED = {
-    "nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim", "bincount", "_linalg_check_errors",
-    "_linalg_svd", "_linalg_eigh", "linalg_eig", "linalg_eigvals", "linalg_lstsq", "multinomial",
-}  # fmt: skip
-INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_consecutive",
+    "unique_dim",
+    "bincount",
+    "_linalg_check_errors",
+    "_linalg_svd",
+    "_linalg_eigh",
+    "linalg_eig",
+    "linalg_eigvals",
+    "linalg_lstsq",
+    "multinomial",
+}
+INDEXED = {
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+}
 COPIES = {"copy_", "copy", "_to_copy", "_copy_from"}
 # Operations for which CUDA wants every tensor on the device, those without dimensions too.
 STRICT = {
-    "cat", "stack", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_",
-    "index_select", "index_add", "index_add_", "index_copy", "index_copy_", "index_fill", "index_fill_", "take", "equal", "bmm",
-    "mm", "addmm", "baddbmm", "mv", "dot", "addmv", "convolution", "embedding", "searchsorted", "bucketize",
-}  # fmt: skip
+    "cat",
+    "stack",
+    "gather",
+    "scatter",
+    "scatter_",
+    "scatter_add",
+    "scatter_add_",
+    "scatter_reduce",
+    "scatter_reduce_",
+    "index_select",
+    "index_add",
+    "index_add_",
+    "index_copy",
+    "index_copy_",
+    "index_fill",
+    "index_fill_",
+    "take",
+    "equal",
+    "bmm",
+    "mm",
+    "addmm",
+    "baddbmm",
+    "mv",
+    "dot",
+    "addmv",
+    "convolution",
+    "embedding",
+    "searchsorted",
+    "bucketize",
+}
 DRAWS = {
     "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal",
     "normal_", "uniform", "uniform_", "bernoulli", "bernoulli_", "exponential_", "cauchy_",
@@ -111,9 +162,14 @@ class SecondTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inside: torch.Tensor) -> "SecondTensor":
         if not _now.float64 and inside.dtype in (torch.float64, torch.complex128):
-            raise TypeError(f"Cannot convert a {NAME} Tensor to {inside.dtype}: the device does not support it ({place()})")
+            raise TypeError(
+                f"Cannot convert a {NAME} Tensor to {inside.dtype}: the device does not support "
+                f"it ({place()})"
+            )
         layout = {"strides": inside.stride(), "storage_offset": inside.storage_offset()}
-        made = torch.Tensor._make_wrapper_subclass(cls, inside.shape, **layout, dtype=inside.dtype, device=DEVICE)
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inside.shape, **layout, dtype=inside.dtype, device=DEVICE
+        )
         made.inside = inside
         return made
 
@@ -128,17 +184,24 @@ class SecondTensor(torch.Tensor):
         return self.inside.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"can't convert {DEVICE} device type tensor to numpy. Use Tensor.cpu() first. ({place()})")
+        raise TypeError(
+            f"can't convert {DEVICE} device type tensor to numpy. Use Tensor.cpu() first. "
+            f"({place()})"
+        )
 
     __array__ = numpy
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
 
 class _Mode(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _run(function, args, kwargs or {})
 
 
@@ -158,7 +221,9 @@ def _wait(kind: str) -> None:
 
 
 def _map(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """The value with every tensor in it changed; torch's own tree_map takes most of the time of a small operation."""
+    """The value with every tensor in it changed; torch's own tree_map takes most of the time of
+    a small operation.
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -180,7 +245,8 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
         here.append(tensor)
         return tensor
 
-    inside, options = _map(open_, args), _map(open_, kwargs)
+    inside = _map(open_, args)
+    options = _map(open_, kwargs)
     asked = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
     sent = asked is not None and asked.type == NAME
     fetched = asked is not None and asked.type != NAME
@@ -197,38 +263,49 @@ def _run(function: Any, args: Any, kwargs: Any) -> Any:
     out = function(*inside, **options)
     if function._schema.is_mutable and name.endswith("_") and isinstance(args[0], torch.Tensor):
         if isinstance(args[0], SecondTensor) and args[0].shape != args[0].inside.shape:
-            raise NotImplementedError(f"{name} changes a shape in place, which this device cannot do ({place()})")
+            raise NotImplementedError(
+                f"{name} changes a shape in place, which this device cannot do ({place()})"
+            )
         return args[0]
     if fetched or name in READS:
         return out
     # An operation that returns its argument returns the same tensor.
     known = {id(tensor.inside): tensor for tensor in there}
-    return _map(lambda tensor: known[id(tensor)] if id(tensor) in known else SecondTensor(tensor), out)
+    return _map(
+        lambda tensor: known[id(tensor)] if id(tensor) in known else SecondTensor(tensor), out
+    )
 
 
 def _refuse(name: str, args: Any, kwargs: Any, there: list[Any], here: list[Any]) -> None:
     """Raise what CUDA raises for tensors and generators of two devices."""
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type != NAME:
-        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{generator.device}' ({name}, {place()})")
+        raise RuntimeError(
+            f"Expected a '{NAME}' device type for generator but found '{generator.device}' "
+            f"({name}, {place()})"
+        )
     if not there or not here or name in COPIES:
         return
     if name in INDEXED:
         if not isinstance(args[0], SecondTensor):
             raise RuntimeError(
-                f"indices should be either on cpu or on the same device as the indexed tensor (cpu) ({name}, {place()})"
+                "indices should be either on cpu or on the same device as the indexed tensor "
+                f"(cpu) ({name}, {place()})"
             )
         index = {id(i) for i in args[1] if i is not None}
         here = [tensor for tensor in here if id(tensor) not in index]
     target = name.endswith("_") and not isinstance(args[0], SecondTensor)
     if target or any(tensor.dim() or name in STRICT for tensor in here):
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {DEVICE} and cpu! "
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{DEVICE} and cpu! "
             f"({name}, {place()})"
         )
 
 
-def _count(name: str, args: Any, kwargs: Any, there: list[Any], here: list[Any], sent: bool, fetched: bool) -> None:
+def _count(
+    name: str, args: Any, kwargs: Any, there: list[Any], here: list[Any], sent: bool, fetched: bool
+) -> None:
     """Count the operation if the host waits for it."""
     if there and (name in READS or name in SIZED):
         _wait({"_local_scalar_dense": "item"}.get(name, name))
@@ -287,7 +364,9 @@ class _Backend:
 
 
 def _empty(size: Any, *, dtype: Any = None, memory_format: Any = None, **_: Any) -> SecondTensor:
-    return SecondTensor(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
+    return SecondTensor(
+        torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
+    )
 
 
 def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> SecondTensor:
@@ -307,14 +386,17 @@ def _local_scalar_dense(tensor: Any) -> Any:
 
 @cache
 def registered() -> list[torch.library.Library]:
-    """Tell torch about the device, once, when it is first used: autograd starts a thread for every device there is.
+    """Tell torch about the device, once, when it is first used: autograd starts a thread for every
+    device there is.
 
     A process that is forked after that cannot differentiate, so tests that fork must come first.
     """
     global DEVICE
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     DEVICE = torch.device(NAME, 0)
-    autocast = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")  # allowed, and casts nothing
+    autocast = torch.library.Library(
+        "_", "IMPL", "AutocastPrivateUse1"
+    )  # allowed, and casts nothing
     autocast.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL")  # what torch calls below its dispatch of Python
     library.impl("empty.memory_format", _empty, "PrivateUse1")

@@ -1,4 +1,6 @@
-"""The second device refuses what CUDA refuses, counts where the host waits, and computes what the CPU computes."""
+"""The second device refuses what CUDA refuses, counts where the host waits, and computes what
+the CPU computes.
+"""
 
 import copy
 
@@ -24,13 +26,28 @@ REFUSED = {
     "gather": (lambda here, there: there.gather(1, here.argsort(1)), TWO),
     "index_add": (lambda here, there: there.index_add(0, torch.arange(2), there), TWO),
     "equal": (lambda here, there: torch.equal(here, there), TWO),
-    "put values of the host": (lambda here, there: there.index_put((torch.arange(2, device=there.device),), here), TWO),
+    "put values of the host": (
+        lambda here, there: there.index_put((torch.arange(2, device=there.device),), here),
+        TWO,
+    ),
     "linear": (lambda here, there: nn.Linear(3, 2)(there), TWO),
-    "index": (lambda here, there: here[torch.arange(2, device=there.device)], "indices should be either on cpu"),
+    "index": (
+        lambda here, there: here[torch.arange(2, device=there.device)],
+        "indices should be either on cpu",
+    ),
     "mask": (lambda here, there: here[there > 0], "indices should be either on cpu"),
-    "put": (lambda here, there: here.index_put_((there > 0,), torch.tensor(1.0)), "indices should be either on cpu"),
-    "generator": (lambda here, there: torch.rand(3, device=there.device, generator=torch.Generator()), "for generator"),
-    "generator in place": (lambda here, there: there.uniform_(generator=torch.Generator()), "for generator"),
+    "put": (
+        lambda here, there: here.index_put_((there > 0,), torch.tensor(1.0)),
+        "indices should be either on cpu",
+    ),
+    "generator": (
+        lambda here, there: torch.rand(3, device=there.device, generator=torch.Generator()),
+        "for generator",
+    ),
+    "generator in place": (
+        lambda here, there: there.uniform_(generator=torch.Generator()),
+        "for generator",
+    ),
     "numpy": (lambda here, there: there.numpy(), "to numpy"),
     "asarray": (lambda here, there: np.asarray(there), "to numpy"),
 }
@@ -124,7 +141,9 @@ def test_waits_are_charged_to_the_line_that_asked():
 
 def test_a_network_learns_on_it_as_on_the_cpu():
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+    plain = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2)
+    )
     x = torch.rand(5, 1, 4, 4)
     y = torch.tensor([0, 1, 1, 0, 1])
 
@@ -138,7 +157,9 @@ def test_a_network_learns_on_it_as_on_the_cpu():
 
     with second_device() as second:
         there = copy.deepcopy(plain).to(second.device)
-        assert all(isinstance(p, SecondTensor) and p.device == second.device for p in there.parameters())
+        assert all(
+            isinstance(p, SecondTensor) and p.device == second.device for p in there.parameters()
+        )
         twin = copy.deepcopy(there)
         found = train(there, x.to(second.device), y.to(second.device))
         assert not torch.equal(found[0], next(twin.parameters()).detach().cpu())

@@ -1,7 +1,9 @@
-"""APGD, the step-size free PGD (Croce & Hein 2020, arXiv 2003.01690; for l1 2021, arXiv 2103.01208).
+"""APGD, the step-size free PGD (Croce & Hein 2020, arXiv 2003.01690; for l1 2021, arXiv
+2103.01208).
 
-What differs from the reference: a coordinate that already stands at the wall it is pushed against takes no share of the step,
-cross entropy cannot saturate (`losses.ce_ascent`), and a sample that flips stops at once.
+What differs from the reference: a coordinate that already stands at the wall it is pushed against
+takes no share of the step, cross entropy cannot saturate (`losses.ce_ascent`), and a sample that
+flips stops at once.
 """
 
 from __future__ import annotations
@@ -45,22 +47,43 @@ def apgd(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """APGD in every sample's ball of radius eps: AutoAttack's APGD-CE, APGD-DLR and, with loss="targeted", APGD-T.
+    """APGD in every sample's ball of radius eps: AutoAttack's APGD-CE, APGD-DLR and, with
+    loss="targeted", APGD-T.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps, domain.
-    loss: "ce", "dlr", "margin", or "targeted": a run for each of the `targets` classes with the largest logits at the
-    sample, each raising the targeted DLR of its class. That is APGD-T, and despite its name it is not a targeted attack: any
-    error counts. A targeted attack is `target=`, classes `(N,)` to be reached, with one of the other losses.
-    steps: N; restarts: from other random points, for samples still right; eot: draws averaged for a randomised model.
-    large: l1 only, begin in balls of 3 and 2 times the radius (30, 30, 40 % of the steps) as AutoAttack does; on by default.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
+    domain. loss: "ce", "dlr", "margin", or "targeted": a run for each of the `targets` classes with
+    the largest logits at the sample, each raising the targeted DLR of its class. That is APGD-T,
+    and despite its name it is not a targeted attack: any error counts. A targeted attack is
+    `target=`, classes `(N,)` to be reached, with one of the other losses. steps: N; restarts: from
+    other random points, for samples still right; eot: draws averaged for a randomised model. large:
+    l1 only, begin in balls of 3 and 2 times the radius (30, 30, 40 % of the steps) as AutoAttack
+    does; on by default.
 
-    Per run and sample `steps + 1` F and `steps` B at most (times `eot`, and then one more B); a flip ends it.
+    Per run and sample `steps + 1` F and `steps` B at most (times `eot`, and then one more B); a
+    flip ends it.
     """
-    options = {"loss": loss, "steps": steps, "restarts": restarts, "targets": targets, "eot": eot, "large": large}
+    options = {
+        "loss": loss,
+        "steps": steps,
+        "restarts": restarts,
+        "targets": targets,
+        "eot": eot,
+        "large": large,
+    }
     return pointwise(
-        apgd_attack, f"apgd-{'t' if loss == 'targeted' else loss}", model, x, y, threat, target=target, mu=mu, seed=seed,
-        batch_size=batch_size, progress=progress, options={**options, "seed": seed},
-    )  # fmt: skip
+        apgd_attack,
+        f"apgd-{'t' if loss == 'targeted' else loss}",
+        model,
+        x,
+        y,
+        threat,
+        target=target,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+        options={**options, "seed": seed},
+    )
 
 
 def apgd_attack(
@@ -79,11 +102,19 @@ def apgd_attack(
     if loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
     if min(steps, restarts, targets, eot) < 1:
-        raise InputError(f"steps={steps}, restarts={restarts}, targets={targets}, eot={eot}: all must be at least 1.")
+        raise InputError(
+            f"steps={steps}, restarts={restarts}, targets={targets}, eot={eot}: all must be at "
+            "least 1."
+        )
     if loss == "targeted" and hunt.target is not None:
-        raise InputError('loss="targeted" is APGD-T, which is not a targeted attack: with target= use loss="ce" or "dlr".')
+        raise InputError(
+            'loss="targeted" is APGD-T, which is not a targeted attack: with target= use '
+            'loss="ce" or "dlr".'
+        )
     if loss == "targeted":
-        goals = [_toward(hunt, rivals) for rivals in top_rivals(hunt.clean, hunt.y, targets).unbind(1)]
+        goals = [
+            _toward(hunt, rivals) for rivals in top_rivals(hunt.clean, hunt.y, targets).unbind(1)
+        ]
     else:
         goals = [objective(hunt, loss)]
     runs = [(turn, goal) for turn in range(restarts) for goal in goals]
@@ -95,16 +126,37 @@ def apgd_attack(
         tick((number + 1) / len(runs))
 
 
-def _run(hunt: Hunt, rows: Tensor, goal: Objective, steps: int, eot: int, large: bool, seed: int, number: int) -> None:
-    """One run from a random start; its best point by loss is left as the answer where no flip is known."""
+def _run(
+    hunt: Hunt,
+    rows: Tensor,
+    goal: Objective,
+    steps: int,
+    eot: int,
+    large: bool,
+    seed: int,
+    number: int,
+) -> None:
+    """One run from a random start; its best point by loss is left as the answer where no flip
+    is known.
+    """
     if not (large and hunt.norm == 1):
         radius = torch.full((len(rows),), hunt.radius, dtype=hunt.x.dtype, device=hunt.x.device)
-        point, _ = climb(hunt, rows, random_start(hunt, rows, hunt.radius, seed, number), radius, steps, goal, eot)
+        point, _ = climb(
+            hunt,
+            rows,
+            random_start(hunt, rows, hunt.radius, seed, number),
+            radius,
+            steps,
+            goal,
+            eot,
+        )
         hunt.guess(rows, point)
         return
     point = random_start(hunt, rows, 3 * hunt.radius, seed, number)
     for times, share in ((3, 0.3), (2, 0.3), (1, 0.4)):
-        radius = torch.full((len(rows),), times * hunt.radius, dtype=hunt.x.dtype, device=hunt.x.device)
+        radius = torch.full(
+            (len(rows),), times * hunt.radius, dtype=hunt.x.dtype, device=hunt.x.device
+        )
         start = project(point, hunt.x[rows], 1, radius, hunt.domain)
         # A flip in a larger ball is no reason to stop, only one in the ball itself.
         point, _ = climb(hunt, rows, start, radius, max(int(share * steps), 1), goal, eot)
@@ -130,7 +182,8 @@ class _Climb:
     last: Tensor  # loss at `previous`
     size: Tensor  # step size
     rises: Tensor  # how often the loss rose since the last checkpoint
-    seen: Tensor  # at the last checkpoint: `top`, or for l1 the number of coordinates that `best` moves
+    # at the last checkpoint: `top`, or for l1 the number of coordinates that `best` moves
+    seen: Tensor
     halved: Tensor  # whether the last checkpoint cut the step size
     share: Tensor  # l1: share of the coordinates that a step moves
 
@@ -141,32 +194,61 @@ class _Climb:
 
 
 def climb(
-    hunt: Hunt, rows: Tensor, start: Tensor, radius: Tensor, steps: int, goal: Objective, eot: int = 1
+    hunt: Hunt,
+    rows: Tensor,
+    start: Tensor,
+    radius: Tensor,
+    steps: int,
+    goal: Objective,
+    eot: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """APGD in balls of fixed radius: the best point by loss `(m, *shape)`, and which samples flipped, bool `(m,)`.
+    """APGD in balls of fixed radius: the best point by loss `(m, *shape)`, and which samples
+    flipped, bool `(m,)`.
 
-        u = Proj(x_k + size M_r(g_k)),   x_{k+1} = Proj(x_k + 0.75 (u - x_k) + 0.25 (x_k - x_{k-1})),
+        u = Proj(x_k + size M_r(g_k)),   x_{k+1} = Proj(x_k + 0.75 (u - x_k) + 0.25 (x_k -
+        x_{k-1})),
 
-    size from `2 radius`. At checkpoints it is halved and the climb goes back to its best point, if at most 3/4 of the steps
-    since the last checkpoint raised the loss, or if the last one did not halve it and the best loss has not risen since.
-    For l1 there is no momentum and the step follows the signs of the largest entries of `g`: two thirds as many as the
-    coordinates that the best point moves (a fifth of all if the start is the sample). Its size starts at `radius`, is reset
-    to it, back at the best point, when the best point became sparser by 5 %, else cut by 1.5, down to a tenth.
+    size from `2 radius`. At checkpoints it is halved and the climb goes back to its best point, if
+    at most 3/4 of the steps since the last checkpoint raised the loss, or if the last one did not
+    halve it and the best loss has not risen since. For l1 there is no momentum and the step follows
+    the signs of the largest entries of `g`: two thirds as many as the coordinates that the best
+    point moves (a fifth of all if the start is the sample). Its size starts at `radius`, is reset
+    to it, back at the best point, when the best point became sparser by 5 %, else cut by 1.5, down
+    to a tenth.
 
-    rows: samples `(m,)`; start `(m, *shape)` and radius `(m,)`: the start must lie in the ball. A sample that flips, within the
-    hunt's limit if it has one, stops at once; the hunt has the flip. eot: loss and gradient are means over so many calls of
-    the model. `steps + 1` F and `steps` B at most; who runs out of passes stops.
+    rows: samples `(m,)`; start `(m, *shape)` and radius `(m,)`: the start must lie in the ball. A
+    sample that flips, within the hunt's limit if it has one, stops at once; the hunt has the flip.
+    eot: loss and gradient are means over so many calls of the model. `steps + 1` F and `steps` B at
+    most; who runs out of passes stops.
     """
-    x, norm, domain = hunt.x[rows], hunt.norm, hunt.domain
-    best, flipped = start.clone(), torch.zeros(len(rows), dtype=torch.bool, device=x.device)
-    zero, never = torch.zeros_like(radius), torch.full_like(radius, -math.inf)
+    x = hunt.x[rows]
+    norm = hunt.norm
+    domain = hunt.domain
+    best = start.clone()
+    flipped = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
+    zero = torch.zeros_like(radius)
+    never = torch.full_like(radius, -math.inf)
     s = _Climb(
-        torch.arange(len(rows), device=x.device), x, radius, start, start, best.clone(), torch.zeros_like(start), never, -never,
-        2 * radius, zero, seen=never, halved=~flipped, share=zero,
-    )  # fmt: skip
+        torch.arange(len(rows), device=x.device),
+        x,
+        radius,
+        start,
+        start,
+        best.clone(),
+        torch.zeros_like(start),
+        never,
+        -never,
+        2 * radius,
+        zero,
+        seen=never,
+        halved=~flipped,
+        share=zero,
+    )
     if norm == 1:
-        moved, everything = _support(start, x), max(x[:1].numel(), 1)
-        s.size, s.seen = radius, torch.where(moved > 0, moved, everything)
+        moved = _support(start, x)
+        everything = max(x[:1].numel(), 1)
+        s.size = radius
+        s.seen = torch.where(moved > 0, moved, everything)
         s.share = torch.where(moved > 0, moved / (1.5 * everything), 0.2)
     periods = _checkpoints(steps, norm)
     for step in range(steps + 1):
@@ -178,9 +260,12 @@ def climb(
         better = value > s.top
         s.top = torch.where(better, value, s.top)
         write(s.best, better, s.point)
-        s.rises, s.last = s.rises + (value > s.last), value
+        s.rises = s.rises + (value > s.last)
+        s.last = value
         done = flip if hunt.limit < 0 else ~hunt.standing(mine)
-        go = ~done & hunt.afford(mine, 2) if step < steps else torch.zeros_like(done)  # a gradient, and where it leads
+        go = (
+            ~done & hunt.afford(mine, 2) if step < steps else torch.zeros_like(done)
+        )  # a gradient, and where it leads
         keep = go.nonzero()[:, 0]
         if len(keep) < len(go):  # some end here; the others write again when they do
             best[s.index], flipped[s.index] = s.best, flip
@@ -194,42 +279,56 @@ def climb(
         write(s.slope, better, gradient)
         if step in periods:
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
-            s.point, gradient = pick(back, s.best, s.point), pick(back, s.slope, gradient)
+            s.point = pick(back, s.best, s.point)
+            gradient = pick(back, s.slope, gradient)
         move = _direction(s.point, gradient, norm, domain, s.share)
-        ahead = _into(torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain)
+        ahead = _into(
+            torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain
+        )
         if norm != 1 and step > 0:
             ahead = s.point.lerp(ahead, 0.75).add(s.point - s.previous, alpha=0.25)
             ahead = _into(ahead, s.center, norm, s.radius, domain)
-        s.previous, s.point = s.point, ahead
+        s.previous = s.point
+        s.point = ahead
     return best, flipped
 
 
 def _look(
     hunt: Hunt, rows: Tensor, point: Tensor, goal: Objective, eot: int
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Loss `(m,)` and flips `(m,)` at points of these samples, and a function from places `(k,)` to their gradients."""
+    """Loss `(m,)` and flips `(m,)` at points of these samples, and a function from places
+    `(k,)` to their gradients.
+    """
     if eot == 1:
         tape, flip = hunt.tape(point, rows)
         value, weight = goal(tape.logits, rows)
         return value, flip, lambda keep: tape.pull(weight[keep], keep)
     every = torch.arange(len(rows), device=rows.device)
-    values, gradient, logits = torch.zeros(len(rows), dtype=point.dtype, device=point.device), torch.zeros_like(point), []
-    for _ in range(eot):  # one draw at a time: `eot` graphs at once would need `eot` times the memory
+    values = torch.zeros(len(rows), dtype=point.dtype, device=point.device)
+    gradient = torch.zeros_like(point)
+    logits = []
+    for _ in range(
+        eot
+    ):  # one draw at a time: `eot` graphs at once would need `eot` times the memory
         tape = hunt.network.tape(point, rows)
         value, weight = goal(tape.logits, rows)
-        values, gradient = values + value / eot, gradient + tape.pull(weight, every)
+        values = values + value / eot
+        gradient = gradient + tape.pull(weight, every)
         logits.append(tape.logits)
     flip = hunt.offer(point, rows, torch.stack(logits).mean(0))
     return values, flip, lambda keep: gradient[keep]
 
 
 def _checkpoints(steps: int, norm: float) -> dict[int, int]:
-    """After which steps the step size is looked at, and how many steps that is after the last time."""
+    """After which steps the step size is looked at, and how many steps that is after the last
+    time.
+    """
     if norm == 1:
         period = max(int(0.04 * steps), 1)
         return dict.fromkeys(range(period, steps, period), period)
     period, shrink, least = (max(int(share * steps), 1) for share in (0.22, 0.03, 0.06))
-    at, found = period, {}
+    at = period
+    found = {}
     while at < steps:
         found[at] = period
         period = max(period - shrink, least)
@@ -238,32 +337,45 @@ def _checkpoints(steps: int, norm: float) -> dict[int, int]:
 
 
 def _check(s: _Climb, period: int) -> Tensor:
-    """Halve the step sizes that are too large; which samples go back to their best point, bool `(m,)`."""
+    """Halve the step sizes that are too large; which samples go back to their best point, bool
+    `(m,)`.
+    """
     back = (s.rises <= 0.75 * period) | (~s.halved & (s.seen >= s.top))
-    s.size, s.halved, s.seen, s.rises = torch.where(back, s.size / 2, s.size), back, s.top, torch.zeros_like(s.rises)
+    s.size = torch.where(back, s.size / 2, s.size)
+    s.halved = back
+    s.seen = s.top
+    s.rises = torch.zeros_like(s.rises)
     return back
 
 
 def _check_l1(s: _Climb) -> Tensor:
-    """The l1 rule for step size and sparsity; which samples go back to their best point, bool `(m,)`."""
+    """The l1 rule for step size and sparsity; which samples go back to their best point, bool
+    `(m,)`.
+    """
     moved = _support(s.best, s.center)
     back = moved < 0.95 * s.seen
     s.size = torch.where(back, s.radius, torch.maximum(s.size / 1.5, s.radius / 10))
-    s.seen, s.share = moved, moved / (1.5 * s.center[0].numel())
+    s.seen = moved
+    s.share = moved / (1.5 * s.center[0].numel())
     return back
 
 
 def _into(point: Tensor, center: Tensor, norm: float, radius: Tensor, domain: Domain) -> Tensor:
-    """Bring points into the ball and the box: by `geometry.project`, but for l2 as the authors do, by scaling and clipping.
+    """Bring points into the ball and the box: by `geometry.project`, but for l2 as the authors do,
+    by scaling and clipping.
 
-    That is not the projection onto their intersection, but much less work. On CIFAR networks the climb ends no lower for it;
-    on an MNIST network whose gradients mislead the exact projection fells about one sample more in a hundred.
+    That is not the projection onto their intersection, but much less work. On CIFAR networks the
+    climb ends no lower for it; on an MNIST network whose gradients mislead the exact projection
+    fells about one sample more in a hundred.
     """
     if norm != 2:
         return project(point, center, norm, radius, domain)
     v = point - center
     length = vector_norm(v, 2)
-    return clip(torch.addcmul(center, v, column(torch.where(length > radius, radius / length, 1), v)), domain)
+    return clip(
+        torch.addcmul(center, v, column(torch.where(length > radius, radius / length, 1), v)),
+        domain,
+    )
 
 
 def _support(point: Tensor, center: Tensor) -> Tensor:
@@ -272,7 +384,9 @@ def _support(point: Tensor, center: Tensor) -> Tensor:
 
 
 def _direction(point: Tensor, g: Tensor, norm: float, domain: Domain, share: Tensor) -> Tensor:
-    """A step of norm 1, shape of `point`: `M_r(g)`, for l1 the signs of the largest `share` `(m,)` of the entries of `g`."""
+    """A step of norm 1, shape of `point`: `M_r(g)`, for l1 the signs of the largest `share`
+    `(m,)` of the entries of `g`.
+    """
     if norm != math.inf and domain is not None:
         g = g.masked_fill(blocked(point, g, domain), 0)
     if norm != 1:

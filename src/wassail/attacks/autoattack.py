@@ -1,8 +1,10 @@
-"""AutoAttack (Croce & Hein, ICML 2020, arXiv 2003.01690; for l1 2021, arXiv 2103.01208): four attacks, one after the other.
+"""AutoAttack (Croce & Hein, ICML 2020, arXiv 2003.01690; for l1 2021, arXiv 2103.01208): four
+attacks, one after the other.
 
-`autoattack` is the ensemble, `AutoAttack` a drop-in for scripts written for the authors' class. A stage only sees the samples
-that still stand, packed into full batches; a sample leaves the moment it falls; the logits at the samples are computed once
-for all stages (FAB looks at them a second time, for its gradients there).
+`autoattack` is the ensemble, `AutoAttack` a drop-in for scripts written for the authors' class. A
+stage only sees the samples that still stand, packed into full batches; a sample leaves the moment
+it falls; the logits at the samples are computed once for all stages (FAB looks at them a second
+time, for its gradients there).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from wassail.transport import Distribution
 
 VERSIONS = ("standard", "plus", "rand")
 ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")
-SUSPICIOUS = 0.002  # share of the samples that Square may fell after the gradient attacks before it is a warning
+# share of the samples that Square may fell after the gradient attacks before it is a warning
+SUSPICIOUS = 0.002
 
 Log = Callable[[str], None]
 
@@ -53,9 +56,10 @@ class Stage:
 def stages(version: str, norm: float) -> tuple[Stage, ...]:
     """The published line-up of a version for a norm.
 
-    standard: APGD-CE, APGD-T on 9 targets, FAB-T on 9, Square with 5000 queries (l1: 5 restarts of APGD-CE, 5 targets of
-    APGD-T, both from larger balls). plus: 5 restarts each of APGD-CE, APGD-DLR and FAB, then Square, APGD-T, FAB-T. rand:
-    APGD-CE and APGD-DLR with gradients averaged over 20 draws.
+    standard: APGD-CE, APGD-T on 9 targets, FAB-T on 9, Square with 5000 queries (l1: 5 restarts of
+    APGD-CE, 5 targets of APGD-T, both from larger balls). plus: 5 restarts each of APGD-CE,
+    APGD-DLR and FAB, then Square, APGD-T, FAB-T. rand: APGD-CE and APGD-DLR with gradients averaged
+    over 20 draws.
     """
     if version not in VERSIONS:
         raise unknown("version", version, VERSIONS)
@@ -86,7 +90,11 @@ def stage(name: str, **options: Any) -> Stage:
     if name == "square":
         return Stage(name, square_attack, {"queries": 5000, **options})
     if name.startswith("fab"):
-        return Stage(name, fab_engine, {"steps": 100, "targets": 9 if name == "fab-t" else None, "shorten": 0, **options})
+        return Stage(
+            name,
+            fab_engine,
+            {"steps": 100, "targets": 9 if name == "fab-t" else None, "shorten": 0, **options},
+        )
     loss = {"apgd-ce": "ce", "apgd-dlr": "dlr", "apgd-t": "targeted"}[name]
     return Stage(name, apgd_attack, {"loss": loss, "steps": 100, **options})
 
@@ -108,24 +116,35 @@ def autoattack(
 ) -> Distribution:
     """AutoAttack in every sample's ball of radius eps.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps, domain.
-    version: "standard", "plus" or "rand" (for randomised models), see `stages`; attacks: other attacks instead, by name or as
-    `stage(name, ...)`, in this order. state: a file kept after every stage; if it is there, its stages are not run again.
-    log: called with a line after each stage. The result's `info["stages"]` has the accuracy after each stage, and its passes.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
+    domain. version: "standard", "plus" or "rand" (for randomised models), see `stages`; attacks:
+    other attacks instead, by name or as `stage(name, ...)`, in this order. state: a file kept after
+    every stage; if it is there, its stages are not run again. log: called with a line after each
+    stage. The result's `info["stages"]` has the accuracy after each stage, and its passes.
 
-    Warns where the figure may not be trusted: randomised logits (use "rand"), zero gradients, and Square felling more than
-    0.2 % of the samples after the gradient attacks. Probabilities instead of logits are an error.
+    Warns where the figure may not be trusted: randomised logits (use "rand"), zero gradients, and
+    Square felling more than 0.2 % of the samples after the gradient attacks. Probabilities instead
+    of logits are an error.
 
-    Per sample that never falls, standard, linf and l2: 1 + 101 + 909 + about 1,300 + 5,001 F and 1,000 + about 900 B.
+    Per sample that never falls, standard, linf and l2: 1 + 101 + 909 + about 1,300 + 5,001 F and
+    1,000 + about 900 B.
     """
     x, y = check_data(x, y, threat.domain)
-    chosen = stages(version, threat.norm) if attacks is None else tuple(_as_stage(attack) for attack in attacks)
+    chosen = (
+        stages(version, threat.norm)
+        if attacks is None
+        else tuple(_as_stage(attack) for attack in attacks)
+    )
     if not chosen:
         raise InputError(f"attacks is empty: name at least one of {', '.join(ATTACKS)}.")
-    run = _Run(threat, chosen, seed, None if state is None else Path(state), log or (lambda line: None))
+    run = _Run(
+        threat, chosen, seed, None if state is None else Path(state), log or (lambda line: None)
+    )
     with warnings.catch_warnings():
         if any(part.options.get("eot", 1) > 1 for part in chosen):
-            warnings.simplefilter("ignore", ModelWarning)  # whoever averages over draws knows that the model is randomised
+            warnings.simplefilter(
+                "ignore", ModelWarning
+            )  # whoever averages over draws knows that the model is randomised
         found = search(run.attack, model, x, y, batch_size, progress, "AutoAttack", whole=True)
     run.warn(len(x))
     names = [part.name for part in chosen]
@@ -136,7 +155,9 @@ def autoattack(
 
 @dataclass(frozen=True, eq=False)
 class _State(Record):
-    """What is known after some of the stages: all of it, so that a resumed run ends where an uninterrupted one does."""
+    """What is known after some of the stages: all of it, so that a resumed run ends where an
+    uninterrupted one does.
+    """
 
     x: Tensor
     y: Tensor
@@ -158,20 +179,28 @@ class _Run:
     seed: int
     path: Path | None
     log: Log
-    table: dict[str, Mapping[str, float]] = field(default_factory=dict)  # a stage's name -> what it did
+    table: dict[str, Mapping[str, float]] = field(
+        default_factory=dict
+    )  # a stage's name -> what it did
 
     def attack(self, network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         """All stages over all samples: `search` with `whole=True` calls this once."""
         state = self._begin(network, x, y)
-        network.forwards, network.backwards = (count.to(x.device, copy=True) for count in (state.forwards, state.backwards))
-        points, standing, ball = state.points.clone(), state.standing.clone(), balls(x, self.threat)
+        network.forwards, network.backwards = (
+            count.to(x.device, copy=True) for count in (state.forwards, state.backwards)
+        )
+        points = state.points.clone()
+        standing = state.standing.clone()
+        ball = balls(x, self.threat)
         self.table = dict(state.table)
         begun = time.time()
         for number, part in enumerate(self.stages):
             key = f"{number + 1} {part.name}"
             if key in self.table:
                 continue
-            rows, before, flat = standing.nonzero()[:, 0], network.forwards.sum() + network.backwards.sum(), 0
+            rows = standing.nonzero()[:, 0]
+            before = network.forwards.sum() + network.backwards.sum()
+            flat = 0
             for batch in torch.split(rows, network.batch_size) if len(rows) else ():
                 fell, moved, zero = self._batch(part, network, x, y, batch, state.clean, ball)
                 write(points, fell, moved, batch)
@@ -180,8 +209,16 @@ class _Run:
                 tick((number + float((batch[-1] + 1) / len(x))) / len(self.stages))
             spent = int(network.forwards.sum() + network.backwards.sum() - before)
             accuracy = float(standing.cpu().double().mean()) if len(x) else math.nan
-            self.table[key] = {"accuracy": accuracy, "attacked": len(rows), "passes": spent, "zero gradients": flat}
-            self.log(f"robust accuracy after {part.name.upper()}: {accuracy:.2%} (total time {time.time() - begun:.1f} s)")
+            self.table[key] = {
+                "accuracy": accuracy,
+                "attacked": len(rows),
+                "passes": spent,
+                "zero gradients": flat,
+            }
+            self.log(
+                f"robust accuracy after {part.name.upper()}: {accuracy:.2%} (total time "
+                f"{time.time() - begun:.1f} s)"
+            )
             state = replace(
                 state,
                 points=points,
@@ -195,7 +232,9 @@ class _Run:
         return points, state.clean
 
     def _begin(self, network: Network, x: Tensor, y: Tensor) -> _State:
-        """The saved state if there is one for the same samples, threat, seed and attacks; else the clean forward pass."""
+        """The saved state if there is one for the same samples, threat, seed and attacks; else
+        the clean forward pass.
+        """
         attacks = tuple(f"{part.name} {dict(sorted(part.options.items()))}" for part in self.stages)
         if self.path is not None and self.path.exists():
             state = _State.load(self.path)
@@ -207,22 +246,45 @@ class _Run:
                 ("attacks", attacks),
             ):
                 check_equal(name, getattr(state, name), value)
-            home = {name: getattr(state, name).to(x.device) for name in ("clean", "points", "standing")}
+            home = {
+                name: getattr(state, name).to(x.device) for name in ("clean", "points", "standing")
+            }
             self.log(f"restored {len(state.table)} attacks from {self.path}")
             return replace(state, **home)
         clean = network.logits(x, network.rows)
         standing = predict(clean, y) == y
         self.log(f"initial accuracy: {float(standing.cpu().double().mean()):.2%}")
         return _State(
-            x, y, clean, x.clone(), standing, network.forwards, network.backwards, self.threat, self.seed, attacks, {}
+            x,
+            y,
+            clean,
+            x.clone(),
+            standing,
+            network.forwards,
+            network.backwards,
+            self.threat,
+            self.seed,
+            attacks,
+            {},
         )
 
     def _batch(
-        self, part: Stage, network: Network, x: Tensor, y: Tensor, rows: Tensor, clean: Tensor, ball: tuple[float, float]
+        self,
+        part: Stage,
+        network: Network,
+        x: Tensor,
+        y: Tensor,
+        rows: Tensor,
+        clean: Tensor,
+        ball: tuple[float, float],
     ) -> tuple[Tensor, Tensor, int]:
-        """One stage on samples that still stand: which fell, bool, their points, and how many had no gradient."""
+        """One stage on samples that still stand: which fell, bool, their points, and how many
+        had no gradient.
+        """
         sub = Network(network.model, rows.cpu(), network.batch_size, network.device)
-        device, norm, domain = network.device or x.device, self.threat.norm, self.threat.domain
+        device = network.device or x.device
+        norm = self.threat.norm
+        domain = self.threat.domain
         graph = part.engine is fab_engine
         hunt = Hunt(
             sub,
@@ -239,7 +301,9 @@ class _Run:
         network.forwards[rows] += sub.forwards.to(rows.device)
         network.backwards[rows] += sub.backwards.to(rows.device)
         fell = ~hunt.standing(torch.arange(len(rows), device=device))
-        points = pull_inside(hunt.points, hunt.x, norm, torch.where(fell.cpu(), ball[0], math.inf), domain)
+        points = pull_inside(
+            hunt.points, hunt.x, norm, torch.where(fell.cpu(), ball[0], math.inf), domain
+        )
         return fell.to(x.device), points.to(x.device), int(hunt.flat.sum())
 
     def warn(self, samples: int) -> None:
@@ -247,19 +311,25 @@ class _Run:
         flat = max((int(row["zero gradients"]) for row in self.table.values()), default=0)
         if flat:
             warnings.warn(
-                f"the gradient is exactly zero at {flat} of {samples} samples: gradient attacks cannot move there, so the "
+                f"the gradient is exactly zero at {flat} of {samples} samples: gradient attacks "
+                "cannot move there, so the "
                 "accuracy may be overstated; attack a differentiable version of the model.",
                 ModelWarning,
                 stacklevel=3,
             )
-        last, fallen = 1.0, 0.0
+        last = 1.0
+        fallen = 0.0
         for number, (key, row) in enumerate(self.table.items()):
-            fallen = max(fallen, last - row["accuracy"]) if key.endswith("square") and number else fallen
+            fallen = (
+                max(fallen, last - row["accuracy"]) if key.endswith("square") and number else fallen
+            )
             last = row["accuracy"]
         if fallen > SUSPICIOUS:
             warnings.warn(
-                f"Square, which uses no gradients, lowered the accuracy by {fallen:.2%} after the gradient attacks: the "
-                "gradients of this model mislead; run ws.nearest, more queries, or an attack made for the model.",
+                f"Square, which uses no gradients, lowered the accuracy by {fallen:.2%} after "
+                "the gradient attacks: the "
+                "gradients of this model mislead; run ws.nearest, more queries, or an attack "
+                "made for the model.",
                 ModelWarning,
                 stacklevel=3,
             )
@@ -270,16 +340,18 @@ def _as_stage(attack: str | Stage) -> Stage:
 
 
 class AutoAttack:
-    """For scripts written for the authors' class: the same names, with this library's `autoattack` behind them.
+    """For scripts written for the authors' class: the same names, with this library's `autoattack`
+    behind them.
 
         adversary = AutoAttack(model, norm="Linf", eps=8 / 255)
         x_adv = adversary.run_standard_evaluation(x_test, y_test, bs=250)
 
-    `attacks_to_run` with `version="custom"`, and the settings `apgd.n_restarts`, `apgd.n_iter`, `apgd.eot_iter`,
-    `apgd.use_largereps`, `apgd_targeted.n_target_classes`, `fab.n_restarts`, `fab.n_target_classes`, `square.n_queries` and
-    the like work as they did. What differs: the seed is 0 unless given (the authors take the clock), so that a figure can be
-    repeated; `device` is where the model already is; probabilities instead of logits are an error; a restored
-    state brings its adversarial points back. `result` holds the `Distribution` of the last evaluation.
+    `attacks_to_run` with `version="custom"`, and the settings `apgd.n_restarts`, `apgd.n_iter`,
+    `apgd.eot_iter`, `apgd.use_largereps`, `apgd_targeted.n_target_classes`, `fab.n_restarts`,
+    `fab.n_target_classes`, `square.n_queries` and the like work as they did. What differs: the seed
+    is 0 unless given (the authors take the clock), so that a figure can be repeated; `device` is
+    where the model already is; probabilities instead of logits are an error; a restored state
+    brings its adversarial points back. `result` holds the `Distribution` of the last evaluation.
     """
 
     def __init__(
@@ -304,13 +376,24 @@ class AutoAttack:
         if version != "custom" and version not in VERSIONS:
             raise unknown("version", version, (*VERSIONS, "custom"))
         if version != "custom" and attacks_to_run:
-            raise InputError('attacks_to_run is only used with version="custom": add that, or leave attacks_to_run out.')
-        self.model, self.norm, self.epsilon, self.seed, self.verbose = model, norm, eps, seed, verbose
-        self.version, self.log_path, self.device = version, log_path, device
+            raise InputError(
+                'attacks_to_run is only used with version="custom": add that, or leave '
+                "attacks_to_run out."
+            )
+        self.model = model
+        self.norm = norm
+        self.epsilon = eps
+        self.seed = seed
+        self.verbose = verbose
+        self.version = version
+        self.log_path = log_path
+        self.device = device
         self.threat = Threat(names[norm], math.inf, parse_eps(eps))
         self.attacks_to_run: list[str] = list(attacks_to_run)
         self.apgd = SimpleNamespace(n_restarts=5, n_iter=100, eot_iter=1, use_largereps=False)
-        self.apgd_targeted = SimpleNamespace(n_restarts=1, n_iter=100, eot_iter=1, use_largereps=False, n_target_classes=9)
+        self.apgd_targeted = SimpleNamespace(
+            n_restarts=1, n_iter=100, eot_iter=1, use_largereps=False, n_target_classes=9
+        )
         self.fab = SimpleNamespace(n_restarts=5, n_iter=100, n_target_classes=9)
         self.square = SimpleNamespace(n_queries=5000, n_restarts=1, p_init=0.8)
         self.result: Distribution | None = None
@@ -320,7 +403,8 @@ class AutoAttack:
     def set_version(self, version: str = "standard") -> None:
         """Take the published settings of "standard", "plus" or "rand"."""
         line = stages(version, self.threat.norm)
-        self.version, self.attacks_to_run = version, [part.name for part in line]
+        self.version = version
+        self.attacks_to_run = [part.name for part in line]
         self.apgd.eot_iter = self.apgd.n_restarts = 1
         for part in line:
             settings = self._settings(part.name)
@@ -336,10 +420,14 @@ class AutoAttack:
         return_labels: bool = False,
         state_path: str | PathLike[str] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The attacks in turn: points `(N, *shape)`, the sample itself where none was found, and their classes if asked."""
+        """The attacks in turn: points `(N, *shape)`, the sample itself where none was found,
+        and their classes if asked.
+        """
         log = self._log
         log(f"using {self.version} version including {', '.join(self.attacks_to_run)}.")
-        self.result = result = self._evaluate(x_orig, y_orig, self.attacks_to_run, bs, state_path, log)
+        self.result = result = self._evaluate(
+            x_orig, y_orig, self.attacks_to_run, bs, state_path, log
+        )
         fooled = (result.predicted != result.y) & (result.clean_predicted == result.y)
         points = result.x.clone()
         points[fooled] = result.points[fooled]
@@ -351,7 +439,8 @@ class AutoAttack:
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
         """Every attack alone on all samples: its name -> what `run_standard_evaluation` returns."""
-        wanted, found = list(self.attacks_to_run), {}
+        wanted = list(self.attacks_to_run)
+        found = {}
         try:
             for name in wanted:
                 self.attacks_to_run = [name]
@@ -367,19 +456,36 @@ class AutoAttack:
         return float((found.clean == y).cpu().double().mean())
 
     def _evaluate(
-        self, x: Tensor, y: Tensor, names: Sequence[str], bs: int, state: str | PathLike[str] | None, log: Log
+        self,
+        x: Tensor,
+        y: Tensor,
+        names: Sequence[str],
+        bs: int,
+        state: str | PathLike[str] | None,
+        log: Log,
     ) -> Distribution:
         chosen = []
         for name in names:
-            blank, settings = stage(name), vars(self._settings(name))
-            options = {ours: settings[theirs] for theirs, ours in _NAMES.items() if theirs in settings}
+            blank = stage(name)
+            settings = vars(self._settings(name))
+            options = {
+                ours: settings[theirs] for theirs, ours in _NAMES.items() if theirs in settings
+            }
             if name != "apgd-t":
                 options.pop("targets", None)
             if name == "fab-t":
                 options |= {"targets": self.fab.n_target_classes, "restarts": 1}
             chosen.append(Stage(name, blank.engine, {**blank.options, **options}))
         return autoattack(
-            self.model, x, y, self.threat, attacks=chosen, state=state, seed=self.seed or 0, batch_size=bs, log=log
+            self.model,
+            x,
+            y,
+            self.threat,
+            attacks=chosen,
+            state=state,
+            seed=self.seed or 0,
+            batch_size=bs,
+            log=log,
         )
 
     def _settings(self, name: str) -> SimpleNamespace:

@@ -30,11 +30,13 @@ Attack = Callable[..., Distribution]
 
 @dataclass(frozen=True)
 class Entry:
-    """One attack: its title in a table, the function, and for which of the orders asked for it is run.
+    """One attack: its title in a table, the function, and for which of the orders asked for it is
+    run.
 
-    orders: "each" runs it for every order, "one" once, since its flips serve every order, "inf" at order inf only, where
-    every sample moves by eps and no budget is shared, "above 1" for every order but 1. passes: about how many a sample that is
-    hard to flip costs with the defaults, forward and backward, K = 10: what "cheapest first" goes by.
+    orders: "each" runs it for every order, "one" once, since its flips serve every order, "inf" at
+    order inf only, where every sample moves by eps and no budget is shared, "above 1" for every
+    order but 1. passes: about how many a sample that is hard to flip costs with the defaults,
+    forward and backward, K = 10: what "cheapest first" goes by.
     """
 
     title: str
@@ -44,7 +46,9 @@ class Entry:
 
 
 def _nearest(model: Any, x: Any, y: Any, threat: Threat, **options: Any) -> Distribution:
-    return allocate(nearest(model, x, y, threat.norm, threat.domain, **options), threat.eps, threat.order)
+    return allocate(
+        nearest(model, x, y, threat.norm, threat.domain, **options), threat.eps, threat.order
+    )
 
 
 ATTACKS: dict[str, Entry] = {
@@ -77,16 +81,28 @@ def find(name: str) -> Entry:
 
 
 def results(
-    entry: Entry, model: Any, x: Any, y: Any, norm: float, eps: float, orders: Iterable[float], domain: Any, **options: Any
+    entry: Entry,
+    model: Any,
+    x: Any,
+    y: Any,
+    norm: float,
+    eps: float,
+    orders: Iterable[float],
+    domain: Any,
+    **options: Any,
 ) -> Iterator[Distribution]:
-    """The distributions of one attack for those of the orders that it answers; a search that serves all is done once."""
+    """The distributions of one attack for those of the orders that it answers; a search that
+    serves all is done once.
+    """
     orders = list(orders)
     if entry.orders == "one":
         first = entry.run(model, x, y, Threat(norm, orders[0], eps, domain), **options)
         yield first
         yield from (allocate(first.flips, eps, order) for order in orders[1:])
         return
-    fits = {"each": orders, "inf": [math.inf], "above 1": [order for order in orders if order > 1]}[entry.orders]
+    fits = {"each": orders, "inf": [math.inf], "above 1": [order for order in orders if order > 1]}[
+        entry.orders
+    ]
     for order in orders:
         if order in fits:
             yield entry.run(model, x, y, Threat(norm, order, eps, domain), **options)

@@ -38,94 +38,146 @@ def cw(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """The nearest flips that Carlini and Wagner's l2 attack finds, and the budget of the threat allocated to them.
+    """The nearest flips that Carlini and Wagner's l2 attack finds, and the budget of the threat
+    allocated to them.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm 2, any order, eps, domain. It looks
-    for the nearest flip whatever eps is, so its flips serve every order and eps. target: classes `(N,)` to be reached. The
-    other options, and the passes, are those of `cw_engine`. Nothing is random: the seed is only noted.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm 2, any
+    order, eps, domain. It looks for the nearest flip whatever eps is, so its flips serve every
+    order and eps. target: classes `(N,)` to be reached. The other options, and the passes, are
+    those of `cw_engine`. Nothing is random: the seed is only noted.
     """
     options = {"searches": searches, "steps": steps, "rate": rate, "c": c}
     return minimal(
-        cw_engine, "cw", model, x, y, threat, target=target, mu=mu, seed=seed, batch_size=batch_size, progress=progress,
+        cw_engine,
+        "cw",
+        model,
+        x,
+        y,
+        threat,
+        target=target,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
         options=options,
-    )  # fmt: skip
+    )
 
 
 def cw_engine(
-    hunt: Hunt, tick: Tick, *, searches: int = 9, steps: int = 1000, rate: float = 0.01, c: float | None = None
+    hunt: Hunt,
+    tick: Tick,
+    *,
+    searches: int = 9,
+    steps: int = 1000,
+    rate: float = 0.01,
+    c: float | None = None,
 ) -> None:
-    """Adam on distance plus penalty, with a binary search for the weight c of the penalty, of each sample its own:
+    """Adam on distance plus penalty, with a binary search for the weight c of the penalty, of each
+    sample its own:
 
-        minimise over w:  ||x' - x||_2^2 + c max(z_y - max_{j != y} z_j, 0),  z = theta(x'),  x' = tanh(w) mapped onto the box,
+        minimise over w:  ||x' - x||_2^2 + c max(z_y - max_{j != y} z_j, 0),  z = theta(x'),  x' =
+        tanh(w) mapped onto the box,
 
-    distances in units of the box's width; without a box `x' = x + w`. Every search starts at the sample. The next c lies half
-    way between the largest that failed and the smallest that flipped, in the last tenth of the steps, or is ten times larger
-    where none has flipped yet; a sample whose c is known to 10 % is done. A search ends early for a sample whose lowest loss
-    has not fallen by 0.01 % over a tenth of the steps. The paper's confidence is 0: the nearest flip is wanted, not a sure one.
+    distances in units of the box's width; without a box `x' = x + w`. Every search starts at the
+    sample. The next c lies half way between the largest that failed and the smallest that flipped,
+    in the last tenth of the steps, or is ten times larger where none has flipped yet; a sample
+    whose c is known to 10 % is done. A search ends early for a sample whose lowest loss has not
+    fallen by 0.01 % over a tenth of the steps. The paper's confidence is 0: the nearest flip is
+    wanted, not a sure one.
 
-    searches, steps: searches for c and Adam steps in each (the paper: 9 and 10,000); rate: Adam's learning rate. c: the first
-    one (the paper: 0.001); by default twice `2 (z_y - max z_j) / ||grad||^2` at the sample, the least that flips a linear
-    model, which spares the searches for its order of magnitude. Where passes are limited there are fewer steps, and fewer
-    searches where they would have less than 50 each. Only for l2.
+    searches, steps: searches for c and Adam steps in each (the paper: 9 and 10,000); rate: Adam's
+    learning rate. c: the first one (the paper: 0.001); by default twice `2 (z_y - max z_j) /
+    ||grad||^2` at the sample, the least that flips a linear model, which spares the searches for
+    its order of magnitude. Where passes are limited there are fewer steps, and fewer searches where
+    they would have less than 50 each. Only for l2.
 
-    Passes: the clean one and 1 backward, then for each step 1 forward, and 1 backward where it is no flip; 10 to shorten.
+    Passes: the clean one and 1 backward, then for each step 1 forward, and 1 backward where it is
+    no flip; 10 to shorten.
     """
     if hunt.norm != 2:
         raise InputError(
-            f"the Carlini-Wagner attack is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN or FAB, which are for "
+            f"the Carlini-Wagner attack is for l2 and the norm is l{hunt.norm:g}: choose norm 2, "
+            "or FMN or FAB, which are for "
             "all norms."
         )
     if min(searches, steps) < 1 or not (0 < rate < math.inf and (c is None or 0 < c <= MOST)):
         raise InputError(
-            f"searches={searches}, steps={steps}, rate={rate}, c={c}: give at least one search of one step, a positive rate "
+            f"searches={searches}, steps={steps}, rate={rate}, c={c}: give at least one search "
+            "of one step, a positive rate "
             f"and a first c of at most {MOST:g}."
         )
     room = fitting(hunt, searches * steps)
     steps = min(steps, room // min(searches, max(room // LEAST, 1)))
-    goal, rows = objective(hunt, "margin"), hunt.rows
+    goal = objective(hunt, "margin")
+    rows = hunt.rows
     rows = rows[hunt.able(rows, 2)]
     if not len(rows):
         return
     gap, weight = _gap(hunt, goal, hunt.clean[rows], rows)
-    gradient = hunt.start.pull(weight, rows)  # of the margin at the samples, where every search starts
+    gradient = hunt.start.pull(
+        weight, rows
+    )  # of the margin at the samples, where every search starts
     slope = vector_norm(wide(gradient) * _width(hunt.domain), 2)
-    now = (4 * gap.to(slope) / slope.square()).clamp(max=MOST) if c is None else torch.full_like(slope, c)
-    low, high = torch.where(slope > 0, 0.0, MOST), torch.full_like(now, math.inf)  # without a gradient there is no way to go
+    now = (
+        (4 * gap.to(slope) / slope.square()).clamp(max=MOST)
+        if c is None
+        else torch.full_like(slope, c)
+    )
+    # without a gradient there is no way to go
+    low = torch.where(slope > 0, 0.0, MOST)
+    high = torch.full_like(now, math.inf)
     for search in range(searches):
         can = (_left(hunt, rows) >= 1) & (low < (0.9 * high).clamp(max=MOST)).to(rows.device)
-        rows, gradient, now, low, high = (t[can.to(t.device)] for t in (rows, gradient, now, low, high))
+        rows, gradient, now, low, high = (
+            t[can.to(t.device)] for t in (rows, gradient, now, low, high)
+        )
         if not len(rows):
             break
         flipped = _descend(hunt, rows, goal, gradient, now, steps, rate).to(now.device)
-        low, high = torch.where(flipped, low, now), torch.where(flipped, now, high)
+        low = torch.where(flipped, low, now)
+        high = torch.where(flipped, now, high)
         now = torch.where(torch.isinf(high), 10 * now, (low + high) / 2).clamp(max=MOST)
         tick((search + 1) / searches)
     hunt.shorten(hunt.rows, BISECTIONS)
 
 
-def _descend(hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Tensor, steps: int, rate: float) -> Tensor:
-    """One search from these n samples with weights c `(n,)`, gradient: of the margin there. Which ended flipped, bool `(n,)`.
+def _descend(
+    hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Tensor, steps: int, rate: float
+) -> Tensor:
+    """One search from these n samples with weights c `(n,)`, gradient: of the margin there. Which
+    ended flipped, bool `(n,)`.
 
-    The last tenth of the steps decides: Adam's first steps have the length of its rate, and may flip whatever c is.
+    The last tenth of the steps decides: Adam's first steps have the length of its rate, and may
+    flip whatever c is.
     """
-    flipped, index = torch.zeros_like(rows, dtype=torch.bool), torch.arange(len(rows), device=rows.device)
-    x, width, period = hunt.x[rows].contiguous(), _width(hunt.domain), max(steps // 10, 10)
-    w, mean, square = _to_line(x, hunt.domain), torch.zeros_like(x), torch.zeros_like(x)
-    point, slope = x, _to_box(w, x, hunt.domain)[1]
+    flipped = torch.zeros_like(rows, dtype=torch.bool)
+    index = torch.arange(len(rows), device=rows.device)
+    x = hunt.x[rows].contiguous()
+    width = _width(hunt.domain)
+    period = max(steps // 10, 10)
+    w = _to_line(x, hunt.domain)
+    mean = torch.zeros_like(x)
+    square = torch.zeros_like(x)
+    point = x
+    slope = _to_box(w, x, hunt.domain)[1]
     c = c.to(x.device) if has_float64(x.device) else c.to(x)
     lowest = checked = torch.full_like(c, math.inf)
     for k in range(1, steps + 1):
         g = slope * (2 * (point - x) / width**2 - column(c, x) * gradient)
-        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g * g
+        mean = 0.9 * mean + 0.1 * g
+        square = 0.999 * square + 0.001 * g * g
         w = w - rate * (mean / (1 - 0.9**k)) / ((square / (1 - 0.999**k)).sqrt() + 1e-8)
         point, slope = _to_box(w, x, hunt.domain)
         tape, flip = hunt.tape(point, rows)
         flipped[index] |= flip
         gap, weight = _gap(hunt, goal, tape.logits, rows)
-        lowest = torch.minimum(lowest, vector_norm((point - x) / width, 2).square() + c * gap.clamp(min=0))
+        lowest = torch.minimum(
+            lowest, vector_norm((point - x) / width, 2).square() + c * gap.clamp(min=0)
+        )
         stay = _left(hunt, rows) >= 2  # the gradient here and the look at the next point
         if k % period == 0:
-            stay, checked = stay & (lowest <= 0.9999 * checked), lowest
+            stay = stay & (lowest <= 0.9999 * checked)
+            checked = lowest
         keep = stay.nonzero()[:, 0]
         if k == steps or not len(keep):
             break
@@ -142,9 +194,11 @@ def _descend(hunt: Hunt, rows: Tensor, goal: Objective, gradient: Tensor, c: Ten
 
 
 def _gap(hunt: Hunt, goal: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much the margin has to rise for a flip at logits `(m, K)`, `(m,)`, and the margin's gradient, `(m, K)`.
+    """By how much the margin has to rise for a flip at logits `(m, K)`, `(m,)`, and the margin's
+    gradient, `(m, K)`.
 
-    As in DeepFool the boundary is put at twice the flip tolerance: at a tie nothing counts as a flip yet.
+    As in DeepFool the boundary is put at twice the flip tolerance: at a tie nothing counts as a
+    flip yet.
     """
     value, weight = goal(z, rows)
     return 2 * hunt.tolerance * z.abs().amax(1).clamp(min=1) - value, weight
@@ -160,16 +214,23 @@ def _width(domain: Domain) -> float:
 
 
 def _to_line(x: Tensor, domain: Domain) -> Tensor:
-    """The w with `_to_box(w) = x`, up to 1e-6 of the box's width: its faces lie at infinity. Without a box, 0."""
+    """The w with `_to_box(w) = x`, up to 1e-6 of the box's width: its faces lie at infinity.
+    Without a box, 0.
+    """
     if domain is None:
         return torch.zeros_like(x)
     t = (1 - 1e-6) * (2 * (x - domain[0]) / _width(domain) - 1)
-    return (torch.log1p(t) - torch.log1p(-t)) / 2  # torch.atanh rounds differently at different places of a batch
+    return (
+        torch.log1p(t) - torch.log1p(-t)
+    ) / 2  # torch.atanh rounds differently at different places of a batch
 
 
 def _to_box(w: Tensor, x: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """The point at w and its derivative by w, both of the shape of w: tanh mapped onto the box, `x + w` without one."""
+    """The point at w and its derivative by w, both of the shape of w: tanh mapped onto the box,
+    `x + w` without one.
+    """
     if domain is None:
         return x + w, torch.ones_like(w)
-    t, half = torch.tanh(w), _width(domain) / 2
+    t = torch.tanh(w)
+    half = _width(domain) / 2
     return clip(domain[0] + half * (1 + t), domain), half * (1 - t * t)

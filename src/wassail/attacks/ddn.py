@@ -15,30 +15,43 @@ from wassail.network import Tick
 
 
 def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05) -> None:
-    """Turn on a sphere around the sample toward a larger margin; shrink the sphere at each flip, let it grow elsewhere.
+    """Turn on a sphere around the sample toward a larger margin; shrink the sphere at each flip,
+    let it grow elsewhere.
 
-        radius  <- gap / ||g||_2 at first, where the linearised margin vanishes; then (1 - gamma) radius at a flip and
+        radius  <- gap / ||g||_2 at first, where the linearised margin vanishes; then (1 - gamma)
+        radius at a flip and
                    (1 + gamma) radius elsewhere,
-        x_{k+1} =  x + t (x_k - x + a g / ||g||_2), clipped to the box, with the t that makes ||x_{k+1} - x||_2 = radius,
+        x_{k+1} =  x + t (x_k - x + a g / ||g||_2), clipped to the box, with the t that makes
+        ||x_{k+1} - x||_2 = radius,
 
-    with `g` the gradient of the margin `max_{j != y} theta_j - theta_y` at `x_k` and the step `a` on a cosine from 1 to 0.01.
-    Three things differ from the paper: the first radius, which was 1; the margin instead of the cross entropy, whose gradient
-    vanishes at confident samples; and no rounding to 8 bits. Where passes are limited the schedule is shortened to fit them.
+    with `g` the gradient of the margin `max_{j != y} theta_j - theta_y` at `x_k` and the step `a`
+    on a cosine from 1 to 0.01. Three things differ from the paper: the first radius, which was 1;
+    the margin instead of the cross entropy, whose gradient vanishes at confident samples; and no
+    rounding to 8 bits. Where passes are limited the schedule is shortened to fit them.
 
-    Passes: the clean one, then for each step 1 backward and 1 forward; 10 forward to shorten. Only for l2.
+    Passes: the clean one, then for each step 1 backward and 1 forward; 10 forward to shorten. Only
+    for l2.
     """
     if hunt.norm != 2:
-        raise InputError(f"DDN is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for all norms.")
+        raise InputError(
+            f"DDN is for l2 and the norm is l{hunt.norm:g}: choose norm 2, or FMN, which is for "
+            "all norms."
+        )
     steps = fitting(hunt, steps)
-    tape, rows = hunt.start, hunt.rows
+    tape = hunt.start
+    rows = hunt.rows
     point = hunt.x[rows]
-    keep, radius, flipped = rows, hunt.distance[rows], torch.zeros_like(rows, dtype=torch.bool)
+    keep = rows
+    radius = hunt.distance[rows]
+    flipped = torch.zeros_like(rows, dtype=torch.bool)
     for k in range(steps):
         can = hunt.able(rows, 2)  # the gradient here and the look at the next point
         rows, keep, point, radius, flipped = take(can, rows, keep, point, radius, flipped)
         if not len(rows):
             break
-        x, y, z = hunt.x[rows], hunt.y[rows], tape.logits[keep]
+        x = hunt.x[rows]
+        y = hunt.y[rows]
+        z = tape.logits[keep]
         rival = strongest_rival(z, y)[1][:, None]
         g = tape.gradients(y, rival, keep)[:, 0]
         if k == 0:

@@ -1,4 +1,6 @@
-"""DeepFool: walk to the nearest linearised boundary until the class changes (Moosavi-Dezfooli et al., CVPR 2016)."""
+"""DeepFool: walk to the nearest linearised boundary until the class changes (Moosavi-Dezfooli
+et al., CVPR 2016).
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,45 @@ from wassail.threat import Domain, Threat, dual
 from wassail.transport import Distribution
 
 
-def deepfool_engine(hunt: Hunt, tick: Tick, *, steps: int = 50, overshoot: float = 0.02, topk: int | None = None) -> None:
-    """Step to the nearest of the linearised boundaries of all rivals, a little beyond it, until the first flip.
+def deepfool_engine(
+    hunt: Hunt, tick: Tick, *, steps: int = 50, overshoot: float = 0.02, topk: int | None = None
+) -> None:
+    """Step to the nearest of the linearised boundaries of all rivals, a little beyond it, until the
+    first flip.
 
-        x_{k+1} = x_k + (1 + overshoot) argmin { ||d||_r : f_j(x_k) + <w_j, d> = 0 for some rival j, x_k + d in the box },
+        x_{k+1} = x_k + (1 + overshoot) argmin { ||d||_r : f_j(x_k) + <w_j, d> = 0 for some rival j,
+        x_k + d in the box },
 
-    `f_j = theta_j - theta_y`, `w_j = grad f_j(x_k)`. steps: most steps; topk: rivals with the largest clean logits that are
-    looked at (None: all of up to 10 classes, else 10). It never looks back at the sample, so it is cheap and loose.
+    `f_j = theta_j - theta_y`, `w_j = grad f_j(x_k)`. steps: most steps; topk: rivals with the
+    largest clean logits that are looked at (None: all of up to 10 classes, else 10). It never looks
+    back at the sample, so it is cheap and loose.
 
     Passes: the clean one, then for each step topk backward and 1 forward; 10 forward to shorten.
     """
     rivals = top_rivals(hunt.clean, hunt.y, rival_count(hunt, topk))
     count = rivals.shape[1]
-    tape, rows = hunt.start, hunt.rows
-    keep, point = rows, hunt.x[rows]  # `keep`: where the tape holds these samples
-    rows, keep, point = take(hunt.able(rows, count + 1), rows, keep, point)  # for the gradients and the look at the next point
+    tape = hunt.start
+    rows = hunt.rows
+    # `keep`: where the tape holds these samples
+    keep = rows
+    point = hunt.x[rows]
+    rows, keep, point = take(
+        hunt.able(rows, count + 1), rows, keep, point
+    )  # for the gradients and the look at the next point
     for k in range(steps):
         if not len(rows):
             break
         gradients = tape.gradients(hunt.y[rows], rivals[rows], keep)
-        step, _ = nearest_plane(point, gradients, gaps(hunt, tape.logits[keep], rows, rivals[rows]), hunt.norm, hunt.domain)
-        moves = (vector_norm(step, math.inf) > 0).nonzero()[:, 0]  # no gradient or no room: it would stand still for ever
+        step, _ = nearest_plane(
+            point,
+            gradients,
+            gaps(hunt, tape.logits[keep], rows, rivals[rows]),
+            hunt.norm,
+            hunt.domain,
+        )
+        moves = (vector_norm(step, math.inf) > 0).nonzero()[
+            :, 0
+        ]  # no gradient or no room: it would stand still for ever
         rows, point = take(moves, rows, clip(point + (1 + overshoot) * step, hunt.domain))
         if not len(rows):
             break
@@ -51,7 +71,8 @@ def deepfool_engine(hunt: Hunt, tick: Tick, *, steps: int = 50, overshoot: float
 def rival_count(hunt: Hunt, topk: int | None) -> int:
     """How many rivals to look at: `topk`, by default all of up to 10 classes, else 10.
 
-    Fewer where the passes do not reach for a gradient of each and a look at the first step: the likeliest have to do.
+    Fewer where the passes do not reach for a gradient of each and a look at the first step: the
+    likeliest have to do.
     """
     classes = hunt.clean.shape[1]
     wanted = topk if topk is not None else classes - 1 if classes <= 10 else 10
@@ -59,33 +80,45 @@ def rival_count(hunt: Hunt, topk: int | None) -> int:
 
 
 def gaps(hunt: Hunt, z: Tensor, rows: Tensor, rivals: Tensor) -> Tensor:
-    """By how much `theta_j - theta_y` has to rise for a flip: logits `(n, K)`, rivals `(n, J)` of these samples -> `(n, J)`.
+    """By how much `theta_j - theta_y` has to rise for a flip: logits `(n, K)`, rivals `(n, J)` of
+    these samples -> `(n, J)`.
 
-    The boundary is put at twice the flip tolerance: at a tie, where the theory has it, nothing counts as a flip yet.
+    The boundary is put at twice the flip tolerance: at a tie, where the theory has it, nothing
+    counts as a flip yet.
     """
     need = 2 * hunt.tolerance * z.abs().amax(1, keepdim=True).clamp(min=1)
     return need - (z.gather(1, rivals) - z.gather(1, hunt.y[rows, None]))
 
 
-def nearest_plane(point: Tensor, gradients: Tensor, gap: Tensor, norm: float, domain: Domain) -> tuple[Tensor, Tensor]:
-    """The shortest step inside the box that reaches one of J planes `<w_j, d> = gap_j`, and which one, `(n,)`.
+def nearest_plane(
+    point: Tensor, gradients: Tensor, gap: Tensor, norm: float, domain: Domain
+) -> tuple[Tensor, Tensor]:
+    """The shortest step inside the box that reaches one of J planes `<w_j, d> = gap_j`, and which
+    one, `(n,)`.
 
-    point `(n, *shape)`, gradients `(n, J, *shape)`, gap `(n, J)`. If the box lets it reach none, the step goes as far as it can
-    toward the plane that would be nearest without a box.
+    point `(n, *shape)`, gradients `(n, J, *shape)`, gap `(n, J)`. If the box lets it reach none,
+    the step goes as far as it can toward the plane that would be nearest without a box.
     """
     slope = wide_norm(gradients.flatten(2), dual(norm))
-    free = torch.where(slope > 0, gap.abs().to(slope) / slope, math.inf)  # without the box: never longer than those with it
+    free = torch.where(
+        slope > 0, gap.abs().to(slope) / slope, math.inf
+    )  # without the box: never longer than those with it
     if waits(point):
         return _nearest_of_all(point, gradients, gap, free, norm, domain)
     order = free.argsort(dim=1, stable=True)
     every = torch.arange(len(point), device=point.device)
-    best, which, step = torch.full_like(free[:, 0], math.inf), order[:, 0].clone(), torch.zeros_like(point)
+    best = torch.full_like(free[:, 0], math.inf)
+    which = order[:, 0].clone()
+    step = torch.zeros_like(point)
     for rank in range(gap.shape[1]):
         j = order[:, rank]
-        open_ = (free[every, j] < best).nonzero()[:, 0] if rank else every  # the others cannot get any shorter
+        open_ = (
+            (free[every, j] < best).nonzero()[:, 0] if rank else every
+        )  # the others cannot get any shorter
         if not len(open_):
             break
-        w, need = gradients[open_, j[open_]], gap[open_, j[open_]]
+        w = gradients[open_, j[open_]]
+        need = gap[open_, j[open_]]
         trial = plane_step(point[open_], w, need, norm, domain)
         reached = inner(w, trial).abs() >= need.abs() * (1 - 1e-5)
         length = torch.where(reached, vector_norm(trial, norm).double(), math.inf)
@@ -98,20 +131,26 @@ def nearest_plane(point: Tensor, gradients: Tensor, gap: Tensor, norm: float, do
 def _nearest_of_all(
     point: Tensor, gradients: Tensor, gap: Tensor, free: Tensor, norm: float, domain: Domain
 ) -> tuple[Tensor, Tensor]:
-    """`nearest_plane` without a look in between: all steps at once, then the same choice among them by masks."""
+    """`nearest_plane` without a look in between: all steps at once, then the same choice among
+    them by masks.
+    """
     count = gap.shape[1]
-    w, need = gradients.flatten(0, 1), gap.flatten()
+    w = gradients.flatten(0, 1)
+    need = gap.flatten()
     trial = plane_step(point.repeat_interleave(count, 0), w, need, norm, domain)
     reached = inner(w, trial).abs() >= need.abs() * (1 - 1e-5)
     length = torch.where(reached, vector_norm(trial, norm), math.inf).reshape(-1, count).to(free)
     order = free.argsort(dim=1, stable=True)
-    lengths, bounds = length.gather(1, order), free.gather(1, order)
-    best, which = lengths[:, 0], order[:, 0]
+    lengths = length.gather(1, order)
+    bounds = free.gather(1, order)
+    best = lengths[:, 0]
+    which = order[:, 0]
     for rank in range(1, count):
         better = (bounds[:, rank] < best) & (lengths[:, rank] < best)
         best = torch.where(better, lengths[:, rank], best)
         which = torch.where(better, order[:, rank], which)
-    every, which = torch.arange(len(point), device=point.device), which.to(point.device)
+    every = torch.arange(len(point), device=point.device)
+    which = which.to(point.device)
     return trial.reshape(-1, count, *point.shape[1:])[every, which], which
 
 
@@ -131,11 +170,21 @@ def deepfool(
 ) -> Distribution:
     """The near flips that DeepFool finds, and the budget of the threat allocated to them.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and order, eps, domain. It looks
-    for a near flip whatever eps is, so its flips serve every order and eps. The options, and the passes, are those of
-    `deepfool_engine`. Nothing is random: the seed is only noted.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and
+    order, eps, domain. It looks for a near flip whatever eps is, so its flips serve every order and
+    eps. The options, and the passes, are those of `deepfool_engine`. Nothing is random: the seed is
+    only noted.
     """
     return minimal(
-        deepfool_engine, "deepfool", model, x, y, threat, mu=mu, seed=seed, batch_size=batch_size, progress=progress,
+        deepfool_engine,
+        "deepfool",
+        model,
+        x,
+        y,
+        threat,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
         options={"steps": steps, "overshoot": overshoot, "topk": topk},
-    )  # fmt: skip
+    )

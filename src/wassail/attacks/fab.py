@@ -36,25 +36,37 @@ def fab_engine(
     shorten: int = BISECTIONS,
     seed: int = 0,
 ) -> None:
-    """Project the iterate and the sample onto the nearest linearised boundary, mix the two, step back after each flip.
+    """Project the iterate and the sample onto the nearest linearised boundary, mix the two, step
+    back after each flip.
 
     With `f_j = theta_j - theta_y` and `w_j = grad f_j(x_k)`, for `k < steps`:
 
-    1. the plane `f_j(x_k) + <w_j, . - x_k> = 0` of the rival `j` that is nearest to `x_k` inside the box;
-    2. `d`, `d_0`: the shortest steps inside the box onto it from `x_k` and from the sample x (`geometry.plane_step`);
-    3. `a = min(||d|| / (||d|| + ||d_0||), alpha_max)`, `x_{k+1} = clip((1 - a)(x_k + eta d) + a (x + eta d_0))`;
-    4. if `x_{k+1}` is a flip, keep it if it is the nearest, and go on from `x + beta (x_{k+1} - x)`.
+    1. the plane `f_j(x_k) + <w_j, . - x_k> = 0` of the rival `j` that is nearest to `x_k` inside
+       the box;
+    2. `d`, `d_0`: the shortest steps inside the box onto it from `x_k` and from the sample x
+       (`geometry.plane_step`);
+    3. `a = min(||d|| / (||d|| + ||d_0||), alpha_max)`, `x_{k+1} = clip((1 - a)(x_k + eta d) + a (x
+       + eta d_0))`;
+    4. if `x_{k+1}` is a flip, keep it if it is the nearest, and go on from `x + beta (x_{k+1} -
+       x)`.
 
-    topk: rivals with the largest clean logits (None: all of up to 10 classes, else 10). targets: FAB-T, a run of its own for
-    each of this many rivals (at most 9) with the largest clean logits. Limited passes are shared evenly among the runs, and
-    there are fewer of them where they would get less than 10 each. restarts: the first begins at the sample, the others at a
-    random point keyed by the seed. shorten: bisections of the nearest flip at the end.
+    topk: rivals with the largest clean logits (None: all of up to 10 classes, else 10). targets:
+    FAB-T, a run of its own for each of this many rivals (at most 9) with the largest clean logits.
+    Limited passes are shared evenly among the runs, and there are fewer of them where they would
+    get less than 10 each. restarts: the first begins at the sample, the others at a random point
+    keyed by the seed. shorten: bisections of the nearest flip at the end.
 
-    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward (FAB-T: 1); `shorten` forward.
+    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward
+    (FAB-T: 1); `shorten` forward.
     """
     if targets is not None and targets < 1:
-        raise InputError(f"targets is {targets}: give the number of rivals to run FAB-T on, 1 to 9, or None for all at once.")
-    count = rival_count(hunt, topk if targets is None else int(min(targets, 9, max(hunt.passes / 10, 1))))
+        raise InputError(
+            f"targets is {targets}: give the number of rivals to run FAB-T on, 1 to 9, or None "
+            "for all at once."
+        )
+    count = rival_count(
+        hunt, topk if targets is None else int(min(targets, 9, max(hunt.passes / 10, 1)))
+    )
     rows = hunt.rows
     rows = rows[hunt.able(rows, count + 1)]
     if len(rows):
@@ -82,7 +94,9 @@ def fab_engine(
 def _elsewhere(
     hunt: Hunt, rows: Tensor, rivals: Tensor, later: float, seed: int, number: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """A restart: samples, rivals, a random point half as far as the nearest flip (or the limit), logits and gradients there."""
+    """A restart: samples, rivals, a random point half as far as the nearest flip (or the
+    limit), logits and gradients there.
+    """
     rows = rows[(_left(hunt, rows, later) >= rivals.shape[1] + 2).nonzero()[:, 0]]
     far = hunt.distance[rows] if hunt.limit < 0 else hunt.distance[rows].clamp(max=hunt.limit)
     point = random_start(hunt, rows, torch.where(torch.isfinite(far), far, 1.0) / 2, seed, number)
@@ -107,25 +121,36 @@ def _descend(
     eta: float,
     beta: float,
 ) -> None:
-    """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`; `later`: passes to leave."""
-    wild = torch.zeros(len(rows), dtype=torch.bool)  # flipped in the last step, and likely to again; kept on the CPU
+    """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`;
+    `later`: passes to leave.
+    """
+    wild = torch.zeros(
+        len(rows), dtype=torch.bool
+    )  # flipped in the last step, and likely to again; kept on the CPU
     for k in range(steps):
-        x, need = hunt.x[rows], gaps(hunt, z, rows, rivals)
+        x = hunt.x[rows]
+        need = gaps(hunt, z, rows, rivals)
         near, home, length, back = _two_steps(hunt, point, x, gradients, need)
         a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
         point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
-        # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within it is done.
-        (can,) = fetch((length > 0).to(rows.device) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1))
+        # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within
+        # it is done.
+        (can,) = fetch(
+            (length > 0).to(rows.device) & hunt.standing(rows) & (_left(hunt, rows, later) >= 1)
+        )
         keep = can.nonzero()[:, 0]
         rows, rivals, point = take(send(keep, rows.device), rows, rivals, point)
         (wild,) = take(keep, wild)
         if not len(rows):
             return
-        # The gradients are wanted at the new point, or after a flip where it steps back to: the graph of a pass that flips
-        # is of no use, so those who flipped last time are looked at without one.
+        # The gradients are wanted at the new point, or after a flip where it steps back to: the
+        # graph of a pass that flips is of no use, so those who flipped last time are looked at
+        # without one.
         calm, rash = (send(mask.nonzero()[:, 0], rows.device) for mask in (~wild, wild))
         flipped = torch.zeros_like(rows, dtype=torch.bool)
-        place = torch.zeros_like(rows).index_copy(0, calm, torch.arange(len(calm), device=rows.device))
+        place = torch.zeros_like(rows).index_copy(
+            0, calm, torch.arange(len(calm), device=rows.device)
+        )
         if len(calm):
             tape, flipped[calm] = hunt.tape(point[calm], rows[calm])
         if len(rash):
@@ -139,38 +164,63 @@ def _descend(
         if k + 1 == steps or not len(on) + len(off):
             return
         base = hunt.x[rows[off]]
-        returned = torch.where(column(flipped[off], base), base + beta * (point[off] - base), point[off])
-        found = [(tape.gradients(hunt.y[rows[on]], rivals[on], place[on]), tape.logits[place[on]])] if len(on) else []
+        returned = torch.where(
+            column(flipped[off], base), base + beta * (point[off] - base), point[off]
+        )
+        found = (
+            [(tape.gradients(hunt.y[rows[on]], rivals[on], place[on]), tape.logits[place[on]])]
+            if len(on)
+            else []
+        )
         if len(off):
             tape, _ = hunt.tape(returned, rows[off])
             here = torch.arange(len(off), device=x.device)
             found.append((tape.gradients(hunt.y[rows[off]], rivals[off], here), tape.logits))
         gradients, z = (torch.cat(parts) for parts in zip(*found))
         both = torch.cat([on, off])
-        rows, rivals, point = rows[both], rivals[both], torch.cat([point[on], returned])
+        rows = rows[both]
+        rivals = rivals[both]
+        point = torch.cat([point[on], returned])
         wild = wild[torch.cat(chosen)]
 
 
-def _two_steps(hunt: Hunt, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The steps from the point and from the sample to the plane nearest to the point, and their lengths, float64 `(n,)`."""
+def _two_steps(
+    hunt: Hunt, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The steps from the point and from the sample to the plane nearest to the point, and their
+    lengths, float64 `(n,)`.
+    """
     many = gradients.shape[1] > 1
-    w, gap = gradients[:, 0], need[:, 0]
+    w = gradients[:, 0]
+    gap = need[:, 0]
     if many:
         near, j = nearest_plane(point, gradients, need, hunt.norm, hunt.domain)
         every = torch.arange(len(point), device=point.device)
-        w, gap = gradients[every, j], need[every, j]
+        w = gradients[every, j]
+        gap = need[every, j]
     home_gap = gap + inner(w, point - x)  # the same plane, seen from x
     if many:
         home = plane_step(x, w, home_gap, hunt.norm, hunt.domain)
     else:  # both in one go
-        both = plane_step(torch.cat([point, x]), torch.cat([w, w]), torch.cat([gap, home_gap]), hunt.norm, hunt.domain)
-        near, home = both[: len(x)], both[len(x) :]
+        both = plane_step(
+            torch.cat([point, x]),
+            torch.cat([w, w]),
+            torch.cat([gap, home_gap]),
+            hunt.norm,
+            hunt.domain,
+        )
+        near = both[: len(x)]
+        home = both[len(x) :]
     return near, home, wide_norm(near.flatten(1), hunt.norm), wide_norm(home.flatten(1), hunt.norm)
 
 
 def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
-    """Passes left to this run: those of later runs are theirs, and a sample that has a flip keeps enough to shorten it."""
-    return hunt.left(rows) - torch.where(torch.isfinite(hunt.distance[rows]), max(later, BISECTIONS), later)
+    """Passes left to this run: those of later runs are theirs, and a sample that has a flip
+    keeps enough to shorten it.
+    """
+    return hunt.left(rows) - torch.where(
+        torch.isfinite(hunt.distance[rows]), max(later, BISECTIONS), later
+    )
 
 
 def fab(
@@ -191,14 +241,32 @@ def fab(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """The nearest flips that FAB finds, or FAB-T with `targets=9`, and the budget of the threat allocated to them.
+    """The nearest flips that FAB finds, or FAB-T with `targets=9`, and the budget of the threat
+    allocated to them.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and order, eps, domain. It looks
-    for the nearest flip whatever eps is, so its flips serve every order and eps. The options, and the passes, are those of
-    `fab_engine`; the seed keys the random restarts.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and
+    order, eps, domain. It looks for the nearest flip whatever eps is, so its flips serve every
+    order and eps. The options, and the passes, are those of `fab_engine`; the seed keys the random
+    restarts.
     """
-    options = {"steps": steps, "alpha_max": alpha_max, "eta": eta, "beta": beta, "topk": topk, "targets": targets}
+    options = {
+        "steps": steps,
+        "alpha_max": alpha_max,
+        "eta": eta,
+        "beta": beta,
+        "topk": topk,
+        "targets": targets,
+    }
     return minimal(
-        fab_engine, "fab" if targets is None else "fab-t", model, x, y, threat, mu=mu, seed=seed, batch_size=batch_size,
-        progress=progress, options={**options, "restarts": restarts, "seed": seed},
-    )  # fmt: skip
+        fab_engine,
+        "fab" if targets is None else "fab-t",
+        model,
+        x,
+        y,
+        threat,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+        options={**options, "restarts": restarts, "seed": seed},
+    )

@@ -1,4 +1,6 @@
-"""FGSM, the fast gradient sign method, for every norm (Goodfellow et al., ICLR 2015, arXiv 1412.6572)."""
+"""FGSM, the fast gradient sign method, for every norm (Goodfellow et al., ICLR 2015, arXiv
+1412.6572).
+"""
 
 from __future__ import annotations
 
@@ -25,29 +27,47 @@ def fgsm(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """One steepest step of full length from every sample: the worst point of its ball for the linearised loss.
+    """One steepest step of full length from every sample: the worst point of its ball for the
+    linearised loss.
 
         x' = x + argmax { <g, d> : ||d||_r <= eps, x + d in the box },   g = grad L(theta(x), y),
 
-    which for linf without a box is `x + eps sign(g)`. For a linear classifier of two classes it is exact, in every norm.
+    which for linf without a box is `x + eps sign(g)`. For a linear classifier of two classes it is
+    exact, in every norm.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps, domain. loss: "ce", "dlr" or
-    "margin". target: classes `(N,)` to be reached; their loss is lowered instead. Nothing is random: the seed is only noted.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
+    domain. loss: "ce", "dlr" or "margin". target: classes `(N,)` to be reached; their loss is
+    lowered instead. Nothing is random: the seed is only noted.
 
     Per sample 1 F and 1 B; whether the point is a flip, the final check tells.
     """
     return pointwise(
-        fgsm_attack, "fgsm", model, x, y, threat, target=target, mu=mu, seed=seed, batch_size=batch_size,
-        progress=progress, graph=True, options={"loss": loss},
-    )  # fmt: skip
+        fgsm_attack,
+        "fgsm",
+        model,
+        x,
+        y,
+        threat,
+        target=target,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+        graph=True,
+        options={"loss": loss},
+    )
 
 
 def fgsm_attack(hunt: Hunt, tick: Tick, *, loss: str = "ce") -> None:
     """The step, from the gradient of the pass at the samples; see `fgsm`."""
-    goal, rows = objective(hunt, loss), hunt.rows
+    goal = objective(hunt, loss)
+    rows = hunt.rows
     if not len(rows):
         return
     _, weight = goal(hunt.clean[rows], rows)
-    x, gradient = hunt.x[rows], hunt.start.pull(weight, rows)
-    hunt.guess(rows, clip(x + steepest(x, gradient, hunt.norm, hunt.radius, hunt.domain), hunt.domain))
+    x = hunt.x[rows]
+    gradient = hunt.start.pull(weight, rows)
+    hunt.guess(
+        rows, clip(x + steepest(x, gradient, hunt.norm, hunt.radius, hunt.domain), hunt.domain)
+    )
     tick(1.0)

@@ -1,8 +1,10 @@
-"""What all nearest-flip engines share: the best flip seen, the budget of passes, the shortening at the end.
+"""What all nearest-flip engines share: the best flip seen, the budget of passes, the shortening at
+the end.
 
-An engine is a function `engine(hunt, tick, **options)` that proposes points. Every point it has evaluated goes through
-`Hunt.logits` or `Hunt.tape`, which count the pass, keep the nearest flip ever seen, and refuse what the budget does not cover:
-so no engine can lose a flip, overspend, or get worse with more passes than its own schedule makes it.
+An engine is a function `engine(hunt, tick, **options)` that proposes points. Every point it has
+evaluated goes through `Hunt.logits` or `Hunt.tape`, which count the pass, keep the nearest flip
+ever seen, and refuse what the budget does not cover: so no engine can lose a flip, overspend, or
+get worse with more passes than its own schedule makes it.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from wassail.transport import Flips
 class Hunt:
     """The search for the nearest flip of each of n samples.
 
-    x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`; points, distance: nearest flip so far and how far it is,
-    `(n,)`, inf where there is none; wrong: samples that need no attack. `rows` index the n samples. limit: how far a flip may
-    be to be wanted, any distance if negative; radius: a hair less, for the balls to search (both in `ball`); target: classes
-    `(N,)` of the whole data set that a flip must reach, any wrong one if None; flat: where a climb met a zero gradient.
+    x `(n, *shape)`, y `(n,)`; clean: logits at the samples `(n, K)`; points, distance: nearest flip
+    so far and how far it is, `(n,)`, inf where there is none; wrong: samples that need no attack.
+    `rows` index the n samples. limit: how far a flip may be to be wanted, any distance if negative;
+    radius: a hair less, for the balls to search (both in `ball`); target: classes `(N,)` of the
+    whole data set that a flip must reach, any wrong one if None; flat: where a climb met a zero
+    gradient.
     """
 
     def __init__(
@@ -49,7 +53,11 @@ class Hunt:
     ) -> None:
         self.limit, self.radius = ball
         self.target = None if target is None else target[network.ids.to(target.device)].to(y.device)
-        self.network, self.x, self.y, self.norm, self.domain = network, x, y, norm, domain
+        self.network = network
+        self.x = x
+        self.y = y
+        self.norm = norm
+        self.domain = domain
         self.passes = math.inf if passes is None else passes
         self.tolerance = flip_tolerance(x.dtype)
         # An attack that asks for no gradient at the samples has no use for the graph's memory.
@@ -59,15 +67,20 @@ class Hunt:
         self.clean = network.logits(x, network.rows) if clean is None else clean
         self.wrong = predict(self.clean, y) != y
         self.points = x.clone()
-        self.distance = torch.where(self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device))
-        self.anytime, self.stopped = False, torch.zeros_like(self.wrong)
+        self.distance = torch.where(
+            self.wrong, 0.0, torch.full((len(x),), math.inf, dtype=x.dtype, device=x.device)
+        )
+        self.anytime = False
+        self.stopped = torch.zeros_like(self.wrong)
         self._scarce = False  # whether a sample may have stopped for want of passes
         self.flat = torch.zeros_like(self.wrong)
         self.first = 0  # passes that the first step asked for; 0 if it asked for none
         self.warm = known is not None  # begins with the flips of an earlier search
         if known is not None:
             found = (known.success[network.ids].to(x.device) & ~self.wrong).nonzero()[:, 0]
-            self.points[found] = known.points[network.ids.to(known.points.device)].to(x.device)[found]
+            self.points[found] = known.points[network.ids.to(known.points.device)].to(x.device)[
+                found
+            ]
             self.distance[found] = known.distances[network.ids].to(self.distance)[found]
 
     @property
@@ -78,11 +91,15 @@ class Hunt:
 
     @property
     def rows(self) -> Tensor:
-        """The samples that are worth attacking: right at the start, and without a flip within the radius if there is one."""
+        """The samples that are worth attacking: right at the start, and without a flip within
+        the radius if there is one.
+        """
         return (~self.wrong & (self.distance > self.limit)).nonzero()[:, 0]
 
     def standing(self, rows: Tensor) -> Tensor:
-        """Which of these samples have no flip within the limit yet, bool; without a limit all: a nearer flip may exist."""
+        """Which of these samples have no flip within the limit yet, bool; without a limit all:
+        a nearer flip may exist.
+        """
         return self.distance[rows] > self.limit
 
     def left(self, rows: Tensor) -> Tensor:
@@ -92,12 +109,15 @@ class Hunt:
     def afford(self, rows: Tensor, cost: int) -> Tensor:
         """Whether these samples have `cost` passes left, bool.
 
-        In an `anytime` hunt a sample that cannot afford the next thing of the schedule stops for good, even with a pass left
-        that something later could use: so a smaller budget is always a beginning of a larger one, and never does better.
+        In an `anytime` hunt a sample that cannot afford the next thing of the schedule stops for
+        good, even with a pass left that something later could use: so a smaller budget is always a
+        beginning of a larger one, and never does better.
         """
         self.first = self.first or cost
         if not self._scarce and self.network.calls + cost <= self.passes:
-            return torch.ones_like(rows, dtype=torch.bool)  # no sample can be short: nobody has to look
+            return torch.ones_like(
+                rows, dtype=torch.bool
+            )  # no sample can be short: nobody has to look
         self._scarce = True
         enough = self.left(rows) >= cost
         if self.anytime:
@@ -106,12 +126,18 @@ class Hunt:
         return enough
 
     def able(self, rows: Tensor, cost: int) -> Tensor:
-        """The places `(k,)` among these samples of those that can afford `cost` passes: see `afford`. One wait at most."""
+        """The places `(k,)` among these samples of those that can afford `cost` passes: see
+        `afford`. One wait at most.
+        """
         enough = self.afford(rows, cost)
-        return enough.nonzero()[:, 0] if self._scarce else torch.arange(len(rows), device=rows.device)
+        return (
+            enough.nonzero()[:, 0] if self._scarce else torch.arange(len(rows), device=rows.device)
+        )
 
     def logits(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether each is a flip."""
+        """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether
+        each is a flip.
+        """
         z = self.network.logits(points, rows)
         return z, self.offer(points, rows, z)
 
@@ -121,18 +147,25 @@ class Hunt:
         return tape, self.offer(points, rows, tape.logits)
 
     def offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
-        """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far; which are flips, bool `(m,)`."""
+        """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far;
+        which are flips, bool `(m,)`.
+        """
         predicted = predict(z, self.y[rows], self.tolerance)
-        flipped = predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
+        flipped = (
+            predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
+        )
         some = worth(flipped)
         if len(some):
             mine, theirs, flips = take(some, rows, points, flipped)
             length = torch.where(flips, vector_norm(theirs - self.x[mine], self.norm), math.inf)
-            # Several candidates of one sample may come at once: the nearest counts, of equals the first.
+            # Several candidates of one sample may come at once: the nearest counts, of equals the
+            # first.
             best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length, "amin")
             better = (length == best[mine]) & (length < self.distance[mine])
             place = torch.where(better, torch.arange(len(mine), device=mine.device), len(mine))
-            first = torch.full_like(self.distance, len(mine), dtype=torch.int64).scatter_reduce(0, mine, place, "amin")
+            first = torch.full_like(self.distance, len(mine), dtype=torch.int64).scatter_reduce(
+                0, mine, place, "amin"
+            )
             nearer = first < len(mine)
             chosen = worth(nearer)
             place = first[chosen].clamp(max=len(mine) - 1)
@@ -141,25 +174,36 @@ class Hunt:
         return flipped
 
     def guess(self, rows: Tensor, points: Tensor) -> None:
-        """Leave an untried answer where no flip is known: the final check tells if it is one, at no pass of the budget."""
+        """Leave an untried answer where no flip is known: the final check tells if it is one,
+        at no pass of the budget.
+        """
         write(self.points, torch.isinf(self.distance[rows]), points, rows)
 
     def shorten(self, rows: Tensor, times: int, shortest: float = 0.0) -> None:
-        """Bisect toward the sample along norm-aware points while they stay flipped. One pass a bisection.
+        """Bisect toward the sample along norm-aware points while they stay flipped. One pass a
+        bisection.
 
-        The point at share t is the Euclidean projection of the flip onto the ball of radius t d: scaled for l2, clipped for
-        linf, soft-thresholded for l1. `shortest`: the share to start from.
+        The point at share t is the Euclidean projection of the flip onto the ball of radius t d:
+        scaled for l2, clipped for linf, soft-thresholded for l1. `shortest`: the share to start
+        from.
         """
-        rows = rows[(torch.isfinite(self.distance[rows]) & (self.distance[rows] > 0)).nonzero()[:, 0]]
-        point, full = self.points[rows], self.distance[rows]
-        low, high = torch.full_like(full, shortest), torch.ones_like(full)
+        rows = rows[
+            (torch.isfinite(self.distance[rows]) & (self.distance[rows] > 0)).nonzero()[:, 0]
+        ]
+        point = self.points[rows]
+        full = self.distance[rows]
+        low = torch.full_like(full, shortest)
+        high = torch.ones_like(full)
         for _ in range(times):
             rows, point, full, low, high = take(self.able(rows, 1), rows, point, full, low, high)
             if not len(rows):
                 return
             middle = (low + high) / 2
-            _, flipped = self.logits(project(point, self.x[rows], self.norm, middle * full, self.domain), rows)
-            low, high = torch.where(flipped, low, middle), torch.where(flipped, middle, high)
+            _, flipped = self.logits(
+                project(point, self.x[rows], self.norm, middle * full, self.domain), rows
+            )
+            low = torch.where(flipped, low, middle)
+            high = torch.where(flipped, middle, high)
 
 
 Engine: TypeAlias = Callable[..., None]
@@ -183,9 +227,11 @@ def hunt(
 ) -> Flips:
     """Run an engine over the data and return its verified flips.
 
-    passes: most forward plus backward passes a sample; known: flips of the same samples to begin with.
+    passes: most forward plus backward passes a sample; known: flips of the same samples to begin
+    with.
     """
-    norm, domain = parse_norm(norm), parse_domain(domain)
+    norm = parse_norm(norm)
+    domain = parse_domain(domain)
     if passes is not None and passes < 1:
         raise InputError(f"passes is {passes}: give at least 1, the pass at the sample itself.")
     x, y = check_data(x, y, domain)
@@ -206,7 +252,9 @@ def hunt(
 
 
 def _tell_if_idle(found: Search, y: Tensor, name: str, passes: int, first: list[int]) -> None:
-    """Warn about samples that were never searched, because their passes did not pay for the first step."""
+    """Warn about samples that were never searched, because their passes did not pay for the
+    first step.
+    """
     right = (found.clean == y).cpu()
     idle = right & (found.forwards + found.backwards <= 1).cpu()
     if not idle.any():
@@ -214,7 +262,8 @@ def _tell_if_idle(found: Search, y: Tensor, name: str, passes: int, first: list[
     need = 1 + max([*first, 2])  # a gradient, and a look at where it leads
     fewer = " or try fewer rivals (topk)" if need > 3 else ""
     warnings.warn(
-        f"{int(idle.sum())} of {int(right.sum())} samples were not searched: passes is {passes}, and the first step of "
+        f"{int(idle.sum())} of {int(right.sum())} samples were not searched: passes is {passes}, "
+        "and the first step of "
         f"{name!r} takes {need}; give at least {need} passes{fewer}.",
         ModelWarning,
         stacklevel=4,

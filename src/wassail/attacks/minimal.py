@@ -1,7 +1,8 @@
 """Minimum-norm engines as attacks on a threat: the flips they find, bought by the allocation.
 
-An engine of `nearest` looks for the nearest flip and knows no radius, so what it finds serves every order and every eps: the
-knapsack buys the nearest flips first, and at order inf it takes those within eps.
+An engine of `nearest` looks for the nearest flip and knows no radius, so what it finds serves every
+order and every eps: the knapsack buys the nearest flips first, and at order inf it takes those
+within eps.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def minimal(
     progress: Progress = False,
     options: Mapping[str, Any] | None = None,
 ) -> Distribution:
-    """Run a minimum-norm engine on x `(N, *shape)`, y `(N,)` and allocate the budget of the threat to its verified flips.
+    """Run a minimum-norm engine on x `(N, *shape)`, y `(N,)` and allocate the budget of the threat
+    to its verified flips.
 
-    target: classes `(N,)` that a flip must reach; a sample with no such flip stays where it is. options: the engine's.
+    target: classes `(N,)` that a flip must reach; a sample with no such flip stays where it is.
+    options: the engine's.
     """
     x, y = check_data(x, y, threat.domain)
     target = check_target(target, y)

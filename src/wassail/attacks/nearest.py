@@ -1,4 +1,6 @@
-"""One door to every engine that looks for the nearest flip, and the search steered by the allocation."""
+"""One door to every engine that looks for the nearest flip, and the search steered by the
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ ENGINES: dict[str, Engine] = {
     "cw": cw_engine,
 }
 METHODS = ("auto", "wda++", *ENGINES)
-# The allocation has a say after so many passes: (passes, how far above the price a sample may be and still go on, next round).
-# Early distances can be several times too long where gradients mislead, so the first cut is generous.
+# The allocation has a say after so many passes: (passes, how far above the price a sample may be
+# and still go on, next round). Early distances can be several times too long where gradients
+# mislead, so the first cut is generous.
 STAGES = ((100, 4.0, 0), (300, 1.5, 2))
 
 
@@ -58,37 +61,54 @@ def nearest(
 ) -> Flips:
     """The nearest flip that an engine finds for each sample, re-verified.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`.
-    method: "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" and "cw" (both l2), "apgd", "pdpgd" are
-    from their papers; "wda++" is the paper's Algorithm 2, which needs `step` or `eps`. Engine options pass through as
-    keywords (for "auto": `topk`, the rivals tried at the sample, 10 by default; K - 1 makes linear classifiers of any K
-    exact).
-    passes: most forward plus backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
-    eps, order: the distribution the flips are for. With both, the allocation steers the search: after 100 passes and again
-    after 300, only samples whose distance can still change the knapsack's answer are refined. seed: keys the random starts,
-    together with each sample's content.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`. method:
+    "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" and "cw" (both l2),
+    "apgd", "pdpgd" are from their papers; "wda++" is the paper's Algorithm 2, which needs `step` or
+    `eps`. Engine options pass through as keywords (for "auto": `topk`, the rivals tried at the
+    sample, 10 by default; K - 1 makes linear classifiers of any K exact). passes: most forward plus
+    backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
+    eps, order: the distribution the flips are for. With both, the allocation steers the search:
+    after 100 passes and again after 300, only samples whose distance can still change the
+    knapsack's answer are refined. seed: keys the random starts, together with each sample's
+    content.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     common: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
     if method == "wda++":
         if passes is not None:
-            raise InputError("WDA++ has a schedule of its own: limit it with steps, topk and search instead of passes.")
+            raise InputError(
+                "WDA++ has a schedule of its own: limit it with steps, topk and search instead "
+                "of passes."
+            )
         return _named(flips_wda_pp, method)(model, x, y, norm, domain, eps=eps, **common, **options)
     name = "chase" if method == "auto" else method
     if name == "chase":
         options.setdefault("rounds", 4 if passes is None else 1000)
         options["seed"] = seed
 
-    def run(x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None, begin: int = 0) -> Flips:
+    def run(
+        x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None, begin: int = 0
+    ) -> Flips:
         extra = {"begin": begin} if begin else {}
         return _named(hunt, method)(
-            ENGINES[name], name, model, x, y, norm, domain, passes=budget, options=options | extra, known=known, **common
+            ENGINES[name],
+            name,
+            model,
+            x,
+            y,
+            norm,
+            domain,
+            passes=budget,
+            options=options | extra,
+            known=known,
+            **common,
         )
 
     if eps is None or order is None or name != "chase":
         return run(x, y, passes)
-    eps, order = parse_eps(eps), parse_order(order)
+    eps = parse_eps(eps)
+    order = parse_order(order)
     limit = math.inf if passes is None else passes
     # Many rivals at the sample take many passes: the allocation has its say after them.
     later = max(0, 2 * int(options.get("topk", 0)) - STAGES[0][0])
@@ -108,13 +128,17 @@ def nearest(
 def undecided(distances: Tensor, eps: float, order: float, reach: float = 1.5) -> Tensor:
     """Which samples can still change the allocation's answer, bool `(N,)`.
 
-    The dearest flip the budget buys has some price. A sample far above that price stays out, and one far below it is bought
-    whatever happens, and saves next to nothing by coming nearer: both are left alone. `reach`: what far above means.
+    The dearest flip the budget buys has some price. A sample far above that price stays out, and
+    one far below it is bought whatever happens, and saves next to nothing by coming nearer: both
+    are left alone. `reach`: what far above means.
     """
     weights = knapsack(distances, eps, order)
-    unknown_flip, bought = torch.isinf(distances), weights > 0
+    unknown_flip = torch.isinf(distances)
+    bought = weights > 0
     if order < math.inf and (weights == 1)[~unknown_flip].all():
-        return unknown_flip  # the budget buys every flip there is: only new ones can change the answer
+        return (
+            unknown_flip  # the budget buys every flip there is: only new ones can change the answer
+        )
     price = eps if order == math.inf else float(distances[bought].max())
     return unknown_flip | ((distances > 0.2 * price) & (distances < reach * price))
 
@@ -126,7 +150,9 @@ def _named(function: Callable[..., Flips], method: str) -> Callable[..., Flips]:
         except TypeError as error:
             if "unexpected keyword argument" in str(error):
                 word = str(error).rsplit("argument", 1)[1].strip()
-                raise InputError(f"method {method!r} has no option {word}; see help(wassail.nearest).") from None
+                raise InputError(
+                    f"method {method!r} has no option {word}; see help(wassail.nearest)."
+                ) from None
             raise
 
     return call

@@ -1,4 +1,6 @@
-"""PGD, projected gradient ascent from a random start (Madry et al., ICLR 2018, arXiv 1706.06083)."""
+"""PGD, projected gradient ascent from a random start (Madry et al., ICLR 2018, arXiv
+1706.06083).
+"""
 
 from __future__ import annotations
 
@@ -35,27 +37,47 @@ def pgd(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """Fixed steps of steepest ascent on the loss, projected onto every sample's ball of radius eps and the box.
+    """Fixed steps of steepest ascent on the loss, projected onto every sample's ball of radius eps
+    and the box.
 
-        x_{k+1} = Proj(x_k + step M_r(g_k)),   g_k = grad L(theta(x_k), y),   M_r(g) = argmax { <g, u> : ||u||_r <= 1 }:
+        x_{k+1} = Proj(x_k + step M_r(g_k)),   g_k = grad L(theta(x_k), y),   M_r(g) = argmax { <g,
+        u> : ||u||_r <= 1 }:
 
-    `sign(g)` for linf, `g / ||g||_2` for l2, for l1 the coordinate with the largest slope (and the next ones, where the box
-    stops it). The projection onto ball and box together is exact. A sample that flips stops at once; one that does not keeps
-    the best of its iterates by loss.
+    `sign(g)` for linf, `g / ||g||_2` for l2, for l1 the coordinate with the largest slope (and the
+    next ones, where the box stops it). The projection onto ball and box together is exact. A sample
+    that flips stops at once; one that does not keeps the best of its iterates by loss.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps, domain. loss: "ce", "dlr" or
-    "margin". steps: 40, as in the paper; step: `2.5 eps / steps` by default, the paper's rule, with which every point of the
-    ball can be reached from every other. restarts: from other random points, for samples still right. random_start: False
-    starts at the sample itself. target: classes `(N,)` to be reached; their loss is lowered instead.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
+    domain. loss: "ce", "dlr" or "margin". steps: 40, as in the paper; step: `2.5 eps / steps` by
+    default, the paper's rule, with which every point of the ball can be reached from every other.
+    restarts: from other random points, for samples still right. random_start: False starts at the
+    sample itself. target: classes `(N,)` to be reached; their loss is lowered instead.
 
-    Per restart and sample `steps + 1` F and `steps` B at most, after 1 F at the sample, which is the first of them where the
-    start is not random.
+    Per restart and sample `steps + 1` F and `steps` B at most, after 1 F at the sample, which is
+    the first of them where the start is not random.
     """
-    options = {"loss": loss, "steps": steps, "step": step, "restarts": restarts, "random_start": random_start}
+    options = {
+        "loss": loss,
+        "steps": steps,
+        "step": step,
+        "restarts": restarts,
+        "random_start": random_start,
+    }
     return pointwise(
-        pgd_attack, "pgd", model, x, y, threat, target=target, mu=mu, seed=seed, batch_size=batch_size, progress=progress,
-        graph=not random_start, options={**options, "seed": seed},
-    )  # fmt: skip
+        pgd_attack,
+        "pgd",
+        model,
+        x,
+        y,
+        threat,
+        target=target,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+        graph=not random_start,
+        options={**options, "seed": seed},
+    )
 
 
 def pgd_attack(
@@ -73,20 +95,31 @@ def pgd_attack(
     if min(steps, restarts) < 1:
         raise InputError(f"steps={steps}, restarts={restarts}: both must be at least 1.")
     if restarts > 1 and not random_start:
-        raise InputError("restarts without a random start would all be the same: use random_start=True or restarts=1.")
+        raise InputError(
+            "restarts without a random start would all be the same: use random_start=True or "
+            "restarts=1."
+        )
     size = 2.5 * hunt.radius / steps if step is None else step
     if not 0 < size < math.inf:
-        raise InputError(f"step is {step!r}: give a positive step size, or None for 2.5 eps / steps.")
+        raise InputError(
+            f"step is {step!r}: give a positive step size, or None for 2.5 eps / steps."
+        )
     goal, (norm, radius, domain) = objective(hunt, loss), (hunt.norm, hunt.radius, hunt.domain)
-    best, top = hunt.x.clone(), torch.full_like(hunt.clean[:, 0], -math.inf)  # by loss, over all restarts
+    # by loss, over all restarts
+    best = hunt.x.clone()
+    top = torch.full_like(hunt.clean[:, 0], -math.inf)
     for turn in range(restarts):
         rows = hunt.rows
         if not len(rows):
             break
         if random_start:
-            tape, keep, rows, point = _look(hunt, random_point(hunt, rows, radius, seed, turn), rows)
+            tape, keep, rows, point = _look(
+                hunt, random_point(hunt, rows, radius, seed, turn), rows
+            )
         else:
-            tape, keep, point = hunt.start, rows, hunt.x[rows]
+            tape = hunt.start
+            keep = rows
+            point = hunt.x[rows]
         for k in range(steps + 1):
             value, weight = goal(tape.logits[keep], rows)
             better = value > top[rows]
@@ -95,14 +128,18 @@ def pgd_attack(
             if k == steps or not len(rows):
                 break
             ahead = point + _step(point, tape.pull(weight, keep), norm, size, domain)
-            tape, keep, rows, point = _look(hunt, project(ahead, hunt.x[rows], norm, radius, domain), rows)
+            tape, keep, rows, point = _look(
+                hunt, project(ahead, hunt.x[rows], norm, radius, domain), rows
+            )
             tick((turn + (k + 1) / steps) / restarts)
     rows = hunt.rows
     hunt.guess(rows, best[rows])
 
 
 def _look(hunt: Hunt, point: Tensor, rows: Tensor) -> tuple[Tape, Tensor, Tensor, Tensor]:
-    """Evaluate points of these samples: the tape, where it holds those that still stand, their rows and their points."""
+    """Evaluate points of these samples: the tape, where it holds those that still stand, their
+    rows and their points.
+    """
     tape, _ = hunt.tape(point, rows)
     keep = hunt.standing(rows).nonzero()[:, 0]
     rows, point = take(keep, rows, point)
@@ -110,9 +147,11 @@ def _look(hunt: Hunt, point: Tensor, rows: Tensor) -> tuple[Tape, Tensor, Tensor
 
 
 def _step(point: Tensor, g: Tensor, norm: float, size: float, domain: Domain) -> Tensor:
-    """The steepest step of length `size`, shape of `point`; it may leave the box, the projection brings it back.
+    """The steepest step of length `size`, shape of `point`; it may leave the box, the projection
+    brings it back.
 
-    For l2 a coordinate at the wall that it is pushed against takes no share, for l1 the box stops the step.
+    For l2 a coordinate at the wall that it is pushed against takes no share, for l1 the box stops
+    the step.
     """
     if norm == 1:
         return steepest(point, g, norm, size, domain)

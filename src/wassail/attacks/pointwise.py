@@ -1,8 +1,10 @@
-"""What all attacks at a fixed radius share: every sample moves inside its own ball of radius eps, with all of its mass.
+"""What all attacks at a fixed radius share: every sample moves inside its own ball of radius eps,
+with all of its mass.
 
-Such an attack is a function `engine(hunt, tick, **options)` that looks, through its `Hunt`, for a flip of `hunt.rows` within
-`hunt.radius`; the hunt counts the passes and keeps the nearest flip, and a sample that has one is no longer among the rows.
-The result lies in `Omega_p(eps)` for every order p, and is the worst it can be only at order inf.
+Such an attack is a function `engine(hunt, tick, **options)` that looks, through its `Hunt`, for a
+flip of `hunt.rows` within `hunt.radius`; the hunt counts the passes and keeps the nearest flip, and
+a sample that has one is no longer among the rows. The result lies in `Omega_p(eps)` for every order
+p, and is the worst it can be only at order inf.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from wassail.network import Model, Network, Progress, Tick, check_data, generato
 from wassail.threat import Threat
 from wassail.transport import Distribution
 
-# Logits `(m, K)` at points of the samples `rows` `(m,)` -> the loss to raise `(m,)`, and the direction of its gradient with
-# respect to the logits `(m, K)`, for `Tape.pull`. Steps are normalised, so its length does not matter.
+# Logits `(m, K)` at points of the samples `rows` `(m,)` -> the loss to raise `(m,)`, and the
+# direction of its gradient with respect to the logits `(m, K)`, for `Tape.pull`. Steps are
+# normalised, so its length does not matter.
 Objective: TypeAlias = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor]"]
 
 
@@ -44,10 +47,12 @@ def pointwise(
     options: Mapping[str, Any] | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> Distribution:
-    """Run an engine on every sample's ball of radius eps and return the verified distribution, all weights 1.
+    """Run an engine on every sample's ball of radius eps and return the verified distribution, all
+    weights 1.
 
-    target: classes `(N,)` to be reached; the accuracy still counts every error, `predicted == target` tells who arrived.
-    graph: the engine takes gradients at the samples themselves. options: the engine's, recorded in the result with `info`.
+    target: classes `(N,)` to be reached; the accuracy still counts every error, `predicted ==
+    target` tells who arrived. graph: the engine takes gradients at the samples themselves. options:
+    the engine's, recorded in the result with `info`.
     """
     x, y = check_data(x, y, threat.domain)
     target = check_target(target, y)
@@ -55,23 +60,32 @@ def pointwise(
     options = dict(options or {})
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        hunt = Hunt(network, x, y, threat.norm, threat.domain, None, ball=ball, target=target, graph=graph)
+        hunt = Hunt(
+            network, x, y, threat.norm, threat.domain, None, ball=ball, target=target, graph=graph
+        )
         engine(hunt, tick, **options)
-        # A flip beyond the limit (FAB leaves such) is none here; a sample without a flip has its best point, or itself.
+        # A flip beyond the limit (FAB leaves such) is none here; a sample without a flip has its
+        # best point, or itself.
         far = torch.isfinite(hunt.distance) & hunt.standing(network.rows.to(x.device))
         points = torch.where(column(far, x), x, hunt.points)
         return pull_inside(points, x, threat.norm, hunt.limit, threat.domain), hunt.clean
 
     found = search(chunk, model, x, y, batch_size, progress, name)
-    record = {"method": name, "options": options, "seed": seed, "targeted": target is not None, **(info or {})}
+    record = {
+        "method": name,
+        "options": options,
+        "seed": seed,
+        "targeted": target is not None,
+        **(info or {}),
+    }
     return Distribution.from_search(x, y, found, threat, 1.0, name, record, mu)
 
 
 def balls(x: Tensor, threat: Threat) -> tuple[float, float]:
     """How far a point may be moved, and the radius of the balls to search.
 
-    The first is eps with room for the rounding of a sum of N costs; the second is so much smaller that the rounding of its
-    coordinates does not carry a point outside, where it would be no flip.
+    The first is eps with room for the rounding of a sum of N costs; the second is so much smaller
+    that the rounding of its coordinates does not carry a point outside, where it would be no flip.
     """
     limit = threat.eps * (1 - 1e-12)
     ulp = torch.finfo(x.dtype).eps * (float(x.abs().max()) + limit if x.numel() else 0.0)
@@ -84,18 +98,27 @@ def check_target(target: Tensor | None, y: Tensor) -> Tensor | None:
         return None
     target = torch.as_tensor(target, device=y.device)
     if target.shape != y.shape or target.dtype.is_floating_point:
-        raise InputError(f"the targets are {tuple(target.shape)}: give one class index for each of the {len(y)} samples.")
+        raise InputError(
+            f"the targets are {tuple(target.shape)}: give one class index for each of the "
+            f"{len(y)} samples."
+        )
     if (target == y).any():
         bad = int((target == y).nonzero()[0])
-        raise InputError(f"the target of sample {bad} is its own label: a targeted attack needs another class.")
+        raise InputError(
+            f"the target of sample {bad} is its own label: a targeted attack needs another class."
+        )
     return target.long()
 
 
 def objective(hunt: Hunt, loss: str) -> Objective:
-    """The loss to climb for this hunt's labels; with targets, the same loss of the target to descend."""
+    """The loss to climb for this hunt's labels; with targets, the same loss of the target to
+    descend.
+    """
     if loss not in ASCENTS:
         raise unknown("loss", loss, tuple(ASCENTS))
-    ascent, y, target = ASCENTS[loss], hunt.y, hunt.target
+    ascent = ASCENTS[loss]
+    y = hunt.y
+    target = hunt.target
     if target is None:
         return lambda z, rows: ascent(z, y[rows])
 
@@ -106,16 +129,24 @@ def objective(hunt: Hunt, loss: str) -> Objective:
     return toward
 
 
-def random_start(hunt: Hunt, rows: Tensor, radius: float | Tensor, seed: int, number: int) -> Tensor:
-    """A random point of each ball and the box, keyed by (seed, the sample, number): the starts of APGD, `(m, *shape)`.
+def random_start(
+    hunt: Hunt, rows: Tensor, radius: float | Tensor, seed: int, number: int
+) -> Tensor:
+    """A random point of each ball and the box, keyed by (seed, the sample, number): the starts of
+    APGD, `(m, *shape)`.
 
-    linf: uniform in the cube, stretched to its surface; l2: uniform on the sphere; l1: a Gaussian point projected.
+    linf: uniform in the cube, stretched to its surface; l2: uniform on the sphere; l1: a Gaussian
+    point projected.
     """
-    x, norm = hunt.x[rows], hunt.norm
+    x = hunt.x[rows]
+    norm = hunt.norm
     if not len(rows):
         return x
     draw = torch.rand if norm == math.inf else torch.randn
-    draws = [draw(x.shape[1:], dtype=x.dtype, generator=generator) for generator in generators(x, seed, number)]
+    draws = [
+        draw(x.shape[1:], dtype=x.dtype, generator=generator)
+        for generator in generators(x, seed, number)
+    ]
     v = torch.stack(draws).to(x.device)
     v = 2 * v - 1 if norm == math.inf else v
     if norm != 1:

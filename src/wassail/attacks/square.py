@@ -1,9 +1,12 @@
-"""Square attack: random search with square-shaped changes, no gradients (Andriushchenko et al. 2020, arXiv 1912.00049).
+"""Square attack: random search with square-shaped changes, no gradients (Andriushchenko et al.
+2020, arXiv 1912.00049).
 
-The l1 variant is AutoAttack's (Croce & Hein 2021, arXiv 2103.01208). What differs from the reference: every sample draws
-squares of its own; they reach the last row and column too; and samples need not be square images, nor images at all.
+The l1 variant is AutoAttack's (Croce & Hein 2021, arXiv 2103.01208). What differs from the
+reference: every sample draws squares of its own; they reach the last row and column too; and
+samples need not be square images, nor images at all.
 
-A sample `(..., h, w)` is an image of h x w pixels whose other dimensions are channels; a vector `(n,)` is one of 1 x n pixels.
+A sample `(..., h, w)` is an image of h x w pixels whose other dimensions are channels; a vector
+`(n,)` is one of 1 x n pixels.
 """
 
 from __future__ import annotations
@@ -25,8 +28,20 @@ from wassail.network import Model, Progress, Tick, generators
 from wassail.threat import Domain, Threat
 from wassail.transport import Distribution
 
-HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # the last queries before the squares' area is halved
-BLOCK = 250  # queries whose random numbers are drawn at once: a call for every sample and query would take too long
+HALVINGS = (
+    10,
+    50,
+    200,
+    500,
+    1000,
+    2000,
+    4000,
+    6000,
+    8000,
+)  # the last queries before the squares' area is halved
+# queries whose random numbers are drawn at once: a call for every sample and query would take too
+# long
+BLOCK = 250
 
 
 def square(
@@ -44,28 +59,54 @@ def square(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """The Square attack in every sample's ball of radius eps: it needs logits only, so no gradient can mislead it.
+    """The Square attack in every sample's ball of radius eps: it needs logits only, so no gradient
+    can mislead it.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps, domain.
-    queries: squares tried after the start; share: p, the part of the image that the first squares cover, halved after 10, 50,
-    200, 500, 1000, 2000, 4000, 6000 and 8000 queries; restarts: with other random numbers, for samples still right;
-    target: classes `(N,)` to be reached. The loss is the margin.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
+    domain. queries: squares tried after the start; share: p, the part of the image that the first
+    squares cover, halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and 8000 queries; restarts:
+    with other random numbers, for samples still right; target: classes `(N,)` to be reached. The
+    loss is the margin.
 
     1 F at the sample, then per restart `queries + 1` F at most, no B; a flip ends it.
     """
     options = {"queries": queries, "share": share, "restarts": restarts, "seed": seed}
     return pointwise(
-        square_attack, "square", model, x, y, threat, target=target, mu=mu, seed=seed, batch_size=batch_size,
-        progress=progress, graph=False, options=options,
-    )  # fmt: skip
+        square_attack,
+        "square",
+        model,
+        x,
+        y,
+        threat,
+        target=target,
+        mu=mu,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+        graph=False,
+        options=options,
+    )
 
 
-def square_attack(hunt: Hunt, tick: Tick, *, queries: int = 5000, share: float = 0.8, restarts: int = 1, seed: int = 0) -> None:
-    """`restarts` runs of the Square attack on the samples that still stand, each from the sample itself; see `square`."""
+def square_attack(
+    hunt: Hunt,
+    tick: Tick,
+    *,
+    queries: int = 5000,
+    share: float = 0.8,
+    restarts: int = 1,
+    seed: int = 0,
+) -> None:
+    """`restarts` runs of the Square attack on the samples that still stand, each from the
+    sample itself; see `square`.
+    """
     if min(queries, restarts) < 1:
         raise InputError(f"queries={queries}, restarts={restarts}: both must be at least 1.")
     if not 0 < share <= 1:
-        raise InputError(f"share is {share}: give the part of an image that the first squares cover, above 0 and at most 1.")
+        raise InputError(
+            f"share is {share}: give the part of an image that the first squares cover, above 0 "
+            "and at most 1."
+        )
     goal = objective(hunt, "margin")
     for number in range(restarts):
         for done in _run(hunt, goal, queries, share, seed, number):
@@ -88,12 +129,19 @@ class _Search:
         return _Search(*(getattr(self, field.name)[keep] for field in fields(self)))
 
 
-def _run(hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, number: int) -> Iterator[int]:
-    """One run, yielding the number of queries done now and then; what stands at the end leaves its best point."""
-    rows, norm, domain = hunt.rows, hunt.norm, hunt.domain
+def _run(
+    hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, number: int
+) -> Iterator[int]:
+    """One run, yielding the number of queries done now and then; what stands at the end leaves
+    its best point.
+    """
+    rows = hunt.rows
+    norm = hunt.norm
+    domain = hunt.domain
     if not len(rows):
         return
-    x, dice = _images(hunt.x[rows]), generators(hunt.x[rows], seed, number)
+    x = _images(hunt.x[rows])
+    dice = generators(hunt.x[rows], seed, number)
     reach = torch.full((len(rows),), hunt.radius, dtype=x.dtype, device=x.device)
     best = _start(x, reach, norm, domain, dice)
     value, stands = _look(hunt, rows, best, goal)
@@ -106,7 +154,11 @@ def _run(hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, num
         bumps = None if norm == math.inf else _bumps(*sides, norm, x)
         moves = _Moves.draw([dice[i] for i in s.place.tolist()], end - first, sides, s.x)
         for k in range(end - first):
-            point = _recolour(s, moves, k, domain) if bumps is None else _shift(s, moves, k, bumps, norm, domain)
+            point = (
+                _recolour(s, moves, k, domain)
+                if bumps is None
+                else _shift(s, moves, k, bumps, norm, domain)
+            )
             value, stands = _look(hunt, s.rows, point, goal)
             better = value > s.value
             write(s.value, better, value)
@@ -116,7 +168,8 @@ def _run(hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, num
                 mine, theirs = take(some, point, s.x)
                 s.length = blend(better, some, vector_norm(mine - theirs, norm), s.length)
             if len(stands) < len(s.rows):
-                s, moves = s.take(stands), moves.take(stands)
+                s = s.take(stands)
+                moves = moves.take(stands)
             if not len(stands):
                 return
         yield end
@@ -124,29 +177,40 @@ def _run(hunt: Hunt, goal: Objective, queries: int, share: float, seed: int, num
 
 
 def _look(hunt: Hunt, rows: Tensor, images: Tensor, goal: Objective) -> tuple[Tensor, Tensor]:
-    """Loss `(m,)` at images of these samples, and the places `(k,)` of those that still stand. 1 F."""
+    """Loss `(m,)` at images of these samples, and the places `(k,)` of those that still stand.
+    1 F.
+    """
     z, _ = hunt.logits(images.reshape(-1, *hunt.x.shape[1:]), rows)
     value, _ = goal(z, rows)
     return value, hunt.standing(rows).nonzero()[:, 0]
 
 
 def _images(x: Tensor) -> Tensor:
-    """Samples `(m, *shape)` as images `(m, c, h, w)`: the last two dimensions are the pixels, a vector is a row of them."""
+    """Samples `(m, *shape)` as images `(m, c, h, w)`: the last two dimensions are the pixels, a
+    vector is a row of them.
+    """
     return x.reshape(len(x), -1, *(1, *x.shape[1:])[-2:]).contiguous()
 
 
 def _blocks(queries: int, share: float) -> list[tuple[int, int, float]]:
-    """`(first, end, p)`: the queries `first <= i < end` change a part p of the image; at most `BLOCK` of them.
+    """`(first, end, p)`: the queries `first <= i < end` change a part p of the image; at most
+    `BLOCK` of them.
 
     p is `share` halved once for each of the `HALVINGS` below i.
     """
     cuts = {0, queries, *(i + 1 for i in HALVINGS if i + 1 < queries), *range(0, queries, BLOCK)}
-    return [(i, j, share / 2 ** sum(i > halving for halving in HALVINGS)) for i, j in itertools.pairwise(sorted(cuts))]
+    return [
+        (i, j, share / 2 ** sum(i > halving for halving in HALVINGS))
+        for i, j in itertools.pairwise(sorted(cuts))
+    ]
 
 
 def _sides(part: float, h: int, w: int, norm: float) -> tuple[int, int]:
-    """Height and width of the windows that cover a part of an h x w image; squares of l2 and l1 are odd, from 3 on."""
-    area, least = part * h * w, 1 if norm == math.inf else 3
+    """Height and width of the windows that cover a part of an h x w image; squares of l2 and l1
+    are odd, from 3 on.
+    """
+    area = part * h * w
+    least = 1 if norm == math.inf else 3
     side = max(round(math.sqrt(area)), least)
     if norm != math.inf and side % 2 == 0:
         side += 1
@@ -154,7 +218,9 @@ def _sides(part: float, h: int, w: int, norm: float) -> tuple[int, int]:
 
 
 def _fit(side: int, length: int, h: int, w: int) -> tuple[int, int]:
-    """A square, or where it is too wide for an h x w image, a rectangle of this length across the image's short side."""
+    """A square, or where it is too wide for an h x w image, a rectangle of this length across
+    the image's short side.
+    """
     if side <= min(h, w):
         return side, side
     return (h, min(length, w)) if h <= w else (min(length, h), w)
@@ -162,7 +228,9 @@ def _fit(side: int, length: int, h: int, w: int) -> tuple[int, int]:
 
 def _draw(dice: list[torch.Generator], shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Uniform numbers of [0, 1) from each generator, `(m, *shape)`."""
-    return torch.stack([torch.rand(shape, dtype=torch.float32, generator=die) for die in dice]).to(like.device)
+    return torch.stack([torch.rand(shape, dtype=torch.float32, generator=die) for die in dice]).to(
+        like.device
+    )
 
 
 def _signs(u: Tensor, like: Tensor) -> Tensor:
@@ -180,11 +248,16 @@ class _Moves:
     signs: Tensor  # of the channels: `(count, m, c)`
 
     @classmethod
-    def draw(cls, dice: list[torch.Generator], count: int, sides: tuple[int, int], x: Tensor) -> _Moves:
+    def draw(
+        cls, dice: list[torch.Generator], count: int, sides: tuple[int, int], x: Tensor
+    ) -> _Moves:
         """The next `count` queries with windows of these sides in images `(m, c, h, w)`."""
         u = _draw(dice, (count, 5 + x.shape[1]), x).transpose(0, 1)
-        down, across = x.shape[2] - sides[0] + 1, x.shape[3] - sides[1] + 1
-        places = torch.stack([u[..., 0] * down, u[..., 1] * across, u[..., 2] * down, u[..., 3] * across], -1)
+        down = x.shape[2] - sides[0] + 1
+        across = x.shape[3] - sides[1] + 1
+        places = torch.stack(
+            [u[..., 0] * down, u[..., 1] * across, u[..., 2] * down, u[..., 3] * across], -1
+        )
         return cls(sides, places.long(), u[..., 4] < 0.5, _signs(u[..., 5:], x))
 
     def take(self, keep: Tensor) -> _Moves:
@@ -198,7 +271,9 @@ class _Moves:
 
 @dataclass(frozen=True)
 class _Window:
-    """A window of every image of a batch `(m, c, h, w)`, all of one size, each at its own place `(m,)`."""
+    """A window of every image of a batch `(m, c, h, w)`, all of one size, each at its own place
+    `(m,)`.
+    """
 
     every: Tensor
     top: Tensor
@@ -215,47 +290,68 @@ class _Window:
         self._all(images)[self.every, :, self.top, self.left] = content
 
     def _all(self, images: Tensor) -> Tensor:
-        """A view of all windows of this size: `(m, c, h - height + 1, w - width + 1, height, width)`."""
+        """A view of all windows of this size: `(m, c, h - height + 1, w - width + 1, height,
+        width)`.
+        """
         return images.unfold(2, self.height, 1).unfold(3, self.width, 1)
 
 
-def _start(x: Tensor, reach: Tensor, norm: float, domain: Domain, dice: list[torch.Generator]) -> Tensor:
-    """Where the search begins: vertical stripes of +-reach for linf, else a grid of bumps, 5 x 5 of them in a square image."""
+def _start(
+    x: Tensor, reach: Tensor, norm: float, domain: Domain, dice: list[torch.Generator]
+) -> Tensor:
+    """Where the search begins: vertical stripes of +-reach for linf, else a grid of bumps, 5 x
+    5 of them in a square image.
+    """
     c, h, w = x.shape[1:]
     if norm == math.inf:
         return clip(x + column(reach, x) * _signs(_draw(dice, (c, 1, w), x), x), domain)
     area = h * w // 25
     height, width = _fit(max(math.isqrt(area), 1), max(area // min(h, w), 1), h, w)
-    down, across = h // height, w // width
+    down = h // height
+    across = w // width
     u = _draw(dice, (1 + c, down, across, 1, 1), x)
     tiles = torch.where(u[:, :1] < 0.5, *_bumps(height, width, norm, x)) * _signs(u[:, 1:], x)
-    top, left = (h - down * height) // 2, (w - across * width) // 2
+    top = (h - down * height) // 2
+    left = (w - across * width) // 2
     delta = torch.zeros_like(x)
-    delta[:, :, top : top + down * height, left : left + across * width] = tiles.transpose(3, 4).flatten(4).flatten(2, 3)
+    delta[:, :, top : top + down * height, left : left + across * width] = (
+        tiles.transpose(3, 4).flatten(4).flatten(2, 3)
+    )
     if norm == 2:
         return clip(x + delta * column(reach / vector_norm(delta, 2), x), domain)
     return project(x + delta, x, norm, reach, domain)
 
 
 def _recolour(s: _Search, moves: _Moves, k: int, domain: Domain) -> Tensor:
-    """Query k for linf, `(m, c, h, w)`: in a window every pixel goes as far as it may, the same way throughout a channel."""
+    """Query k for linf, `(m, c, h, w)`: in a window every pixel goes as far as it may, the same
+    way throughout a channel.
+    """
     window, _ = moves.windows(k)
-    point, step = s.best.clone(), column(s.reach, s.x) * moves.signs[k][:, :, None, None]
+    point = s.best.clone()
+    step = column(s.reach, s.x) * moves.signs[k][:, :, None, None]
     window.write(point, clip(window.read(s.x) + step, domain))
     return point
 
 
-def _shift(s: _Search, moves: _Moves, k: int, bumps: tuple[Tensor, Tensor], norm: float, domain: Domain) -> Tensor:
-    """Query k for l2 and l1, `(m, c, h, w)`: empty a window, and fill another with what both held, shaped anew.
+def _shift(
+    s: _Search, moves: _Moves, k: int, bumps: tuple[Tensor, Tensor], norm: float, domain: Domain
+) -> Tensor:
+    """Query k for l2 and l1, `(m, c, h, w)`: empty a window, and fill another with what both held,
+    shaped anew.
 
-    With `delta_j` the change in that other window of channel j, out of c, and `m_j` the mass `||.||_r^r` of both, it becomes
+    With `delta_j` the change in that other window of channel j, out of c, and `m_j` the mass
+    `||.||_r^r` of both, it becomes
 
-        v_j (m_j + (reach^r - length^r) / c)^(1/r),   v_j = delta_j / ||delta_j||_r + sign_j bump, scaled to norm 1,
+        v_j (m_j + (reach^r - length^r) / c)^(1/r),   v_j = delta_j / ||delta_j||_r + sign_j bump,
+        scaled to norm 1,
 
-    so that the change has its full length again, until it is clipped. For l1 it is made c times that, and projected.
+    so that the change has its full length again, until it is clipped. For l1 it is made c times
+    that, and projected.
     """
     first, second = moves.windows(k)
-    point, here, there = s.best.clone(), first.read(s.x), second.read(s.x)
+    point = s.best.clone()
+    here = first.read(s.x)
+    there = second.read(s.x)
     delta = first.read(point) - here
     size = _size(delta, norm)
     first.write(point, here)  # emptied too for now, so that the mass in both windows counts once
@@ -263,7 +359,9 @@ def _shift(s: _Search, moves: _Moves, k: int, bumps: tuple[Tensor, Tensor], norm
     second.write(point, there)
     bump = torch.where(moves.turned[k][:, None, None], *bumps)[:, None]
     v = delta / (size + 1e-12) + moves.signs[k][:, :, None, None] * bump
-    wanted = (mass + column(s.reach**norm - s.length**norm, s.x) / s.x.shape[1]).clamp(min=0) ** (1 / norm)
+    wanted = (mass + column(s.reach**norm - s.length**norm, s.x) / s.x.shape[1]).clamp(min=0) ** (
+        1 / norm
+    )
     v = v * (wanted / (_size(v, norm) + 1e-12))
     if norm == 2:
         first.write(point, clip(here + v, domain))
@@ -279,7 +377,9 @@ def _size(v: Tensor, norm: float) -> Tensor:
 
 
 def _bumps(height: int, width: int, norm: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Two hills, one positive and one negative, above each other and side by side: both `(height, width)` and of norm 1."""
+    """Two hills, one positive and one negative, above each other and side by side: both
+    `(height, width)` and of norm 1.
+    """
 
     def pair(a: int, b: int) -> Tensor:
         both = torch.cat([_hill(a // 2, b, norm), -_hill(a - a // 2, b, norm)])[None]
@@ -289,8 +389,12 @@ def _bumps(height: int, width: int, norm: float, like: Tensor) -> tuple[Tensor, 
 
 
 def _hill(a: int, b: int, norm: float) -> Tensor:
-    """`(a, b)`, of norm 1: `sum_{k >= d} 1 / (k + 1)^(2 or 4)` at distance d from the middle, counted in square rings."""
-    ring = torch.maximum((torch.arange(a) - a // 2).abs()[:, None], (torch.arange(b) - b // 2).abs())
+    """`(a, b)`, of norm 1: `sum_{k >= d} 1 / (k + 1)^(2 or 4)` at distance d from the middle,
+    counted in square rings.
+    """
+    ring = torch.maximum(
+        (torch.arange(a) - a // 2).abs()[:, None], (torch.arange(b) - b // 2).abs()
+    )
     steps = torch.arange(1, max(a, b) // 2 + 2, dtype=torch.float64) ** (-2 if norm == 2 else -4)
     hill = steps.flip(0).cumsum(0).flip(0)[ring][None]
     return (hill / vector_norm(hill, norm))[0]

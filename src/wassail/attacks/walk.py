@@ -1,9 +1,10 @@
 """The first-order walk that Algorithm 1 (WDA) and Algorithm 2 (WDA++) share.
 
-From `x_t`, for every rival class `j` still in the race: `g_j = grad (theta_j - theta_y)(x_t)`, `phi_j = Proj(x_t + alpha
-M_r(g_j))`, and `x_{t+1} = phi_{j*}` for the candidate with the largest gap. Two things differ from a literal reading, and
-neither can make the attack weaker: a sample stops at its first flip and leaves the batch, and a sample that never flips
-keeps its best iterate instead of its last.
+From `x_t`, for every rival class `j` still in the race: `g_j = grad (theta_j - theta_y)(x_t)`,
+`phi_j = Proj(x_t + alpha M_r(g_j))`, and `x_{t+1} = phi_{j*}` for the candidate with the largest
+gap. Two things differ from a literal reading, and neither can make the attack weaker: a sample
+stops at its first flip and leaves the batch, and a sample that never flips keeps its best iterate
+instead of its last.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ STEP_SHARES = {math.inf: 0.64, 2.0: 0.4, 1.0: 0.4}
 
 
 def default_step(norm: float, eps: float) -> float:
-    """The step size alpha: the paper's where it states one, else a share of eps (never scaled by kappa).
+    """The step size alpha: the paper's where it states one, else a share of eps (never scaled by
+    kappa).
 
-    0.64 eps for linf and 0.4 eps for l2 are what the paper's values come to. For l1, which the paper does not run, the share
-    was measured: docs/l1-step.md.
+    0.64 eps for linf and 0.4 eps for l2 are what the paper's values come to. For l1, which the
+    paper does not run, the share was measured: docs/l1-step.md.
     """
     for (paper_norm, paper_eps), step in PAPER_STEPS.items():
         if norm == paper_norm and math.isclose(eps, paper_eps, rel_tol=1e-6):
@@ -42,7 +44,9 @@ def default_step(norm: float, eps: float) -> float:
 
 
 def top_rivals(z: Tensor, y: Tensor, count: int) -> Tensor:
-    """The `count` classes with the largest logits other than the label, best first: `(n, K), (n,) -> (n, count)`."""
+    """The `count` classes with the largest logits other than the label, best first: `(n, K),
+    (n,) -> (n, count)`.
+    """
     return largest(z.scatter(1, y[:, None], -math.inf), min(count, z.shape[1] - 1), band=LOGITS)
 
 
@@ -60,8 +64,9 @@ def check_walk(step: float, steps: int, topk: int | None, select: str) -> None:
 class Walk:
     """Where the walk left n samples.
 
-    clean: logits at the samples `(n, K)`; before, after: last iterate before the flip and the flip, where there is one, else
-    the sample and its best iterate; flipped: bool `(n,)`, false for samples that were wrong already.
+    clean: logits at the samples `(n, K)`; before, after: last iterate before the flip and the flip,
+    where there is one, else the sample and its best iterate; flipped: bool `(n,)`, false for
+    samples that were wrong already.
     """
 
     clean: Tensor
@@ -87,42 +92,59 @@ def walk(
 ) -> Walk:
     """Walk n samples `(n, *shape)` until they flip, `steps` times at most.
 
-    topk: rivals at the start, or a function of the number of classes; probe: steps after which the winning rival is fixed
-    (None: never); radius: of the ball the iterates are projected onto (None: no ball); select: pick the candidate by its
-    margin `theta_j - theta_y`, as both algorithms say, or by its raw "logit" `theta_j`, as the authors' code does.
+    topk: rivals at the start, or a function of the number of classes; probe: steps after which the
+    winning rival is fixed (None: never); radius: of the ball the iterates are projected onto (None:
+    no ball); select: pick the candidate by its margin `theta_j - theta_y`, as both algorithms say,
+    or by its raw "logit" `theta_j`, as the authors' code does.
     """
     tolerance = flip_tolerance(x.dtype)
     tape: Tape | None = network.tape(x, network.rows)
     assert tape is not None
     clean = tape.logits
-    before, after, best = x.clone(), x.clone(), margin(clean, y)
+    before = x.clone()
+    after = x.clone()
+    best = margin(clean, y)
     flipped = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    rows = (predict(clean, y) == y).nonzero()[:, 0]  # the samples still walking; the tape holds them at `keep`
+    rows = (predict(clean, y) == y).nonzero()[
+        :, 0
+    ]  # the samples still walking; the tape holds them at `keep`
     count = topk if isinstance(topk, int) else topk(clean.shape[1])
-    keep, current, rivals = rows, x[rows], top_rivals(clean, y, count)[rows]
+    keep = rows
+    current = x[rows]
+    rivals = top_rivals(clean, y, count)[rows]
     for t in range(steps):
         if not len(rows):
             break
         if tape is None:
-            tape, keep = network.tape(current, rows), torch.arange(len(rows), device=x.device)
+            tape = network.tape(current, rows)
+            keep = torch.arange(len(rows), device=x.device)
         many = rivals.shape[1]
         gradients = tape.gradients(y[rows], rivals, keep).flatten(0, 1)
-        start, owner = current.repeat_interleave(many, 0), rows.repeat_interleave(many)
+        start = current.repeat_interleave(many, 0)
+        owner = rows.repeat_interleave(many)
         phi = start + steepest(start, gradients, norm, step, domain)
         phi = clip(phi, domain) if radius is None else project(phi, x[owner], norm, radius, domain)
         if many == 1 and t + 1 < steps:
-            tape = network.tape(phi, owner)  # a lone candidate is the next iterate: one forward pass serves both
+            tape = network.tape(
+                phi, owner
+            )  # a lone candidate is the next iterate: one forward pass serves both
             z = tape.logits
         else:
-            tape, z = None, network.logits(phi, owner)
+            tape = None
+            z = network.logits(phi, owner)
         labels = y[owner]
         wrong = (predict(z, labels, tolerance) != labels).reshape(-1, many)
         score = z.gather(1, rivals.reshape(-1, 1))
-        score = (score if select == "logit" else score - z.gather(1, labels[:, None])).reshape(-1, many)
-        # A candidate that flips wins over any that does not, even when it flips to a class that is not its rival.
+        score = (score if select == "logit" else score - z.gather(1, labels[:, None])).reshape(
+            -1, many
+        )
+        # A candidate that flips wins over any that does not, even when it flips to a class that is
+        # not its rival.
         pick = score.masked_fill(wrong.any(1, keepdim=True) & ~wrong, -math.inf).argmax(1)
         chosen = torch.arange(len(rows), device=x.device) * many + pick
-        following, flip, lead = phi[chosen], wrong.flatten()[chosen], margin(z, labels)[chosen]
+        following = phi[chosen]
+        flip = wrong.flatten()[chosen]
+        lead = margin(z, labels)[chosen]
         better = flip | (lead > best[rows])
         write(after, better, following, rows)
         write(best, better, lead, rows)

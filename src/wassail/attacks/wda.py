@@ -1,4 +1,6 @@
-"""WDA, the Wasserstein Distributional Attack with one kappa for all samples: Algorithm 1 of the paper."""
+"""WDA, the Wasserstein Distributional Attack with one kappa for all samples: Algorithm 1 of the
+paper.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +33,31 @@ def wda(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """Move the share 1/kappa of every sample inside its ball of radius `kappa^(1/p) eps`; the rest stays.
+    """Move the share 1/kappa of every sample inside its ball of radius `kappa^(1/p) eps`; the rest
+    stays.
 
     The result lies in `Omega_p(eps)` (Corollary wda-feasible; THEORY 2b) and its accuracy is
     `(1 - 1/kappa) clean + (1/kappa) adversarial`. kappa = 1 is a point-wise attack.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, order p, eps, domain.
-    kappa: 2, or 1 at order inf, where splitting mass gains nothing. step: alpha, see `default_step`, never scaled by kappa.
-    steps: `maxiter`, exactly that many. probe: steps during which all rivals are tried before the winning one is fixed.
-    topk: rivals tried, all of them up to 100 classes, else 20. select: "margin" as printed, "logit" as the authors' code.
-    seed: recorded only, nothing here is random. mu: sample weights `(N,)`, 1/N each by default.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, order p,
+    eps, domain. kappa: 2, or 1 at order inf, where splitting mass gains nothing. step: alpha, see
+    `default_step`, never scaled by kappa. steps: `maxiter`, exactly that many. probe: steps during
+    which all rivals are tried before the winning one is fixed. topk: rivals tried, all of them up
+    to 100 classes, else 20. select: "margin" as printed, "logit" as the authors' code. seed:
+    recorded only, nothing here is random. mu: sample weights `(N,)`, 1/N each by default.
 
-    Per sample that never flips: `1 + 10 (K - 1) + 9 + 1 + 10` forward and `10 (K - 1) + 10` backward passes; a sample that
-    flips stops there. Where the paper returns the last iterate, the flip, or else the best iterate, is kept.
+    Per sample that never flips: `1 + 10 (K - 1) + 9 + 1 + 10` forward and `10 (K - 1) + 10`
+    backward passes; a sample that flips stops there. Where the paper returns the last iterate, the
+    flip, or else the best iterate, is kept.
     """
-    kappa = number(kappa, "kappa") if kappa is not None else (1.0 if threat.order == math.inf else 2.0)
+    kappa = (
+        number(kappa, "kappa") if kappa is not None else (1.0 if threat.order == math.inf else 2.0)
+    )
     if not 1 <= kappa < math.inf:
-        raise InputError(f"kappa is {kappa:g}: it must be at least 1, and 1/kappa is the share of each sample that moves.")
+        raise InputError(
+            f"kappa is {kappa:g}: it must be at least 1, and 1/kappa is the share of each sample "
+            "that moves."
+        )
     alpha = default_step(threat.norm, threat.eps) if step is None else number(step, "step")
     check_walk(alpha, steps, topk, select)
     if not 0 < probe <= steps:
@@ -57,16 +67,39 @@ def wda(
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         found = walk(
-            network, x, y, tick,
-            norm=threat.norm, domain=threat.domain, step=alpha, steps=steps, topk=topk or _rivals,
-            probe=probe, radius=radius, select=select,
-        )  # fmt: skip
+            network,
+            x,
+            y,
+            tick,
+            norm=threat.norm,
+            domain=threat.domain,
+            step=alpha,
+            steps=steps,
+            topk=topk or _rivals,
+            probe=probe,
+            radius=radius,
+            select=select,
+        )
         return pull_inside(found.after, x, threat.norm, radius, threat.domain), found.clean
 
     found = search(chunk, model, x, y, batch_size, progress, "WDA")
-    options = {"kappa": kappa, "step": alpha, "steps": steps, "probe": probe, "topk": topk, "select": select}
+    options = {
+        "kappa": kappa,
+        "step": alpha,
+        "steps": steps,
+        "probe": probe,
+        "topk": topk,
+        "select": select,
+    }
     return Distribution.from_search(
-        x, y, found, threat, 1 / kappa, "wda", {"method": "wda", "options": options, "seed": seed}, mu
+        x,
+        y,
+        found,
+        threat,
+        1 / kappa,
+        "wda",
+        {"method": "wda", "options": options, "seed": seed},
+        mu,
     )
 
 

@@ -29,15 +29,29 @@ def wda_pp(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """Walk every sample to its first flip, measure the distances, spend the budget on the nearest flips.
+    """Walk every sample to its first flip, measure the distances, spend the budget on the nearest
+    flips.
 
-    The result lies in `Omega_p(eps)`; its accuracy is the exact knapsack on the distances found (`allocate`). One search
-    serves every order: take `flips_wda_pp` and allocate it as often as you like. Arguments as for `flips_wda_pp`.
+    The result lies in `Omega_p(eps)`; its accuracy is the exact knapsack on the distances found
+    (`allocate`). One search serves every order: take `flips_wda_pp` and allocate it as often as you
+    like. Arguments as for `flips_wda_pp`.
     """
     flips = flips_wda_pp(
-        model, x, y, threat.norm, threat.domain, eps=threat.eps, step=step, steps=steps, topk=topk, search=search,
-        select=select, seed=seed, batch_size=batch_size, progress=progress,
-    )  # fmt: skip
+        model,
+        x,
+        y,
+        threat.norm,
+        threat.domain,
+        eps=threat.eps,
+        step=step,
+        steps=steps,
+        topk=topk,
+        search=search,
+        select=select,
+        seed=seed,
+        batch_size=batch_size,
+        progress=progress,
+    )
     return allocate(flips, threat.eps, threat.order, mu)
 
 
@@ -58,21 +72,31 @@ def flips_wda_pp(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Flips:
-    """The distances of Algorithm 2: a walk without a ball to the first flip, then a bisection of the last step.
+    """The distances of Algorithm 2: a walk without a ball to the first flip, then a bisection of
+    the last step.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`. step: alpha; by default `default_step` of eps,
-    which must then be given. steps: `maxiter`, exactly that many. topk: rivals with the largest clean logits, by default
-    the paper's 5 up to 10 classes, 10 up to 100, else 20. search: `srchiter` bisections. select: candidates by "margin" as
-    printed, by raw "logit" as the authors' code does. seed: recorded only, nothing here is random.
+    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`. step: alpha; by
+    default `default_step` of eps, which must then be given. steps: `maxiter`, exactly that many.
+    topk: rivals with the largest clean logits, by default the paper's 5 up to 10 classes, 10 up to
+    100, else 20. search: `srchiter` bisections. select: candidates by "margin" as printed, by raw
+    "logit" as the authors' code does. seed: recorded only, nothing here is random.
 
-    Per step and sample: 1 forward and topk backward passes at the iterate, topk forward at the candidates; `search` at the
-    end. The winning candidate's forward pass is repeated with its graph in the next step: to keep the graphs of all topk
-    candidates instead would cost topk - 1 wasted backward passes for each useful one.
+    Per step and sample: 1 forward and topk backward passes at the iterate, topk forward at the
+    candidates; `search` at the end. The winning candidate's forward pass is repeated with its graph
+    in the next step: to keep the graphs of all topk candidates instead would cost topk - 1 wasted
+    backward passes for each useful one.
     """
-    norm, domain = parse_norm(norm), parse_domain(domain)
+    norm = parse_norm(norm)
+    domain = parse_domain(domain)
     if step is None and eps is None:
-        raise InputError("WDA++ needs a step size: give step, or eps to take the paper's step for it.")
-    alpha = default_step(norm, parse_eps(eps)) if step is None and eps is not None else number(step or 0, "step")
+        raise InputError(
+            "WDA++ needs a step size: give step, or eps to take the paper's step for it."
+        )
+    alpha = (
+        default_step(norm, parse_eps(eps))
+        if step is None and eps is not None
+        else number(step or 0, "step")
+    )
     check_walk(alpha, steps, topk, select)
     if search < 0:
         raise InputError(f"search is {search}: give the number of bisections, 0 or more.")
@@ -80,14 +104,24 @@ def flips_wda_pp(
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         found = walk(
-            network, x, y, lambda share: tick(0.9 * share), norm=norm, domain=domain, step=alpha, steps=steps,
-            topk=topk or paper_topk, select=select,
-        )  # fmt: skip
+            network,
+            x,
+            y,
+            lambda share: tick(0.9 * share),
+            norm=norm,
+            domain=domain,
+            step=alpha,
+            steps=steps,
+            topk=topk or paper_topk,
+            select=select,
+        )
         return bisect(network, y, found, search), found.clean
 
     found = run(chunk, model, x, y, batch_size, progress, "WDA++")
     options = {"step": alpha, "steps": steps, "topk": topk, "search": search, "select": select}
-    return Flips.from_search(x, y, found, norm, domain, "wda++", {"method": "wda++", "options": options, "seed": seed})
+    return Flips.from_search(
+        x, y, found, norm, domain, "wda++", {"method": "wda++", "options": options, "seed": seed}
+    )
 
 
 def paper_topk(classes: int) -> int:
@@ -96,21 +130,27 @@ def paper_topk(classes: int) -> int:
 
 
 def bisect(network: Network, y: Tensor, walked: Walk, times: int) -> Tensor:
-    """The flipped points, each moved back along its last step as far as it stays flipped. One forward a bisection.
+    """The flipped points, each moved back along its last step as far as it stays flipped. One
+    forward a bisection.
 
-    Samples that did not flip keep the walk's best iterate. A returned point is always one whose logits were seen.
+    Samples that did not flip keep the walk's best iterate. A returned point is always one whose
+    logits were seen.
     """
     points = walked.after.clone()
     rows = walked.flipped.nonzero()[:, 0]
-    before, labels, found = walked.before[rows], y[rows], points[rows]
+    before = walked.before[rows]
+    labels = y[rows]
+    found = points[rows]
     step = found - before
-    low, high = step.new_zeros(len(rows)), step.new_ones(len(rows))
+    low = step.new_zeros(len(rows))
+    high = step.new_ones(len(rows))
     shape = (-1, *[1] * (step.ndim - 1))
     for _ in range(times if len(rows) else 0):
         middle = (low + high) / 2
         trial = before + middle.reshape(shape) * step
         wrong = predict(network.logits(trial, rows), labels, flip_tolerance(step.dtype)) != labels
         found = trial.where(wrong.reshape(shape), found)
-        low, high = middle.where(~wrong, low), middle.where(wrong, high)
+        low = middle.where(~wrong, low)
+        high = middle.where(wrong, high)
     points[rows] = found
     return points

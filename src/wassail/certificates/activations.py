@@ -1,24 +1,30 @@
-"""Smooth activations between two lines: sigmoid, tanh, GELU (both forms), SiLU, softplus and ELU, for bound propagation.
+"""Smooth activations between two lines: sigmoid, tanh, GELU (both forms), SiLU, softplus and ELU,
+for bound propagation.
 
-A line of any slope `s` above a function on `[low, high]` has to lie `max_u f(u) - s u` high, and that maximum is at an end or
-where `f' = s`. So a relaxation is a slope, which may be any number, and the point where the line touches. The families:
+A line of any slope `s` above a function on `[low, high]` has to lie `max_u f(u) - s u` high, and
+that maximum is at an end or where `f' = s`. So a relaxation is a slope, which may be any number,
+and the point where the line touches. The families:
 
-- S-shaped (sigmoid, tanh): `f'` rises up to the bend at 0 and falls after it; `f(v) + f(-v)` is constant.
-- gated (GELU, SiLU), `f(v) = v g(v)` with `g(v) + g(-v) = 1`, so `f(v) = v + f(-v)`: `f'` falls, rises between the bends `-c`
-  and `c`, and falls again. GELU: `f'' = phi(v) (2 - v^2)`, so `c = sqrt 2`. With a logistic gate `g = sigma(z)`,
-  `z = a (v + b v^3)`, `b >= 0`, and `t = 3 b v^2`, `f''` has the sign of `2 (1 + 2t) / (1 + t)^2 - a v tanh(z / 2)`, which
-  falls as `|v|` grows.
-- convex (softplus, ELU with its parameters 1): `f'` rises from 0 to 1, for ELU up to the point 0 where it has a kink.
+- S-shaped (sigmoid, tanh): `f'` rises up to the bend at 0 and falls after it; `f(v) + f(-v)` is
+  constant.
+- gated (GELU, SiLU), `f(v) = v g(v)` with `g(v) + g(-v) = 1`, so `f(v) = v + f(-v)`: `f'` falls,
+  rises between the bends `-c` and `c`, and falls again. GELU: `f'' = phi(v) (2 - v^2)`, so `c =
+  sqrt 2`. With a logistic gate `g = sigma(z)`, `z = a (v + b v^3)`, `b >= 0`, and `t = 3 b v^2`,
+  `f''` has the sign of `2 (1 + 2t) / (1 + t)^2 - a v tanh(z / 2)`, which falls as `|v|` grows.
+- convex (softplus, ELU with its parameters 1): `f'` rises from 0 to 1, for ELU up to the point 0
+  where it has a kink.
 
-The line above with the least area is the one that is lowest in the middle: it supports the concave envelope there, and the
-line below supports the convex envelope (CROWN's lines, Zhang et al. 2018, chosen best). An envelope is the function itself or a
-line from an end to the point of the curve that gives the steepest chord, which Dinkelbach's iteration (1967) finds: the slope
-of a chord is a ratio, and the best point for a given ratio is where `f'` equals it.
+The line above with the least area is the one that is lowest in the middle: it supports the concave
+envelope there, and the line below supports the convex envelope (CROWN's lines, Zhang et al. 2018,
+chosen best). An envelope is the function itself or a line from an end to the point of the curve
+that gives the steepest chord, which Dinkelbach's iteration (1967) finds: the slope of a chord is a
+ratio, and the best point for a given ratio is where `f'` equals it.
 
-Rounding. torch computes erfc, exp, tanh and the logistic function to within 2^-52 relatively. Where a gate's argument is itself
-rounded its relative error grows with the argument, but the gate decays faster. So the error of `f` is below
-`2^-50 (|f| + min(1, |v|))` and that of `f'` below 2^-50; 2^-49 instead covers two evaluations and the sums around them.
-torch's own softplus returns v above 20, which is up to 2.1e-9 less than the function.
+Rounding. torch computes erfc, exp, tanh and the logistic function to within 2^-52 relatively. Where
+a gate's argument is itself rounded its relative error grows with the argument, but the gate decays
+faster. So the error of `f` is below `2^-50 (|f| + min(1, |v|))` and that of `f'` below 2^-50; 2^-49
+instead covers two evaluations and the sums around them. torch's own softplus returns v above 20,
+which is up to 2.1e-9 less than the function.
 """
 
 from __future__ import annotations
@@ -43,9 +49,10 @@ KNOTS = 8192  # of a table; with these one step of Newton's method leaves roundi
 class Activation(ABC):
     """A smooth activation `f`, entry by entry, on float64 tensors of any shape.
 
-    bend: the point c >= 0 where `f'` is largest; lowest: where `f` is least, -inf for an increasing function. Both are known to
-    about 2^-50: `f'` is stationary at one and `f` at the other, so that the error made in `f'` and `f` is below 2^-99.
-    left, right: the limits of `f'` at -inf and +inf; distance_to_relu: at least `sup |f(v) - max(v, 0)|`.
+    bend: the point c >= 0 where `f'` is largest; lowest: where `f` is least, -inf for an increasing
+    function. Both are known to about 2^-50: `f'` is stationary at one and `f` at the other, so that
+    the error made in `f'` and `f` is below 2^-99. left, right: the limits of `f'` at -inf and +inf;
+    distance_to_relu: at least `sup |f(v) - max(v, 0)|`.
     """
 
     name: str
@@ -70,14 +77,18 @@ class Activation(ABC):
 
     @abstractmethod
     def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
-        """The ends of the concave (above) or convex piece of `f` on which `f - slope v` may have its extremum inside.
+        """The ends of the concave (above) or convex piece of `f` on which `f - slope v` may have
+        its extremum inside.
 
-        On the other pieces of the same kind it is monotone, and on those of the other kind its extremum is at their ends.
+        On the other pieces of the same kind it is monotone, and on those of the other kind its
+        extremum is at their ends.
         """
 
     @abstractmethod
     def _where(self, slope: Tensor, above: bool) -> Tensor:
-        """Where `f' = slope` on that piece, to about 1e-6; where no such point exists, the end with `f'` nearest to it."""
+        """Where `f' = slope` on that piece, to about 1e-6; where no such point exists, the end
+        with `f'` nearest to it.
+        """
 
     def _refine(self, slope: Tensor, v: Tensor) -> Tensor:
         """The same point to all digits."""
@@ -85,47 +96,64 @@ class Activation(ABC):
 
     @torch.no_grad()
     def span(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of `f` on `[low, high]`, rounded outward: `f` falls up to `lowest` and rises after it.
+        """The range of `f` on `[low, high]`, rounded outward: `f` falls up to `lowest` and rises
+        after it.
 
         Ends may be infinite.
         """
         start, end = _reachable(low, high)
-        least, top = self.value(start.clamp(min=self.lowest).minimum(end)), torch.maximum(self.value(start), self.value(end))
+        least = self.value(start.clamp(min=self.lowest).minimum(end))
+        top = torch.maximum(self.value(start), self.value(end))
         size = torch.maximum(start.abs(), end.abs()).clamp(max=1)
-        least, top = least - ROUNDING * (least.abs() + size), top + ROUNDING * (top.abs() + size)
+        least = least - ROUNDING * (least.abs() + size)
+        top = top + ROUNDING * (top.abs() + size)
         return least, top if self.bounded else torch.where(high > LARGEST, math.inf, top)
 
     @torch.no_grad()
     def derivative_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The range of `f'` on `[low, high]`, rounded outward: extremes are at the ends and at the bends.
+        """The range of `f'` on `[low, high]`, rounded outward: extremes are at the ends and at the
+        bends.
 
         Ends may be infinite.
         """
         low, high = _reachable(low, high)
-        places = [low, high, *(torch.full_like(low, c).clamp(low, high) for c in (-self.bend, self.bend))]
+        places = [
+            low,
+            high,
+            *(torch.full_like(low, c).clamp(low, high) for c in (-self.bend, self.bend)),
+        ]
         found = self.derivative(torch.stack(places))
         return found.amin(0) - ROUNDING, found.amax(0) + ROUNDING
 
     @abstractmethod
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes of the line above and of the line below with the least area between them and `f` on `[low, high]`."""
+        """Slopes of the line above and of the line below with the least area between them and
+        `f` on `[low, high]`.
+        """
 
     @torch.no_grad()
     def touch(self, slope: Tensor, low: Tensor, high: Tensor, above: bool) -> tuple[Tensor, Tensor]:
-        """Where a line of any slope touches `f` on `[low, high]` from above or below: the point v and a slack >= 0.
+        """Where a line of any slope touches `f` on `[low, high]` from above or below: the point v
+        and a slack >= 0.
 
-        For all u in `[low, high]`: `f(u) - slope u <= f(v) - slope v + slack` (above), `>= ... - slack` (below), with the right
-        side as float64 computes it. Not from how v was found: on a concave piece `[p, q]` a tangent lies above the function, so
-        `f(u) - slope u <= f(v) - slope v + max((f'(v) - slope) (q - v), (slope - f'(v)) (v - p))`, and on the convex pieces
-        the maximum is at their ends. `slope` broadcasts against `low` and `high`.
+        For all u in `[low, high]`: `f(u) - slope u <= f(v) - slope v + slack` (above), `>= ... -
+        slack` (below), with the right side as float64 computes it. Not from how v was found: on a
+        concave piece `[p, q]` a tangent lies above the function, so `f(u) - slope u <= f(v) - slope
+        v + max((f'(v) - slope) (q - v), (slope - f'(v)) (v - p))`, and on the convex pieces the
+        maximum is at their ends. `slope` broadcasts against `low` and `high`.
         """
         _check(low, high)
         slope, low, high = torch.broadcast_tensors(slope, low, high)  # type: ignore[no-untyped-call]
         side = 1.0 if above else -1.0
-        root, (start, end) = self._refine(slope, self._where(slope, above)), self._ends(slope, above)
-        first, last = start.maximum(low).minimum(high), end.maximum(low).minimum(high)
+        root, (start, end) = (
+            self._refine(slope, self._where(slope, above)),
+            self._ends(slope, above),
+        )
+        first = start.maximum(low).minimum(high)
+        last = end.maximum(low).minimum(high)
         v = root.maximum(first).minimum(last)
-        rest, error = side * (self.derivative(v) - slope), ROUNDING * (1 + slope.abs())
+        rest = side * (self.derivative(v) - slope)
+        error = ROUNDING * (1 + slope.abs())
         gain = torch.maximum((error + rest) * (last - v), (error - rest) * (v - first)).clamp(min=0)
         places = torch.stack([low, high, v])
         values = self.value(places)
@@ -137,12 +165,17 @@ class Activation(ABC):
         return places.gather(0, found.indices[None])[0], most - found.values + ROUNDING * size
 
 
-UNBOUNDED = "an activation's input must lie between finite bounds, low <= high: give a bounded domain or radius."
+UNBOUNDED = (
+    "an activation's input must lie between finite bounds, low <= high: give a bounded "
+    "domain or radius."
+)
 
 
 @dataclass(frozen=True, eq=False)
 class _Bent(Activation):
-    """Convex from 0 up to a bend c >= 0 and concave after it; the mirror image is the same up to a linear function."""
+    """Convex from 0 up to a bend c >= 0 and concave after it; the mirror image is the same up
+    to a linear function.
+    """
 
     @abstractmethod
     def _mirror(self, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,25 +183,40 @@ class _Bent(Activation):
 
     @torch.no_grad()
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Slopes of the line above and of the line below with the least area between them and `f` on `[low, high]`.
+        """Slopes of the line above and of the line below with the least area between them and `f`
+        on `[low, high]`.
 
-        With the middle m >= 0 (else on the mirrored interval) `f` is convex up to the bend c and concave after it. Above: the
-        steepest chord from `low` to the concave part, or the tangent in m if the chord ends to the left of m. Below: the
-        steepest chord from the convex part to `high`, or the tangent in m if the chord starts to the right of m.
+        With the middle m >= 0 (else on the mirrored interval) `f` is convex up to the bend c and
+        concave after it. Above: the steepest chord from `low` to the concave part, or the tangent
+        in m if the chord ends to the left of m. Below: the steepest chord from the convex part to
+        `high`, or the tangent in m if the chord starts to the right of m.
         """
         _check(low, high)
         negative = low + high < 0
-        a, b = torch.where(negative, -high, low), torch.where(negative, -low, high)
+        a = torch.where(negative, -high, low)
+        b = torch.where(negative, -low, high)
         m = (a + b) / 2
-        tangent, start, end = self.derivative(m), self.value(a), self.value(b)
-        wide = b - a > 1e-5  # below it the tangent in the middle is nearer to the chord's slope than a difference of values
+        tangent = self.derivative(m)
+        start = self.value(a)
+        end = self.value(b)
+        wide = (
+            b - a > 1e-5
+            # below it the tangent in the middle is nearer to the chord's slope than a difference of
+            # values
+        )
         chord = torch.where(wide, (end - start) / (b - a), tangent)
         up = down = chord
-        for _ in range(4):  # each step doubles the number of correct digits, also from points that are only roughly right
+        for _ in range(
+            4
+            # each step doubles the number of correct digits, also from points that are only roughly
+            # right
+        ):
             t = self._where(up, True).clamp(min=self.bend).minimum(b)
             up = torch.where(t - a > 1e-5, torch.maximum(up, (self.value(t) - start) / (t - a)), up)
             t = self._where(down, False).clamp(max=self.bend).maximum(a)
-            down = torch.where(b - t > 1e-5, torch.maximum(down, (end - self.value(t)) / (b - t)), down)
+            down = torch.where(
+                b - t > 1e-5, torch.maximum(down, (end - self.value(t)) / (b - t)), down
+            )
         up = torch.where(m >= self.bend, torch.minimum(up, tangent), up)
         down = torch.where(m <= self.bend, torch.minimum(down, tangent), down)
         mirrored = self._mirror(up, down)
@@ -191,11 +239,13 @@ class _Sigmoidal(_Bent):
         return self.rate**2 * torch.sigmoid(self.rate * v) * torch.sigmoid(-self.rate * v)
 
     def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
-        zero, far = slope.new_zeros(()), slope.new_full((), math.inf)
+        zero = slope.new_zeros(())
+        far = slope.new_full((), math.inf)
         return (zero, far) if above else (-far, zero)
 
     def _where(self, slope: Tensor, above: bool) -> Tensor:
-        # 4 sigma(x) sigma(-x) = 1 - tanh(x/2)^2 = q, so x = 2 atanh(sqrt(1 - q)); slope <= 0: log 0, the far end.
+        # 4 sigma(x) sigma(-x) = 1 - tanh(x/2)^2 = q, so x = 2 atanh(sqrt(1 - q)); slope <= 0: log
+        # 0, the far end.
         q = (4 / self.rate**2 * slope).clamp(0, 1)
         root = (2 * (1 - q).sqrt().log1p() - q.log()) / self.rate
         return root if above else -root
@@ -206,7 +256,9 @@ class _Sigmoidal(_Bent):
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """A decreasing or increasing function by linear interpolation: keys in ascending order, and its values there."""
+    """A decreasing or increasing function by linear interpolation: keys in ascending order, and
+    its values there.
+    """
 
     keys: Tensor
     values: Tensor
@@ -216,7 +268,8 @@ class _Table:
         keys, values = self._on(key.device)
         key = key.clamp(keys[0], keys[-1]).contiguous()
         i = torch.searchsorted(keys, key).clamp(min=1)
-        left, start = keys[i - 1], values[i - 1]
+        left = keys[i - 1]
+        start = values[i - 1]
         return start + (key - left) / (keys[i] - left) * (values[i] - start)
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -230,8 +283,9 @@ class _Table:
 class _Gated(_Bent):
     """GELU and SiLU: `f(v) = v g(v)`; gate: `g`, `g'` and `g''`.
 
-    tail and centre: first guesses of the point where `f'` has a given value, left of `-c` and between the bends, in coordinates
-    (`_tail_key`, `_centre_key`) in which they are smooth, also next to the bends, where `f'` is stationary.
+    tail and centre: first guesses of the point where `f'` has a given value, left of `-c` and
+    between the bends, in coordinates (`_tail_key`, `_centre_key`) in which they are smooth, also
+    next to the bends, where `f'` is stationary.
     """
 
     gate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -252,15 +306,25 @@ class _Gated(_Bent):
         bend = _zero(second, 0.5, 5.0)
         lowest = _zero(first, 0.0, -bend)
         steepest = float(first(torch.tensor(bend, dtype=torch.float64)))
-        dip = -lowest * float(gate(torch.tensor(lowest, dtype=torch.float64))[0])  # f(v) - v = f(-v), so the same on both sides
+        dip = -lowest * float(
+            gate(torch.tensor(lowest, dtype=torch.float64))[0]
+        )  # f(v) - v = f(-v), so the same on both sides
         grid = torch.linspace(0, 1, KNOTS + 1, dtype=torch.float64)
         left = -bend - 50 * grid**2
         left = left[first(left) < -1e-20]
         middle = bend * (2 * grid - 1)
         return cls(
-            name, bend, lowest, 0.0, 1.0, _up(dip), gate, steepest,
-            _Table(_tail_key(first(left), steepest), left), _Table(_centre_key(first(middle), steepest), middle),
-        )  # fmt: skip
+            name,
+            bend,
+            lowest,
+            0.0,
+            1.0,
+            _up(dip),
+            gate,
+            steepest,
+            _Table(_tail_key(first(left), steepest), left),
+            _Table(_centre_key(first(middle), steepest), middle),
+        )
 
     def value(self, v: Tensor) -> Tensor:
         """`v g(v)`."""
@@ -272,7 +336,8 @@ class _Gated(_Bent):
         return g + v * slope
 
     def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
-        bend, far = slope.new_full((), self.bend), slope.new_full((), math.inf)
+        bend = slope.new_full((), self.bend)
+        far = slope.new_full((), math.inf)
         if not above:
             return -bend, bend
         right = slope > 0.5  # f' <= 0 on the left tail and >= 1 on the right one
@@ -282,12 +347,16 @@ class _Gated(_Bent):
         if not above:
             return self.centre(_centre_key(slope, self.steepest))
         right = slope > 0.5
-        value = torch.where(right, 1 - slope, slope)  # the right tail is the mirror image of the left: f'(v) = 1 - f'(-v)
+        value = torch.where(
+            right, 1 - slope, slope
+        )  # the right tail is the mirror image of the left: f'(v) = 1 - f'(-v)
         root = torch.where(value < 0, self.tail(_tail_key(value, self.steepest)), -math.inf)
         return torch.where(right, -root, root)
 
     def _refine(self, slope: Tensor, v: Tensor) -> Tensor:
-        """One step of Newton's method for `f'(v) = slope`, too short to cross a bend; none at infinity."""
+        """One step of Newton's method for `f'(v) = slope`, too short to cross a bend; none at
+        infinity.
+        """
         g, first, second = self.gate(v)
         step = torch.nan_to_num((g + v * first - slope) / (2 * first + v * second))
         limit = (v.abs() - self.bend).abs() / 2
@@ -299,7 +368,9 @@ class _Gated(_Bent):
 
 @dataclass(frozen=True, eq=False)
 class _Convex(Activation):
-    """Softplus and ELU: `first` is `f'`, which rises from 0 to 1, and `inverse` the point where it has a value in [0, 1]."""
+    """Softplus and ELU: `first` is `f'`, which rises from 0 to 1, and `inverse` the point where
+    it has a value in [0, 1].
+    """
 
     function: Callable[[Tensor], Tensor]
     first: Callable[[Tensor], Tensor]
@@ -315,7 +386,9 @@ class _Convex(Activation):
 
     def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
         far = slope.new_full((), math.inf)
-        return (far if above else -far), far  # no concave piece: none is the same as one that ends where it starts
+        return (
+            far if above else -far
+        ), far  # no concave piece: none is the same as one that ends where it starts
 
     def _where(self, slope: Tensor, above: bool) -> Tensor:
         return self.inverse(slope.clamp(0, 1))
@@ -325,18 +398,24 @@ class _Convex(Activation):
         """The chord above, the tangent in the middle below."""
         _check(low, high)
         tangent = self.derivative((low + high) / 2)
-        wide = high - low > 1e-5  # below it a difference of values is farther from the chord's slope than the tangent
+        wide = (
+            high - low > 1e-5
+        )  # below it a difference of values is farther from the chord's slope than the tangent
         rise = self.value(high) - self.value(low)
         return torch.where(wide, rise / torch.where(wide, high - low, 1.0), tangent), tangent
 
 
 def _tail_key(slope: Tensor, steepest: float) -> Tensor:
-    """`sqrt log` of `f'(-c) = 1 - steepest` over `f'`: like `|v| - c` near the bend, and for GELU like `|v|` far out."""
+    """`sqrt log` of `f'(-c) = 1 - steepest` over `f'`: like `|v| - c` near the bend, and for
+    GELU like `|v|` far out.
+    """
     return ((1 - steepest) / slope.clamp(1 - steepest, -1e-20)).log().clamp(min=0).sqrt()
 
 
 def _centre_key(slope: Tensor, steepest: float) -> Tensor:
-    """The arc sine of `f' - 1/2`, scaled to `[-1, 1]`: like v near 0, like `|v| - c` near the bends."""
+    """The arc sine of `f' - 1/2`, scaled to `[-1, 1]`: like v near 0, like `|v| - c` near the
+    bends.
+    """
     return ((slope - 0.5) / (steepest - 0.5)).clamp(-1, 1).asin()
 
 
@@ -351,8 +430,11 @@ def _logistic(rate: float, cubic: float) -> Callable[[Tensor], tuple[Tensor, Ten
 
     def gate(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         square = cubic * v * v
-        z, first, second = rate * v * (1 + square), rate * (1 + 3 * square), 6 * rate * cubic * v
-        on, off = torch.sigmoid(z), torch.sigmoid(-z)
+        z = rate * v * (1 + square)
+        first = rate * (1 + 3 * square)
+        second = 6 * rate * cubic * v
+        on = torch.sigmoid(z)
+        off = torch.sigmoid(-z)
         return on, on * off * first, on * off * ((off - on) * first * first + second)
 
     return gate
@@ -374,9 +456,14 @@ def _up(value: float) -> float:
 
 
 def _reachable(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The ends as numbers: beyond `LARGEST` every activation is at its limit, or is `v`, to all digits."""
+    """The ends as numbers: beyond `LARGEST` every activation is at its limit, or is `v`, to all
+    digits.
+    """
     if low.device == HOST and not (low <= high).all():
-        raise InputError("the bounds on an activation's input must be numbers, low <= high: check the radius and the domain.")
+        raise InputError(
+            "the bounds on an activation's input must be numbers, low <= high: check the radius "
+            "and the domain."
+        )
     return low.clamp(-LARGEST, LARGEST), high.clamp(-LARGEST, LARGEST)
 
 
@@ -386,7 +473,9 @@ def within(low: Tensor, high: Tensor) -> Tensor:
 
 
 def _check(low: Tensor, high: Tensor) -> None:
-    """Not on a device, which the host would wait for: there what is out of order becomes NaN, which is no bound."""
+    """Not on a device, which the host would wait for: there what is out of order becomes NaN,
+    which is no bound.
+    """
     if low.device == HOST and not within(low, high).all():
         raise InputError(UNBOUNDED)
 
@@ -398,12 +487,25 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": _Gated.make("gelu_tanh", _logistic(2 * math.sqrt(2 / math.pi), 0.044715)),
     "silu": _Gated.make("silu", _logistic(1.0, 0.0)),
     "softplus": _Convex(
-        "softplus", math.inf, -math.inf, 0.0, 1.0, _up(math.log(2)),
-        lambda v: torch.logaddexp(v, torch.zeros_like(v)), torch.sigmoid, torch.logit,
+        "softplus",
+        math.inf,
+        -math.inf,
+        0.0,
+        1.0,
+        _up(math.log(2)),
+        lambda v: torch.logaddexp(v, torch.zeros_like(v)),
+        torch.sigmoid,
+        torch.logit,
     ),
     "elu": _Convex(
-        "elu", math.inf, -math.inf, 0.0, 1.0, 1.0,
-        lambda v: torch.where(v > 0, v, v.clamp(max=0).expm1()), lambda v: v.clamp(max=0).exp(),
+        "elu",
+        math.inf,
+        -math.inf,
+        0.0,
+        1.0,
+        1.0,
+        lambda v: torch.where(v > 0, v, v.clamp(max=0).expm1()),
+        lambda v: v.clamp(max=0).exp(),
         lambda s: torch.where(s < 1, s.log(), math.inf),
     ),
-}  # fmt: skip
+}

@@ -1,14 +1,17 @@
-"""Exact Lipschitz constants of piecewise-linear networks by an anytime branch and bound on the sides of neurons.
+"""Exact Lipschitz constants of piecewise-linear networks by an anytime branch and bound on the
+sides of neurons.
 
-    value = sup { |J_D|_{r -> s} : D the mask of a cell that meets the interior of the region },    r, s in {1, 2, inf}.
+    value = sup { |J_D|_{r -> s} : D the mask of a cell that meets the interior of the region },
+    r, s in {1, 2, inf}.
 
-For margins take the head with rows `e_j - e_k` and `s = inf`: `|J|_{r -> inf}` is the longest row in the dual norm, the `Lm` of
-THEORY 3.
+For margins take the head with rows `e_j - e_k` and `s = inf`: `|J|_{r -> inf}` is the longest row
+in the dual norm, the `Lm` of THEORY 3.
 
-A node fixes some neurons to one side; the network on it is affine in them (`reduce`). Its upper bound is the smallest of an
-interval bound on the entries of J, the semidefinite bound of `multipliers`, and its parent's. Its cell is dropped when a
-Farkas certificate proves it empty. Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches,
-largest bound first, so the bracket is valid whenever the search stops.
+A node fixes some neurons to one side; the network on it is affine in them (`reduce`). Its upper
+bound is the smallest of an interval bound on the entries of J, the semidefinite bound of
+`multipliers`, and its parent's. Its cell is dropped when a Farkas certificate proves it empty.
+Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches, largest
+bound first, so the bracket is valid whenever the search stops.
 """
 
 from __future__ import annotations
@@ -27,7 +30,17 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates import clock, parallel
-from wassail.certificates.multipliers import Form, Reduced, balance, gather, reduce, split, start, stretched, tighten
+from wassail.certificates.multipliers import (
+    Form,
+    Reduced,
+    balance,
+    gather,
+    reduce,
+    split,
+    start,
+    stretched,
+    tighten,
+)
 from wassail.certificates.piecewise import Piecewise
 from wassail.certificates.region import Region
 from wassail.errors import InputError
@@ -38,19 +51,34 @@ from wassail.ties import first_largest, largest
 
 Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
 CLOSE = 5e-10  # relative: a node this close to the lower bound is closed
-THIN = 1e-11  # cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty
-MARGIN = 1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
-BATCH, WORK, MEMORY = 256, 200_000_000, 16_000_000  # nodes taken at once, operations and numbers of a batch: at most
-SAMPLES, WALKERS, ROUNDS = 256, 8, 40  # of the first search from below: points per scale, best ones that walk on, and how far
-CHUNK = 64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
-STEPS, GAP = 3, 1e-2  # Newton steps per node, and how far from the best multipliers they aim
+# cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty
+THIN = 1e-11
+MARGIN = (
+    1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
+)
+# nodes taken at once, operations and numbers of a batch: at most
+BATCH = 256
+WORK = 200_000_000
+MEMORY = 16_000_000
+# of the first search from below: points per scale, best ones that walk on, and how far
+SAMPLES = 256
+WALKERS = 8
+ROUNDS = 40
+CHUNK = (
+    64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
+)
+# Newton steps per node, and how far from the best multipliers they aim
+STEPS = 3
+GAP = 1e-2
 
 
 @dataclass(frozen=True, eq=False)
 class Bracket:
-    """`lower <= value <= upper`; lower is attained at witness `(n,)`, strictly inside a cell (None if no such point was found).
+    """`lower <= value <= upper`; lower is attained at witness `(n,)`, strictly inside a cell (None
+    if no such point was found).
 
-    nodes: partial masks generated, the root included; complete: whether the bracket is closed to 1e-9.
+    nodes: partial masks generated, the root included; complete: whether the bracket is closed to
+    1e-9.
     """
 
     lower: float
@@ -73,23 +101,30 @@ def branch(
     tick: Callable[[float, float, int], None] | None = None,
     workers: parallel.Workers = None,
 ) -> Bracket:
-    """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or nodes run out, or Ctrl-C.
+    """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or
+    nodes run out, or Ctrl-C.
 
-    A cell so thin that the rounding errors of a proof of its emptiness hide it (some `1e-14 (|x| + scale)`) counts as empty.
-    Everything else that could raise the value is counted in upper, rounding errors included.
+    A cell so thin that the rounding errors of a proof of its emptiness hide it (some `1e-14 (|x| +
+    scale)`) counts as empty. Everything else that could raise the value is counted in upper,
+    rounding errors included.
 
-    time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under way is finished). tick: called
-    with (lower, upper, nodes) after every batch. The answer depends on the seed only (and on the clock if it stops the search).
-    workers: who shares the open nodes (see `parallel`); then lower and upper are as close, but witness and nodes may differ.
+    time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under
+    way is finished). tick: called with (lower, upper, nodes) after every batch. The answer depends
+    on the seed only (and on the clock if it stops the search). workers: who shares the open nodes
+    (see `parallel`); then lower and upper are as close, but witness and nodes may differ.
     """
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
-        raise InputError(f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf.")
+        raise InputError(
+            f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf."
+        )
     begin = time.monotonic()
     # Outputs in units near the value itself; a power of two changes no digit.
     size = float(_norm_of_sizes(_paths(network), norm_in, norm_out))
     unit = 2.0 ** round(math.log2(size)) if size > 0 else 1.0
     scaled = replace(network, C=network.C / unit, D=network.D / unit, e=network.e / unit)
-    search = _Search(scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed))
+    search = _Search(
+        scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed)
+    )
 
     def told() -> None:
         if tick is not None:
@@ -110,18 +145,24 @@ def branch(
         pass  # what is known so far is valid
     complete = search.upper - search.lower <= 2 * CLOSE * search.upper
     seconds = time.monotonic() - begin
-    return Bracket(unit * search.lower, unit * search.upper, search.witness, search.nodes, seconds, complete)
+    return Bracket(
+        unit * search.lower, unit * search.upper, search.witness, search.nodes, seconds, complete
+    )
 
 
 @dataclass(eq=False)
 class _Node:
-    """A partial mask `(H,)` and a member of the norm (see `split`): what is known about it, and where the search goes next."""
+    """A partial mask `(H,)` and a member of the norm (see `split`): what is known about it, and
+    where the search goes next.
+    """
 
     state: np.ndarray
     member: int
     bound: float
     w: np.ndarray | None = (
-        None  # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet bounded
+        # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet
+        # bounded
+        None
     )
     t: np.ndarray | None = None
     omega: np.ndarray | None = None  # how its inputs are stretched, if they are
@@ -131,7 +172,9 @@ class _Node:
 
 @dataclass(eq=False)
 class _Search:
-    """The state of a search. Between steps `lower <= value <= upper` holds; a step that is interrupted leaves them valid."""
+    """The state of a search. Between steps `lower <= value <= upper` holds; a step that is
+    interrupted leaves them valid.
+    """
 
     network: Piecewise
     region: Region
@@ -141,7 +184,9 @@ class _Search:
     lower: float = 0.0
     witness: Tensor | None = None
     nodes: int = 0
-    settled: float = 0.0  # the largest bound of all closed nodes: full masks, and what is within CLOSE of lower
+    settled: float = (
+        0.0  # the largest bound of all closed nodes: full masks, and what is within CLOSE of lower
+    )
     heap: list[tuple[float, int, _Node]] = field(default_factory=list)
     pushed: int = 0
     away: float = 0.0  # the largest bound of the nodes that others work on
@@ -149,13 +194,18 @@ class _Search:
     def __post_init__(self) -> None:
         net = self.network
         self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out, exact=True)
-        # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52 times the sum over all paths.
+        # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52
+        # times the sum over all paths.
         size = float(_norm_of_sizes(_paths(net), self.norm_in, self.norm_out))
-        size = max(size, FAINT) if _connected(net) else size  # what underflows adds nothing to a sum
+        size = (
+            max(size, FAINT) if _connected(net) else size
+        )  # what underflows adds nothing to a sum
         self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * 2.0**-52 * size
         self.upper = size + self.slack
-        # Batches are smaller for large networks: by the operations of a Newton step, by the numbers in a reduced network.
-        work, numbers = (net.neurons + self.how.weights) ** 3, net.neurons * (net.neurons + net.inputs + 1)
+        # Batches are smaller for large networks: by the operations of a Newton step, by the numbers
+        # in a reduced network.
+        work = (net.neurons + self.how.weights) ** 3
+        numbers = net.neurons * (net.neurons + net.inputs + 1)
         self.batch = min(BATCH, 1 + WORK // work, 1 + MEMORY // (numbers + 1))
         lengths = torch.linalg.vector_norm(net.A, dim=1)
         seen = (lengths > 0) & (net.c != 0)
@@ -180,14 +230,18 @@ class _Search:
         return (max(self.cut - self.slack, 0.0) / self.how.factor) ** 2 * (1 - 1e-9)
 
     def open(self) -> None:
-        """The first incumbent, and the root once for each member, bounded by intervals; the largest of them refined."""
+        """The first incumbent, and the root once for each member, bounded by intervals; the
+        largest of them refined.
+        """
         self.explore()
         state = self.settle(torch.full((1, self.network.neurons), -1, dtype=torch.int8))[0]
         self.root = reduce(self.network, state)
         free = (state[0] < 0).nonzero()[:, 0].tolist()
         for begin in range(0, self.how.members, 8 * CHUNK):
             member = torch.arange(begin, min(begin + 8 * CHUNK, self.how.members))
-            bounds = self.entries(_entries(self.how.pick(self.root.repeat(len(member)), member), self.network))
+            bounds = self.entries(
+                _entries(self.how.pick(self.root.repeat(len(member)), member), self.network)
+            )
             for i, bound in zip(member.tolist(), bounds.tolist()):
                 self.keep(_Node(state[0].numpy(), i, bound, pick=free[0] if free else -1))
         self.nodes = 0 if self.heap else 1
@@ -200,15 +254,23 @@ class _Search:
         fresh: list[_Node] = []
         while self.heap and self.heap[0][2].t is None and len(fresh) < min(CHUNK, self.batch):
             fresh.append(heapq.heappop(self.heap)[2])
-        count, free = len(fresh), torch.from_numpy(np.flatnonzero(fresh[0].state < 0))
+        count = len(fresh)
+        free = torch.from_numpy(np.flatnonzero(fresh[0].state < 0))
         self.nodes += count
         member = torch.tensor([node.member for node in fresh])
-        part, index = self.how.pick(self.root.repeat(count), member), free.expand(count, -1)
+        part = self.how.pick(self.root.repeat(count), member)
+        index = free.expand(count, -1)
         sizes = _entries(part, self.network)[:, 0]
-        omega = sizes / sizes.sum(1, keepdim=True) + 1e-3 / self.network.inputs if self.how.stretch else None
+        omega = (
+            sizes / sizes.sum(1, keepdim=True) + 1e-3 / self.network.inputs
+            if self.how.stretch
+            else None
+        )
         w, t = start(self.form(part, index, omega), self.network.layer[free], self.how)
         bounds = np.array([node.bound for node in fresh])
-        for gap in (1.0, 0.3, 0.1, 0.03, GAP, GAP, GAP) if self.how.stretch else (1.0, 0.3, 0.1, 0.03, GAP):
+        for gap in (
+            (1.0, 0.3, 0.1, 0.03, GAP, GAP, GAP) if self.how.stretch else (1.0, 0.3, 0.1, 0.03, GAP)
+        ):
             clock.spend(count * 10 * (self.network.neurons + self.how.weights) ** 3)
             proved, w, t, score, omega = self.tighten(part, index, w, t, omega, 10, gap)
             bounds = np.minimum(bounds, self.norm(proved))
@@ -216,22 +278,40 @@ class _Search:
                 break
         full = np.ones((count, self.network.neurons), dtype=np.float32)
         full[:, free.numpy()] = _brief(t)
-        picks, small = free[first_largest(score)].tolist(), _brief(w)
+        picks = free[first_largest(score)].tolist()
+        small = _brief(w)
         for i, node in enumerate(fresh):
             stretch = None if omega is None else _brief(omega[i])
-            self.keep(_Node(node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]))
+            self.keep(
+                _Node(
+                    node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]
+                )
+            )
 
     def form(self, part: Reduced, index: Tensor, omega: Tensor | None) -> Form:
-        """The forms of members over the neurons `index` `(m, F)`, stretched by omega `(m, n)` if there is one."""
+        """The forms of members over the neurons `index` `(m, F)`, stretched by omega `(m, n)`
+        if there is one.
+        """
         return gather(part if omega is None else stretched(part, omega), self.how, index)
 
     def tighten(
-        self, part: Reduced, index: Tensor, w: Tensor, t: Tensor, omega: Tensor | None, steps: int, gap: float
+        self,
+        part: Reduced,
+        index: Tensor,
+        w: Tensor,
+        t: Tensor,
+        omega: Tensor | None,
+        steps: int,
+        gap: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Proved bounds on the squared members `(m,)`, then `w, t`, scores, omega for the next time."""
+        """Proved bounds on the squared members `(m,)`, then `w, t`, scores, omega for the next
+        time.
+        """
         form = self.form(part, index, omega)
         total = 1.0 if omega is None else omega.sum(1) * (1 + self.network.inputs * 2.0**-52)
-        proved, w, t, score = tighten(form, w, t, torch.full((len(w),), self.goal, dtype=torch.float64) / total, steps, gap)
+        proved, w, t, score = tighten(
+            form, w, t, torch.full((len(w),), self.goal, dtype=torch.float64) / total, steps, gap
+        )
         return proved * total, w, t, score, None if omega is None else balance(form, w, t, omega)
 
     def norm(self, proved: Tensor) -> np.ndarray:
@@ -243,12 +323,15 @@ class _Search:
         return _norm_of_sizes(sizes, self.norm_in, self.norm_out).numpy() + self.slack
 
     def keep(self, node: _Node) -> None:
-        """Queue a node; a full mask is closed at once: its norm is exact, and lower knows it if a real point of it is known."""
+        """Queue a node; a full mask is closed at once: its norm is exact, and lower knows it if
+        a real point of it is known.
+        """
         if node.bound <= self.cut:
             self.settled = max(self.settled, node.bound)
         elif node.pick < 0:
             jacobian = self.network.jacobian(torch.from_numpy(node.state)[None] == 1)
-            member, k = torch.tensor([node.member]), self.network.outputs
+            member = torch.tensor([node.member])
+            k = self.network.outputs
             part = self.how.outputs(self.how.inputs(jacobian, member, k), member)
             value = float(operator_norm(part, self.norm_in, self.norm_out)[0]) + self.slack
             self.settled = max(self.settled, min(value, node.bound))
@@ -260,11 +343,14 @@ class _Search:
         """The upper bound after a step: the largest of what is open and what is closed."""
         top = max(-self.heap[0][0] if self.heap else 0.0, self.away)
         if top <= self.cut:
-            self.settled, self.heap = max(self.settled, top), []
+            self.settled = max(self.settled, top)
+            self.heap = []
         self.upper = max(self.lower, min(self.upper, max(self.settled, top)))
 
     def step(self) -> None:
-        """Take the nodes with the largest bounds, split each on its neuron, keep the children that may hold more than lower."""
+        """Take the nodes with the largest bounds, split each on its neuron, keep the children
+        that may hold more than lower.
+        """
         before = self.lower
         if self.heap[0][2].t is None:
             self.refine()
@@ -282,7 +368,9 @@ class _Search:
 
     def prune(self) -> None:
         """Close what a better lower bound closes."""
-        self.settled = max([self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)])
+        self.settled = max(
+            [self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)]
+        )
         self.heap = [entry for entry in self.heap if -entry[0] > self.cut]
         heapq.heapify(self.heap)
 
@@ -307,7 +395,9 @@ class _Search:
                 self.keep(node)
 
     def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
-        """The children with their bounds: by intervals, then by multipliers that start from those of the parents."""
+        """The children with their bounds: by intervals, then by multipliers that start from
+        those of the parents.
+        """
         part = self.how.pick(reduced, torch.tensor([p.member for p in parents]))
         sizes = _entries(part, self.network)
         entries = self.entries(sizes)
@@ -325,39 +415,65 @@ class _Search:
             index = torch.where(free[rows].gather(1, order), order, -1)
             begin = t[rows].gather(1, order).masked_fill(index < 0, 1.0)
             some = None if omega is None else omega[rows]
-            proved, w[rows], last, score, some = self.tighten(part.take(rows), index, w[rows], begin, some, STEPS, GAP)
+            proved, w[rows], last, score, some = self.tighten(
+                part.take(rows), index, w[rows], begin, some, STEPS, GAP
+            )
             if omega is not None and some is not None:
                 omega[rows] = some
             bounds[rows.numpy()] = np.minimum(bounds[rows.numpy()], self.norm(proved))
             t[rows] = t[rows].scatter(1, order, last)
             best = first_largest(score.masked_fill(index < 0, -1.0))
             pick[rows] = index.gather(1, best[:, None])[:, 0]
-            loose = torch.from_numpy(bounds >= entries) & free.any(1)  # here the entries decide, not the multipliers
+            loose = torch.from_numpy(bounds >= entries) & free.any(
+                1
+            )  # here the entries decide, not the multipliers
             if loose.any():
                 flow = _influence(part, self.network, sizes).masked_fill(~free, -1.0)
                 pick = torch.where(loose, first_largest(flow), pick)
-        small_w, small_t, states = _brief(w), _brief(t), state.numpy()
+        small_w = _brief(w)
+        small_t = _brief(t)
+        states = state.numpy()
         nodes = []
         for i, parent in enumerate(parents):
             stretch = None if omega is None else _brief(omega[i])
-            nodes.append(_Node(states[i], parent.member, float(bounds[i]), small_w[i], small_t[i], stretch, int(pick[i])))
+            nodes.append(
+                _Node(
+                    states[i],
+                    parent.member,
+                    float(bounds[i]),
+                    small_w[i],
+                    small_t[i],
+                    stretch,
+                    int(pick[i]),
+                )
+            )
         return nodes
 
     def settle(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Fix the neurons that cannot change sides: states int8 `(m, H)`, which are possible `(m,)`, bounds on v `(m, H)`."""
+        """Fix the neurons that cannot change sides: states int8 `(m, H)`, which are possible
+        `(m,)`, bounds on v `(m, H)`.
+        """
         possible = torch.ones(len(state), dtype=torch.bool)
         while True:
             reduced = reduce(self.network, state)
             low, high = _preactivations(reduced, self.network, self.region)
             possible &= ~(((state == 1) & (high < 0)) | ((state == 0) & (low > 0))).any(1)
-            new = torch.where((state < 0) & (high <= 0), 0, torch.where((state < 0) & (low >= 0), 1, state)).to(torch.int8)
+            new = torch.where(
+                (state < 0) & (high <= 0), 0, torch.where((state < 0) & (low >= 0), 1, state)
+            ).to(torch.int8)
             if (new == state).all():
                 return state, possible, low, high
             state = new
 
-    def reach(self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Lines | None) -> list[_Node]:
-        """The nodes that are not closed and not proved empty, with the mask of a real point where one is found."""
-        kept, found, points = [], [], []
+    def reach(
+        self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Lines | None
+    ) -> list[_Node]:
+        """The nodes that are not closed and not proved empty, with the mask of a real point
+        where one is found.
+        """
+        kept = []
+        found = []
+        points = []
         for row, (node, parent) in enumerate(zip(nodes, parents)):
             fixed = node.state >= 0
             if node.bound <= self.cut:
@@ -372,15 +488,21 @@ class _Search:
                     continue
                 if y is not None:
                     found.append(node)
-                    points.append(self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs]))
+                    points.append(
+                        self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
+                    )
             kept.append(node)
-        for node, mask in zip(found, self.visit(self.inside(torch.stack(points))) if points else ()):
+        for node, mask in zip(
+            found, self.visit(self.inside(torch.stack(points))) if points else ()
+        ):
             if mask is not None and (mask == node.state)[node.state >= 0].all():
                 node.mask = mask
         return kept
 
     def visit(self, points: Tensor) -> list[np.ndarray | None]:
-        """Norms at real points `(m, n)` raise lower. Their masks, int8; None where the point is not strictly inside a cell."""
+        """Norms at real points `(m, n)` raise lower. Their masks, int8; None where the point is
+        not strictly inside a cell.
+        """
         v = self.network.preactivations(points)
         mask = v > 0
         inside = self.region.contains(points) & _strict(self.network, points, v)
@@ -388,8 +510,11 @@ class _Search:
             values = self.norms(mask[inside]) - self.slack
             best = int(values.argmax())
             if float(values[best]) > self.lower or self.witness is None:
-                self.lower, self.witness = max(self.lower, float(values[best])), points[inside][best].clone()
-        return [m if good else None for m, good in zip(mask.to(torch.int8).numpy(), inside.tolist())]
+                self.lower = max(self.lower, float(values[best]))
+                self.witness = points[inside][best].clone()
+        return [
+            m if good else None for m, good in zip(mask.to(torch.int8).numpy(), inside.tolist())
+        ]
 
     def norms(self, masks: Tensor) -> Tensor:
         """`|J|` of masks `(m, H)`: `(m,)`."""
@@ -399,8 +524,12 @@ class _Search:
 
     def explore(self) -> None:
         """The first incumbent: random points at several scales, then a walk from the best."""
-        spreads = (1.0,) if self.region.bounded else tuple(self.scale * 10.0**k for k in (-1, 0, 1, 2, 4))
-        points = self.inside(torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads]))
+        spreads = (
+            (1.0,) if self.region.bounded else tuple(self.scale * 10.0**k for k in (-1, 0, 1, 2, 4))
+        )
+        points = self.inside(
+            torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads])
+        )
         masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
         values = self.norms(torch.from_numpy(masks))
         self.walk(points[torch.from_numpy(first)[largest(values, min(WALKERS, len(values)))]])
@@ -411,7 +540,8 @@ class _Search:
         for _ in range(ROUNDS):
             near = self.neighbours(points)
             values = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1)
-            gain, which = values.amax(1), first_largest(values)
+            gain = values.amax(1)
+            which = first_largest(values)
             better = gain > best * (1 + 1e-12)
             if self.late or not better.any():
                 break
@@ -420,7 +550,9 @@ class _Search:
         self.visit(points)
 
     def neighbours(self, points: Tensor) -> Tensor:
-        """For each point, itself and points just across every wall (and twice as far) along its normal, `(m, 1 + 2 H, n)`."""
+        """For each point, itself and points just across every wall (and twice as far) along its
+        normal, `(m, 1 + 2 H, n)`.
+        """
         rows, shift, _, _ = self.network.affine(self.network.mask(points))
         v = (rows @ points[..., None])[..., 0] + shift
         size = rows.square().sum(2)
@@ -429,12 +561,16 @@ class _Search:
         return self.inside(torch.cat([here, here - (1 + 1e-3) * step, here - 2 * step], 1))
 
     def inside(self, points: Tensor) -> Tensor:
-        """Points `(..., n)` moved into the region: clipped to its box, then shrunk into its ball."""
+        """Points `(..., n)` moved into the region: clipped to its box, then shrunk into its
+        ball.
+        """
         points = torch.minimum(torch.maximum(points, self.region.low), self.region.high)
         if self.region.radius < math.inf:
             away = points - self.region.centre
             length = torch.linalg.vector_norm(away, self.region.norm, dim=-1, keepdim=True)
-            points = self.region.centre + away * (self.region.radius * (1 - 1e-15) / length.clamp(min=1e-300)).clamp(max=1)
+            points = self.region.centre + away * (
+                self.region.radius * (1 - 1e-15) / length.clamp(min=1e-300)
+            ).clamp(max=1)
         return points
 
     def centre(self) -> None:
@@ -443,18 +579,28 @@ class _Search:
             return
         mask = self.network.mask(self.witness[None])
         state = mask.to(torch.int8)
-        polytope = _polytope(reduce(self.network, state), 0, state[0].numpy(), self.region, self.scale, None)
+        polytope = _polytope(
+            reduce(self.network, state), 0, state[0].numpy(), self.region, self.scale, None
+        )
         y = None if polytope is None else _widest(polytope)[0]
         if y is not None:
-            point = self.inside(self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs]))[None]
+            point = self.inside(
+                self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
+            )[None]
             v = self.network.preactivations(point)
-            if ((v > 0) == mask).all() and self.region.contains(point).all() and _strict(self.network, point, v).all():
+            if (
+                ((v > 0) == mask).all()
+                and self.region.contains(point).all()
+                and _strict(self.network, point, v).all()
+            ):
                 self.witness = point[0]
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Nodes for somebody else to go on with, largest bounds first; left: seconds, most: nodes that it may generate."""
+    """Nodes for somebody else to go on with, largest bounds first; left: seconds, most: nodes
+    that it may generate.
+    """
 
     nodes: list[_Node]
     lower: float
@@ -476,7 +622,9 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Report:
-    """What became of a part: the nodes that are open now, and what was found; count: of the nodes generated."""
+    """What became of a part: the nodes that are open now, and what was found; count: of the
+    nodes generated.
+    """
 
     nodes: list[_Node]
     lower: float
@@ -496,11 +644,21 @@ class _Problem:
     root: Reduced
 
     def work(self, part: _Part, seconds: float) -> _Report:
-        """Go on with a part for so many seconds. If the time of the whole search runs out, its nodes stay as they were."""
-        begin, nodes = time.monotonic(), part.nodes
+        """Go on with a part for so many seconds. If the time of the whole search runs out, its
+        nodes stay as they were.
+        """
+        begin = time.monotonic()
+        nodes = part.nodes
         search = _Search(
-            self.network, self.region, self.norm_in, self.norm_out, torch.Generator(), part.lower, part.witness, part.count,
-        )  # fmt: skip
+            self.network,
+            self.region,
+            self.norm_in,
+            self.norm_out,
+            torch.Generator(),
+            part.lower,
+            part.witness,
+            part.count,
+        )
         search.root = self.root
         most = math.inf if part.most is None else part.count + part.most
         try:
@@ -510,18 +668,25 @@ class _Problem:
                 while search.heap and search.nodes < most:
                     search.step()
                     spent = time.monotonic() - begin
-                    # Below the middle of the part others have nodes with larger bounds, and lower may be poor yet.
-                    if spent > seconds or (search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle):
+                    # Below the middle of the part others have nodes with larger bounds, and lower
+                    # may be poor yet.
+                    if spent > seconds or (
+                        search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle
+                    ):
                         break
                 nodes = [entry[2] for entry in search.heap]
         except clock.Late:
             pass
-        return _Report(nodes, search.lower, search.witness, search.settled, search.nodes - part.count)
+        return _Report(
+            nodes, search.lower, search.witness, search.settled, search.nodes - part.count
+        )
 
 
 @dataclass(eq=False)
 class _Shared:
-    """A search whose open nodes others work on (`parallel.Shared`); out: the parts that they have."""
+    """A search whose open nodes others work on (`parallel.Shared`); out: the parts that they
+    have.
+    """
 
     search: _Search
     most: int | None
@@ -547,7 +712,9 @@ class _Shared:
 
     def take(self, shares: int) -> _Part | None:
         """Every so many-th of the nodes with the largest bounds."""
-        search, taken, rest = self.search, list[_Node](), list[tuple[float, int, _Node]]()
+        search = self.search
+        taken = list[_Node]()
+        rest = list[tuple[float, int, _Node]]()
         while search.heap and len(taken) < parallel.MOST:
             taken.append(heapq.heappop(search.heap)[2])
             rest += [heapq.heappop(search.heap) for _ in range(min(shares - 1, len(search.heap)))]
@@ -556,7 +723,9 @@ class _Shared:
         if not taken:
             return None
         most = None if self.most is None else 1 + (self.most - search.nodes) // self.workers
-        count = search.nodes // (4 * self.workers)  # says how many it splits at once: few, so that the largest come first
+        count = search.nodes // (
+            4 * self.workers
+        )  # says how many it splits at once: few, so that the largest come first
         part = _Part(taken, search.lower, search.witness, count, clock.seconds_left(), most)
         self.out.append(part)
         search.away = max(part.bound for part in self.out)
@@ -568,7 +737,8 @@ class _Shared:
         search.nodes += report.count
         search.settled = max(search.settled, report.settled)
         if report.lower > search.lower:
-            search.lower, search.witness = report.lower, report.witness
+            search.lower = report.lower
+            search.witness = report.witness
             search.prune()
         for node in report.nodes:
             search.keep(node)
@@ -591,12 +761,16 @@ class _Shared:
 
 
 def _steepest(network: Piecewise) -> Tensor:
-    """`|z_h| <= steepest_h |v_h|`, however z is split into `slope v + (1 - slope) relu(v)`: `(H,)`."""
+    """`|z_h| <= steepest_h |v_h|`, however z is split into `slope v + (1 - slope) relu(v)`:
+    `(H,)`.
+    """
     return network.slope.abs() + (1 - network.slope).abs()
 
 
 def _through(network: Piecewise, inputs: Tensor) -> Tensor:
-    """Magnitudes `(H, m)` of neurons, the sum over all paths from those of their inputs: `V = inputs + |B| |z|`."""
+    """Magnitudes `(H, m)` of neurons, the sum over all paths from those of their inputs: `V =
+    inputs + |B| |z|`.
+    """
     eye = torch.eye(network.neurons, dtype=torch.float64)
     paths: Tensor = torch.linalg.solve_triangular(
         eye - network.B.abs() * _steepest(network), inputs, upper=False, unitriangular=True
@@ -605,8 +779,12 @@ def _through(network: Piecewise, inputs: Tensor) -> Tensor:
 
 
 def _paths(network: Piecewise) -> Tensor:
-    """The sum of the magnitudes of all paths from input i to output k, `(K, n)`: no entry of any J is larger."""
-    return network.C.abs() + (network.D.abs() * _steepest(network)) @ _through(network, network.A.abs())
+    """The sum of the magnitudes of all paths from input i to output k, `(K, n)`: no entry of
+    any J is larger.
+    """
+    return network.C.abs() + (network.D.abs() * _steepest(network)) @ _through(
+        network, network.A.abs()
+    )
 
 
 def _brief(values: Tensor) -> np.ndarray:
@@ -623,7 +801,9 @@ def _connected(network: Piecewise) -> bool:
 
 
 def _strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
-    """Which points have no neuron at zero, beyond rounding; a neuron that is zero on a whole cell has no sides. Bool `(m,)`."""
+    """Which points have no neuron at zero, beyond rounding; a neuron that is zero on a whole
+    cell has no sides. Bool `(m,)`.
+    """
     size = _through(network, network.A.abs() @ points.abs().T + network.c.abs()[:, None]).T
     near = v.abs() <= (3 * network.neurons + network.inputs + 4) * 2.0**-52 * size
     if near.any():
@@ -632,7 +812,9 @@ def _strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
 
 
 def _norm_of_sizes(sizes: Tensor, norm_in: float, norm_out: float) -> Tensor:
-    """`|M|_{r -> s}` of matrices `(..., K, n)` with no negative entry: an upper bound for any J with `|J_ki| <= M_ki`."""
+    """`|M|_{r -> s}` of matrices `(..., K, n)` with no negative entry: an upper bound for any J
+    with `|J_ki| <= M_ki`.
+    """
     length: Tensor
     if norm_in == math.inf:  # the worst sign vector of a non-negative matrix is all ones
         length = rounding.length(sizes.sum(-1), norm_out, -1)
@@ -644,47 +826,65 @@ def _norm_of_sizes(sizes: Tensor, norm_in: float, norm_out: float) -> Tensor:
 
 
 def _spans(a: Tensor, b: Tensor, free: Tensor, blocks: Iterable[slice]) -> tuple[Tensor, Tensor]:
-    """Bounds on Z, `(m, H, k)` each, where `V = a + b Z` and Z is between 0 and V at free neurons and 0 at the others."""
-    low, high = torch.zeros_like(a), torch.zeros_like(a)
-    plus, minus = b.clamp(min=0), b.clamp(max=0)
+    """Bounds on Z, `(m, H, k)` each, where `V = a + b Z` and Z is between 0 and V at free
+    neurons and 0 at the others.
+    """
+    low = torch.zeros_like(a)
+    high = torch.zeros_like(a)
+    plus = b.clamp(min=0)
+    minus = b.clamp(max=0)
     for rows in blocks:
         up = a[:, rows] + plus[:, rows] @ high + minus[:, rows] @ low
         down = a[:, rows] + plus[:, rows] @ low + minus[:, rows] @ high
-        high[:, rows], low[:, rows] = (v * free[:, rows, None] for v in (up.clamp(min=0), down.clamp(max=0)))
+        high[:, rows], low[:, rows] = (
+            v * free[:, rows, None] for v in (up.clamp(min=0), down.clamp(max=0))
+        )
     return low, high
 
 
 def _entries(reduced: Reduced, network: Piecewise) -> Tensor:
-    """The largest `|J_ki|` that any masks of the free neurons give, `(m, K, n)`, by intervals through the network.
+    """The largest `|J_ki|` that any masks of the free neurons give, `(m, K, n)`, by intervals
+    through the network.
 
     From the side with fewer numbers: `V = A + B Z` forward, or `V = D^T + B^T Z` backward.
     """
     back = reduced.D.shape[1] < reduced.A.shape[2]
     if back:
         low, high = _spans(reduced.D.mT, reduced.B.mT, reduced.free, reversed(network.blocks()))
-        c, d = reduced.C.mT, reduced.A.mT
+        c = reduced.C.mT
+        d = reduced.A.mT
     else:
         low, high = _spans(reduced.A, reduced.B, reduced.free, network.blocks())
-        c, d = reduced.C, reduced.D
-    plus, minus = d.clamp(min=0), d.clamp(max=0)
+        c = reduced.C
+        d = reduced.D
+    plus = d.clamp(min=0)
+    minus = d.clamp(max=0)
     sizes = torch.maximum(c + plus @ high + minus @ low, -(c + plus @ low + minus @ high))
     return sizes.mT if back else sizes
 
 
 def _influence(reduced: Reduced, network: Piecewise, sizes: Tensor) -> Tensor:
-    """How much of the largest entry of J may pass through each free neuron, `(m, H)`: what comes in times what goes out."""
-    rows, largest = torch.arange(len(sizes)), sizes.flatten(1).argmax(1)
-    k, i = largest // sizes.shape[2], largest % sizes.shape[2]
+    """How much of the largest entry of J may pass through each free neuron, `(m, H)`: what
+    comes in times what goes out.
+    """
+    rows = torch.arange(len(sizes))
+    largest = sizes.flatten(1).argmax(1)
+    k = largest // sizes.shape[2]
+    i = largest % sizes.shape[2]
     ahead = _spans(reduced.A[rows, :, i][..., None], reduced.B, reduced.free, network.blocks())
-    behind = _spans(reduced.D[rows, k][..., None], reduced.B.mT, reduced.free, reversed(network.blocks()))
+    behind = _spans(
+        reduced.D[rows, k][..., None], reduced.B.mT, reduced.free, reversed(network.blocks())
+    )
     return (torch.maximum(-ahead[0], ahead[1]) * torch.maximum(-behind[0], behind[1]))[..., 0]
 
 
 def _preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tuple[Tensor, Tensor]:
-    """Bounds on `v` over the region, `(m, H)` each, rounded outward: by intervals, and on bounded regions by linear bounds.
+    """Bounds on `v` over the region, `(m, H)` each, rounded outward: by intervals, and on bounded
+    regions by linear bounds.
 
-    Linear bounds (CROWN, Zhang et al. 2018): a free neuron between l < 0 < u lies above `alpha v`, alpha = [u > -l], and
-    below the chord `u (v - l) / (u - l)`; substituting backward through the layers leaves one linear function of x.
+    Linear bounds (CROWN, Zhang et al. 2018): a free neuron between l < 0 < u lies above `alpha v`,
+    alpha = [u > -l], and below the chord `u (v - l) / (u - l)`; substituting backward through the
+    layers leaves one linear function of x.
     """
     high = region.upper(reduced.A) + reduced.c
     low = reduced.c - region.upper(-reduced.A)
@@ -694,27 +894,41 @@ def _preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tup
     blocks = network.blocks()
     for i, rows in enumerate(blocks):
         b = reduced.B[:, rows]
-        # free neurons lie between 0 and their upper bound; where B is zero an infinite bound must not turn into NaN
+        # free neurons lie between 0 and their upper bound; where B is zero an infinite bound must
+        # not turn into NaN
         rise = torch.where(b == 0, 0.0, b.clamp(min=0) * top[:, None, :]).sum(2)
         fall = torch.where(b == 0, 0.0, b.clamp(max=0) * top[:, None, :]).sum(2)
-        wide = unit * (reduced.c[:, rows].abs() + high[:, rows].abs() + low[:, rows].abs() + rise - fall + FAINT)
+        wide = unit * (
+            reduced.c[:, rows].abs()
+            + high[:, rows].abs()
+            + low[:, rows].abs()
+            + rise
+            - fall
+            + FAINT
+        )
         constant = (reduced.A[:, rows] == 0).all(2) & (b == 0).all(2)
         wide = torch.where(constant, 0.0, wide)
         high[:, rows], low[:, rows] = high[:, rows] + rise + wide, low[:, rows] + fall - wide
         if region.bounded and i and (b != 0).any():
             lines = _lines(low, high)
             above, below = (
-                _substitute(reduced, blocks[:i], rows, sign, lines, top, region, reach, unit) for sign in (1.0, -1.0)
+                _substitute(reduced, blocks[:i], rows, sign, lines, top, region, reach, unit)
+                for sign in (1.0, -1.0)
             )
-            high[:, rows] = torch.where(constant, high[:, rows], torch.minimum(high[:, rows], above))
+            high[:, rows] = torch.where(
+                constant, high[:, rows], torch.minimum(high[:, rows], above)
+            )
             low[:, rows] = torch.where(constant, low[:, rows], torch.maximum(low[:, rows], -below))
         top[:, rows] = torch.where(reduced.free[:, rows], high[:, rows].clamp(min=0), 0.0)
     return low, high
 
 
 def _lines(low: Tensor, high: Tensor) -> Lines:
-    """`alpha v <= relu(v) <= slope v + shift` for v between low and high: (alpha, slope, shift), of one shape."""
-    up, down = high.clamp(min=0), (-low).clamp(min=0)
+    """`alpha v <= relu(v) <= slope v + shift` for v between low and high: (alpha, slope,
+    shift), of one shape.
+    """
+    up = high.clamp(min=0)
+    down = (-low).clamp(min=0)
     width = up + down
     slope = torch.where(width > 0, up / width.clamp(min=1e-300), 0.0)
     return (up > down).double(), slope, slope * down
@@ -731,26 +945,37 @@ def _substitute(
     reach: Tensor,
     unit: float,
 ) -> Tensor:
-    """An upper bound on `sign v[rows]` over the region by backward substitution of `lines`, `(m, rows)`.
+    """An upper bound on `sign v[rows]` over the region by backward substitution of `lines`, `(m,
+    rows)`.
 
-    top: upper bounds on z; reach: on |x|; the magnitudes of all terms times `unit` and the depth cover the rounding.
+    top: upper bounds on z; reach: on |x|; the magnitudes of all terms times `unit` and the depth
+    cover the rounding.
     """
     alpha, slope, shift = lines
-    x, z, rest = sign * reduced.A[:, rows], sign * reduced.B[:, rows], sign * reduced.c[:, rows]
+    x = sign * reduced.A[:, rows]
+    z = sign * reduced.B[:, rows]
+    rest = sign * reduced.c[:, rows]
     size = rest.abs() + x.abs() @ reach + FAINT
     for k in reversed(before):
-        positive, negative = z[:, :, k].clamp(min=0), z[:, :, k].clamp(max=0)
+        positive = z[:, :, k].clamp(min=0)
+        negative = z[:, :, k].clamp(max=0)
         v = positive * slope[:, None, k] + negative * alpha[:, None, k]
         rest = rest + (positive @ shift[:, k, None] + v @ reduced.c[:, k, None])[..., 0]
-        inner = reduced.c[:, k].abs() + reduced.A[:, k].abs() @ reach + (reduced.B[:, k].abs() @ top[..., None])[..., 0]
+        inner = (
+            reduced.c[:, k].abs()
+            + reduced.A[:, k].abs() @ reach
+            + (reduced.B[:, k].abs() @ top[..., None])[..., 0]
+        )
         size = size + (positive @ shift[:, k, None] + v.abs() @ inner[..., None])[..., 0]
-        x, z = x + v @ reduced.A[:, k], z + v @ reduced.B[:, k]
+        x = x + v @ reduced.A[:, k]
+        z = z + v @ reduced.B[:, k]
     return region.upper(x) + rest + (len(before) + 1) * unit * size
 
 
 @dataclass(frozen=True, eq=False)
 class _Polytope:
-    """`{y : g y >= h}` with rows of length 1, y = (x - centre, relaxed z, ...) / scale; sides: which rows are sides of neurons.
+    """`{y : g y >= h}` with rows of length 1, y = (x - centre, relaxed z, ...) / scale; sides:
+    which rows are sides of neurons.
 
     ball: radius of the l2 ball that cuts `y[:n]`, in the same units; inf if there is none.
     """
@@ -762,26 +987,34 @@ class _Polytope:
     ball: float
 
     def empty(self, u: np.ndarray) -> bool:
-        """Whether multipliers `u >= 0` of the rows prove that no point keeps a distance from all sides that float64 can see.
+        """Whether multipliers `u >= 0` of the rows prove that no point keeps a distance from all
+        sides that float64 can see.
 
-        `sum_sides u_i (g_i y - h_i) <= (g^T u) y - h u` for every feasible y. If the right side is at most `(1 + |y|)` times
-        the rounding error of computing it, no y is farther from all of its sides than that error over `sum_sides u_i`.
+        `sum_sides u_i (g_i y - h_i) <= (g^T u) y - h u` for every feasible y. If the right side is
+        at most `(1 + |y|)` times the rounding error of computing it, no y is farther from all of
+        its sides than that error over `sum_sides u_i`.
         """
         weight = float(u[self.sides].sum())
         rounding = (sum(self.g.shape) + 4) * 2.0**-52 * float(u @ (1 + np.abs(self.h)))
-        drift, value = self.g.T @ u, float(self.h @ u)
+        drift = self.g.T @ u
+        value = float(self.h @ u)
         if self.ball < math.inf:
             value -= self.ball * float(np.linalg.norm(drift[: self.n]))
             drift = drift[self.n :]
-        return 0 < rounding <= THIN * weight and float(np.linalg.norm(drift)) <= rounding and -value <= rounding
+        return (
+            0 < rounding <= THIN * weight
+            and float(np.linalg.norm(drift)) <= rounding
+            and -value <= rounding
+        )
 
 
 def _feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
     """A point y of the polytope, off its sides, or None; and whether it is proved empty.
 
-    The point of least norm is a non-negative least-squares problem (Lawson and Hanson 1974, ch. 23): `min |E u - f|` with
-    `E = [g^T; h^T]`, `f = e_last`. Its residual is the point, or it is zero and `u` is a Farkas certificate. It takes
-    microseconds where a linear program takes milliseconds; the linear program of the widest point settles what it leaves open.
+    The point of least norm is a non-negative least-squares problem (Lawson and Hanson 1974, ch.
+    23): `min |E u - f|` with `E = [g^T; h^T]`, `f = e_last`. Its residual is the point, or it is
+    zero and `u` is a Farkas certificate. It takes microseconds where a linear program takes
+    milliseconds; the linear program of the widest point settles what it leaves open.
     """
     margin = polytope.h + MARGIN * polytope.sides
     matrix = np.concatenate([polytope.g.T, margin[None]])
@@ -803,12 +1036,20 @@ def _feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
 
 
 def _widest(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
-    """The point farthest from all sides, up to distance 1, by a linear program without the l2 ball; whether all is empty."""
+    """The point farthest from all sides, up to distance 1, by a linear program without the l2
+    ball; whether all is empty.
+    """
     columns = polytope.g.shape[1]
     cost = np.zeros(columns + 1)
     cost[-1] = -1.0
     table = np.concatenate([-polytope.g, polytope.sides[:, None].astype(float)], 1)
-    answer = linprog(cost, A_ub=table, b_ub=-polytope.h, bounds=[(None, None)] * columns + [(None, 1.0)], method="highs")
+    answer = linprog(
+        cost,
+        A_ub=table,
+        b_ub=-polytope.h,
+        bounds=[(None, None)] * columns + [(None, 1.0)],
+        method="highs",
+    )
     if answer.status != 0:
         return None, False
     if polytope.empty(np.maximum(-answer.ineqlin.marginals, 0.0)):
@@ -824,12 +1065,16 @@ def _polytope(
     scale: float,
     lines: Lines | None,
 ) -> _Polytope | None:
-    """Where the fixed neurons of network `row` are on their sides; None if a constant neuron is on the wrong one.
+    """Where the fixed neurons of network `row` are on their sides; None if a constant neuron is on
+    the wrong one.
 
-    Free neurons that fixed ones depend on are relaxed to `z >= 0`, `z >= v` and, on bounded regions, z below its chord.
+    Free neurons that fixed ones depend on are relaxed to `z >= 0`, `z >= v` and, on bounded
+    regions, z below its chord.
     """
     n = reduced.A.shape[2]
-    a, b, c = reduced.A[row].numpy(), reduced.B[row].numpy(), reduced.c[row].numpy()
+    a = reduced.A[row].numpy()
+    b = reduced.B[row].numpy()
+    c = reduced.c[row].numpy()
     fixed = np.flatnonzero(state >= 0)
     relaxed = _feeding(b, fixed, state)
     sign = np.where(state[fixed] == 1, 1.0, -1.0)
@@ -837,11 +1082,17 @@ def _polytope(
     sides = np.concatenate([sign[:, None] * a[fixed], sign[:, None] * b[np.ix_(fixed, relaxed)]], 1)
     above = np.concatenate([-a[relaxed], np.eye(k) - b[np.ix_(relaxed, relaxed)]], 1)
     positive = np.concatenate([np.zeros((k, n)), np.eye(k)], 1)
-    g, h = np.concatenate([sides, above, positive]), np.concatenate([-sign * c[fixed], c[relaxed], np.zeros(k)])
+    g = np.concatenate([sides, above, positive])
+    h = np.concatenate([-sign * c[fixed], c[relaxed], np.zeros(k)])
     if lines is not None:
-        slope, shift = lines[1][row].numpy()[relaxed], lines[2][row].numpy()[relaxed]
-        chord = np.concatenate([slope[:, None] * a[relaxed], slope[:, None] * b[np.ix_(relaxed, relaxed)] - np.eye(k)], 1)
-        g, h = np.concatenate([g, chord]), np.concatenate([h, -slope * c[relaxed] - shift])
+        slope = lines[1][row].numpy()[relaxed]
+        shift = lines[2][row].numpy()[relaxed]
+        chord = np.concatenate(
+            [slope[:, None] * a[relaxed], slope[:, None] * b[np.ix_(relaxed, relaxed)] - np.eye(k)],
+            1,
+        )
+        g = np.concatenate([g, chord])
+        h = np.concatenate([h, -slope * c[relaxed] - shift])
     g, h = _with_region(g, h - g[:, :n] @ region.centre.numpy(), region)
     length = np.sqrt((g * g).sum(1))
     if ((length == 0) & (h > 0)).any():
@@ -849,7 +1100,11 @@ def _polytope(
     some = length > 0
     ball = region.radius / scale if region.norm == 2 else math.inf
     return _Polytope(
-        g[some] / length[some, None], h[some] / length[some] / scale, (np.arange(len(g)) < len(fixed))[some], n, ball
+        g[some] / length[some, None],
+        h[some] / length[some] / scale,
+        (np.arange(len(g)) < len(fixed))[some],
+        n,
+        ball,
     )
 
 
@@ -865,18 +1120,26 @@ def _feeding(b: np.ndarray, fixed: np.ndarray, state: np.ndarray) -> np.ndarray:
 
 
 def _with_region(g: np.ndarray, h: np.ndarray, region: Region) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the region below those of the neurons, in y: its box, and for an l1 ball `|y_i| <= a_i, sum a <= radius`."""
+    """The rows of the region below those of the neurons, in y: its box, and for an l1 ball
+    `|y_i| <= a_i, sum a <= radius`.
+    """
     n = len(region.low)
-    low, high = (region.low - region.centre).numpy(), (region.high - region.centre).numpy()
-    eye, width = np.eye(n), g.shape[1]
-    below, over = np.isfinite(low), np.isfinite(high)
+    low = (region.low - region.centre).numpy()
+    high = (region.high - region.centre).numpy()
+    eye = np.eye(n)
+    width = g.shape[1]
+    below = np.isfinite(low)
+    over = np.isfinite(high)
     box = np.concatenate([eye[below], -eye[over]])
     g = np.concatenate([g, np.concatenate([box, np.zeros((len(box), width - n))], 1)])
     h = np.concatenate([h, low[below], -high[over]])
     if region.norm == 1 and region.radius < math.inf:
         zero = np.zeros((n, width - n))
         g = np.concatenate([g, np.zeros((len(g), n))], 1)
-        sides = np.concatenate([np.concatenate([-eye, zero, eye], 1), np.concatenate([eye, zero, eye], 1)])
+        sides = np.concatenate(
+            [np.concatenate([-eye, zero, eye], 1), np.concatenate([eye, zero, eye], 1)]
+        )
         total = np.concatenate([np.zeros(width), -np.ones(n)])[None]
-        g, h = np.concatenate([g, sides, total]), np.concatenate([h, np.zeros(2 * n), [-region.radius]])
+        g = np.concatenate([g, sides, total])
+        h = np.concatenate([h, np.zeros(2 * n), [-region.radius]])
     return g, h

@@ -1,4 +1,6 @@
-"""`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind the lower side."""
+"""`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind
+the lower side.
+"""
 
 from __future__ import annotations
 
@@ -45,20 +47,27 @@ from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, p
 from wassail.transport import Distribution, sample_weights
 
 SLOPES = ("infinity", "anchor", "margin", "paper")
-CELLS_INPUTS, CELLS_NEURONS, CELLS = 6, 40, 1500  # networks whose cells are all looked at
-FEW_INPUTS, FEW_SAMPLES = 2, 50  # smooth networks whose steepest chord is closed in by boxes
+# networks whose cells are all looked at
+CELLS_INPUTS = 6
+CELLS_NEURONS = 40
+CELLS = 1500
+# smooth networks whose steepest chord is closed in by boxes
+FEW_INPUTS = 2
+FEW_SAMPLES = 50
 WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
 DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Certificate(Record):
-    """What the expected loss can and cannot become within Wasserstein-1 distance eps of the data, for every eps (THEORY 3).
+    """What the expected loss can and cannot become within Wasserstein-1 distance eps of the data,
+    for every eps (THEORY 3).
 
-    x, y, mu: samples `(N, *shape)`, labels `(N,)`, weights `(N,)`; empirical: the loss on the data; infinity (l), anchor (S),
-    margin (Lm), paper (L): the four slopes, `l <= S <= Lm <= L`, None if not asked for; line: `(lam, C)` of the second upper
-    line `C + lam eps`, or None; points `(M, *shape)`, root, gain, distance, predicted `(M,)`: evaluated points, what the lower
-    side is built from; tight: whether the paper's condition for l = L holds (None if it was not looked at).
+    x, y, mu: samples `(N, *shape)`, labels `(N,)`, weights `(N,)`; empirical: the loss on the data;
+    infinity (l), anchor (S), margin (Lm), paper (L): the four slopes, `l <= S <= Lm <= L`, None if
+    not asked for; line: `(lam, C)` of the second upper line `C + lam eps`, or None; points `(M,
+    *shape)`, root, gain, distance, predicted `(M,)`: evaluated points, what the lower side is built
+    from; tight: whether the paper's condition for l = L holds (None if it was not looked at).
     Computed for the network in float64 arithmetic, with its weights as given.
     """
 
@@ -86,8 +95,8 @@ class Certificate(Record):
     def bounds(self, eps: Number) -> tuple[float, float]:
         """`(lower, upper)` on the worst expected loss over `Omega_1(eps)`.
 
-        Below: `E + l.lower eps` on R^n, raised to the evaluated witness. Above: the lowest of the lines `E + slope.upper eps`
-        and `C + lam eps`.
+        Below: `E + l.lower eps` on R^n, raised to the evaluated witness. Above: the lowest of the
+        lines `E + slope.upper eps` and `C + lam eps`.
         """
         budget = parse_eps(eps)
         low = self.empirical + self._gained(budget)
@@ -100,19 +109,31 @@ class Certificate(Record):
         """The upper side alone."""
         slopes = [b.upper for b in (self.anchor, self.margin, self.paper) if b is not None]
         start = float(self.info.get("empirical_above", self.empirical))
-        lines = [(min(slopes, default=math.inf), start), *([] if self.line is None else [self.line])]
-        return min(start + slope * eps + 4 * 2.0**-52 * (abs(start) + slope * eps) for slope, start in lines)
+        lines = [
+            (min(slopes, default=math.inf), start),
+            *([] if self.line is None else [self.line]),
+        ]
+        return min(
+            start + slope * eps + 4 * 2.0**-52 * (abs(start) + slope * eps)
+            for slope, start in lines
+        )
 
     def witness(self, eps: Number) -> Distribution:
-        """The distribution behind the lower side: inside `Omega_1(eps)`, its expected loss evaluated (`info["loss"]`).
+        """The distribution behind the lower side: inside `Omega_1(eps)`, its expected loss
+        evaluated (`info["loss"]`).
 
-        On R^n it comes from far out on the steepest ray, where the slope is approached: `info["claimed"]` is the lower side of
-        `bounds(eps)` and `info["shortfall"]` how far below it the evaluated loss stays.
+        On R^n it comes from far out on the steepest ray, where the slope is approached:
+        `info["claimed"]` is the lower side of `bounds(eps)` and `info["shortfall"]` how far below
+        it the evaluated loss stays.
         """
         threat = Threat(self.norm, 1.0, parse_eps(eps), self.domain)
         choice, weights = allocate_gains(self._chords(), self.mu, threat.eps)
         used = choice >= 0
-        points = torch.where(column(used, self.x), self.points[choice.clamp(min=0)] if len(self.points) else self.x, self.x)
+        points = torch.where(
+            column(used, self.x),
+            self.points[choice.clamp(min=0)] if len(self.points) else self.x,
+            self.x,
+        )
         predicted = self.clean_predicted.clone()
         if used.any():
             predicted[used] = self.predicted[choice[used]]
@@ -120,25 +141,52 @@ class Certificate(Record):
         loss = self.empirical + self._gained(threat.eps)
         claimed = self.bounds(threat.eps)[0]
         zero = torch.zeros(len(self.y), dtype=torch.int64)
-        info = {"loss": loss, "claimed": claimed, "shortfall": claimed - loss, "versions": versions()}
+        info = {
+            "loss": loss,
+            "claimed": claimed,
+            "shortfall": claimed - loss,
+            "versions": versions(),
+        }
         return Distribution(
-            self.x, self.y, points, weights, distance, self.clean_predicted, predicted, self.mu, zero, zero, zero,
-            threat, "certificate", "fixed", info,
-        )  # fmt: skip
+            self.x,
+            self.y,
+            points,
+            weights,
+            distance,
+            self.clean_predicted,
+            predicted,
+            self.mu,
+            zero,
+            zero,
+            zero,
+            threat,
+            "certificate",
+            "fixed",
+            info,
+        )
 
     def _gained(self, eps: float) -> float:
         choice, weights = allocate_gains(self._chords(), self.mu, eps)
         used = choice >= 0
-        return math.fsum((self.mu[used] * weights[used] * self.gain[choice[used]]).tolist()) if used.any() else 0.0
+        return (
+            math.fsum((self.mu[used] * weights[used] * self.gain[choice[used]]).tolist())
+            if used.any()
+            else 0.0
+        )
 
     def _chords(self) -> Chords:
         return Chords(self.root, self.points, self.gain, self.distance, self.predicted)
 
     def __repr__(self) -> str:
         box = "R^n" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
-        parts = [f"{name} {_short(getattr(self, name))}" for name in SLOPES if getattr(self, name) is not None]
+        parts = [
+            f"{name} {_short(getattr(self, name))}"
+            for name in SLOPES
+            if getattr(self, name) is not None
+        ]
         return (
-            f"Certificate({self.loss} on {len(self.y)} samples, l{self.norm:g}, {box}: loss {self.empirical:.6g}; "
+            f"Certificate({self.loss} on {len(self.y)} samples, l{self.norm:g}, {box}: loss "
+            f"{self.empirical:.6g}; "
             f"slopes per unit of eps: {', '.join(parts)})"
         )
 
@@ -161,53 +209,90 @@ def certify(
     seed: int = 0,
     progress: Progress = False,
 ) -> Certificate:
-    """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY 3).
+    """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY
+    3).
 
-    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain: None for R^n, or a box.
-    slopes: which of "infinity", "anchor", "margin", "paper" to compute. time_limit: seconds for all of them, shared evenly, and
-    `info["cut"]` says whether it stopped something; without one there is a budget of work (about a minute), so that the answer
-    does not depend on the clock. An interrupt keeps those that are done.
-    Small networks get exact slopes by their cells and by branch and bound, large ones brackets by propagation and points.
-    Smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the slope at infinity is that of their
-    recession function, and the upper slopes are those of `lipschitz`.
+    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain:
+    None for R^n, or a box. slopes: which of "infinity", "anchor", "margin", "paper" to compute.
+    time_limit: seconds for all of them, shared evenly, and `info["cut"]` says whether it stopped
+    something; without one there is a budget of work (about a minute), so that the answer does not
+    depend on the clock. An interrupt keeps those that are done. Small networks get exact slopes by
+    their cells and by branch and bound, large ones brackets by propagation and points. Smooth
+    networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the slope at infinity
+    is that of their recession function, and the upper slopes are those of `lipschitz`.
     """
-    r, domain = parse_norm(norm), parse_domain(domain)
+    r = parse_norm(norm)
+    domain = parse_domain(domain)
     wanted = tuple(slopes)
     for name in wanted:
         if name not in SLOPES:
             raise unknown("slope", name, SLOPES)
     if loss == "dlr":
-        raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: certify 'margin' or 'cross_entropy'.")
+        raise InputError(
+            "the DLR loss is a ratio of logit differences and not Lipschitz: certify 'margin' or "
+            "'cross_entropy'."
+        )
     if loss not in LIPSCHITZ:
         raise unknown("loss", loss, tuple(LIPSCHITZ))
     x, y = check_data(x, y, domain)
     if not len(x):
-        raise InputError("there are no samples: a certificate is about the loss on data, give at least one.")
+        raise InputError(
+            "there are no samples: a certificate is about the loss on data, give at least one."
+        )
     graph = _graph(model, x)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
-        raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
+        raise InputError(
+            f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
+            f"{graph.outputs} classes."
+        )
     with _bar(progress, "certificate") as report:
         limit = None if time_limit is None else number(time_limit, "time_limit")
         with clock.limited(limit, WORK if limit is None else math.inf):
-            return _Work(graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), seed).run(wanted, report)
+            return _Work(
+                graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), seed
+            ).run(wanted, report)
 
 
 class _Work:
     """One certificate in the making: each slope is kept as soon as it is known."""
 
     def __init__(
-        self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, mu: Tensor, seed: int
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        loss: str,
+        domain: Domain,
+        mu: Tensor,
+        seed: int,
     ) -> None:
-        self.graph, self.x, self.y, self.norm, self.loss, self.domain, self.mu = graph, x, y, norm, loss, domain, mu
-        self.seed, self.cut = seed, False
+        self.graph = graph
+        self.x = x
+        self.y = y
+        self.norm = norm
+        self.loss = loss
+        self.domain = domain
+        self.mu = mu
+        self.seed = seed
+        self.cut = False
         self.labels = sorted(set(y.tolist()))
-        self.region = Region.make(domain, graph.inputs)  # the CPU's, like samples and cells; propagation has its own
+        self.region = Region.make(
+            domain, graph.inputs
+        )  # the CPU's, like samples and cells; propagation has its own
         self.found: dict[str, Bound] = {}
         self.line: tuple[float, float] | None = None
         self.tight: bool | None = None
         self.seen: tuple[Tensor, Tensor] | None = None
-        # On R^n a smooth network is within a fixed distance of a piecewise-linear one; in a box that one is of no use.
-        self.shadow = Shadow(graph.to(HOST), {}) if not graph.smooth else None if self.region.bounded else shadow(graph)
+        # On R^n a smooth network is within a fixed distance of a piecewise-linear one; in a box
+        # that one is of no use.
+        self.shadow = (
+            Shadow(graph.to(HOST), {})
+            if not graph.smooth
+            else None
+            if self.region.bounded
+            else shadow(graph)
+        )
         flat = None if self.shadow is None else self.shadow.graph
         small = flat is not None and flat.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
         self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
@@ -216,105 +301,199 @@ class _Work:
         """Every slope asked for, the cheap and general ones first."""
         interrupted = False
         try:
-            # A chord is at most as steep as the margins: without cells, S has no upper side but theirs.
+            # A chord is at most as steep as the margins: without cells, S has no upper side but
+            # theirs.
             cells = self.small is not None and not self.graph.smooth
             todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
-            for done, name in enumerate(n for n in ("margin", "paper", "infinity", "anchor") if n in todo):
-                began, share = time.monotonic(), len(todo) - done
+            for done, name in enumerate(
+                n for n in ("margin", "paper", "infinity", "anchor") if n in todo
+            ):
+                began = time.monotonic()
+                share = len(todo) - done
                 with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
                     with suppress(clock.Late):
                         getattr(self, f"_{name}")()
                     self.cut |= clock.out_of_time()
                 self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
                 bound = self.found[name]
-                self.found[name] = replace(bound, info={**bound.info, "seconds": time.monotonic() - began})
+                self.found[name] = replace(
+                    bound, info={**bound.info, "seconds": time.monotonic() - began}
+                )
                 report((done + 1) / len(todo))
             if "infinity" in todo or "anchor" in todo:
                 with suppress(clock.Late):
                     self._far_line()
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
-        rays = [(int(self.found["infinity"].info["label"]), self.found["infinity"].witness)] if self._has_ray() else []
-        found = chords(self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen)  # type: ignore[arg-type]
+        rays = []
+        if self._has_ray():
+            steepest = self.found["infinity"]
+            assert steepest.witness is not None
+            rays.append((int(steepest.info["label"]), steepest.witness))
+        found = chords(
+            self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen
+        )
         self._settle(found)
-        z = torch.cat([self.graph.logits(part.to(self.graph.device)).cpu() for part in torch.split(self.x.double(), 256)])
+        z = torch.cat(
+            [
+                self.graph.logits(part.to(self.graph.device)).cpu()
+                for part in torch.split(self.x.double(), 256)
+            ]
+        )
         clean = LIPSCHITZ[self.loss](z, self.y)
-        # The loss at the samples is computed, too: what rounding may have taken from it belongs to the upper side.
+        # The loss at the samples is computed, too: what rounding may have taken from it belongs to
+        # the upper side.
         parts = zip(*(torch.split(v.to(self.graph.device), 256) for v in (self.x, self.y)))
         with clock.unlimited():  # on points, where nothing is left to substitute
-            margin = torch.cat([margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain).cpu() for x, y in parts])
+            margin = torch.cat(
+                [
+                    margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain).cpu()
+                    for x, y in parts
+                ]
+            )
         info = {
             "empirical_above": self._rounded_up(loss_above(margin, self.y, self.loss)),
-            "versions": versions(), "seed": self.seed, "labels": self.labels, "order": 1, "smooth": self.graph.smooth,
-            **({} if self.graph.smooth else {"neurons": self.graph.neurons}), **({"interrupted": True} if interrupted else {}),
+            "versions": versions(),
+            "seed": self.seed,
+            "labels": self.labels,
+            "order": 1,
+            "smooth": self.graph.smooth,
+            **({} if self.graph.smooth else {"neurons": self.graph.neurons}),
+            **({"interrupted": True} if interrupted else {}),
             "cut": self.cut,
-        }  # fmt: skip
+        }
         get = {name: bound for name, bound in self.found.items() if name in wanted}.get
         return Certificate(
-            self.x, self.y, self.mu, self.norm, self.loss, self.domain, math.fsum((self.mu * clean).tolist()),
-            get("infinity"), get("anchor"), get("margin"), get("paper"), self.line,
-            found.points, found.root, found.gain, found.distance, found.predicted, predict(z, self.y), self.tight, info,
-        )  # fmt: skip
+            self.x,
+            self.y,
+            self.mu,
+            self.norm,
+            self.loss,
+            self.domain,
+            math.fsum((self.mu * clean).tolist()),
+            get("infinity"),
+            get("anchor"),
+            get("margin"),
+            get("paper"),
+            self.line,
+            found.points,
+            found.root,
+            found.gain,
+            found.distance,
+            found.predicted,
+            predict(z, self.y),
+            self.tight,
+            info,
+        )
 
     def _has_ray(self) -> bool:
-        return self.domain is None and "infinity" in self.found and "label" in self.found["infinity"].info
+        return (
+            self.domain is None
+            and "infinity" in self.found
+            and "label" in self.found["infinity"].info
+        )
 
     def _margin(self) -> None:
-        self.found["margin"] = lipschitz(self.graph, self.norm, self.domain, labels=self.labels, seed=self.seed)
+        self.found["margin"] = lipschitz(
+            self.graph, self.norm, self.domain, labels=self.labels, seed=self.seed
+        )
 
     def _paper(self) -> None:
         factor = 2 ** (1 / self.norm)
-        bound = lipschitz(self.graph, self.norm, self.domain, outputs="logits", norm_out=dual(self.norm), seed=self.seed)
-        low, high = factor * bound.lower * (1 - 2.0**-50), factor * bound.upper * (1 + 2.0**-50)
+        bound = lipschitz(
+            self.graph,
+            self.norm,
+            self.domain,
+            outputs="logits",
+            norm_out=dual(self.norm),
+            seed=self.seed,
+        )
+        low = factor * bound.lower * (1 - 2.0**-50)
+        high = factor * bound.upper * (1 + 2.0**-50)
         self.found["paper"] = Bound(low, high, bound.method, bound.witness, bound.info)
 
     def _infinity(self) -> None:
         far = None if self.region.bounded else recession(self.graph)
         if far is None:
-            self.found["infinity"] = Bound(0.0, 0.0, "bounded domain" if self.region.bounded else "bounded")
+            self.found["infinity"] = Bound(
+                0.0, 0.0, "bounded domain" if self.region.bounded else "bounded"
+            )
         elif far.neurons <= DENSE_NEURONS:
-            self.found["infinity"] = infinity(far.piecewise(), self.norm, self.labels, seed=self.seed)
+            self.found["infinity"] = infinity(
+                far.piecewise(), self.norm, self.labels, seed=self.seed
+            )
         else:
-            self.found["infinity"] = ray_slope(far.to(self.graph.device), self.norm, self.labels, self.seed)
+            self.found["infinity"] = ray_slope(
+                far.to(self.graph.device), self.norm, self.labels, self.seed
+            )
 
     def _anchor(self) -> None:
-        self.found["anchor"] = Bound(0.0, math.inf, "margin")  # filled from its neighbours and the chords
+        self.found["anchor"] = Bound(
+            0.0, math.inf, "margin"
+        )  # filled from its neighbours and the chords
         if self.small is not None:
             parts = 2 if self.graph.smooth else 1
             with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
                 self._cells(self.small)
-        few = self.graph.inputs <= FEW_INPUTS and len(self.x) <= FEW_SAMPLES and len(self.graph.nodes[0].shape) == 1
+        few = (
+            self.graph.inputs <= FEW_INPUTS
+            and len(self.x) <= FEW_SAMPLES
+            and len(self.graph.nodes[0].shape) == 1
+        )
         if self.graph.smooth and few:
             self._boxes()
 
     def _cells(self, network: Piecewise) -> None:
-        """From the cells of a small network, S and the second line; of a smooth one's shadow, the line and points to try."""
+        """From the cells of a small network, S and the second line; of a smooth one's shadow,
+        the line and points to try.
+        """
         assert self.shadow is not None
-        x, fine = self.x.double().flatten(1), 1e-4 if self.loss == "cross_entropy" else 1e-6
-        # In a box a line that hardly rises caps the loss; on R^n nothing is finite below the slope at infinity.
+        x = self.x.double().flatten(1)
+        fine = 1e-4 if self.loss == "cross_entropy" else 1e-6
+        # In a box a line that hardly rises caps the loss; on R^n nothing is finite below the slope
+        # at infinity.
         known = self.found.get("infinity")
-        lam = 1e-9 if self.domain is not None else math.inf if known is None else known.upper * (1 + 1e-9)
+        lam = (
+            1e-9
+            if self.domain is not None
+            else math.inf
+            if known is None
+            else known.upper * (1 + 1e-9)
+        )
         try:
             chord, offset, self.seen = anchor_and_offset(
-                network, x, self.y, lam, norm=self.norm, domain=self.domain, loss=self.loss, mu=self.mu, tolerance=fine,
+                network,
+                x,
+                self.y,
+                lam,
+                norm=self.norm,
+                domain=self.domain,
+                loss=self.loss,
+                mu=self.mu,
+                tolerance=fine,
                 cells_limit=CELLS,
-            )  # fmt: skip
+            )
         except (InputError, clock.Late):  # too many cells
             return
         if math.isfinite(offset) and math.isfinite(lam):
             # Either loss changes by no more than the margin that changes most.
             error = {k: self.shadow.margin_error(k).max() for k in self.labels}
-            self.line = (lam, offset + self._rounded_up(torch.stack([error[k] for k in self.y.tolist()])))
+            self.line = (
+                lam,
+                offset + self._rounded_up(torch.stack([error[k] for k in self.y.tolist()])),
+            )
         if not self.graph.smooth:
             self.found["anchor"] = chord
             if self.domain is None:
                 self.tight = tightness(network, self.norm, self.labels).tight
 
     def _tail(self) -> Tail | None:
-        """`loss(x, y_i) <= lam ||x - x_i|| + height_i` on the whole domain, for networks of any size.
+        """`loss(x, y_i) <= lam ||x - x_i|| + height_i` on the whole domain, for networks of any
+        size.
 
-        A loss that is bounded has lam = 0. On R^n the margins differ from those of the recession function by at most their
-        drift, so that `loss(x, k) <= l ||x|| + loss of the drift`, and `||x|| <= ||x_i|| + ||x - x_i||`.
+        A loss that is bounded has lam = 0. On R^n the margins differ from those of the recession
+        function by at most their drift, so that `loss(x, k) <= l ||x|| + loss of the drift`, and
+        `||x|| <= ||x_i|| + ||x - x_i||`.
         """
         most = highest_loss(self.graph, self.labels, self.loss, self.domain)
         which = torch.searchsorted(torch.tensor(self.labels), self.y)
@@ -326,11 +505,15 @@ class _Work:
         drift = torch.stack([self.shadow.drift(k) for k in self.labels])
         start = loss_above(-drift, torch.tensor(self.labels), self.loss)[which]
         lam = known.upper * (1 + 1e-9)
-        size = lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * 2.0**-52)
+        size = (
+            lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * 2.0**-52)
+        )
         return Tail(lam, start + size + 2.0**-52 * (start.abs() + size))
 
     def _far_line(self) -> None:
-        """The second line from the tail, where the cells have not found one; of two with the same slope the lower one."""
+        """The second line from the tail, where the cells have not found one; of two with the
+        same slope the lower one.
+        """
         if self.line is None or self.graph.smooth:
             tail = self._tail()
             lines = [] if self.line is None else [self.line]
@@ -344,16 +527,28 @@ class _Work:
         if tail is None and not self.region.bounded:  # nothing is known far away
             return
         search = ChordSearch(
-            self.graph.to(HOST), self.x, self.y, self.norm, self.domain, self.loss, self.found["margin"].upper, tail
+            self.graph.to(HOST),
+            self.x,
+            self.y,
+            self.norm,
+            self.domain,
+            self.loss,
+            self.found["margin"].upper,
+            tail,
         )
         upper = search.run()
         self.found["anchor"] = Bound(below(search.steepest, upper, "anchor"), upper, "boxes")
-        parts = [(search.found.root, search.found.points), *([] if self.seen is None else [self.seen])]
+        parts = [
+            (search.found.root, search.found.points),
+            *([] if self.seen is None else [self.seen]),
+        ]
         self.seen = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
     def _rounded_up(self, values: Tensor) -> float:
         """`sum_i mu_i v_i`, rounded up."""
-        return math.fsum((self.mu * values).tolist()) + 4 * 2.0**-52 * math.fsum((self.mu * values.abs()).tolist())
+        return math.fsum((self.mu * values).tolist()) + 4 * 2.0**-52 * math.fsum(
+            (self.mu * values.abs()).tolist()
+        )
 
     def _settle(self, found: Chords) -> None:
         """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""
@@ -362,14 +557,20 @@ class _Work:
             old = self.found["anchor"]
             info = {**old.info, "sample": int(found.root[place])}
             point = found.points[place].flatten().double()
-            self.found["anchor"] = Bound(below(slope, old.upper, "anchor"), old.upper, old.method, point, info)
+            self.found["anchor"] = Bound(
+                below(slope, old.upper, "anchor"), old.upper, old.method, point, info
+            )
         chain = [name for name in SLOPES if name in self.found]
         for low, high in itertools.pairwise(chain):
-            a, b = self.found[low], self.found[high]
+            a = self.found[low]
+            b = self.found[high]
             if a.lower > b.lower:
-                self.found[high] = Bound(below(a.lower, b.upper, high), b.upper, b.method, b.witness, b.info)
+                self.found[high] = Bound(
+                    below(a.lower, b.upper, high), b.upper, b.method, b.witness, b.info
+                )
         for high, low in itertools.pairwise(reversed(chain)):
-            a, b = self.found[low], self.found[high]
+            a = self.found[low]
+            b = self.found[high]
             if b.upper < a.upper:
                 lower = below(a.lower, b.upper, low)
                 self.found[low] = Bound(lower, b.upper, f"{high}, {b.method}", a.witness, a.info)
@@ -387,17 +588,29 @@ def worst_case(
     time_limit: float | None = None,
     cells: int = 100_000,
 ) -> WorstCase:
-    """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the one-dimensional dual (THEORY 2).
+    """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the
+    one-dimensional dual (THEORY 2).
 
-    To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower side the loss of the
-    distribution `result.atoms`, `result.masses`, whose transport cost is `result.cost`. cells: how many pieces are acceptable.
-    Its programs are solved on the CPU, wherever the model is.
+    To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower
+    side the loss of the distribution `result.atoms`, `result.masses`, whose transport cost is
+    `result.cost`. cells: how many pieces are acceptable. Its programs are solved on the CPU,
+    wherever the model is.
     """
     x, y = check_data(x, y, threat.domain)
     return worst_case_network(
-        _dense(model, x), x.cpu().double().flatten(1), y.cpu(), norm=threat.norm, order=threat.order, eps=threat.eps,
-        domain=threat.domain, loss=loss, mu=mu, tolerance=tolerance, time_limit=time_limit, cells_limit=cells,
-    )  # fmt: skip
+        _dense(model, x),
+        x.cpu().double().flatten(1),
+        y.cpu(),
+        norm=threat.norm,
+        order=threat.order,
+        eps=threat.eps,
+        domain=threat.domain,
+        loss=loss,
+        mu=mu,
+        tolerance=tolerance,
+        time_limit=time_limit,
+        cells_limit=cells,
+    )
 
 
 def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
@@ -406,10 +619,15 @@ def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
     graph = _graph(model, x)
     if graph.smooth:
         raise InputError(
-            "worst_case goes through the cells of a ReLU network, and a smooth one has none: use ws.loss_curve or ws.certify."
+            "worst_case goes through the cells of a ReLU network, and a smooth one has none: use "
+            "ws.loss_curve or ws.certify."
         )
     return graph.piecewise()
 
 
 def _graph(model: Model | Graph, x: Tensor) -> Graph:
-    return model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+    return (
+        model
+        if isinstance(model, Graph)
+        else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+    )

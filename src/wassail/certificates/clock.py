@@ -1,9 +1,10 @@
 """Limits of a stage, in seconds or in work: where they are looked at, and what happens then.
 
-Without a time limit nothing here looks at the clock: what may take long has a budget of work instead, operations counted by
-the sizes of what is computed, so that a result depends on its input only. Every loop of a certificate calls `check` between
-two pieces of work. A stage that reaches its limit stops with `Late`; whoever called it keeps what was proved before, and says
-that it was cut if that was the clock.
+Without a time limit nothing here looks at the clock: what may take long has a budget of work
+instead, operations counted by the sizes of what is computed, so that a result depends on its input
+only. Every loop of a certificate calls `check` between two pieces of work. A stage that reaches its
+limit stops with `Late`; whoever called it keeps what was proved before, and says that it was cut if
+that was the clock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Late(Exception):
 
 @dataclass
 class _Limit:
-    """end: of `time.monotonic`; work: operations left; outer: the limit around this one, which is charged too."""
+    """end: of `time.monotonic`; work: operations left; outer: the limit around this one, which
+    is charged too.
+    """
 
     end: float = math.inf
     work: float = math.inf

@@ -13,8 +13,8 @@ HOST = torch.device("cpu")
 def plain(device: torch.device) -> AbstractContextManager[None]:
     """Convolutions inside are sums of products in the type of their tensors.
 
-    cuDNN may compute them by other formulas (Winograd, Fourier) or in TF32, whose errors no bound here covers. It is left out
-    for certificates.
+    cuDNN may compute them by other formulas (Winograd, Fourier) or in TF32, whose errors no bound
+    here covers. It is left out for certificates.
     """
     return torch.backends.cudnn.flags(enabled=False) if device.type == "cuda" else nullcontext()
 
@@ -26,7 +26,11 @@ def place(device: torch.device) -> torch.device:
     """
     if computes_float64(device):
         return device
-    warnings.warn(f"the device {device} has no float64: certificates are computed on the CPU.", RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"the device {device} has no float64: certificates are computed on the CPU.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
     return HOST
 
 

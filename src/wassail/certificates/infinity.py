@@ -2,12 +2,15 @@
 
     l = max(0, max over labels k present, j != k, ||u||_r <= 1 of theta0_j(u) - theta0_k(u)),
 
-theta0 being the network without its biases. On a cell `{u : G u <= 0}` of theta0 the gap is linear, `g . u`, so
+theta0 being the network without its biases. On a cell `{u : G u <= 0}` of theta0 the gap is linear,
+`g . u`, so
 
-    g . u  <=  (g - G^T y) . u  <=  ||g - G^T y||_s        for every y >= 0,                                        (*)
+    g . u  <=  (g - G^T y) . u  <=  ||g - G^T y||_s        for every y >= 0,
+    (*)
 
-with equality at the best u and y. All upper sides here are (*), evaluated at whatever y a solver or a gradient method
-proposed; all lower sides are the gap evaluated at a direction u of length at most one.
+with equality at the best u and y. All upper sides here are (*), evaluated at whatever y a solver or
+a gradient method proposed; all lower sides are the gap evaluated at a direction u of length at most
+one.
 """
 
 from __future__ import annotations
@@ -61,9 +64,10 @@ def infinity(
 ) -> Bound:
     """The slope at infinity `l` over R^n for the labels that occur in the data.
 
-    method: "ascent" climbs from many directions and adds one relaxation as the upper side; "branch" (which "auto" means)
-    splits neurons until the bracket closes, or until `time_limit` seconds, `nodes` bounded nodes or an interrupt; "cells" is
-    `infinity_by_cells`. The witness is u `(n,)`, `||u||_r <= 1`; info holds the pair `(label, rival)` it belongs to.
+    method: "ascent" climbs from many directions and adds one relaxation as the upper side; "branch"
+    (which "auto" means) splits neurons until the bracket closes, or until `time_limit` seconds,
+    `nodes` bounded nodes or an interrupt; "cells" is `infinity_by_cells`. The witness is u `(n,)`,
+    `||u||_r <= 1`; info holds the pair `(label, rival)` it belongs to.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -74,25 +78,35 @@ def infinity(
         return _Search(network, norm, labels, seed).run(0 if method == "ascent" else nodes)
 
 
-def infinity_by_cells(network: Piecewise, norm: float, labels: Sequence[int], limit: int = 100_000) -> Bound:
-    """The same number as the paper defines it: the steepest gap over the recession cones of all cells, biases included.
+def infinity_by_cells(
+    network: Piecewise, norm: float, labels: Sequence[int], limit: int = 100_000
+) -> Bound:
+    """The same number as the paper defines it: the steepest gap over the recession cones of all
+    cells, biases included.
 
-    `max over D, k, j of sup { (e_j - e_k)^T J_D u : u in rec(C_D), ||u||_r <= 1 }`: an independent check, for small networks.
-    The upper side holds if the list of cells is complete (info says whether); `infinity` does not depend on such a list.
+    `max over D, k, j of sup { (e_j - e_k)^T J_D u : u in rec(C_D), ||u||_r <= 1 }`: an independent
+    check, for small networks. The upper side holds if the list of cells is complete (info says
+    whether); `infinity` does not depend on such a list.
     """
     norm = parse_norm(norm)
-    pairs, cells = _pairs(network, labels), enumerate_cells(network, Region.make(None, network.inputs), limit)
-    bound = _over_cones(network, norm, [(mask, pair) for mask in cells.masks for pair in pairs], "cells")
+    pairs = _pairs(network, labels)
+    cells = enumerate_cells(network, Region.make(None, network.inputs), limit)
+    bound = _over_cones(
+        network, norm, [(mask, pair) for mask in cells.masks for pair in pairs], "cells"
+    )
     return replace(bound, info={**bound.info, "complete": cells.complete})
 
 
 def infinity_at(network: Piecewise, x: Tensor, y: Tensor, norm: float) -> Bound:
-    """The paper's practical slope `l_N`: only the cells at the samples x `(N, n)`, each with its own label y `(N,)`.
+    """The paper's practical slope `l_N`: only the cells at the samples x `(N, n)`, each with its
+    own label y `(N,)`.
 
-    `max over i, D in D_{x_i}, j of sup { (e_j - e_{y_i})^T J_D u : u in int rec(C_D), ||u||_r = 1 }` (paper, eq. lNReLU), 0 if
-    no cell at a sample has an unbounded interior or all slopes are negative. Never above `l`.
+    `max over i, D in D_{x_i}, j of sup { (e_j - e_{y_i})^T J_D u : u in int rec(C_D), ||u||_r = 1
+    }` (paper, eq. lNReLU), 0 if no cell at a sample has an unbounded interior or all slopes are
+    negative. Never above `l`.
     """
-    norm, seen = parse_norm(norm), set()
+    norm = parse_norm(norm)
+    seen = set()
     tasks: list[tuple[Tensor, tuple[int, int]]] = []
     for point, label in zip(x, y.tolist()):
         for mask in masks_at(network, point):
@@ -105,10 +119,12 @@ def infinity_at(network: Piecewise, x: Tensor, y: Tensor, norm: float) -> Bound:
 
 @dataclass(frozen=True, eq=False)
 class Tightness:
-    """The condition of the paper's theorem for `l = L`, part by part, for the mask and pair that come closest to it.
+    """The condition of the paper's theorem for `l = L`, part by part, for the mask and pair that
+    come closest to it.
 
-    slope: `L = 2^(1/r) max_D ||J_D||_{r -> s}`; mask `(H,)`: a maximiser `D*`; pair: `(k*, j*)`; increment:
-    `||J_D*^T (e_j* - e_k*)||_s`; direction `(n,)`: the maximiser, or the best the cone allows.
+    slope: `L = 2^(1/r) max_D ||J_D||_{r -> s}`; mask `(H,)`: a maximiser `D*`; pair: `(k*, j*)`;
+    increment: `||J_D*^T (e_j* - e_k*)||_s`; direction `(n,)`: the maximiser, or the best the cone
+    allows.
     """
 
     slope: float
@@ -130,10 +146,12 @@ class Tightness:
 
 
 def tightness(network: Piecewise, norm: float, labels: Sequence[int]) -> Tightness:
-    """Test the condition under which the paper's theorem gives `l = L` on R^n, over all maximising masks and all pairs.
+    """Test the condition under which the paper's theorem gives `l = L` on R^n, over all maximising
+    masks and all pairs.
 
-    An element of the set `M_r(g)` lies in the recession cone exactly when the steepest slope inside the cone reaches
-    `||g||_s`, which also settles ties (r = 1) and zeros (r = inf). By enumeration of all cells, for small networks.
+    An element of the set `M_r(g)` lies in the recession cone exactly when the steepest slope inside
+    the cone reaches `||g||_s`, which also settles ties (r = 1) and zeros (r = inf). By enumeration
+    of all cells, for small networks.
     """
     norm = parse_norm(norm)
     present = {k for k, _ in _pairs(network, labels)}
@@ -141,14 +159,20 @@ def tightness(network: Piecewise, norm: float, labels: Sequence[int]) -> Tightne
     jacobians = network.jacobian(masks)
     norms = operator_norm(jacobians, norm, dual(norm))
     top = float(norms.max())
-    slope, best = 2 ** (1 / norm) * top, None
+    slope = 2 ** (1 / norm) * top
+    best = None
     for index in (norms >= top * (1 - SAME)).nonzero().flatten().tolist():
         cone = _unit_rows(inequalities(network, masks[index])[0].numpy())
         for k, j in _pairs(network, range(network.outputs)):
             g = (jacobians[index, j] - jacobians[index, k]).numpy()
             increment = float(np.linalg.norm(g, dual(norm)))
-            # At r = 2 the maximiser is one vector; the slope in the cone, quadratic in the angle to it, would forgive too much.
-            u = maximiser(torch.from_numpy(g)[None], norm)[0].numpy() if norm == 2 else _support(g, cone, norm)[0]
+            # At r = 2 the maximiser is one vector; the slope in the cone, quadratic in the angle to
+            # it, would forgive too much.
+            u = (
+                maximiser(torch.from_numpy(g)[None], norm)[0].numpy()
+                if norm == 2
+                else _support(g, cone, norm)[0]
+            )
             recedes = bool(g @ u >= increment * (1 - SAME) and (cone @ u <= SAME).all())
             parts = (k in present, increment >= slope * (1 - SAME), recedes)
             found = Tightness(slope, masks[index], (k, j), increment, torch.from_numpy(u), *parts)
@@ -162,9 +186,15 @@ def _pairs(network: Piecewise, labels: Sequence[int]) -> list[tuple[int, int]]:
     """All `(k, j)`, k a label that occurs and j a rival."""
     present = sorted({int(k) for k in labels})
     if not present or not 0 <= present[0] <= present[-1] < network.outputs:
-        raise InputError(f"labels {present} do not fit {network.outputs} outputs: give labels from 0 to {network.outputs - 1}.")
+        raise InputError(
+            f"labels {present} do not fit {network.outputs} outputs: give labels from 0 to "
+            f"{network.outputs - 1}."
+        )
     if network.outputs < 2:
-        raise InputError("the network has one output, so there is no rival class: stack a second logit, for example 0.")
+        raise InputError(
+            "the network has one output, so there is no rival class: stack a second logit, for "
+            "example 0."
+        )
     return [(k, j) for k in present for j in range(network.outputs) if j != k]
 
 
@@ -178,10 +208,11 @@ def _gaps(network: Piecewise, pairs: Sequence[tuple[int, int]]) -> Piecewise:
 
 @dataclass(frozen=True, eq=False)
 class _Rounding:
-    """What rounding errors of a network are relative to: the same paths with absolute values, all neurons open.
+    """What rounding errors of a network are relative to: the same paths with absolute values, all
+    neurons open.
 
-    preactivation `(H,)`, output `(T,)`: over the unit ball, the error of a linear bound on either by back-substitution;
-    ends `(T, n)`: the absolute slopes of the outputs.
+    preactivation `(H,)`, output `(T,)`: over the unit ball, the error of a linear bound on either
+    by back-substitution; ends `(T, n)`: the absolute slopes of the outputs.
     """
 
     network: Piecewise
@@ -193,19 +224,39 @@ class _Rounding:
     @classmethod
     def of(cls, network: Piecewise, norm: float) -> _Rounding:
         steep = network.slope.abs().clamp(min=1)  # no neuron is steeper, on either side
-        a, b, c, d = (sized(v.abs()) for v in (network.A, network.B * steep, network.C, network.D * steep))
-        zero, s = torch.zeros_like, dual(norm)
-        size = Piecewise(a, b, zero(network.c), c, d, zero(network.e), torch.ones_like(network.slope), network.layer)
-        relative = (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * 2.0**-52  # one long sum a layer
+        a, b, c, d = (
+            sized(v.abs()) for v in (network.A, network.B * steep, network.C, network.D * steep)
+        )
+        zero = torch.zeros_like
+        s = dual(norm)
+        size = Piecewise(
+            a,
+            b,
+            zero(network.c),
+            c,
+            d,
+            zero(network.e),
+            torch.ones_like(network.slope),
+            network.layer,
+        )
+        relative = (
+            (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * 2.0**-52
+        )  # one long sum a layer
         paths = torch.linalg.inv(torch.eye(network.neurons, dtype=torch.float64) - b)
-        reach = vector_norm(paths @ a, s)  # |v_h| <= reach_h on the unit ball, and intercepts are at most that
+        reach = vector_norm(
+            paths @ a, s
+        )  # |v_h| <= reach_h on the unit ball, and intercepts are at most that
         ends = c + d @ paths @ a
         output = vector_norm(ends, s) + d @ paths @ reach
-        return cls(size, relative, ends, relative * sized(reach + paths @ reach), relative * sized(output))
+        return cls(
+            size, relative, ends, relative * sized(reach + paths @ reach), relative * sized(output)
+        )
 
 
 def _values(gaps: Piecewise, rounding: _Rounding, u: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """Directions `(m, n)` shrunk to length at most 1, and a lower bound on each gap there, `(m, T)`, rounded down."""
+    """Directions `(m, n)` shrunk to length at most 1, and a lower bound on each gap there, `(m,
+    T)`, rounded down.
+    """
     length = vector_norm(u, norm)
     u = u / torch.where(length > 0, length, 1)[:, None] * (1 - (u.shape[1] + 4) * 2.0**-52)
     return u, gaps.logits(u) - rounding.relative * rounding.network.logits(u.abs())
@@ -224,9 +275,11 @@ def _opens(network: Piecewise, mask: Tensor) -> bool:
 
 
 def _support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
-    """`max { g . u : cone u <= 0, ||u||_r <= 1 }`: a direction u `(n,)` and multipliers y >= 0 `(H,)` for (*).
+    """`max { g . u : cone u <= 0, ||u||_r <= 1 }`: a direction u `(n,)` and multipliers y >= 0
+    `(H,)` for (*).
 
-    r = 2: `||P_K(g)||`, the projection onto the cone, by non-negative least squares (Moreau); r = 1, inf: a linear program.
+    r = 2: `||P_K(g)||`, the projection onto the cone, by non-negative least squares (Moreau); r =
+    1, inf: a linear program.
     """
     n = len(g)
     if len(cone) == 0:
@@ -242,27 +295,31 @@ def _support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
     else:  # u = a - b with a, b >= 0 and sum(a + b) <= 1
         rows = np.vstack([np.hstack([cone, -cone]), np.ones(2 * n)])
         limits = np.append(np.zeros(len(cone)), 1.0)
-        found = linprog(-np.hstack([g, -g]) / scale, rows, limits, bounds=(0, None), options=options)
+        found = linprog(
+            -np.hstack([g, -g]) / scale, rows, limits, bounds=(0, None), options=options
+        )
         u = found.x[:n] - found.x[n:]
     return u, np.maximum(-found.ineqlin.marginals[: len(cone)], 0.0) * scale
 
 
-def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, tuple[int, int]]], method: str) -> Bound:
-    """The steepest gap over the recession cones of (mask, pair) tasks; 0 if there are none or all are negative.
+def _over_cones(
+    network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, tuple[int, int]]], method: str
+) -> Bound:
+    """The steepest gap over the recession cones of (mask, pair) tasks; 0 if there are none or all
+    are negative.
 
-    The tasks are taken in falling order of `||J_D^T (e_j - e_k)||_s`, and the multipliers of r = 2, which are almost free, are
-    tried in (*) first, so few need a linear program.
+    The tasks are taken in falling order of `||J_D^T (e_j - e_k)||_s`, and the multipliers of r = 2,
+    which are almost free, are tried in (*) first, so few need a linear program.
     """
     pairs = sorted({pair for _, pair in tasks})
-    upper, lower, witness, info = (
-        0.0,
-        0.0,
-        torch.zeros(network.inputs, dtype=torch.float64),
-        {"norm": norm, "cones": len(tasks)},
-    )
+    upper = 0.0
+    lower = 0.0
+    witness = torch.zeros(network.inputs, dtype=torch.float64)
+    info = {"norm": norm, "cones": len(tasks)}
     if not tasks:
         return Bound(0.0, 0.0, method, witness, info)
-    gaps, s = _gaps(network, pairs), dual(norm)
+    gaps = _gaps(network, pairs)
+    s = dual(norm)
     rounding = _Rounding.of(gaps, norm)
     masks = torch.stack([mask for mask, _ in tasks])
     outputs = torch.tensor([pairs.index(pair) for _, pair in tasks])
@@ -272,29 +329,42 @@ def _over_cones(network: Piecewise, norm: float, tasks: Sequence[tuple[Tensor, t
     for i in lengths.argsort(descending=True, stable=True).tolist():
         if float(lengths[i]) <= upper:
             break
-        g, rows = slopes[i], inequalities(network, masks[i])[0]
+        g = slopes[i]
+        rows = inequalities(network, masks[i])[0]
         length = torch.linalg.vector_norm(rows, 2, dim=1)
-        rows, error, length = rows[length > 0], rounding.preactivation[length > 0], length[length > 0]
+        rows = rows[length > 0]
+        error = rounding.preactivation[length > 0]
+        length = length[length > 0]
         for chosen in dict.fromkeys((2.0, norm)):
             u, y = _support(g.numpy(), (rows / length[:, None]).numpy(), chosen)
             weight = torch.from_numpy(y) / length
-            value = torch.linalg.vector_norm(g - rows.T @ weight, s) + rounding.output[outputs[i]] + weight @ error
+            value = (
+                torch.linalg.vector_norm(g - rows.T @ weight, s)
+                + rounding.output[outputs[i]]
+                + weight @ error
+            )
             ceiling = min(float(value), float(lengths[i]))
             if ceiling <= upper:
                 break
         upper = max(upper, ceiling)
         direction, values = _values(gaps, rounding, torch.from_numpy(u)[None], norm)
-        # Where the maximum over the cone is 0, u is rounding noise and its direction may lie in another cone.
+        # Where the maximum over the cone is 0, u is rounding noise and its direction may lie in
+        # another cone.
         inside = bool((rows @ direction[0] <= INSIDE * length).all())
         if inside and float(values[0, outputs[i]]) > lower:
-            lower, witness = float(values[0, outputs[i]]), direction[0]
+            lower = float(values[0, outputs[i]])
+            witness = direction[0]
             info |= {"label": pairs[outputs[i]][0], "rival": pairs[outputs[i]][1]}
-    return Bound(below(lower, upper, "slope at infinity", 100 * INSIDE), upper, method, witness, info)
+    return Bound(
+        below(lower, upper, "slope at infinity", 100 * INSIDE), upper, method, witness, info
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _Node:
-    """An open node: which output, state int8 `(H,)` (-1 free, 0 and 1 held), multipliers float32 `(H,)`, neuron to split."""
+    """An open node: which output, state int8 `(H,)` (-1 free, 0 and 1 held), multipliers
+    float32 `(H,)`, neuron to split.
+    """
 
     output: int
     state: Tensor
@@ -306,31 +376,41 @@ class _Node:
 class _Search:
     """Branch and bound on the neurons of the bias-free network, over the unit r-ball.
 
-    A node is a pair and the sides that some neurons are held on. Its upper bound is linear bound propagation with the split
-    constraints as multipliers (alpha, beta-CROWN; Zhang et al. 2018, Wang et al. 2021): a free neuron lies between `alpha v`
-    and its chord, a held one is linear and adds `+-beta v >= 0`, and the linear function of u that is left is bounded by its
-    dual norm. Every alpha in `[slope, 1]` and `beta >= 0` is sound. Where nothing nonlinear is left, (*) is solved exactly.
+    A node is a pair and the sides that some neurons are held on. Its upper bound is linear bound
+    propagation with the split constraints as multipliers (alpha, beta-CROWN; Zhang et al. 2018,
+    Wang et al. 2021): a free neuron lies between `alpha v` and its chord, a held one is linear and
+    adds `+-beta v >= 0`, and the linear function of u that is left is bounded by its dual norm.
+    Every alpha in `[slope, 1]` and `beta >= 0` is sound. Where nothing nonlinear is left, (*) is
+    solved exactly.
     """
 
     def __init__(self, network: Piecewise, norm: float, labels: Sequence[int], seed: int) -> None:
         self.pairs = _pairs(network, labels)
-        self.gaps, self.norm = _gaps(network, self.pairs), norm
+        self.gaps = _gaps(network, self.pairs)
+        self.norm = norm
         self.rounding = _Rounding.of(self.gaps, norm)
         self.generator = torch.Generator().manual_seed(seed)
-        self.lower, self.witness, self.pair = 0.0, torch.zeros(network.inputs, dtype=torch.float64), self.pairs[0]
+        self.lower = 0.0
+        self.witness = torch.zeros(network.inputs, dtype=torch.float64)
+        self.pair = self.pairs[0]
         self.closed = 0.0  # the largest upper bound among the nodes that are done
         self.heap: list[tuple[float, int, _Node]] = []
-        self.tie, self.count = itertools.count(), 0
+        self.tie = itertools.count()
+        self.count = 0
 
     def run(self, nodes: int | None) -> Bound:
         """Ascent, the root, then the search; the bracket is valid whenever it stops."""
-        start, cut = time.monotonic(), False
-        busy = self.ceiling = float((vector_norm(self.rounding.ends, dual(self.norm)) + self.rounding.output).max())
+        start = time.monotonic()
+        cut = False
+        busy = self.ceiling = float(
+            (vector_norm(self.rounding.ends, dual(self.norm)) + self.rounding.output).max()
+        )
         try:
             clock.check()
             self.ascend()
             free = torch.full((len(self.pairs), self.gaps.neurons), -1, dtype=torch.int8)
-            half, zero = torch.full(free.shape, 0.5, dtype=torch.float64), torch.zeros(free.shape, dtype=torch.float64)
+            half = torch.full(free.shape, 0.5, dtype=torch.float64)
+            zero = torch.zeros(free.shape, dtype=torch.float64)
             self.bound(free, torch.arange(len(free)), half, zero, [busy] * len(free))
             busy = 0.0
             while self.heap and -self.heap[0][0] > self.cutoff:
@@ -346,8 +426,19 @@ class _Search:
             cut = clock.out_of_time()
         upper = max(self.closed, busy, -self.heap[0][0] if self.heap else 0.0, self.lower)
         info = {"norm": self.norm, "label": self.pair[0], "rival": self.pair[1]}
-        info |= {"nodes": self.count, "seconds": time.monotonic() - start, "cut": cut, "seed": self.generator.initial_seed()}
-        return Bound(self.lower, upper, "ascent and relaxation" if nodes == 0 else "branch", self.witness, info)
+        info |= {
+            "nodes": self.count,
+            "seconds": time.monotonic() - start,
+            "cut": cut,
+            "seed": self.generator.initial_seed(),
+        }
+        return Bound(
+            self.lower,
+            upper,
+            "ascent and relaxation" if nodes == 0 else "branch",
+            self.witness,
+            info,
+        )
 
     @property
     def cutoff(self) -> float:
@@ -359,19 +450,33 @@ class _Search:
         u, values = _values(self.gaps, self.rounding, u, self.norm)
         row, output = divmod(int(values.argmax()), values.shape[1])
         if float(values[row, output]) > self.lower:
-            self.lower, self.witness, self.pair = float(values[row, output]), u[row].clone(), self.pairs[output]
+            self.lower = float(values[row, output])
+            self.witness = u[row].clone()
+            self.pair = self.pairs[output]
         return values
 
     def gradient(self, u: Tensor, output: Tensor) -> Tensor:
         """The gradients of the gaps `output` `(m,)` at u `(m, n)`: `(m, n)`."""
         slope = torch.where(self.gaps.mask(u), 1.0, self.gaps.slope)
-        return _pull(self.gaps, self.gaps.D[output], self.gaps.C[output], slope, slope, torch.zeros_like(slope))[0]
+        return _pull(
+            self.gaps,
+            self.gaps.D[output],
+            self.gaps.C[output],
+            slope,
+            slope,
+            torch.zeros_like(slope),
+        )[0]
 
     def ascend(self) -> None:
-        """Power steps `u <- M_r(J(u)^T (e_j - e_k))`, shorter where the full one overshoots; then the best cells' maxima."""
-        n, pairs = self.gaps.inputs, len(self.pairs)
+        """Power steps `u <- M_r(J(u)^T (e_j - e_k))`, shorter where the full one overshoots;
+        then the best cells' maxima.
+        """
+        n = self.gaps.inputs
+        pairs = len(self.pairs)
         axes = torch.eye(n, dtype=torch.float64)
-        random = torch.randn(max(STARTS // pairs, 16), n, dtype=torch.float64, generator=self.generator)
+        random = torch.randn(
+            max(STARTS // pairs, 16), n, dtype=torch.float64, generator=self.generator
+        )
         u = torch.cat([random, axes, -axes])
         output = torch.arange(pairs).repeat_interleave(len(u))
         u = u.repeat(pairs, 1)
@@ -383,45 +488,66 @@ class _Search:
                 trial = trial / vector_norm(trial, self.norm).clamp(min=1e-300)[:, None]
                 new = self.gaps.logits(trial).gather(1, output[:, None])[:, 0]
                 better = new > value
-                u, value = torch.where(better[:, None], trial, u), torch.where(better, new, value)
+                u = torch.where(better[:, None], trial, u)
+                value = torch.where(better, new, value)
         self.offer(u)
-        different = np.unique(value.numpy().round(9), return_index=True)[1]  # many starts end in the same place
+        different = np.unique(value.numpy().round(9), return_index=True)[
+            1
+        ]  # many starts end in the same place
         for index in different[-POLISHED:].tolist():
             clock.check()
             self.polish(u[index], int(output[index]))
 
     def polish(self, u: Tensor, output: int) -> None:
-        """From cell to better cell: the maximum over the cell's cone, then the steepest cell around it."""
+        """From cell to better cell: the maximum over the cell's cone, then the steepest cell
+        around it.
+        """
         value = -math.inf
         for _ in range(ASCENT):
-            g, cone = self.gradient(u[None], torch.tensor([output]))[0], inequalities(self.gaps, self.gaps.mask(u[None])[0])[0]
-            best = torch.from_numpy(_support(g.numpy(), _unit_rows(cone.numpy()), self.norm)[0])[None]
+            g = self.gradient(u[None], torch.tensor([output]))[0]
+            cone = inequalities(self.gaps, self.gaps.mask(u[None])[0])[0]
+            best = torch.from_numpy(_support(g.numpy(), _unit_rows(cone.numpy()), self.norm)[0])[
+                None
+            ]
             new = float(self.offer(best)[0, output])
             if new <= value * (1 + CLOSED):
                 return
             value = new
-            around = best + 1e-4 * torch.randn(64, len(u), dtype=torch.float64, generator=self.generator)
+            around = best + 1e-4 * torch.randn(
+                64, len(u), dtype=torch.float64, generator=self.generator
+            )
             u = around[self.offer(around)[:, output].argmax()]
 
     def branch(self, popped: list[tuple[float, int, _Node]]) -> None:
         """Bound the two children of every node, each with its parent's multipliers."""
-        nodes, rows = [node for _, _, node in popped], torch.arange(len(popped))
+        nodes = [node for _, _, node in popped]
+        rows = torch.arange(len(popped))
         state = torch.stack([node.state for node in nodes]).repeat(2, 1)
         split = torch.tensor([node.split for node in nodes])
         state[rows, split], state[rows + len(nodes), split] = 0, 1
         output = torch.tensor([node.output for node in nodes]).repeat(2)
-        alpha, beta = (torch.stack([getattr(v, name).double() for v in nodes]).repeat(2, 1) for name in ("alpha", "beta"))
+        alpha, beta = (
+            torch.stack([getattr(v, name).double() for v in nodes]).repeat(2, 1)
+            for name in ("alpha", "beta")
+        )
         self.bound(state, output, alpha, beta, [-key for key, _, _ in popped] * 2)
 
-    def bound(self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor, known: list[float]) -> None:
-        """Bound nodes given as rows, `known` being upper bounds so far; those still open go on the heap."""
+    def bound(
+        self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor, known: list[float]
+    ) -> None:
+        """Bound nodes given as rows, `known` being upper bounds so far; those still open go on
+        the heap.
+        """
         self.count += len(state)
         size = self.gaps.neurons * (self.gaps.neurons + self.gaps.inputs)
-        clock.spend(len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size + 4 * STEPS * clock.STEP)
+        clock.spend(
+            len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size + 4 * STEPS * clock.STEP
+        )
         low, high = self.intervals(state)
         value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
         for i in range(len(state)):
-            upper, split = min(float(value[i]), known[i]), _choose(loss[i], self.gaps.layer)
+            upper = min(float(value[i]), known[i])
+            split = _choose(loss[i], self.gaps.layer)
             if upper > self.cutoff and float(loss[i].sum()) <= CLOSED / 10 * upper:
                 upper, split = self.solve(state[i], int(output[i]), low[i], high[i], upper)
             if upper <= self.cutoff or split < 0:
@@ -431,12 +557,14 @@ class _Search:
                 heapq.heappush(self.heap, (-upper, next(self.tie), node))
 
     def intervals(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on every preactivation over the nodes, `(m, H)` each, layer by layer; held neurons keep their side.
+        """Bounds on every preactivation over the nodes, `(m, H)` each, layer by layer; held neurons
+        keep their side.
 
-        A held neuron leaves a constraint `wall . u + rest >= 0` behind (the linear bound on its own side), which tightens the
-        bounds of the layers after it.
+        A held neuron leaves a constraint `wall . u + rest >= 0` behind (the linear bound on its own
+        side), which tightens the bounds of the layers after it.
         """
-        m, network = len(state), self.gaps
+        m = len(state)
+        network = self.gaps
         low, high, rest = (torch.zeros(state.shape, dtype=torch.float64) for _ in range(3))
         walls = torch.zeros(*state.shape, network.inputs, dtype=torch.float64)
         for rows in network.blocks():
@@ -449,7 +577,8 @@ class _Search:
                 a, c = _pull(network, t, x, chord, line, torch.zeros_like(chord))
                 b = (c.clamp(min=0) * offset).sum(-1) + self.rounding.preactivation[rows]
                 sides.append((a, b, _cut(a, b, walls[:, before], rest[:, before], self.norm)))
-            active, inactive = state[:, rows] == 1, state[:, rows] == 0
+            active = state[:, rows] == 1
+            inactive = state[:, rows] == 0
             high[:, rows] = torch.where(inactive, 0.0, sides[0][2])
             low[:, rows] = torch.where(active, 0.0, -sides[1][2])
             walls[:, rows] = active[..., None] * sides[0][0] + inactive[..., None] * sides[1][0]
@@ -459,14 +588,23 @@ class _Search:
     def relax(
         self, state: Tensor, output: Tensor, low: Tensor, high: Tensor, alpha: Tensor, beta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Minimise the upper bounds over alpha and beta: the bounds `(m,)`, both, and what each free neuron loses, `(m, H)`."""
-        slope, rounding = self.gaps.slope, self.rounding
+        """Minimise the upper bounds over alpha and beta: the bounds `(m,)`, both, and what each
+        free neuron loses, `(m, H)`.
+        """
+        slope = self.gaps.slope
+        rounding = self.rounding
         chord, offset, line = _lines(slope, state, low, high)
-        free, side = state < 0, (state == 1).double() - (state == 0).double()
+        free = state < 0
+        side = (state == 1).double() - (state == 0).double()
         width = torch.maximum(high, -low).clamp(min=1e-300)
-        unit = max(self.lower, 1e-3 * self.ceiling) / width  # multipliers of this size move the bound by the answer's size
-        nearly = torch.minimum(high, -low) < 1e-6 * width  # on one side almost everywhere: start from the line of that side
-        alpha, beta = torch.where(nearly, line, alpha).requires_grad_(), (beta / unit).requires_grad_()
+        unit = (
+            max(self.lower, 1e-3 * self.ceiling) / width
+        )  # multipliers of this size move the bound by the answer's size
+        nearly = (
+            torch.minimum(high, -low) < 1e-6 * width
+        )  # on one side almost everywhere: start from the line of that side
+        alpha = torch.where(nearly, line, alpha).requires_grad_()
+        beta = (beta / unit).requires_grad_()
         moments = [torch.zeros_like(beta) for _ in range(4)]
         best = torch.full((len(state),), math.inf, dtype=torch.float64)
         kept = [alpha.detach(), beta.detach(), torch.zeros_like(beta)]
@@ -475,22 +613,40 @@ class _Search:
                 alpha.copy_(torch.maximum(alpha, slope).clamp(max=1))
                 beta.clamp_(min=0)
             lower_line = torch.where(free, alpha, line)
-            a, c = _pull(self.gaps, self.gaps.D[output], self.gaps.C[output], chord, lower_line, side * unit * beta)
-            value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + (c.clamp(min=0) * offset).sum(-1)
+            a, c = _pull(
+                self.gaps,
+                self.gaps.D[output],
+                self.gaps.C[output],
+                chord,
+                lower_line,
+                side * unit * beta,
+            )
+            value = torch.linalg.vector_norm(a, dual(self.norm), dim=-1) + (
+                c.clamp(min=0) * offset
+            ).sum(-1)
             with torch.no_grad():
-                sound = value + rounding.output[output] + (side.abs() * unit * beta) @ rounding.preactivation
+                sound = (
+                    value
+                    + rounding.output[output]
+                    + (side.abs() * unit * beta) @ rounding.preactivation
+                )
                 below = torch.maximum((1 - alpha) * high, (slope - alpha) * low)
                 loss = torch.where(free, c.clamp(min=0) * offset - c.clamp(max=0) * below, 0.0)
                 better = sound < best
                 best = torch.where(better, sound, best)
-                kept = [torch.where(better[:, None], new, old) for new, old in zip((alpha, unit * beta, loss), kept)]
+                kept = [
+                    torch.where(better[:, None], new, old)
+                    for new, old in zip((alpha, unit * beta, loss), kept)
+                ]
                 if step % 5 == 0:
                     self.offer(maximiser(a, self.norm))
             if (best <= self.cutoff).all():
                 break
             grads = torch.autograd.grad(value.sum(), (alpha, beta))
             with torch.no_grad():
-                for i, (variable, grad) in enumerate(zip((alpha, beta), quiet(grads))):  # Adam (Kingma & Ba 2015)
+                for i, (variable, grad) in enumerate(
+                    zip((alpha, beta), quiet(grads))
+                ):  # Adam (Kingma & Ba 2015)
                     assert grad is not None
                     moments[i] = 0.9 * moments[i] + 0.1 * grad
                     moments[i + 2] = 0.999 * moments[i + 2] + 0.001 * grad.square()
@@ -498,17 +654,25 @@ class _Search:
                     variable -= RATE / (1 - 0.9 ** (step + 1)) * moments[i] / size
         return best, kept[0], kept[1], kept[2]
 
-    def solve(self, state: Tensor, output: int, low: Tensor, high: Tensor, upper: float) -> tuple[float, int]:
-        """(*) at a node where the gap is linear up to rounding: its upper bound, and the next neuron to split or -1.
+    def solve(
+        self, state: Tensor, output: int, low: Tensor, high: Tensor, upper: float
+    ) -> tuple[float, int]:
+        """(*) at a node where the gap is linear up to rounding: its upper bound, and the next
+        neuron to split or -1.
 
-        A free neuron errs by at most `min(high, -low)`; the error travels along the paths that held neurons leave open.
-        Constraints that it reaches are left out, and if that costs something the neuron is split.
+        A free neuron errs by at most `min(high, -low)`; the error travels along the paths that held
+        neurons leave open. Constraints that it reaches are left out, and if that costs something
+        the neuron is split.
         """
-        gaps, mask = self.gaps, (state == 1) | ((state < 0) & steep_below(low, high))
+        gaps = self.gaps
+        mask = (state == 1) | ((state < 0) & steep_below(low, high))
         error = torch.where(state < 0, torch.minimum(high, -low) * (1 - gaps.slope), 0.0)
         through = torch.where(state == 0, gaps.slope.abs(), gaps.slope.abs().clamp(min=1))
-        spread = torch.linalg.solve(torch.eye(gaps.neurons, dtype=torch.float64) - through[:, None] * gaps.B.abs(), error)
-        wrong, rows = gaps.B.abs() @ spread, inequalities(gaps, mask)[0]
+        spread = torch.linalg.solve(
+            torch.eye(gaps.neurons, dtype=torch.float64) - through[:, None] * gaps.B.abs(), error
+        )
+        wrong = gaps.B.abs() @ spread
+        rows = inequalities(gaps, mask)[0]
         length = torch.linalg.vector_norm(rows, 2, dim=1)
         lost = (state >= 0) & (wrong > CLOSED * length)
         used = (state >= 0) & (length > 0) & ~lost
@@ -516,16 +680,24 @@ class _Search:
         u, y = _support(g.numpy(), (rows[used] / length[used, None]).numpy(), self.norm)
         self.offer(torch.from_numpy(u)[None])
         weight = torch.from_numpy(y) / length[used]
-        value = torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm)) + self.rounding.output[output]
-        value += gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
+        value = (
+            torch.linalg.vector_norm(g - rows[used].T @ weight, dual(self.norm))
+            + self.rounding.output[output]
+        )
+        value += (
+            gaps.D[output].abs() @ spread + weight @ (wrong + self.rounding.preactivation)[used]
+        )
         return min(float(value), upper), int(first_largest(error)) if lost.any() else -1
 
 
-def _pull(network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, extra: Tensor) -> tuple[Tensor, Tensor]:
-    """Back-substitute `t . z + x . u` through the neurons: a linear function of u, `(..., n)`, and the coefficients met on z.
+def _pull(
+    network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, extra: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Back-substitute `t . z + x . u` through the neurons: a linear function of u, `(..., n)`, and
+    the coefficients met on z.
 
-    t `(..., H')` (the first H' neurons, whole layers), x `(..., n)`; a neuron is replaced by `up v` where its coefficient is
-    positive and by `low v` where it is negative, and `extra v` is added.
+    t `(..., H')` (the first H' neurons, whole layers), x `(..., n)`; a neuron is replaced by `up v`
+    where its coefficient is positive and by `low v` where it is negative, and `extra v` is added.
     """
     met = t[..., :0]
     for rows in reversed([rows for rows in network.blocks() if rows.stop <= t.shape[-1]]):
@@ -537,8 +709,12 @@ def _pull(network: Piecewise, t: Tensor, x: Tensor, up: Tensor, low: Tensor, ext
     return x, met
 
 
-def _lines(slope: Tensor, state: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each neuron on `[low, high]`: slope and offset of the chord above it, slope of a line through 0 below it."""
+def _lines(
+    slope: Tensor, state: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each neuron on `[low, high]`: slope and offset of the chord above it, slope of a line
+    through 0 below it.
+    """
     free = (high - slope * low) / (high - low).clamp(min=1e-300)
     chord = torch.where(state == 1, 1.0, torch.where(state == 0, slope, free))
     line = torch.where((state == 1) | ((state < 0) & steep_below(low, high)), 1.0, slope)
@@ -547,10 +723,12 @@ def _lines(slope: Tensor, state: Tensor, low: Tensor, high: Tensor) -> tuple[Ten
 
 
 def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tensor:
-    """An upper bound on `max(0, a . u + b)` over the unit ball cut by `walls u + rest >= 0`: `(m, k)`, rounded up.
+    """An upper bound on `max(0, a . u + b)` over the unit ball cut by `walls u + rest >= 0`: `(m,
+    k)`, rounded up.
 
-    a `(m, k, n)`, b `(m, k)`, walls `(m, h, n)`, rest `(m, h)`. By weak duality it is `||a + y walls||_s + b + y . rest` for
-    any `y >= 0`; accelerated projected gradient steps on the 2-norm choose y, the better of that and 0 counts.
+    a `(m, k, n)`, b `(m, k)`, walls `(m, h, n)`, rest `(m, h)`. By weak duality it is `||a + y
+    walls||_s + b + y . rest` for any `y >= 0`; accelerated projected gradient steps on the 2-norm
+    choose y, the better of that and 0 counts.
     """
     s = dual(norm)
     plain: Tensor = torch.linalg.vector_norm(a, s, dim=-1) + b
@@ -558,24 +736,29 @@ def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tens
         return plain
     length = torch.linalg.vector_norm(walls, 2, dim=-1)
     scale = torch.where(length > 0, 1 / length.clamp(min=1e-300), 0.0)
-    walls, rest = walls * scale[..., None], rest * scale
-    gram, cross = walls @ walls.mT, a @ walls.mT
+    walls = walls * scale[..., None]
+    rest = rest * scale
+    gram = walls @ walls.mT
+    cross = a @ walls.mT
     step = 1 / gram.abs().sum(-1).amax(-1).clamp(min=1)[:, None, None]
     y = point = torch.zeros_like(cross)
     for i in range(CUTS):
         size = torch.linalg.vector_norm(a + point @ walls, 2, dim=-1, keepdim=True)
         new = (point - step * (cross + point @ gram + size * rest[:, None])).clamp(min=0)
-        point, y = new + i / (i + 3) * (new - y), new
-    # With h walls: h + 2 roundings in `a + y walls`, n + 2 in its length, h + 1 in `y . rest` and 2 in the sum of all.
-    # `y . rest` needs no term of its own for its share c: at the best u, with `q = walls u + rest >= 0`, the value is too
-    # large by `y . q + error . |u|` at least, and `c y . rest = c (y . q - y walls u) <= y . q + error . |u|`.
+        point = new + i / (i + 3) * (new - y)
+        y = new
+    # With h walls: h + 2 roundings in `a + y walls`, n + 2 in its length, h + 1 in `y . rest` and 2
+    # in the sum of all. `y . rest` needs no term of its own for its share c: at the best u, with `q
+    # = walls u + rest >= 0`, the value is too large by `y . q + error . |u|` at least, and `c y .
+    # rest = c (y . q - y walls u) <= y . q + error . |u|`.
     error = (2 * walls.shape[1] + walls.shape[2] + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
     length = torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1)
     return torch.minimum(plain, length + b + (y @ rest[..., None])[..., 0]).clamp(min=0)
 
 
 def _choose(loss: Tensor, layer: Tensor) -> int:
-    """The neuron to split: of the first layer where one loses a fair share of the largest loss, the worst; -1 if none loses.
+    """The neuron to split: of the first layer where one loses a fair share of the largest loss, the
+    worst; -1 if none loses.
 
     Early layers first: their walls are exact, and what they settle tightens all later layers.
     """

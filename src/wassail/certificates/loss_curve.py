@@ -1,15 +1,19 @@
-"""The worst expected loss over `Omega_p(eps)` against eps, from both sides, for networks of any size (THEORY 2 and 6).
+"""The worst expected loss over `Omega_p(eps)` against eps, from both sides, for networks of any
+size (THEORY 2 and 6).
 
-With `G_i(d) = sup { loss(x', y_i) : x' in X, ||x' - x_i||_r <= d }` the worst case is, for every finite order p,
+With `G_i(d) = sup { loss(x', y_i) : x' in X, ||x' - x_i||_r <= d }` the worst case is, for every
+finite order p,
 
-    V(eps) = max { sum_i mu_i G_i^(c_i) : sum_i mu_i c_i <= eps^p }          G_i^: concave envelope of G_i as a function of d^p
+    V(eps) = max { sum_i mu_i G_i^(c_i) : sum_i mu_i c_i <= eps^p }          G_i^: concave envelope
+    of G_i as a function of d^p
            = min_{lam >= 0} lam eps^p + sum_i mu_i sup_d [ G_i(d) - lam d^p ],
 
-and for order inf `sum_i mu_i G_i(eps)`. Points that are evaluated lie below `G_i`; with the first form they make a
-distribution, whose loss is the lower side. Bound propagation on a grid of radii lies above `G_i`; with the second form, at
-whatever lam, it makes the upper side. Between two radii, `before < d <= radius`, the smaller of two bounds counts: the one on
-the ball of the farther radius, and what the linear bounds of that ball, `margin_j >= base_j + <a_j, v>`, say nearer to the
-sample. With `rho_j(d) = sup { -<a_j, v> : ||v||_r <= d, x + v in X }`, which is concave in d and 0 at 0,
+and for order inf `sum_i mu_i G_i(eps)`. Points that are evaluated lie below `G_i`; with the first
+form they make a distribution, whose loss is the lower side. Bound propagation on a grid of radii
+lies above `G_i`; with the second form, at whatever lam, it makes the upper side. Between two radii,
+`before < d <= radius`, the smaller of two bounds counts: the one on the ball of the farther radius,
+and what the linear bounds of that ball, `margin_j >= base_j + <a_j, v>`, say nearer to the sample.
+With `rho_j(d) = sup { -<a_j, v> : ||v||_r <= d, x + v in X }`, which is concave in d and 0 at 0,
 
     margin_j >= base_j - rho_j(d) >= base_j - rho_j(before) d / before        for d >= before,
 
@@ -40,15 +44,26 @@ from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
 from wassail.geometry import distances as distances_between
 from wassail.losses import ASCENTS, LIPSCHITZ, predict
-from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, device_of, frozen, versions
+from wassail.network import (
+    BATCH_SIZE,
+    Model,
+    Progress,
+    _bar,
+    check_data,
+    device_of,
+    frozen,
+    versions,
+)
 from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_norm, parse_order
 from wassail.transport import Distribution, sample_weights
 
 WORK = 10 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
-RADII = 22  # of the default grid, each the square root of 2 times the one before, up to the width of the domain
+# of the default grid, each the square root of 2 times the one before, up to the width of the domain
+RADII = 22
 CLIMB = 8  # evaluations a sample and radius of the search for points of high loss
-FAR = 10  # radii on R^n beyond the grid, each 4 times the one before: where the slope at infinity shows
+# radii on R^n beyond the grid, each 4 times the one before: where the slope at infinity shows
+FAR = 10
 NEAR = 2.0**-40  # of the first radius: a ball so small that the loss hardly changes in it
 HALVINGS = 70  # of the bracket of the multiplier, from 2^+-120 to rounding
 ULP = 2.0**-52
@@ -56,16 +71,19 @@ ULP = 2.0**-52
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LossCurve(Record):
-    """The worst expected loss over `Omega_order(eps)` as a function of eps: `curve(eps)` is a pair `(lower, upper)`.
+    """The worst expected loss over `Omega_order(eps)` as a function of eps: `curve(eps)` is a pair
+    `(lower, upper)`.
 
-    x, y, mu: samples `(N, *shape)`, labels and weights `(N,)`; clean, clean_predicted `(N,)`: loss and class at the samples;
-    points `(M, *shape)` with root, value, distance and predicted `(M,)`: evaluated points, the sample each is reached from, its
-    loss, distance and class; start `(N,)`: clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between
-    two radii, or beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius before))`; slope:
-    and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate, the worst case is at most `C + lam eps`. All
-    are the same for every order: see `of_order`.
-    arithmetic: whether the curve is of the network as it is "executed", in its own floating-point type, or of the "exact"
-    function; lift: how much higher the executed loss may be than the exact one, whose slope it is, anywhere in the domain.
+    x, y, mu: samples `(N, *shape)`, labels and weights `(N,)`; clean, clean_predicted `(N,)`: loss
+    and class at the samples; points `(M, *shape)` with root, value, distance and predicted `(M,)`:
+    evaluated points, the sample each is reached from, its loss, distance and class; start `(N,)`:
+    clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between two radii, or
+    beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius
+    before))`; slope: and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate,
+    the worst case is at most `C + lam eps`. All are the same for every order: see `of_order`.
+    arithmetic: whether the curve is of the network as it is "executed", in its own floating-point
+    type, or of the "exact" function; lift: how much higher the executed loss may be than the exact
+    one, whose slope it is, anywhere in the domain.
     """
 
     x: Tensor
@@ -94,13 +112,17 @@ class LossCurve(Record):
     lift: float = 0.0
 
     def __call__(self, eps: Number) -> tuple[float, float]:
-        """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below, certified and rounded up above."""
+        """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below,
+        certified and rounded up above.
+        """
         budget = _budget(eps)
         high = self._upper(budget)
         return below(self._expected(*self._plan(budget)), high, "worst-case loss"), high
 
     def of_order(self, order: Number) -> LossCurve:
-        """The curve of another Wasserstein order, from the same points and bounds: nothing is computed again."""
+        """The curve of another Wasserstein order, from the same points and bounds: nothing is
+        computed again.
+        """
         return replace(self, order=parse_order(order))
 
     @property
@@ -109,21 +131,38 @@ class LossCurve(Record):
         return math.fsum((self.mu * self.clean).tolist())
 
     def witness(self, eps: Number) -> Distribution:
-        """The distribution behind the lower side: inside `Omega_order(eps)`, its expected loss evaluated (`info["loss"]`).
+        """The distribution behind the lower side: inside `Omega_order(eps)`, its expected loss
+        evaluated (`info["loss"]`).
 
-        One sample may be split between two points; it then stands in the distribution twice, with the parts of its weight.
+        One sample may be split between two points; it then stands in the distribution twice, with
+        the parts of its weight.
         """
         threat = Threat(self.norm, self.order, _budget(eps), self.domain)
         rows, choice, mu = self._plan(threat.eps)
-        used, x = choice >= 0, self.x[rows]
-        points, predicted = x.clone(), self.clean_predicted[rows].clone()
+        used = choice >= 0
+        x = self.x[rows]
+        points = x.clone()
+        predicted = self.clean_predicted[rows].clone()
         points[used], predicted[used] = self.points[choice[used]], self.predicted[choice[used]]
         zero = torch.zeros(len(rows), dtype=torch.int64)
         info = {"loss": self._expected(rows, choice, mu), "versions": versions()}
         return Distribution(
-            x, self.y[rows], points, used.double(), distances_between(points, x, self.norm), self.clean_predicted[rows],
-            predicted, mu, zero, zero, zero, threat, "loss curve", "fixed", info,
-        )  # fmt: skip
+            x,
+            self.y[rows],
+            points,
+            used.double(),
+            distances_between(points, x, self.norm),
+            self.clean_predicted[rows],
+            predicted,
+            mu,
+            zero,
+            zero,
+            zero,
+            threat,
+            "loss curve",
+            "fixed",
+            info,
+        )
 
     def _expected(self, rows: Tensor, choice: Tensor, mu: Tensor) -> float:
         """The expected loss of a plan."""
@@ -132,12 +171,15 @@ class LossCurve(Record):
         return math.fsum((mu * value).tolist())
 
     def _plan(self, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The best distribution on the evaluated points: samples, where each moves (-1: nowhere), masses; `(N,)` or `(N + 1,)`.
+        """The best distribution on the evaluated points: samples, where each moves (-1: nowhere),
+        masses; `(N,)` or `(N + 1,)`.
 
-        Order inf: the highest point within eps of each sample. Finite orders: from the samples on, the steps of the concave
-        envelopes in order of steepness while the budget lasts; the step that it cuts splits its sample.
+        Order inf: the highest point within eps of each sample. Finite orders: from the samples on,
+        the steps of the concave envelopes in order of steepness while the budget lasts; the step
+        that it cuts splits its sample.
         """
-        rows, none = torch.arange(len(self.y)), torch.full_like(self.y, -1)
+        rows = torch.arange(len(self.y))
+        none = torch.full_like(self.y, -1)
         if not len(self.points) or eps == 0:
             return rows, none, self.mu
         place, known = self._table
@@ -145,19 +187,28 @@ class LossCurve(Record):
         if self.order == math.inf:
             best = torch.where(self.distance[place] <= eps, gain, -math.inf).max(1)
             return rows, torch.where(best.values > 0, place[rows, best.indices], -1), self.mu
-        price = (self.distance[place] / eps) ** self.order  # in units of the budget: no order can overflow where it matters
+        price = (
+            self.distance[place] / eps
+        ) ** self.order  # in units of the budget: no order can overflow where it matters
         step = _envelope(gain, price)
         bill = (self.mu[step.sample] * step.price).cumsum(0)
         done = int(torch.searchsorted(bill, 1 - 1e-12, right=True))
-        last = torch.full_like(self.y, -1).scatter_reduce(0, step.sample[:done], torch.arange(done), "amax")
+        last = torch.full_like(self.y, -1).scatter_reduce(
+            0, step.sample[:done], torch.arange(done), "amax"
+        )
         choice = torch.where(last >= 0, place[rows, step.to[last]], -1) if done else none
         if done == len(bill):
             return rows, choice, self.mu
-        i, paid = int(step.sample[done]), float(bill[done - 1]) if done else 0.0
+        i = int(step.sample[done])
+        paid = float(bill[done - 1]) if done else 0.0
         share = (1 - 1e-12 - paid) / float(bill[done] - paid)
         mu = torch.cat([self.mu, share * self.mu[i : i + 1]])
         mu[i] -= mu[-1]
-        return torch.cat([rows, rows[i : i + 1]]), torch.cat([choice, place[i, step.to[done]][None]]), mu
+        return (
+            torch.cat([rows, rows[i : i + 1]]),
+            torch.cat([choice, place[i, step.to[done]][None]]),
+            mu,
+        )
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
@@ -170,9 +221,11 @@ class LossCurve(Record):
         return order[place], known
 
     def _upper(self, eps: float) -> float:
-        """The certified side: the best of the growth of each sample, the steepest slope and the line of a certificate.
+        """The certified side: the best of the growth of each sample, the steepest slope and the
+        line of a certificate.
 
-        `Omega_p(eps)` is a part of `Omega_1(eps)`, so what a line says of order 1 holds for every order.
+        `Omega_p(eps)` is a part of `Omega_1(eps)`, so what a line says of order 1 holds for every
+        order.
         """
         lines = [] if self.line is None else [self.line]
         if self.slope < math.inf:
@@ -182,7 +235,9 @@ class LossCurve(Record):
         return min(self._grown(eps), *tops, math.inf)
 
     def _grown(self, eps: float) -> float:
-        """By the growth of each sample: order inf one by one, finite orders by the dual at a good multiplier."""
+        """By the growth of each sample: order inf one by one, finite orders by the dual at a
+        good multiplier.
+        """
         if eps == 0:
             return _total(self.mu, self.start)
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
@@ -193,9 +248,12 @@ class LossCurve(Record):
                 line = left[:, t] + rise[:, t] * (eps - float(edge[t]))
                 top = torch.minimum(top, line + 8 * ULP * (left[:, t].abs() + line.abs()))
             return _total(self.mu, top)
-        low, high = -120.0, 120.0
+        low = -120.0
+        high = 120.0
         best = _total(self.mu, self.ceiling.amax(1))  # lam = 0
-        if self.domain is None and self.order == 1 and self.slope > 0:  # nothing is finite below the slope beyond the grid
+        if (
+            self.domain is None and self.order == 1 and self.slope > 0
+        ):  # nothing is finite below the slope beyond the grid
             low = min(math.log2(self.slope * eps) + 1e-12, high)
         for _ in range(HALVINGS):
             middle = (low + high) / 2
@@ -205,27 +263,43 @@ class LossCurve(Record):
         return min(best, *(self._dual(eps, 2.0**end, edge)[0] for end in (low, high)))
 
     def _lines(self, edge: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Two lines above the growth on each interval, left end and slope, `(N, T + 1)` each: of the ball, and the cone."""
+        """Two lines above the growth on each interval, left end and slope, `(N, T + 1)` each:
+        of the ball, and the cone.
+        """
         lines = [(self.left, self.rise)]
         if self.slope < math.inf:
             cone = self.start[:, None] + self.lift + self.slope * edge
-            lines.append((cone + 4 * ULP * (self.start[:, None].abs() + cone.abs()), torch.full_like(cone, self.slope)))
+            lines.append(
+                (
+                    cone + 4 * ULP * (self.start[:, None].abs() + cone.abs()),
+                    torch.full_like(cone, self.slope),
+                )
+            )
         return lines
 
     def _dual(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
-        """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its maximisers spend.
+        """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its
+        maximisers spend.
 
-        On each interval of the grid the maximum of a line, cut by the ceiling, minus a power; the smaller one of two lines.
+        On each interval of the grid the maximum of a line, cut by the ceiling, minus a power; the
+        smaller one of two lines.
         """
-        p, none = self.order, torch.full((1,), math.inf, dtype=torch.float64)
+        p = self.order
+        none = torch.full((1,), math.inf, dtype=torch.float64)
         peaks = []
         for left, rise in self._lines(edge):
-            free = torch.where(rise * eps > lam, math.inf, 0.0) if p == 1 else eps * (rise * eps / (p * lam)) ** (1 / (p - 1))
+            free = (
+                torch.where(rise * eps > lam, math.inf, 0.0)
+                if p == 1
+                else eps * (rise * eps / (p * lam)) ** (1 / (p - 1))
+            )
             corner = torch.where(rise > 0, edge + (self.ceiling - left).clamp(min=0) / rise, edge)
             end = torch.minimum(torch.cat([self.grid, none]), corner)
             where = torch.maximum(edge, torch.minimum(free, end))
             top = torch.minimum(self.ceiling, left + rise * (where - edge))
-            price = ((where / eps) ** p).clamp(max=1e200)  # any smaller price is sound, and this one does not overflow
+            price = ((where / eps) ** p).clamp(
+                max=1e200
+            )  # any smaller price is sound, and this one does not overflow
             paid = lam * price
             peaks.append((top - paid + (2 * p + 16) * ULP * (top.abs() + paid + left.abs()), price))
         value, price = peaks[0]
@@ -240,7 +314,8 @@ class LossCurve(Record):
         eps = float(self.grid[len(self.grid) // 2])
         low, high = self(eps)
         return (
-            f"LossCurve({self.loss} on {len(self.y)} samples, order {self.order:g}, l{self.norm:g}, {box}: "
+            f"LossCurve({self.loss} on {len(self.y)} samples, order {self.order:g}, "
+            f"l{self.norm:g}, {box}: "
             f"{self.empirical:.6g} at eps 0, between {low:.6g} and {high:.6g} at eps {eps:.4g})"
         )
 
@@ -263,32 +338,52 @@ def loss_curve(
     certificate: Certificate | None = None,
     progress: Progress = False,
 ) -> LossCurve:
-    """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and 6).
+    """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
+    6).
 
-    norm: ground norm r; order: Wasserstein order p, any other comes from the result at no cost (`of_order`); loss:
-    "cross_entropy" or "margin"; domain: a box, or None for R^n. points: further points for the lower side, each a tensor like x
-    with one point a sample, for example `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of
-    the domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of the linear bounds
-    (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond the grid; in a
-    box it is looked for there and, as a box is a part of R^n, on R^n. Without a limit it has a budget of work (about 10 s), so
-    that the curve does not depend on the clock. certificate: what `certify` found for the same samples and loss, on this
+    norm: ground norm r; order: Wasserstein order p, any other comes from the result at no cost
+    (`of_order`); loss: "cross_entropy" or "margin"; domain: a box, or None for R^n. points: further
+    points for the lower side, each a tensor like x with one point a sample, for example
+    `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of the
+    domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of
+    the linear bounds (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins,
+    the only bound on R^n beyond the grid; in a box it is looked for there and, as a box is a part
+    of R^n, on R^n. Without a limit it has a budget of work (about 10 s), so that the curve does not
+    depend on the clock. certificate: what `certify` found for the same samples and loss, on this
     domain or on R^n: its slopes and its line count, too, so that the exact curve is never above it.
-    arithmetic: as in `radii`; executed needs the model itself and a box, and its points are evaluated by the model.
+    arithmetic: as in `radii`; executed needs the model itself and a box, and its points are
+    evaluated by the model.
     """
-    r, p, domain = parse_norm(norm), parse_order(order), parse_domain(domain)
+    r = parse_norm(norm)
+    p = parse_order(order)
+    domain = parse_domain(domain)
     if loss == "dlr":
-        raise InputError("the DLR loss is a ratio of logit differences and not Lipschitz: use 'margin' or 'cross_entropy'.")
+        raise InputError(
+            "the DLR loss is a ratio of logit differences and not Lipschitz: use 'margin' or "
+            "'cross_entropy'."
+        )
     if loss not in LIPSCHITZ:
         raise unknown("loss", loss, tuple(LIPSCHITZ))
     x, y = check_data(x, y, domain)
     if not len(x):
-        raise InputError("there are no samples: a curve is about the loss on data, give at least one.")
-    graph = model if isinstance(model, Graph) else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+        raise InputError(
+            "there are no samples: a curve is about the loss on data, give at least one."
+        )
+    graph = (
+        model
+        if isinstance(model, Graph)
+        else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+    )
     graph, run = _executed(model, graph, arithmetic, domain, x.dtype)
-    x, y = x.to(graph.device), y.to(graph.device)
+    x = x.to(graph.device)
+    y = y.to(graph.device)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
-        raise InputError(f"the labels range over {int(y.min())}..{int(y.max())} but the model has {graph.outputs} classes.")
-    radii, weights = _grid(grid, x, r, domain), sample_weights(mu, len(x))
+        raise InputError(
+            f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
+            f"{graph.outputs} classes."
+        )
+    radii = _grid(grid, x, r, domain)
+    weights = sample_weights(mu, len(x))
     if certificate is not None:
         _check_certificate(certificate, x.cpu(), y.cpu(), r, loss, domain, weights)
     with _bar(progress, "loss curve") as report:
@@ -299,42 +394,101 @@ def loss_curve(
             report(0.3 * (place + 1) / len(reach))
         for more in points:
             found.add(torch.as_tensor(more).detach(), None)
-        above, slope = _above(graph, x, y, radii, r, loss, domain, steps, time_limit, lambda share: report(0.3 + 0.7 * share))
+        above, slope = _above(
+            graph,
+            x,
+            y,
+            radii,
+            r,
+            loss,
+            domain,
+            steps,
+            time_limit,
+            lambda share: report(0.3 + 0.7 * share),
+        )
     line = None
     if certificate is not None:
         slopes = (certificate.anchor, certificate.margin, certificate.paper)
-        slope, line = min([slope, *(bound.upper for bound in slopes if bound is not None)]), certificate.line
+        slope, line = (
+            min([slope, *(bound.upper for bound in slopes if bound is not None)]),
+            certificate.line,
+        )
     info = {"versions": versions(), "steps": steps}
     return LossCurve(
-        x.cpu(), y.cpu(), weights, r, p, loss, domain, found.clean.cpu(), found.clean_predicted.cpu(), *found.columns(), *above,
-        slope, info, line, graph.arithmetic, _lift(graph, y, domain),
-    )  # fmt: skip
+        x.cpu(),
+        y.cpu(),
+        weights,
+        r,
+        p,
+        loss,
+        domain,
+        found.clean.cpu(),
+        found.clean_predicted.cpu(),
+        *found.columns(),
+        *above,
+        slope,
+        info,
+        line,
+        graph.arithmetic,
+        _lift(graph, y, domain),
+    )
 
 
 def _check_certificate(
-    certificate: Certificate, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, mu: Tensor
+    certificate: Certificate,
+    x: Tensor,
+    y: Tensor,
+    norm: float,
+    loss: str,
+    domain: Domain,
+    mu: Tensor,
 ) -> None:
-    """Refuse a certificate for something else: it must be about the same samples, and about all of the domain."""
-    same = torch.equal(certificate.x, x) and torch.equal(certificate.y, y) and torch.equal(certificate.mu, mu)
+    """Refuse a certificate for something else: it must be about the same samples, and about all
+    of the domain.
+    """
+    same = (
+        torch.equal(certificate.x, x)
+        and torch.equal(certificate.y, y)
+        and torch.equal(certificate.mu, mu)
+    )
     if not same or certificate.norm != norm or certificate.loss != loss:
-        raise InputError("the certificate is about other samples, weights, another norm or loss: make one for these.")
+        raise InputError(
+            "the certificate is about other samples, weights, another norm or loss: make one for "
+            "these."
+        )
     if certificate.domain is not None and certificate.domain != domain:
-        raise InputError(f"the certificate is about {certificate.domain}, the curve about {domain}: certify there or on R^n.")
+        raise InputError(
+            f"the certificate is about {certificate.domain}, the curve about {domain}: certify "
+            "there or on R^n."
+        )
 
 
 def _executed(
     model: Model | Graph, graph: Graph, arithmetic: str, domain: Domain, dtype: torch.dtype
 ) -> tuple[Graph, Model | None]:
-    """The graph in its arithmetic, and the model that evaluates points if it is the executed one."""
-    missing = "the model itself" if isinstance(model, Graph) else "a box as its domain" if domain is None else ""
+    """The graph in its arithmetic, and the model that evaluates points if it is the executed
+    one.
+    """
+    missing = (
+        "the model itself"
+        if isinstance(model, Graph)
+        else "a box as its domain"
+        if domain is None
+        else ""
+    )
     if missing and arithmetic == "executed":
-        raise InputError(f"a loss curve in executed arithmetic needs {missing}: give it, or use arithmetic='exact'.")
+        raise InputError(
+            f"a loss curve in executed arithmetic needs {missing}: give it, or use "
+            "arithmetic='exact'."
+        )
     graph = arithmetic_of(graph, "exact" if missing and arithmetic == "auto" else arithmetic, dtype)
     return graph, None if graph.arithmetic == "exact" or isinstance(model, Graph) else model
 
 
 def _lift(graph: Graph, y: Tensor, domain: Domain) -> float:
-    """How far the executed loss may be from the exact one in a box: as far as a margin, since both losses are 1-Lipschitz."""
+    """How far the executed loss may be from the exact one in a box: as far as a margin, since
+    both losses are 1-Lipschitz.
+    """
     if graph.arithmetic == "exact" or domain is None:
         return 0.0
     labels = torch.unique(y)
@@ -345,22 +499,40 @@ def _lift(graph: Graph, y: Tensor, domain: Domain) -> float:
 class _Points:
     """Evaluated points of high loss, found by an ascent inside larger and larger balls."""
 
-    def __init__(self, graph: Graph, x: Tensor, y: Tensor, norm: float, loss: str, domain: Domain, model: Model | None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        loss: str,
+        domain: Domain,
+        model: Model | None,
+    ) -> None:
         """model: what evaluates the points that are kept, if it is not the graph."""
-        self.graph, self.x, self.y, self.norm, self.domain, self.model = graph, x, y, norm, domain, model
-        self.value, self.ascent = LIPSCHITZ[loss], ASCENTS["ce" if loss == "cross_entropy" else loss]
+        self.graph = graph
+        self.x = x
+        self.y = y
+        self.norm = norm
+        self.domain = domain
+        self.model = model
+        self.value = LIPSCHITZ[loss]
+        self.ascent = ASCENTS["ce" if loss == "cross_entropy" else loss]
         z = self._kept(x)
-        self.clean, self.clean_predicted = self.value(z, y), predict(z, y)
-        self.best, self.top = x.double(), self.clean
+        self.clean = self.value(z, y)
+        self.clean_predicted = predict(z, y)
+        self.best = x.double()
+        self.top = self.clean
         self.parts: list[tuple[Tensor, ...]] = []
 
     def climb(self, radius: float) -> None:
         """The highest points met within a radius, from the best so far on.
 
-        In turn the maximiser over the whole ball of the loss linearised at the last point, which is exact for linear networks,
-        and a step from the best point, half as long each time.
+        In turn the maximiser over the whole ball of the loss linearised at the last point, which is
+        exact for linear networks, and a step from the best point, half as long each time.
         """
-        x, point = self.x.double(), self.best
+        x = self.x.double()
+        point = self.best
         for k in range(CLIMB):
             g = self._gradient(point)
             if k % 2 == 0:
@@ -370,14 +542,18 @@ class _Points:
                 point = project(ahead, x, self.norm, radius, self.domain)
             height = self.value(self._logits(point), self.y)
             better = height > self.top
-            self.best, self.top = torch.where(column(better, x), point, self.best), torch.where(better, height, self.top)
+            self.best = torch.where(column(better, x), point, self.best)
+            self.top = torch.where(better, height, self.top)
         self.add(self.best.to(self.x.dtype), radius)
 
     def add(self, points: Tensor, radius: float | None) -> None:
-        """Points `(N, *shape)`, one a sample, pulled into the box and a radius as they are stored, and evaluated there."""
+        """Points `(N, *shape)`, one a sample, pulled into the box and a radius as they are
+        stored, and evaluated there.
+        """
         if points.shape != self.x.shape:
             raise InputError(
-                f"the points have shape {tuple(points.shape)} but the samples {tuple(self.x.shape)}: give one point a sample."
+                f"the points have shape {tuple(points.shape)} but the samples "
+                f"{tuple(self.x.shape)}: give one point a sample."
             )
         points = points.to(self.x)
         if radius is not None:
@@ -387,22 +563,41 @@ class _Points:
             inside &= ((points >= self.domain[0]) & (points <= self.domain[1])).flatten(1).all(1)
         points = torch.where(column(inside, points), points, self.x)
         z = self._kept(points)
-        value, distance = self.value(z, self.y), distances_between(points, self.x, self.norm).to(z.device)
+        value = self.value(z, self.y)
+        distance = distances_between(points, self.x, self.norm).to(z.device)
         keep = (value > self.clean) & (distance > 0)
-        self.parts.append((points[keep], keep.nonzero().flatten(), value[keep], distance[keep], predict(z, self.y)[keep]))
+        self.parts.append(
+            (
+                points[keep],
+                keep.nonzero().flatten(),
+                value[keep],
+                distance[keep],
+                predict(z, self.y)[keep],
+            )
+        )
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Points, root, value, distance and predicted class of all that are worth keeping, on the CPU."""
+        """Points, root, value, distance and predicted class of all that are worth keeping, on
+        the CPU.
+        """
         points, root, value, distance, predicted = (torch.cat(c) for c in zip(*self.parts))
         order = sorted(zip(root.tolist(), distance.tolist(), (-value).tolist(), range(len(root))))
         keep: list[int] = []
-        owner, high = -1, math.inf
+        owner = -1
+        high = math.inf
         for i, _, low, m in order:  # a point is of use if no nearer one of its sample is as high
             if i != owner or low < high:
                 keep.append(m)
-                owner, high = i, low
+                owner = i
+                high = low
         chosen = torch.tensor(keep, dtype=torch.int64, device=root.device)
-        return points[chosen].cpu(), root[chosen].cpu(), value[chosen].cpu(), distance[chosen].cpu(), predicted[chosen].cpu()
+        return (
+            points[chosen].cpu(),
+            root[chosen].cpu(),
+            value[chosen].cpu(),
+            distance[chosen].cpu(),
+            predicted[chosen].cpu(),
+        )
 
     def _kept(self, points: Tensor) -> Tensor:
         """Logits of points that are kept, in the arithmetic of the curve."""
@@ -411,11 +606,16 @@ class _Points:
         device = device_of(self.model, points.device)
         with frozen(self.model), torch.no_grad():
             return torch.cat(
-                [self.model(part.to(device)).double().to(self.graph.device) for part in torch.split(points, BATCH_SIZE)]
+                [
+                    self.model(part.to(device)).double().to(self.graph.device)
+                    for part in torch.split(points, BATCH_SIZE)
+                ]
             )
 
     def _logits(self, points: Tensor) -> Tensor:
-        return torch.cat([self.graph.logits(part.double()) for part in torch.split(points, BATCH_SIZE)])
+        return torch.cat(
+            [self.graph.logits(part.double()) for part in torch.split(points, BATCH_SIZE)]
+        )
 
     def _gradient(self, points: Tensor) -> Tensor:
         found = []
@@ -429,7 +629,9 @@ class _Points:
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Steps of concave envelopes, the steepest first: sample, the point it leads to, what it costs; `(S,)` each."""
+    """Steps of concave envelopes, the steepest first: sample, the point it leads to, what it
+    costs; `(S,)` each.
+    """
 
     sample: Tensor
     to: Tensor
@@ -437,19 +639,28 @@ class _Steps:
 
 
 def _envelope(gain: Tensor, price: Tensor) -> _Steps:
-    """The concave envelopes of N sets of P points `(price, gain)` and the origin, `(N, P)` each, as steps in order of slope."""
+    """The concave envelopes of N sets of P points `(price, gain)` and the origin, `(N, P)`
+    each, as steps in order of slope.
+    """
     n = len(gain)
-    rows, at = torch.arange(n), torch.zeros(2, n, dtype=torch.float64)  # price and gain reached so far
-    slope, found = torch.full((n,), math.inf, dtype=torch.float64), []
+    # price and gain reached so far
+    rows = torch.arange(n)
+    at = torch.zeros(2, n, dtype=torch.float64)
+    slope = torch.full((n,), math.inf, dtype=torch.float64)
+    found = []
     while True:
-        run, rise = price - at[0][:, None], gain - at[1][:, None]
+        run = price - at[0][:, None]
+        rise = gain - at[1][:, None]
         open_ = (rise > 0) & (run >= 0) & torch.isfinite(price)
         best = torch.where(open_, rise / run, -math.inf).max(1)
-        slope = torch.minimum(slope, best.values)  # concave, not only up to rounding: each sample's steps stay in order
+        slope = torch.minimum(
+            slope, best.values
+        )  # concave, not only up to rounding: each sample's steps stay in order
         go = slope > 0
         if not go.any():
             break
-        i, to = rows[go], best.indices[go]
+        i = rows[go]
+        to = best.indices[go]
         found.append((slope[go], i, to, run[i, to]))
         at[:, i] = torch.stack([price[i, to], gain[i, to]])
     if not found:
@@ -472,10 +683,11 @@ def _above(
     seconds: float | None,
     report: Callable[[float], None],
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], float]:
-    """The certified side of a curve: start `(N,)`, grid `(T,)`, ceiling, left and rise `(N, T + 1)`; and the slope.
+    """The certified side of a curve: start `(N,)`, grid `(T,)`, ceiling, left and rise `(N, T +
+    1)`; and the slope.
 
-    The first radius is a tiny one, within which the loss hardly changes; radii from which on nothing is known but the bound on
-    the whole domain are left out.
+    The first radius is a tiny one, within which the loss hardly changes; radii from which on
+    nothing is known but the bound on the whole domain are left out.
     """
     edges = [NEAR * radii[0], *radii]
     start = loss_above(_each(graph, x, y, 0.0, norm, domain, steps), y, loss)
@@ -483,11 +695,18 @@ def _above(
     most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which].to(y.device)
     slope = math.inf
     exact = replace(graph, arithmetic="exact")
-    for where in dict.fromkeys((domain, None)):  # in a box a help, on R^n a must; a box is a part of R^n
+    for where in dict.fromkeys(
+        (domain, None)
+    ):  # in a box a help, on R^n a must; a box is a part of R^n
         if domain is None or not graph.curved:  # in a box the slopes of attention are of no help
             with clock.limited(work=WORK if seconds is None else math.inf):
-                slope = min(slope, lipschitz(exact, norm, where, labels=labels.tolist(), time_limit=seconds).upper)
-    ceiling, left, rise = [], [], []
+                slope = min(
+                    slope,
+                    lipschitz(exact, norm, where, labels=labels.tolist(), time_limit=seconds).upper,
+                )
+    ceiling = []
+    left = []
+    rise = []
     for place, (before, radius) in enumerate(itertools.pairwise(edges)):
         ends = [
             _ends(graph, a, b, before, radius, norm, domain, steps)
@@ -495,7 +714,9 @@ def _above(
         ]
         far, near, line = (loss_above(torch.cat(side), y, loss) for side in zip(*ends))
         if place == 0:
-            ceiling, left, rise = [near], [near], [torch.zeros_like(near)]
+            ceiling = [near]
+            left = [near]
+            rise = [torch.zeros_like(near)]
         ceiling.append(torch.minimum(far, most))
         left.append(near)
         rise.append(((line - near) / (radius - before)).clamp(min=0) * (1 + 4 * ULP))
@@ -507,22 +728,42 @@ def _above(
     # A smaller ball knows at least what a larger one does.
     lowest = torch.stack(ceiling, 1).flip(1).cummin(1).values.flip(1)
     grid = torch.tensor(edges, dtype=torch.float64)
-    return (start.cpu(), grid, lowest.cpu(), torch.stack(left, 1).cpu(), torch.stack(rise, 1).cpu()), slope
+    return (
+        start.cpu(),
+        grid,
+        lowest.cpu(),
+        torch.stack(left, 1).cpu(),
+        torch.stack(rise, 1).cpu(),
+    ), slope
 
 
-def _each(graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int) -> Tensor:
+def _each(
+    graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int
+) -> Tensor:
     parts = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
     return torch.cat([margin_bounds(graph, a, b, radius, norm, domain, steps) for a, b in parts])
 
 
 def _ends(
-    graph: Graph, x: Tensor, y: Tensor, before: float, radius: float, norm: float, domain: Domain, steps: int
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    before: float,
+    radius: float,
+    norm: float,
+    domain: Domain,
+    steps: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lower bounds on the margins `(N, K)` from the linear bounds of a ball: in it, in the smaller one, and by the line.
+    """Lower bounds on the margins `(N, K)` from the linear bounds of a ball: in it, in the smaller
+    one, and by the line.
 
     The line is `base - rho(before) d / before`, here at `d = radius`; see the head of this file.
     """
-    sweep = Sweep(graph, Balls.make(x, torch.full((len(x),), radius, dtype=torch.float64), norm, domain), steps).run()
+    sweep = Sweep(
+        graph,
+        Balls.make(x, torch.full((len(x),), radius, dtype=torch.float64), norm, domain),
+        steps,
+    ).run()
     far, base, a = margins(sweep, y)
     inner = replace(sweep.inputs, radius=torch.full_like(sweep.inputs.radius, before))
     owner = torch.arange(len(y) * graph.outputs, device=y.device) // graph.outputs
@@ -539,7 +780,10 @@ def _grid(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domain)
         return [full * 2 ** (-k / 2) for k in reversed(range(RADII))]
     radii = sorted({number(radius, "radius of the grid") for radius in grid})
     if not radii or radii[0] <= 0 or radii[-1] == math.inf:
-        raise InputError(f"the grid {grid!r} needs positive and finite radii: give for example [0.01, 0.02, 0.05, 0.1].")
+        raise InputError(
+            f"the grid {grid!r} needs positive and finite radii: give for example [0.01, 0.02, "
+            "0.05, 0.1]."
+        )
     return radii
 
 
@@ -550,11 +794,15 @@ def _width(x: Tensor, norm: float, domain: Domain) -> float:
 
 
 def _beyond(radii: list[float], x: Tensor, norm: float, domain: Domain) -> list[float]:
-    """The radii to look for points at: the grid, and beyond it to the far end of the domain, on R^n far out."""
+    """The radii to look for points at: the grid, and beyond it to the far end of the domain, on
+    R^n far out.
+    """
     if domain is None:
         return [*radii, *(radii[-1] * 4.0**k for k in range(1, FAR + 1))]
     full = _width(x, norm, domain)
-    further = itertools.takewhile(lambda radius: radius < 2 * full, (radii[-1] * 2.0**k for k in itertools.count(1)))
+    further = itertools.takewhile(
+        lambda radius: radius < 2 * full, (radii[-1] * 2.0**k for k in itertools.count(1))
+    )
     return [*radii, *further]
 
 

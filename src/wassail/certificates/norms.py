@@ -1,7 +1,9 @@
-"""Operator norms of the linear maps in a graph, rounded up, and the product bound they give for a whole network.
+"""Operator norms of the linear maps in a graph, rounded up, and the product bound they give for a
+whole network.
 
-Convolutions by their true operator norm: for r = 1 and inf the longest column and row, for r = 2 the largest singular value
-over the frequencies of a torus large enough that the zero-padded convolution is a part of the circular one.
+Convolutions by their true operator norm: for r = 1 and inf the longest column and row, for r = 2
+the largest singular value over the frequencies of a torus large enough that the zero-padded
+convolution is a part of the circular one.
 """
 
 from __future__ import annotations
@@ -20,26 +22,39 @@ from wassail.geometry import operator_norm
 from wassail.rounding import FLOOR, length, times
 
 FEW_SIGNS = 14  # the NP-hard norms are enumerated up to here
-DENSE = 1024  # the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
-UP = 1 + 1e-12  # room for the rounding errors of sums and of singular values, which are backward stable to about n 2^-52
+# the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
+DENSE = 1024
+UP = (
+    1 + 1e-12
+    # room for the rounding errors of sums and of singular values, which are backward stable to
+    # about n 2^-52
+)
 
 
 def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
-    """An upper bound on `||A||_{r -> s}`, exact up to rounding but for the NP-hard pairs of large matrices.
+    """An upper bound on `||A||_{r -> s}`, exact up to rounding but for the NP-hard pairs of large
+    matrices.
 
-    Those are bounded by the norm of `|A|`, attained by ones, and by the spectral norm times the cost of changing norms.
+    Those are bounded by the norm of `|A|`, attained by ones, and by the spectral norm times the
+    cost of changing norms.
     """
     m, n = matrix.shape
     hard = norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2
     signs = m if norm_out == 1 and (norm_in == 2 or m <= n) else n
     if not hard or signs <= FEW_SIGNS:
         return float(operator_norm(matrix, norm_in, norm_out)) * (1 + (m + n + 16) * 2.0**-50)
-    spectral = float(torch.linalg.matrix_norm(matrix, 2)) * change(n, norm_in, 2) * change(m, 2, norm_out)
-    return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * (1 + (m + n + 16) * 2.0**-50)
+    spectral = (
+        float(torch.linalg.matrix_norm(matrix, 2)) * change(n, norm_in, 2) * change(m, 2, norm_out)
+    )
+    return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * (
+        1 + (m + n + 16) * 2.0**-50
+    )
 
 
 def positive_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
-    """`||M||_{r -> s}` of a matrix with entries >= 0, hence an upper bound for every matrix whose entries are no larger."""
+    """`||M||_{r -> s}` of a matrix with entries >= 0, hence an upper bound for every matrix
+    whose entries are no larger.
+    """
     return float(positive_norms(matrix, norm_in, norm_out))
 
 
@@ -62,7 +77,9 @@ def change(n: int, norm_in: float, norm_out: float) -> float:
 
 
 def map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
-    """An upper bound on `||map||_{r -> r}` for one sample of shape `shape -> output`; kept for as long as the map lives."""
+    """An upper bound on `||map||_{r -> r}` for one sample of shape `shape -> output`; kept for
+    as long as the map lives.
+    """
     known = _KNOWN.setdefault(map_, {})
     if norm not in known:
         known[norm] = _map_norm(map_, norm, shape, output)
@@ -78,12 +95,16 @@ def _map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[i
     if isinstance(map_, Scale):
         return float(map_.factor.abs().max())
     size = map_.magnitude()
-    held = map_.weight if isinstance(map_, Conv) else map_.source if isinstance(map_, Pick) else None
+    held = (
+        map_.weight if isinstance(map_, Conv) else map_.source if isinstance(map_, Pick) else None
+    )
     one = torch.ones(1, dtype=torch.float64, device=HOST if held is None else held.device)
     rows = float(size.forward(one.expand(1, *shape).clone()).max())
     columns = float(size.transpose(one.expand(1, *output).clone())[0].max())
     if norm != 2:
-        return (rows if norm == math.inf else columns) * (UP if isinstance(map_, Conv | Average) else 1)
+        return (rows if norm == math.inf else columns) * (
+            UP if isinstance(map_, Conv | Average) else 1
+        )
     schur = (
         math.sqrt(rows * columns) * UP
     )  # ||A||_2^2 <= ||A||_1 ||A||_inf, exact for moved entries and poolings without overlap
@@ -108,58 +129,95 @@ def _dense(conv: Conv, shape: tuple[int, ...], output: tuple[int, ...]) -> float
 
 
 def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
-    """An upper bound on the spectral norm of a zero-padded strided convolution (Sedghi et al. 2019 for stride 1).
+    """An upper bound on the spectral norm of a zero-padded strided convolution (Sedghi et al. 2019
+    for stride 1).
 
-    A stride s makes s x s phases of the input channels of their own, so what is left is a convolution of stride 1. On a torus
-    of the output's size plus the kernel's it is circular, block diagonal in the frequencies, and contains the padded one.
+    A stride s makes s x s phases of the input channels of their own, so what is left is a
+    convolution of stride 1. On a torus of the output's size plus the kernel's it is circular, block
+    diagonal in the frequencies, and contains the padded one.
     """
     out, per_group, height, width = conv.weight.shape
     tall, wide = ((k - 1) * d + 1 for k, d in zip((height, width), conv.dilation))
     spread = conv.weight.new_zeros(out, per_group, tall, wide)
     spread[:, :, :: conv.dilation[0], :: conv.dilation[1]] = conv.weight
     down, across = conv.stride
-    rows, cols = -(-tall // down), -(-wide // across)
+    rows = -(-tall // down)
+    cols = -(-wide // across)
     padded = conv.weight.new_zeros(out, per_group, rows * down, cols * across)
     padded[:, :, :tall, :wide] = spread
-    phases = padded.reshape(out, per_group, rows, down, cols, across).permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+    phases = (
+        padded.reshape(out, per_group, rows, down, cols, across)
+        .permute(0, 1, 3, 5, 2, 4)
+        .flatten(1, 3)
+    )
     torus = (output[1] + rows, output[2] + cols)
     best = 0.0
-    for group in torch.split(phases, out // conv.groups):  # groups do not mix: the norm is the largest of theirs
-        # Real kernels: half of the frequencies are enough. The smaller Gram matrix has the squares of the singular values.
+    for group in torch.split(
+        phases, out // conv.groups
+    ):  # groups do not mix: the norm is the largest of theirs
+        # Real kernels: half of the frequencies are enough. The smaller Gram matrix has the squares
+        # of the singular values.
         spectrum = torch.fft.rfft2(group, torus).permute(2, 3, 0, 1).flatten(0, 1)
         spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
         top = float(torch.linalg.eigvalsh(spectrum @ spectrum.mH)[:, -1].max())
-        lost = 8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0  # squares that underflow
-        best = max(best, math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * 2.0**-52) + lost))
+        lost = (
+            8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0
+        )  # squares that underflow
+        best = max(
+            best,
+            math.sqrt(
+                top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * 2.0**-52) + lost
+            ),
+        )
     return best
 
 
-def product(graph: Graph, norm_in: float, norm_out: float, steepest: Mapping[int, float] | None = None) -> float:
-    """`||J||_{r -> s}` on all of R^n by the norms of the layers: the best of walking through in norm 1, 2 or inf.
+def product(
+    graph: Graph, norm_in: float, norm_out: float, steepest: Mapping[int, float] | None = None
+) -> float:
+    """`||J||_{r -> s}` on all of R^n by the norms of the layers: the best of walking through in
+    norm 1, 2 or inf.
 
-    Additions add, concatenations combine in the norm, a ReLU does not stretch, a smooth activation stretches by its steepest
-    slope (`steepest`: on the region, by node; else on R). The first matrix changes from r to the norm of the walk and the last
-    one from that to s, each in one piece where it is a matrix. Infinite where a product, a softmax or a normalisation is in the
-    way: their norms depend on where they are.
+    Additions add, concatenations combine in the norm, a ReLU does not stretch, a smooth activation
+    stretches by its steepest slope (`steepest`: on the region, by node; else on R). The first
+    matrix changes from r to the norm of the walk and the last one from that to s, each in one piece
+    where it is a matrix. Infinite where a product, a softmax or a normalisation is in the way:
+    their norms depend on where they are.
     """
     if graph.curved:
         return math.inf
-    slopes = {i: steepest_slope(node.activation) for i, node in enumerate(graph.nodes) if node.activation is not None}
-    return min(_walk(graph, norm_in, inner, norm_out, {**slopes, **(steepest or {})}) for inner in (1.0, 2.0, math.inf)) * UP
+    slopes = {
+        i: steepest_slope(node.activation)
+        for i, node in enumerate(graph.nodes)
+        if node.activation is not None
+    }
+    return (
+        min(
+            _walk(graph, norm_in, inner, norm_out, {**slopes, **(steepest or {})})
+            for inner in (1.0, 2.0, math.inf)
+        )
+        * UP
+    )
 
 
 def steepest_slope(activation: str) -> float:
-    """`max |f'|` on R, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form), SiLU 1.099840 to six decimals."""
+    """`max |f'|` on R, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form), SiLU
+    1.099840 to six decimals.
+    """
     far = torch.tensor(math.inf, dtype=torch.float64)
     least, top = ACTIVATIONS[activation].derivative_range(-far, far)
     return max(-float(least), float(top))
 
 
-def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float, steepest: Mapping[int, float]) -> float:
+def _walk(
+    graph: Graph, norm_in: float, inner: float, norm_out: float, steepest: Mapping[int, float]
+) -> float:
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)
     found: list[float] = []
-    raw: list[bool] = []  # whether a node is the input itself, its entries moved: still measured in norm r
+    raw: list[
+        bool
+    ] = []  # whether a node is the input itself, its entries moved: still measured in norm r
     for i, node in enumerate(graph.nodes):
         given = [found[j] for j in node.inputs]
         flat = [raw[j] for j in node.inputs]
@@ -171,7 +229,8 @@ def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float, steepest:
         elif plain:
             found.append(given[0])
         elif isinstance(node.map, Matrix) and len(node.shape) == 1:
-            source, target = (norm_in if flat[0] else inner), (norm_out if i == last else inner)
+            source = norm_in if flat[0] else inner
+            target = norm_out if i == last else inner
             found.append(times(given[0], matrix_norm(node.map.weight, source, target)))
         else:
             given = [g * (enter if f else 1.0) for g, f in zip(given, flat)]
@@ -179,7 +238,11 @@ def _walk(graph: Graph, norm_in: float, inner: float, norm_out: float, steepest:
         raw.append(not node.inputs or (plain and flat[0]))
     if isinstance(graph.nodes[last].map, Matrix) and len(graph.nodes[last].shape) == 1:
         return found[-1]
-    return found[-1] * (change(graph.outputs, norm_in, norm_out) if raw[-1] else change(graph.outputs, inner, norm_out))
+    return found[-1] * (
+        change(graph.outputs, norm_in, norm_out)
+        if raw[-1]
+        else change(graph.outputs, inner, norm_out)
+    )
 
 
 def _combined(graph: Graph, i: int, given: list[float], norm: float) -> float:

@@ -1,13 +1,17 @@
-"""One hard problem on several workers: the open nodes of a branch and bound, shared among processes or machines.
+"""One hard problem on several workers: the open nodes of a branch and bound, shared among processes
+or machines.
 
-The search begins where it was called. Once it has enough open nodes it hands out parts of them, each with the best solution
-known at that moment; a worker goes on with its part for a second or so and returns what it closed, the best solution that it
-found, and the nodes that it left open, so that no subtree keeps the others waiting. What is claimed is always taken over
-everything: what is closed, what is open, and what is out at the workers, with the bounds it was handed out with. So a worker
-may die: its part is handed out once more, and when that is lost too its bounds stand: a valid bracket that may not close.
+The search begins where it was called. Once it has enough open nodes it hands out parts of them,
+each with the best solution known at that moment; a worker goes on with its part for a second or so
+and returns what it closed, the best solution that it found, and the nodes that it left open, so
+that no subtree keeps the others waiting. What is claimed is always taken over everything: what is
+closed, what is open, and what is out at the workers, with the bounds it was handed out with. So a
+worker may die: its part is handed out once more, and when that is lost too its bounds stand: a
+valid bracket that may not close.
 
-Workers are processes of this machine (`Processes`), of a Ray cluster (`OnRay`), or anything else with `submit`. An answer does
-not depend on who found it beyond the tolerance of the search; witnesses and the number of nodes do.
+Workers are processes of this machine (`Processes`), of a Ray cluster (`OnRay`), or anything else
+with `submit`. An answer does not depend on who found it beyond the tolerance of the search;
+witnesses and the number of nodes do.
 """
 
 from __future__ import annotations
@@ -33,7 +37,10 @@ from wassail.errors import InputError
 
 ENOUGH = 8  # open nodes for each worker, before any are handed out
 MOST = 512  # nodes handed out at once
-LONG, SHORT, FEW = 1.0, 0.2, 16  # seconds for a part; the second while there are fewer than so many nodes for each worker
+# seconds for a part; the second while there are fewer than so many nodes for each worker
+LONG = 1.0
+SHORT = 0.2
+FEW = 16
 POLL = 0.2  # seconds between looks at the clock
 LOSSES = 2  # of a part, until its bounds stand
 
@@ -41,7 +48,9 @@ _log = logging.getLogger("wassail")
 
 
 class Pool(Protocol):
-    """Where calls are made: `submit` of a `concurrent.futures.Executor`, and how many of them run at once."""
+    """Where calls are made: `submit` of a `concurrent.futures.Executor`, and how many of them
+    run at once.
+    """
 
     @property
     def workers(self) -> int:
@@ -58,7 +67,9 @@ class Problem(Protocol):
     """What every worker of a search needs; pickled, and sent along with every part."""
 
     def work(self, part: Any, seconds: float) -> Any:
-        """Go on with a part for about so many seconds (one step at least): a report for `Shared.merge`. Changes nothing."""
+        """Go on with a part for about so many seconds (one step at least): a report for
+        `Shared.merge`. Changes nothing.
+        """
 
 
 class Shared(Protocol):
@@ -72,7 +83,9 @@ class Shared(Protocol):
         """How many nodes are open here, those that are out at workers not counted."""
 
     def take(self, shares: int) -> Any:
-        """One of so many equal shares of the open nodes, hard and easy ones alike, at most MOST; None if there are none."""
+        """One of so many equal shares of the open nodes, hard and easy ones alike, at most
+        MOST; None if there are none.
+        """
 
     def merge(self, part: Any, report: Any) -> None:
         """What a worker made of a part; from now on the part is in again."""
@@ -83,15 +96,20 @@ class Shared(Protocol):
 
 def share(search: Shared, problem: Problem, pool: Pool) -> None:
     """Hand out the open nodes of a search until there are none, or it is over."""
-    key, data = uuid.uuid4().hex, pickle.dumps(problem)
+    key = uuid.uuid4().hex
+    data = pickle.dumps(problem)
     flying: dict[Future[Any], tuple[Any, int]] = {}
     again: list[tuple[Any, int]] = []
-    returned, given_up = 0, ""
+    returned = 0
+    given_up = ""
     try:
         while not search.over:
             while (free := pool.workers - len(flying)) > 0:
-                # Some stay here for whoever comes back next, so that parts are mixed and nobody waits.
-                part, losses = again.pop() if again else (search.take(max(free, min(2, pool.workers))), 0)
+                # Some stay here for whoever comes back next, so that parts are mixed and nobody
+                # waits.
+                part, losses = (
+                    again.pop() if again else (search.take(max(free, min(2, pool.workers))), 0)
+                )
                 if part is None:
                     break
                 seconds = SHORT if len(search) < FEW * pool.workers else LONG
@@ -117,11 +135,15 @@ def share(search: Shared, problem: Problem, pool: Pool) -> None:
             search.back(part, lost=False)
     if given_up and not returned:
         raise InputError(
-            f"no worker came back ({given_up}): they need wassail and memory, and a script that starts processes must guard "
+            f"no worker came back ({given_up}): they need wassail and memory, and a script that "
+            "starts processes must guard "
             'itself with if __name__ == "__main__".'
         )
     if given_up:
-        _log.warning("part of the search was lost twice (%s): the bracket is valid but may not close", given_up)
+        _log.warning(
+            "part of the search was lost twice (%s): the bracket is valid but may not close",
+            given_up,
+        )
 
 
 def _sent(pool: Pool, key: str, data: bytes, part: Any, seconds: float) -> Future[Any]:
@@ -169,35 +191,50 @@ def _work(key: str, data: bytes, part: Any, seconds: float) -> Any:
         return _Failure(error.with_traceback(None), trace)
 
 
-# ---- Who does the work ---------------------------------------------------------------------------------------------------
+# ---- Who does the work
+# --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def crew(workers: Workers) -> Iterator[Pool | None]:
-    """The pool that was given, or as many processes as were asked for, which end with the block; None for none."""
+    """The pool that was given, or as many processes as were asked for, which end with the
+    block; None for none.
+    """
     if isinstance(workers, int):
         with Processes(workers) as pool:
             yield pool
     elif workers is None or (hasattr(workers, "submit") and hasattr(workers, "workers")):
         yield workers
     else:
-        raise InputError(f"workers is {workers!r}: give a number of processes, or certificates.parallel.OnRay(...).")
+        raise InputError(
+            f"workers is {workers!r}: give a number of processes, or "
+            "certificates.parallel.OnRay(...)."
+        )
 
 
 class Processes:
-    """Worker processes on this machine, with so many threads each. One that dies is replaced. Also a context manager.
+    """Worker processes on this machine, with so many threads each. One that dies is replaced. Also
+    a context manager.
 
-    They start when they are needed, and import the main script as `multiprocessing` does: it needs the usual guard.
+    They start when they are needed, and import the main script as `multiprocessing` does: it needs
+    the usual guard.
     """
 
     def __init__(self, workers: int, threads: int = 1) -> None:
         if workers < 1 or threads < 1:
-            raise InputError(f"{workers} workers with {threads} threads each cannot work: give at least 1 of both.")
-        self.workers, self.threads = workers, threads
-        # One process per pool: a pool ends with the first process that dies. A server process that has imported torch once
-        # makes new ones at once, and unlike a fork of this process it has no threads to break.
+            raise InputError(
+                f"{workers} workers with {threads} threads each cannot work: give at least 1 of "
+                "both."
+            )
+        self.workers = workers
+        self.threads = threads
+        # One process per pool: a pool ends with the first process that dies. A server process that
+        # has imported torch once makes new ones at once, and unlike a fork of this process it has
+        # no threads to break.
         methods = multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context: Any = multiprocessing.get_context(
+            "forkserver" if "forkserver" in methods else "spawn"
+        )
         if "forkserver" in methods:
             self._context.set_forkserver_preload(["__main__", "wassail.certificates.radii"])
         self._pools: list[ProcessPoolExecutor | None] = [None] * workers
@@ -224,12 +261,18 @@ class Processes:
         for pool in self._pools:
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
-        self._pools, self._last = [None] * self.workers, [None] * self.workers
+        self._pools = [None] * self.workers
+        self._last = [None] * self.workers
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -240,17 +283,24 @@ def _begin(threads: int) -> None:
 
 
 class OnRay:
-    """Workers on a Ray cluster, each call a task of its own with so many threads. Also a context manager.
+    """Workers on a Ray cluster, each call a task of its own with so many threads. Also a context
+    manager.
 
-    address: as of `wassail.evaluation.cluster.Ray`; None starts a cluster on this machine that nobody else can reach.
-    workers: how many calls run at once, by default as many as the cluster has CPUs for.
+    address: as of `wassail.evaluation.cluster.Ray`; None starts a cluster on this machine that
+    nobody else can reach. workers: how many calls run at once, by default as many as the cluster
+    has CPUs for.
     """
 
-    def __init__(self, address: str | None = None, workers: int | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, address: str | None = None, workers: int | None = None, threads: int = 1
+    ) -> None:
         from wassail.evaluation.cluster import Link
 
         if threads < 1 or (workers is not None and workers < 1):
-            raise InputError(f"{workers} workers with {threads} threads each cannot work: give at least 1 of both.")
+            raise InputError(
+                f"{workers} workers with {threads} threads each cannot work: give at least 1 of "
+                "both."
+            )
         self.threads = threads
         self._link = Link(address, None if workers is None else workers * threads)
         ray = self._link.ray
@@ -270,7 +320,12 @@ class OnRay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 

@@ -1,10 +1,12 @@
 """One form for every piecewise-linear network: a list of neurons between affine maps.
 
-    v = A x + B z + c,    z_h = max(v_h, slope_h v_h),    theta(x) = C x + D z + e,       B strictly lower triangular.
+    v = A x + B z + c,    z_h = max(v_h, slope_h v_h),    theta(x) = C x + D z + e,       B strictly
+    lower triangular.
 
-Linear and convolutional layers, folded batch norms, residual additions, concatenations, poolings (a maximum of two numbers is
-`a + relu(b - a)`) all end up here, so masks, cells, slopes and branch and bound are written once, for this form. Everything
-is float64 on the CPU and inputs are flat. It is dense: made for networks of up to a few thousand neurons.
+Linear and convolutional layers, folded batch norms, residual additions, concatenations, poolings (a
+maximum of two numbers is `a + relu(b - a)`) all end up here, so masks, cells, slopes and branch and
+bound are written once, for this form. Everything is float64 on the CPU and inputs are flat. It is
+dense: made for networks of up to a few thousand neurons.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from torch import Tensor
 class Piecewise:
     """A network `R^n -> R^K` with H neurons in topological order.
 
-    A `(H, n)`, B `(H, H)`, c `(H,)`, C `(K, n)`, D `(K, H)`, e `(K,)`; slope `(H,)`: the derivative of each neuron where it
-    is negative (0 for ReLU), at most 1; layer `(H,)`: neurons of one layer do not feed each other, layers count from 0.
+    A `(H, n)`, B `(H, H)`, c `(H,)`, C `(K, n)`, D `(K, H)`, e `(K,)`; slope `(H,)`: the derivative
+    of each neuron where it is negative (0 for ReLU), at most 1; layer `(H,)`: neurons of one layer
+    do not feed each other, layers count from 0.
     """
 
     A: Tensor
@@ -37,11 +40,15 @@ class Piecewise:
     def from_layers(cls, layers: Sequence[tuple[Tensor, Tensor]], slope: float = 0.0) -> Piecewise:
         """A multi-layer perceptron from its `(W, b)`, with an activation between them."""
         weights = [(torch.as_tensor(w).double(), torch.as_tensor(b).double()) for w, b in layers]
-        n, sizes = weights[0][0].shape[1], [len(b) for _, b in weights[:-1]]
-        total, k = sum(sizes), len(weights[-1][1])
+        n = weights[0][0].shape[1]
+        sizes = [len(b) for _, b in weights[:-1]]
+        total = sum(sizes)
+        k = len(weights[-1][1])
         starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-        a, b = torch.zeros(total, n, dtype=torch.float64), torch.zeros(total, total, dtype=torch.float64)
-        big_c, big_d = torch.zeros(k, n, dtype=torch.float64), torch.zeros(k, total, dtype=torch.float64)
+        a = torch.zeros(total, n, dtype=torch.float64)
+        b = torch.zeros(total, total, dtype=torch.float64)
+        big_c = torch.zeros(k, n, dtype=torch.float64)
+        big_d = torch.zeros(k, total, dtype=torch.float64)
         for i, (w, _) in enumerate(weights[:-1]):
             rows = slice(starts[i], starts[i + 1])
             if i == 0:
@@ -53,8 +60,19 @@ class Piecewise:
         else:
             big_c = weights[-1][0].clone()
         bias = torch.cat([torch.zeros(0, dtype=torch.float64), *(b for _, b in weights[:-1])])
-        layer = torch.cat([torch.zeros(0, dtype=torch.int64), *(torch.full((s,), i) for i, s in enumerate(sizes))])
-        return cls(a, b, bias, big_c, big_d, weights[-1][1], torch.full((total,), slope, dtype=torch.float64), layer)
+        layer = torch.cat(
+            [torch.zeros(0, dtype=torch.int64), *(torch.full((s,), i) for i, s in enumerate(sizes))]
+        )
+        return cls(
+            a,
+            b,
+            bias,
+            big_c,
+            big_d,
+            weights[-1][1],
+            torch.full((total,), slope, dtype=torch.float64),
+            layer,
+        )
 
     @property
     def inputs(self) -> int:
@@ -95,10 +113,14 @@ class Piecewise:
         P `(m, H, n)`, p `(m, H)`, J `(m, K, n)` (the paper's `J_D`), q `(m, K)`.
         """
         d = torch.where(mask, 1.0, self.slope)
-        full = torch.cat([self.A, self.c[:, None]], 1).expand(len(mask), -1, -1).clone()  # the bias rides along as a column
+        full = (
+            torch.cat([self.A, self.c[:, None]], 1).expand(len(mask), -1, -1).clone()
+        )  # the bias rides along as a column
         for rows in self.blocks()[1:]:
             before = slice(0, rows.start)
-            full[:, rows] = full[:, rows] + self.B[rows, before] @ (d[:, before, None] * full[:, before])
+            full[:, rows] = full[:, rows] + self.B[rows, before] @ (
+                d[:, before, None] * full[:, before]
+            )
         out = torch.cat([self.C, self.e[:, None]], 1) + self.D @ (d[:, :, None] * full)
         return full[..., :-1], full[..., -1], out[..., :-1], out[..., -1]
 
@@ -116,22 +138,35 @@ class Piecewise:
         return replace(self, c=torch.zeros_like(self.c), e=torch.zeros_like(self.e))
 
     def fix(self, state: Tensor) -> Piecewise:
-        """The network on a set where some neurons do not change sides: they are affine there and disappear.
+        """The network on a set where some neurons do not change sides: they are affine there and
+        disappear.
 
-        state: int `(H,)`, 1 where active, 0 where inactive, -1 where free. The rest keeps its order.
+        state: int `(H,)`, 1 where active, 0 where inactive, -1 where free. The rest keeps its
+        order.
         """
-        a, b, c = self.A.clone(), self.B.clone(), self.c.clone()
-        big_c, big_d, e = self.C.clone(), self.D.clone(), self.e.clone()
-        for h in (state >= 0).nonzero().flatten().tolist():  # in topological order: row h is final when its turn comes
+        a = self.A.clone()
+        b = self.B.clone()
+        c = self.c.clone()
+        big_c = self.C.clone()
+        big_d = self.D.clone()
+        e = self.e.clone()
+        for h in (
+            (state >= 0).nonzero().flatten().tolist()
+        ):  # in topological order: row h is final when its turn comes
             d = 1.0 if state[h] == 1 else float(self.slope[h])
-            for rows, square, shift, column in ((a, b, c, b[:, h].clone()), (big_c, big_d, e, big_d[:, h].clone())):
+            for rows, square, shift, column in (
+                (a, b, c, b[:, h].clone()),
+                (big_c, big_d, e, big_d[:, h].clone()),
+            ):
                 rows += d * column[:, None] * a[h]
                 square += d * column[:, None] * b[h]
                 shift += d * column * c[h]
             b[:, h], big_d[:, h] = 0, 0
         free = (state < 0).nonzero().flatten()
         _, layer = torch.unique(self.layer[free], return_inverse=True)
-        return Piecewise(a[free], b[free][:, free], c[free], big_c, big_d[:, free], e, self.slope[free], layer)
+        return Piecewise(
+            a[free], b[free][:, free], c[free], big_c, big_d[:, free], e, self.slope[free], layer
+        )
 
     def blocks(self) -> list[slice]:
         """The neurons of each layer as a slice; neurons are stored layer by layer."""

@@ -26,9 +26,29 @@ from wassail.certificates.structure import Graph, read
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
-from wassail.network import BATCH_SIZE, Model, Progress, _bar, check_data, check_model, device_of, frozen, versions
+from wassail.network import (
+    BATCH_SIZE,
+    Model,
+    Progress,
+    _bar,
+    check_data,
+    check_model,
+    device_of,
+    frozen,
+    versions,
+)
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_eps, parse_norm, parse_order
+from wassail.threat import (
+    Domain,
+    Number,
+    Threat,
+    dual,
+    number,
+    parse_domain,
+    parse_eps,
+    parse_norm,
+    parse_order,
+)
 from wassail.ties import BAND
 from wassail.transport import Flips, sample_weights
 
@@ -37,28 +57,46 @@ STEPS = 20  # of the ascent on the slopes, for "alpha-crown"
 BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
 TOLERANCE = 0.01  # a radius is searched until it is known to this relative precision
 ROUNDS = 30
-PUSHES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3)  # relative, to move a boundary point to the other side
+PUSHES = (
+    0.0,
+    1e-8,
+    1e-7,
+    1e-6,
+    1e-5,
+    1e-4,
+    3e-4,
+    1e-3,
+)  # relative, to move a boundary point to the other side
 POWER = 3.5  # how the margin falls below its tangent, before two radii are known
 HASTE = 6  # rounds after which the bracket is halved
-WIDER, GROWTH = 4.0, 8  # the ball of an exact search in executed arithmetic: beyond what is proved, and how often it may grow
+# the ball of an exact search in executed arithmetic: beyond what is proved, and how often it may
+# grow
+WIDER = 4.0
+GROWTH = 8
 SMALL = 300  # ReLUs up to which distances are sought exactly
-# Without a time limit: domains bounded for a sample by branching, radii tried, and operations for the constants of a pair.
-PATIENCE, FEWEST, MOST = 2 * clock.SECOND, 64, 2048
+# Without a time limit: domains bounded for a sample by branching, radii tried, and operations for
+# the constants of a pair.
+PATIENCE = 2 * clock.SECOND
+FEWEST = 64
+MOST = 2048
 TRIES = 24
 PAIR = clock.SECOND
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Radii(Record):
-    """Certified radii of N samples: no point of the domain within `values[i]` of sample i is classified other than y_i.
+    """Certified radii of N samples: no point of the domain within `values[i]` of sample i is
+    classified other than y_i.
 
-    values: float64 `(N,)`, rounded down; 0 where the sample is misclassified, inf where nothing in the domain flips; exact:
-    bool `(N,)`, whether it is the distance itself (to 1e-9); points: where the nearest flips were found on the way, the sample
-    itself where none was, or None; method, norm, domain; info: time, versions, settings; arithmetic: whether the radii hold for
-    the network as it is "executed", in its own floating-point type, or for the "exact" function. An executed radius is exact
-    where a flip is known at most 0.1 % farther away: no proof gets past the bound on the rounding error. errors `(N,)`: how far
-    rounding may move the smallest margin at each sample, by that bound; where the network is not covered what was seen
-    there (`info["errors"]` says which), or None.
+    values: float64 `(N,)`, rounded down; 0 where the sample is misclassified, inf where nothing in
+    the domain flips; exact: bool `(N,)`, whether it is the distance itself (to 1e-9); points: where
+    the nearest flips were found on the way, the sample itself where none was, or None; method,
+    norm, domain; info: time, versions, settings; arithmetic: whether the radii hold for the network
+    as it is "executed", in its own floating-point type, or for the "exact" function. An executed
+    radius is exact where a flip is known at most 0.1 % farther away: no proof gets past the bound
+    on the rounding error. errors `(N,)`: how far rounding may move the smallest margin at each
+    sample, by that bound; where the network is not covered what was seen there (`info["errors"]`
+    says which), or None.
     """
 
     values: Tensor
@@ -72,13 +110,16 @@ class Radii(Record):
     errors: Tensor | None = None
 
     def flips(self, model: Model, x: Tensor, y: Tensor) -> Flips | None:
-        """The points as flips of the model itself, which close the sandwich where radii are exact; None without points.
+        """The points as flips of the model itself, which close the sandwich where radii are exact;
+        None without points.
 
-        They lie on the boundary: each is moved outward until the model, in its own arithmetic, is clearly wrong there.
+        They lie on the boundary: each is moved outward until the model, in its own arithmetic, is
+        clearly wrong there.
         """
         if self.points is None:
             return None
-        flat, start = self.points.to(x.device), x.detach().double()
+        flat = self.points.to(x.device)
+        start = x.detach().double()
         pool = []
         for push in PUSHES:
             moved = start + (1 + push) * (flat - start)
@@ -86,7 +127,14 @@ class Radii(Record):
             tolerance = flip_tolerance(x.dtype)
             pool.append(
                 Flips.from_points(
-                    model, x, y, moved.to(x.dtype), self.norm, self.domain, method=self.method, tolerance=tolerance
+                    model,
+                    x,
+                    y,
+                    moved.to(x.dtype),
+                    self.norm,
+                    self.domain,
+                    method=self.method,
+                    tolerance=tolerance,
                 )
             )
         return pool[0].merge(*pool[1:])
@@ -99,7 +147,8 @@ class Radii(Record):
         middle = float(self.values[sure].median()) if sure.any() else 0.0
         box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
         return (
-            f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}: {int(sure.sum())} above 0, median of those "
+            f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}: "
+            f"{int(sure.sum())} above 0, median of those "
             f"{middle:.4g}, {int(self.exact.sum())} exact; {self.arithmetic} arithmetic)"
         )
 
@@ -125,38 +174,56 @@ def radii(
     workers: Workers = None,
     progress: Progress = False,
 ) -> Radii:
-    """For each sample the largest radius proved: no point of the domain that near to it is classified other than y.
+    """For each sample the largest radius proved: no point of the domain that near to it is
+    classified other than y.
 
-    method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on balls, searched over the radius),
-    "alpha-crown" (with `steps` of an ascent on the slopes), "branch" (branch and bound on undecided neurons with such bounds,
-    networks of any size), "exact" (the distance itself, for small ReLU networks; larger ones are branched), or "auto": exact
-    for small ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by then is
-    kept, and `info["cut"]` says whether the clock stopped something. Without one "branch" has a budget of domains for each
-    sample and "lipschitz" one of work for each pair of classes: nothing depends on the clock.
-    upper: distances of known flips (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
-    which the search goes on. eps and order steer: samples whose radius cannot change the certified accuracy over
-    `Omega_order(eps)` any more are left as they are (mu: sample weights).
-    arithmetic: "executed", radii for the network as it runs in its own floating-point type, all margins proved above a bound on
-    its rounding errors (`executed.py`); "exact", for the exact function, of which the network that runs is a rounded copy; or
-    "auto": executed where the network is covered (piecewise linear, float32 or float64), else exact.
-    workers: who shares the search for ONE sample under "exact" and "branch", a number of processes or a pool of
-    `certificates.parallel`: for a few hard samples; many are faster side by side (`evaluate` with a runner).
-    tolerance: relative precision of the search. A radius is only ever rounded down; misclassified samples and ties have 0.
+    method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on balls,
+    searched over the radius), "alpha-crown" (with `steps` of an ascent on the slopes), "branch"
+    (branch and bound on undecided neurons with such bounds, networks of any size), "exact" (the
+    distance itself, for small ReLU networks; larger ones are branched), or "auto": exact for small
+    ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by
+    then is kept, and `info["cut"]` says whether the clock stopped something. Without one "branch"
+    has a budget of domains for each sample and "lipschitz" one of work for each pair of classes:
+    nothing depends on the clock. upper: distances of known flips (`Flips.distances`); no radius is
+    sought beyond them. start: radii of the same samples, from which the search goes on. eps and
+    order steer: samples whose radius cannot change the certified accuracy over `Omega_order(eps)`
+    any more are left as they are (mu: sample weights). arithmetic: "executed", radii for the
+    network as it runs in its own floating-point type, all margins proved above a bound on its
+    rounding errors (`executed.py`); "exact", for the exact function, of which the network that runs
+    is a rounded copy; or "auto": executed where the network is covered (piecewise linear, float32
+    or float64), else exact. workers: who shares the search for ONE sample under "exact" and
+    "branch", a number of processes or a pool of `certificates.parallel`: for a few hard samples;
+    many are faster side by side (`evaluate` with a runner). tolerance: relative precision of the
+    search. A radius is only ever rounded down; misclassified samples and ties have 0.
     """
-    r, box, began = parse_norm(norm), parse_domain(domain), time.monotonic()
+    r = parse_norm(norm)
+    box = parse_domain(domain)
+    began = time.monotonic()
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     if (eps is None) != (order is None):
         raise InputError("eps and order steer together: give both or neither.")
     if batch_size < 1 or number(tolerance, "tolerance") <= 0:
-        raise InputError(f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers.")
+        raise InputError(
+            f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers."
+        )
     graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
     chosen = method if method != "auto" else "exact" if _small(graph) else "crown"
     chosen = "branch" if chosen == "exact" and not _small(graph) else chosen
-    limit = None if time_limit is None else number(time_limit, "time_limit") - (time.monotonic() - began)
-    aim = None if eps is None or order is None else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
+    limit = (
+        None
+        if time_limit is None
+        else number(time_limit, "time_limit") - (time.monotonic() - began)
+    )
+    aim = (
+        None
+        if eps is None or order is None
+        else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
+    )
     with _bar(progress, "certified radii") as report, crew(workers) as pool, clock.limited(limit):
-        search = _Search(graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report)
+        search = _Search(
+            graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report
+        )
         search.settle(wrong)
         with clock.unlimited():  # on points, where nothing is left to substitute
             seen = search.sift(logits)
@@ -164,9 +231,13 @@ def radii(
             search.resume(start)
         if chosen == "lipschitz":
             found, search.cut = _by_lipschitz(graph, x, y, r, box)
-            search.lower = torch.where(search.open, torch.maximum(search.lower, found.cpu()), search.lower)
+            search.lower = torch.where(
+                search.open, torch.maximum(search.lower, found.cpu()), search.lower
+            )
         elif start is None or chosen == "crown":
-            with clock.limited(clock.seconds_left() / (1 if chosen == "crown" else 2)):  # a better method comes after it
+            with clock.limited(
+                clock.seconds_left() / (1 if chosen == "crown" else 2)
+            ):  # a better method comes after it
                 search.run(0)
         if chosen == "alpha-crown":
             search.run(steps)
@@ -175,12 +246,28 @@ def radii(
         if chosen == "exact":
             search.close(pool)
     info = {
-        "seconds": time.monotonic() - began, "sweeps": search.sweeps, "rows": search.rows, "tolerance": search.tolerance,
-        "cut": search.cut, "domains": search.domains, "versions": versions(),
-        **({"steps": steps} if chosen == "alpha-crown" else {}), **({"eps": aim[0], "order": aim[1]} if aim else {}),
+        "seconds": time.monotonic() - began,
+        "sweeps": search.sweeps,
+        "rows": search.rows,
+        "tolerance": search.tolerance,
+        "cut": search.cut,
+        "domains": search.domains,
+        "versions": versions(),
+        **({"steps": steps} if chosen == "alpha-crown" else {}),
+        **({"eps": aim[0], "order": aim[1]} if aim else {}),
         **({} if seen is None else {"errors": seen}),
-    }  # fmt: skip
-    return Radii(search.lower, search.exact, chosen, r, box, search.points, info, graph.arithmetic, search.errors)
+    }
+    return Radii(
+        search.lower,
+        search.exact,
+        chosen,
+        r,
+        box,
+        search.points,
+        info,
+        graph.arithmetic,
+        search.errors,
+    )
 
 
 def verify(
@@ -197,18 +284,24 @@ def verify(
     progress: Progress = False,
     at: Tensor | None = None,
 ) -> Tensor:
-    """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips. Bool `(N,)`.
+    """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips.
+    Bool `(N,)`.
 
-    Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the threat plays no part.
-    arithmetic: as in `radii`.
-    method: as in `radii`; "auto" is "crown", then "branch" for what is left, or "exact" on small networks.
-    at: a radius of each sample to prove, float64 `(N,)`, in place of the threat's eps.
+    Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the
+    threat plays no part. arithmetic: as in `radii`. method: as in `radii`; "auto" is "crown", then
+    "branch" for what is left, or "exact" on small networks. at: a radius of each sample to prove,
+    float64 `(N,)`, in place of the threat's eps.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     graph, x, y, wrong, _ = _prepared(model, x, y, threat.domain, arithmetic)
-    proved, labels = torch.zeros(len(x), dtype=torch.bool), y.cpu()
-    wanted = torch.full((len(x),), threat.eps, dtype=torch.float64) if at is None else at.detach().cpu().double()
+    proved = torch.zeros(len(x), dtype=torch.bool)
+    labels = y.cpu()
+    wanted = (
+        torch.full((len(x),), threat.eps, dtype=torch.float64)
+        if at is None
+        else at.detach().cpu().double()
+    )
     if method == "lipschitz":
         with clock.limited(None if time_limit is None else number(time_limit, "time_limit")):
             values = _by_lipschitz(graph, x, y, threat.norm, threat.domain)[0]
@@ -224,14 +317,24 @@ def verify(
                 report((turn + done * batch_size / max(len(left), 1)) / 2)
                 some = part.to(x.device)
                 try:
-                    sweep = Sweep(graph, Balls.make(x[some], wanted[part], threat.norm, threat.domain), inner).run()
+                    sweep = Sweep(
+                        graph, Balls.make(x[some], wanted[part], threat.norm, threat.domain), inner
+                    ).run()
                     lower = margins(sweep, y[some])[0].cpu()
                 except clock.Late:
                     return proved
                 proved[part] = _least(lower, labels[part]) > 0
-                for group in _groups((~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph):
-                    share = clock.seconds_left() / (len(left) - done * batch_size - group[0]) * len(group)
-                    decided = _branched(sweep, lower, group, labels[part], [most] * len(group), share)
+                for group in _groups(
+                    (~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph
+                ):
+                    share = (
+                        clock.seconds_left()
+                        / (len(left) - done * batch_size - group[0])
+                        * len(group)
+                    )
+                    decided = _branched(
+                        sweep, lower, group, labels[part], [most] * len(group), share
+                    )
                     proved[part[group]] = torch.tensor([good for good, _ in decided])
             left = (~wrong & ~proved).nonzero()[:, 0]
         if exact and len(left):
@@ -241,62 +344,93 @@ def verify(
                 a, b = (v[mine.to(v.device)] for v in (x, y))
                 with clock.limited(clock.seconds_left() * len(mine) / shared), suppress(clock.Late):
                     slack = _slack(graph, a, b, wanted[mine], threat.norm, threat.domain)
-                    distances = nearest_flip(graph, a, b, threat.norm, threat.domain, slack=slack, within=eps)
+                    distances = nearest_flip(
+                        graph, a, b, threat.norm, threat.domain, slack=slack, within=eps
+                    )
                     proved[mine] = distances.lower >= eps
                 shared -= len(mine)
     return proved
 
 
 def _groups(rows: list[int], graph: Graph) -> list[list[int]]:
-    """Samples whose domains are bounded in one batch: all of them on a device, one after the other on the CPU."""
+    """Samples whose domains are bounded in one batch: all of them on a device, one after the
+    other on the CPU.
+    """
     return [[k] for k in rows] if graph.device == HOST else [rows] if rows else []
 
 
 def _branched(
-    sweep: Sweep, lower: Tensor, rows: list[int], y: Tensor, most: list[int], seconds: float, pool: Pool | None = None
+    sweep: Sweep,
+    lower: Tensor,
+    rows: list[int],
+    y: Tensor,
+    most: list[int],
+    seconds: float,
+    pool: Pool | None = None,
 ) -> list[tuple[bool, int]]:
-    """Whether branching proves samples `rows` of a sweep, whose margins are bounded by `lower` `(N, K)`; by how many domains.
+    """Whether branching proves samples `rows` of a sweep, whose margins are bounded by `lower` `(N,
+    K)`; by how many domains.
 
-    lower and the labels y `(N,)` are on the CPU. most: domains for each; seconds: for all, inf for no limit. pool: for a
-    single sample.
+    lower and the labels y `(N,)` are on the CPU. most: domains for each; seconds: for all, inf for
+    no limit. pool: for a single sample.
     """
     label = [int(y[k]) for k in rows]
-    rivals = [[j for j in range(lower.shape[1]) if j != c and not lower[k, j] > 0] for k, c in zip(rows, label)]
+    rivals = [
+        [j for j in range(lower.shape[1]) if j != c and not lower[k, j] > 0]
+        for k, c in zip(rows, label)
+    ]
     with clock.limited(seconds):
         if pool is not None:
-            return [branch_margins(sweep, rows[0], label[0], torch.tensor(rivals[0]), most[0], pool)]
+            return [
+                branch_margins(sweep, rows[0], label[0], torch.tensor(rivals[0]), most[0], pool)
+            ]
         return branch_samples(sweep, rows, label, rivals, most)
 
 
 def _domains(graph: Graph) -> int:
-    """How many domains branching may bound for a sample when there is no time limit: fewer for large networks.
+    """How many domains branching may bound for a sample when there is no time limit: fewer for
+    large networks.
 
-    A step of the ascent in a domain is a pass backward and one forward through the bound, node by node.
+    A step of the ascent in a domain is a pass backward and one forward through the bound, node by
+    node.
     """
     each = 3 * ASCENT * (graph.operations + 10**4 * len(graph.nodes))
     return int(min(max(PATIENCE / each, FEWEST), MOST))
 
 
-def _slack(graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain) -> Tensor | None:
-    """How far executed margins may be from exact ones on balls around the samples, `(N, K)`; None in exact arithmetic."""
+def _slack(
+    graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain
+) -> Tensor | None:
+    """How far executed margins may be from exact ones on balls around the samples, `(N, K)`;
+    None in exact arithmetic.
+    """
     if graph.arithmetic == "exact":
         return None
-    parts = zip(torch.split(x, BATCH), torch.split(y, BATCH), torch.split(radius, BATCH)) if len(x) else ()
-    found = [margin_errors(Sweep(graph, Balls.make(a, r, norm, domain)).run(), b) for a, b, r in parts]
+    parts = (
+        zip(torch.split(x, BATCH), torch.split(y, BATCH), torch.split(radius, BATCH))
+        if len(x)
+        else ()
+    )
+    found = [
+        margin_errors(Sweep(graph, Balls.make(a, r, norm, domain)).run(), b) for a, b, r in parts
+    ]
     return torch.cat(found) if found else torch.zeros(0, graph.outputs, dtype=torch.float64)
 
 
 def _prepared(
     model: Model | Graph, x: Tensor, y: Tensor, domain: Domain, arithmetic: str
 ) -> tuple[Graph, Tensor, Tensor, Tensor, Tensor | None]:
-    """The structure, samples and labels on its device; which samples the model itself gets wrong, and its logits, on the CPU.
+    """The structure, samples and labels on its device; which samples the model itself gets wrong,
+    and its logits, on the CPU.
 
-    What a search knows of each sample, a few numbers, is kept on the CPU. Bounds are computed where the structure is.
+    What a search knows of each sample, a few numbers, is kept on the CPU. Bounds are computed where
+    the structure is.
     """
     x, y = check_data(x, y, domain)
     logits = None
     if isinstance(model, Graph):
-        graph, wrong = model, torch.zeros(len(x), dtype=torch.bool)
+        graph = model
+        wrong = torch.zeros(len(x), dtype=torch.bool)
     else:
         with frozen(model), torch.no_grad():
             check_model(model, x, y)
@@ -304,13 +438,25 @@ def _prepared(
             pairs = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
             parts = [model(a.to(device)).cpu() for a, _ in pairs]
         logits = torch.cat(parts) if parts else None
-        wrong = torch.zeros(0, dtype=torch.bool) if logits is None else predict(logits, y.cpu()) != y.cpu()
+        wrong = (
+            torch.zeros(0, dtype=torch.bool)
+            if logits is None
+            else predict(logits, y.cpu()) != y.cpu()
+        )
         graph = read(model, x.shape[1:], smooth=True, device=x.device)
-    return arithmetic_of(graph, arithmetic, x.dtype), x.to(graph.device), y.to(graph.device), wrong, logits
+    return (
+        arithmetic_of(graph, arithmetic, x.dtype),
+        x.to(graph.device),
+        y.to(graph.device),
+        wrong,
+        logits,
+    )
 
 
 class _Search:
-    """The search for the largest radius of every sample: brackets `lower` (proved) and `upper` (no use to look beyond)."""
+    """The search for the largest radius of every sample: brackets `lower` (proved) and `upper`
+    (no use to look beyond).
+    """
 
     def __init__(
         self,
@@ -326,20 +472,36 @@ class _Search:
         report: Callable[[float], None],
     ) -> None:
         n = len(x)
-        self.graph, self.x, self.y, self.norm, self.domain = graph, x, y, norm, domain
-        self.aim, self.tolerance, self.batch_size, self.report = aim, tolerance, batch_size, report
+        self.graph = graph
+        self.x = x
+        self.y = y
+        self.norm = norm
+        self.domain = domain
+        self.aim = aim
+        self.tolerance = tolerance
+        self.batch_size = batch_size
+        self.report = report
         self.sweeps = self.rows = 0  # sweeps, and the coefficient vectors they substituted backward
         self.domains = 0  # bounded by branching
         self.cut = False  # whether the clock has stopped something
-        parts = [graph.logits(part) for part in torch.split(x, 64) if n]  # not all nodes of all samples at once
-        self.here = torch.cat(parts).cpu() if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
+        parts = [
+            graph.logits(part) for part in torch.split(x, 64) if n
+        ]  # not all nodes of all samples at once
+        self.here = (
+            torch.cat(parts).cpu() if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
+        )
         self.labels = y.cpu()
-        self.flip = torch.full((n,), math.inf, dtype=torch.float64) if upper is None else upper.detach().cpu().double()
+        self.flip = (
+            torch.full((n,), math.inf, dtype=torch.float64)
+            if upper is None
+            else upper.detach().cpu().double()
+        )
         if self.flip.shape != (n,) or not (self.flip >= 0).all():
             raise InputError(f"upper must hold {n} distances >= 0, one for each sample.")
         self.points: Tensor | None = None
         self.errors: Tensor | None = None
-        self.lower, self.exact = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.bool)
+        self.lower = torch.zeros(n, dtype=torch.float64)
+        self.exact = torch.zeros(n, dtype=torch.bool)
         self.upper = self.flip.clone()
         # The least margin at the two ends of the bracket: at 0 it is the sample's own.
         self.clean = _least(self.here.gather(1, self.labels[:, None]) - self.here, self.labels)
@@ -357,14 +519,18 @@ class _Search:
         self.exact |= ~self.open
 
     def sift(self, logits: Tensor | None) -> str | None:
-        """What rounding may do to the smallest margin at the samples; where it may be all of it, executed radii are 0.
+        """What rounding may do to the smallest margin at the samples; where it may be all of it,
+        executed radii are 0.
 
-        logits: of the model itself, to see it where no bound is known. Returns which of the two it is, None for neither.
+        logits: of the model itself, to see it where no bound is known. Returns which of the two it
+        is, None for neither.
         """
         if refusal(self.graph):
             if logits is None:
                 return None
-            seen = _least(logits.double().gather(1, self.labels[:, None]) - logits.double(), self.labels)
+            seen = _least(
+                logits.double().gather(1, self.labels[:, None]) - logits.double(), self.labels
+            )
             self.errors = torch.where(self.open, (self.clean - seen).abs(), 0.0)
             return "seen"
         graph = replace(self.graph, arithmetic="executed")
@@ -372,7 +538,9 @@ class _Search:
         left = self.open.nonzero()[:, 0]
         for part in torch.split(left, self.batch_size) if len(left) else ():
             x, y = (v[part.to(v.device)] for v in (self.x, self.y))
-            least = _least(margin_bounds(graph, x, y, 0.0, self.norm, self.domain).cpu(), self.labels[part])
+            least = _least(
+                margin_bounds(graph, x, y, 0.0, self.norm, self.domain).cpu(), self.labels[part]
+            )
             self.errors[part] = (self.clean[part] - least).clamp(min=0)
             if self.graph.arithmetic == "executed":
                 self.open[part] = least > 0
@@ -385,7 +553,8 @@ class _Search:
         check_equal("domain", start.domain, self.domain)
         if len(start) != len(self.x):
             raise InputError(
-                f"start holds {len(start)} radii but there are {len(self.x)} samples: give those of the same samples."
+                f"start holds {len(start)} radii but there are {len(self.x)} samples: give those "
+                "of the same samples."
             )
         self.lower = torch.where(self.open, start.values, 0.0)
         self.exact |= start.exact
@@ -393,7 +562,9 @@ class _Search:
         self.points = start.points
 
     def _first_guess(self) -> Tensor:
-        """The distance at which the margins, continued as straight lines, meet 0; an over-estimate for most networks."""
+        """The distance at which the margins, continued as straight lines, meet 0; an
+        over-estimate for most networks.
+        """
         found = []
         for part, y in zip(torch.split(self.x, 64), torch.split(self.y, 64)):
             if not len(y):
@@ -407,20 +578,32 @@ class _Search:
             z = self.graph.logits(part)
             ratio = (z.gather(1, y[:, None]) - z) / length.clamp(min=1e-300)
             found.append(ratio.scatter(1, y[:, None], math.inf).amin(1))
-        # Where the margin is flat that may be anywhere: not beyond the domain, on R^n not beyond the sample's own size.
+        # Where the margin is flat that may be anywhere: not beyond the domain, on R^n not beyond
+        # the sample's own size.
         flat = self.x.double().flatten(1)
-        reach = flat.abs() if self.domain is None else torch.maximum(flat - self.domain[0], self.domain[1] - flat)
+        reach = (
+            flat.abs()
+            if self.domain is None
+            else torch.maximum(flat - self.domain[0], self.domain[1] - flat)
+        )
         size = torch.linalg.vector_norm(reach, self.norm, dim=1)
-        return torch.minimum(torch.cat(found), size if self.domain is not None else 10 * size.clamp(min=1)).cpu()
+        return torch.minimum(
+            torch.cat(found), size if self.domain is not None else 10 * size.clamp(min=1)
+        ).cpu()
 
     def run(self, steps: int) -> None:
-        """Rounds of one sweep for every open sample, each at a radius of its own, until the brackets are closed."""
+        """Rounds of one sweep for every open sample, each at a radius of its own, until the
+        brackets are closed.
+        """
         again = bool((self.lower > 0).any())
         if again:  # a better method: what was too far for the other may not be for this one
-            self.upper, self.depth = self.flip.clone(), torch.full_like(self.height, math.nan)
+            self.upper = self.flip.clone()
+            self.depth = torch.full_like(self.height, math.nan)
             self.known = {}
         for round_ in range(ROUNDS):
-            wide = self.lower * (1 + self.tolerance) < self.upper * (1 - BAND)  # not by rounding alone
+            wide = self.lower * (1 + self.tolerance) < self.upper * (
+                1 - BAND
+            )  # not by rounding alone
             active = (self.open & wide & ~self._idle()).nonzero()[:, 0]
             self.report(1 - len(active) / max(len(self.x), 1))
             if not len(active):
@@ -436,17 +619,22 @@ class _Search:
                 return
 
     def _parts(self, active: Tensor, first: bool) -> Iterator[Tensor]:
-        """The samples in batches; with a time limit the first are small, so that some are done whatever a batch takes."""
+        """The samples in batches; with a time limit the first are small, so that some are done
+        whatever a batch takes.
+        """
         size = 1 if first and clock.seconds_left() < math.inf else self.batch_size
         while len(active):
             yield active[:size]
-            active, size = active[size:], min(2 * size, self.batch_size)
+            active = active[size:]
+            size = min(2 * size, self.batch_size)
 
     def _idle(self) -> Tensor:
-        """Samples whose radius cannot change the certified accuracy at the aim, whatever the brackets become.
+        """Samples whose radius cannot change the certified accuracy at the aim, whatever the
+        brackets become.
 
-        The samples that are bought are those with the smallest radii, so one matters only below the price of the last that
-        is bought, and that is at most the least t with `sum { mu_i lower_i^p : upper_i <= t } >= eps^p`.
+        The samples that are bought are those with the smallest radii, so one matters only below the
+        price of the last that is bought, and that is at most the least t with `sum { mu_i lower_i^p
+        : upper_i <= t } >= eps^p`.
         """
         if self.aim is None:
             return torch.zeros_like(self.open)
@@ -461,25 +649,34 @@ class _Search:
     def _next(self, round_: int) -> Tensor:
         """The next radius to try, inside the bracket: where the least margin is expected to meet 0.
 
-        It falls along its tangent at the sample, and below it by about `b r^q`; b and q are fitted to the ends of the bracket.
+        It falls along its tangent at the sample, and below it by about `b r^q`; b and q are fitted
+        to the ends of the bracket.
         """
-        low, high, tolerance = self.lower, self.upper, self.tolerance
-        failed, tiny = ~torch.isnan(self.depth), 1e-300
+        low = self.lower
+        high = self.upper
+        tolerance = self.tolerance
+        failed = ~torch.isnan(self.depth)
+        tiny = 1e-300
 
         def tangent(r: Tensor) -> Tensor:
             return self.clean * (1 - r / self.first.clamp(min=tiny))
 
-        far, value = torch.where(failed, high, low), torch.where(failed, self.depth, self.height)
+        far = torch.where(failed, high, low)
+        value = torch.where(failed, self.depth, self.height)
         drop = (tangent(far) - value).clamp(min=tiny)
         near = (tangent(low) - self.height).clamp(min=tiny)
         both = failed & (low > 0)
-        power = torch.where(both, (drop / near).log() / (high / low.clamp(min=tiny)).log().clamp(min=1e-9), POWER)
+        power = torch.where(
+            both, (drop / near).log() / (high / low.clamp(min=tiny)).log().clamp(min=1e-9), POWER
+        )
         power = power.nan_to_num(POWER).clamp(1, 50)
-        left, right = low.clone(), torch.where(torch.isfinite(high), high, torch.maximum(4 * low, self.first))
+        left = low.clone()
+        right = torch.where(torch.isfinite(high), high, torch.maximum(4 * low, self.first))
         for _ in range(40):
             middle = (left + right) / 2
             above = tangent(middle) > drop * (middle / far.clamp(min=tiny)) ** power
-            left, right = torch.where(above, middle, left), torch.where(above, right, middle)
+            left = torch.where(above, middle, left)
+            right = torch.where(above, right, middle)
         # A hair to the other side than last time, so that the bracket closes from both.
         nudge = torch.where(self.proved_last, 1 + tolerance / 3, 1 - tolerance / 3)
         guess = torch.where(far > 0, left * nudge, self.first / self.caution)
@@ -493,20 +690,28 @@ class _Search:
         return torch.minimum(guess, torch.minimum(top, torch.where(low > 0, 4 * low, math.inf)))
 
     def _try(self, part: Tensor, radius: Tensor, steps: int) -> None:
-        """One sweep: proved or not, and if not, what its own linear bounds prove on a smaller ball."""
+        """One sweep: proved or not, and if not, what its own linear bounds prove on a smaller
+        ball.
+        """
         here = part.to(self.x.device, non_blocking=True)
-        x, y = self.x[here], self.y[here]
+        x = self.x[here]
+        y = self.y[here]
         known = {j: (low[here], high[here]) for j, (low, high) in self.known.items()}
         sweep = Sweep(self.graph, Balls.make(x, radius, self.norm, self.domain), steps, known).run()
         lower, base, a = margins(sweep, y)
-        self.sweeps, self.rows = self.sweeps + 1, self.rows + sweep.rows
+        self.sweeps = self.sweeps + 1
+        self.rows = self.rows + sweep.rows
         # theta_y - theta_j >= base + <a, d> on the ball tried, so on every smaller one too.
         tried = sweep.balls.radius
         length = rounding.length(a, dual(self.norm), 2) * (1 + a.shape[2] * 2.0**-52)
-        free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
+        free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (
+            1 - 1e-9
+        )
         free = torch.minimum(free, tried * 0.999)
         rest = (base - length * free[:, None]).scatter(1, y[:, None], math.inf).amin(1).clamp(min=0)
-        corner = torch.linalg.vector_norm(torch.maximum(sweep.balls.below, sweep.balls.above), self.norm, dim=1)
+        corner = torch.linalg.vector_norm(
+            torch.maximum(sweep.balls.below, sweep.balls.above), self.norm, dim=1
+        )
         sides = sweep.proved()
         least, free, rest, corner = torch.stack([_least(lower, y), free, rest, corner]).cpu()
         good = least > 0
@@ -531,7 +736,9 @@ class _Search:
                 kept[here[wide]] = side[wide]
 
     def branch(self, pool: Pool | None) -> None:
-        """Larger radii by branching, sample by sample: steps that grow with success and shrink with failure."""
+        """Larger radii by branching, sample by sample: steps that grow with success and shrink
+        with failure.
+        """
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
         left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
         goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
@@ -548,7 +755,9 @@ class _Search:
                     self._climb([i], goal, most, pool)
                 self.cut |= clock.out_of_time()
 
-    def _climb(self, left: list[int], goal: float | None, most: int, pool: Pool | None = None) -> None:
+    def _climb(
+        self, left: list[int], goal: float | None, most: int, pool: Pool | None = None
+    ) -> None:
         """Some samples in step: a sweep and a batch of domains for a round of radii.
 
         Every radius that is tried may take a third of the domains, or of the time, that are left.
@@ -563,18 +772,27 @@ class _Search:
                     del climbs[i]
                 else:
                     radius[i] = tried
-            for part in torch.split(torch.tensor(list(climbs), dtype=torch.int64), self.batch_size) if climbs else ():
+            for part in (
+                torch.split(torch.tensor(list(climbs), dtype=torch.int64), self.batch_size)
+                if climbs
+                else ()
+            ):
                 here = part.to(self.x.device, non_blocking=True)
-                sweep = Sweep(self.graph, Balls.make(self.x[here], radius[part], self.norm, self.domain)).run()
+                sweep = Sweep(
+                    self.graph, Balls.make(self.x[here], radius[part], self.norm, self.domain)
+                ).run()
                 self.sweeps += 1
-                lower, label = margins(sweep, self.y[here])[0].cpu(), self.labels[part]
+                lower = margins(sweep, self.y[here])[0].cpu()
+                label = self.labels[part]
                 proved = _least(lower, label) > 0
                 rows = (~proved).nonzero()[:, 0].tolist()
                 spent = [0] * len(part)
                 if rows:
                     share = clock.seconds_left() / 3 / max(len(climbs) / len(part), 1)
                     each = [max(climbs[int(part[k])].rest // 3, WIDTH) for k in rows]
-                    for k, (good, count) in zip(rows, _branched(sweep, lower, rows, label, each, share, pool)):
+                    for k, (good, count) in zip(
+                        rows, _branched(sweep, lower, rows, label, each, share, pool)
+                    ):
                         proved[k], spent[k] = good, count
                 self.domains += sum(spent)
                 for k, i in enumerate(part.tolist()):
@@ -604,18 +822,26 @@ class _Search:
             return
         some = left.to(self.x.device)
         found = nearest_flip(
-            self.graph, self.x[some], self.y[some], self.norm, self.domain,
-            upper=self.flip[left], lower=self.lower[left], workers=pool,
-        )  # fmt: skip
+            self.graph,
+            self.x[some],
+            self.y[some],
+            self.norm,
+            self.domain,
+            upper=self.flip[left],
+            lower=self.lower[left],
+            workers=pool,
+        )
         self.lower[left] = torch.maximum(self.lower[left], found.lower)
         self.exact[left] = found.exact
         self.cut |= found.cut
         self.points[left] = found.points
 
     def _close_executed(self, left: Tensor, pool: Pool | None) -> None:
-        """The distance at which exact margins meet the bound on the rounding error, which holds for one ball only.
+        """The distance at which exact margins meet the bound on the rounding error, which holds for
+        one ball only.
 
-        The ball is a few times what is proved, so that it holds the distance, and larger where it does not.
+        The ball is a few times what is proved, so that it holds the distance, and larger where it
+        does not.
         """
         assert self.points is not None
         whole = torch.full((len(self.x),), math.inf, dtype=torch.float64)
@@ -631,10 +857,21 @@ class _Search:
             x, y = (v[left.to(v.device)] for v in (self.x, self.y))
             radius = ball[left]
             slack = _slack(self.graph, x, y, radius, self.norm, self.domain)
-            found = nearest_flip(self.graph, x, y, self.norm, self.domain, upper=self.flip[left], slack=slack, workers=pool)
+            found = nearest_flip(
+                self.graph,
+                x,
+                y,
+                self.norm,
+                self.domain,
+                upper=self.flip[left],
+                slack=slack,
+                workers=pool,
+            )
             self.cut |= found.cut
             all_ = (radius >= whole[left]) & (found.lower == math.inf)
-            self.lower[left] = torch.maximum(self.lower[left], torch.where(all_, math.inf, torch.minimum(found.lower, radius)))
+            self.lower[left] = torch.maximum(
+                self.lower[left], torch.where(all_, math.inf, torch.minimum(found.lower, radius))
+            )
             inside = found.upper < radius
             points, near = self._flipped(left, found.points)
             self.exact[left] = all_ | (inside & found.exact & near)
@@ -644,20 +881,26 @@ class _Search:
             ball[left] = torch.minimum(WIDER * ball[left], whole[left])
 
     def _flipped(self, rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Points moved outward until the exact network flips, and whether that took at most the last of `PUSHES`."""
-        x, y = self.x.cpu()[rows].double(), self.labels[rows]
-        best, known = points, torch.zeros(len(rows), dtype=torch.bool)
+        """Points moved outward until the exact network flips, and whether that took at most the
+        last of `PUSHES`.
+        """
+        x = self.x.cpu()[rows].double()
+        y = self.labels[rows]
+        best = points
+        known = torch.zeros(len(rows), dtype=torch.bool)
         for push in PUSHES:
             moved = x + (1 + push) * (points - x)
             moved = moved if self.domain is None else moved.clamp(*self.domain)
             wrong = predict(self.graph.logits(moved).cpu(), y) != y
-            best, known = torch.where(column(wrong & ~known, moved), moved, best), known | wrong
+            best = torch.where(column(wrong & ~known, moved), moved, best)
+            known = known | wrong
         return best, known
 
 
 @dataclass
 class _Climb:
-    """The radii that branching is tried at for one sample: steps that grow with success and shrink with failure.
+    """The radii that branching is tried at for one sample: steps that grow with success and shrink
+    with failure.
 
     rest: domains that may still be bounded.
     """
@@ -673,9 +916,11 @@ class _Climb:
         """Where to look; None at the end. goal: nothing but this radius matters."""
         self.radius = self.low * (1 + self.step)
         if goal is not None and self.low < goal < self.high:
-            self.radius, self.step = goal, goal / self.low - 1
+            self.radius = goal
+            self.step = goal / self.low - 1
         if self.radius >= self.high:
-            self.radius, self.step = (self.low + self.high) / 2, (self.high / self.low - 1) / 2
+            self.radius = (self.low + self.high) / 2
+            self.step = (self.high / self.low - 1) / 2
         self.tries += 1
         over = self.step <= tolerance or (goal is not None and not self.low < goal < self.high)
         return None if over or self.rest <= 0 or self.tries > TRIES else self.radius
@@ -684,9 +929,11 @@ class _Climb:
         """Whether that radius is proved, and by how many domains."""
         self.rest -= count
         if proved:
-            self.low, self.step = self.radius, 1.5 * self.step
+            self.low = self.radius
+            self.step = 1.5 * self.step
         else:
-            self.high, self.step = self.radius, self.step / 2
+            self.high = self.radius
+            self.step = self.step / 2
 
 
 def _least(margin: Tensor, y: Tensor) -> Tensor:
@@ -698,16 +945,21 @@ def _small(graph: Graph) -> bool:
     return not graph.smooth and graph.neurons <= SMALL
 
 
-def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> tuple[Tensor, bool]:
-    """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with constants over the whole domain, `(N,)`, rounded down.
+def _by_lipschitz(
+    graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain
+) -> tuple[Tensor, bool]:
+    """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with constants over the whole domain,
+    `(N,)`, rounded down.
 
-    Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside. The constants are those of the
-    exact function; in executed arithmetic the margins also lose what rounding may take within that radius. Second: whether the
-    clock stopped a constant early, or left a sample without margins, which then has 0.
+    Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside.
+    The constants are those of the exact function; in executed arithmetic the margins also lose what
+    rounding may take within that radius. Second: whether the clock stopped a constant early, or
+    left a sample without margins, which then has 0.
     """
     exact = replace(graph, arithmetic="exact")
     rung = "auto" if _small(graph) else "propagate" if graph.smooth else "product"
-    found, cut = torch.full((len(x),), math.inf, dtype=torch.float64), False
+    found = torch.full((len(x),), math.inf, dtype=torch.float64)
+    cut = False
     classes = graph.outputs
     parts = []
     for a, b in zip(torch.split(x, BATCH), torch.split(y, BATCH)):
@@ -716,20 +968,27 @@ def _by_lipschitz(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domai
         except clock.Late:
             parts.append(torch.zeros(len(a), classes, dtype=torch.float64, device=x.device))
             cut = True
-    here, y = torch.cat(parts or [found[:, None]]).cpu(), y.cpu()
-    pairs = sorted({(min(j, k), max(j, k)) for k in set(y.tolist()) for j in range(classes) if j != k})
+    here = torch.cat(parts or [found[:, None]]).cpu()
+    y = y.cpu()
+    pairs = sorted(
+        {(min(j, k), max(j, k)) for k in set(y.tolist()) for j in range(classes) if j != k}
+    )
     steep = torch.full_like(here, math.inf)  # at y itself nothing is asked
     for done, (k, j) in enumerate(pairs):
         row = torch.zeros(1, classes, dtype=torch.float64)
         row[0, k], row[0, j] = 1.0, -1.0
         work = PAIR if clock.seconds_left() == math.inf else math.inf
         with clock.limited(clock.seconds_left() / (len(pairs) - done), work):
-            bound = lipschitz(exact.head(row), norm, domain, outputs="logits", norm_out=math.inf, method=rung)
+            bound = lipschitz(
+                exact.head(row), norm, domain, outputs="logits", norm_out=math.inf, method=rung
+            )
         cut |= bool(bound.info["cut"])
         steep[y == k, j] = steep[y == j, k] = max(bound.upper, 1e-300)
 
     def radius(slack: Tensor | float) -> Tensor:
-        return ((here - slack).clamp(min=0) / steep).scatter(1, y[:, None], math.inf).amin(1) * (1 - 1e-9)
+        return ((here - slack).clamp(min=0) / steep).scatter(1, y[:, None], math.inf).amin(1) * (
+            1 - 1e-9
+        )
 
     found = radius(0.0)
     try:

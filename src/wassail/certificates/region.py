@@ -1,4 +1,6 @@
-"""Where a bound holds: a box, a ball, a ball inside a box, or all of R^n, over flattened inputs in float64."""
+"""Where a bound holds: a box, a ball, a ball inside a box, or all of R^n, over flattened inputs
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ Where: TypeAlias = "Ball | Sequence[float | Tensor] | None"
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """`{x : low <= x <= high, ||x - centre||_r <= radius}` for flat x, `(n,)` each; infinite bounds where there are none."""
+    """`{x : low <= x <= high, ||x - centre||_r <= radius}` for flat x, `(n,)` each; infinite
+    bounds where there are none.
+    """
 
     low: Tensor
     high: Tensor
@@ -46,7 +50,9 @@ class Region:
 
     @classmethod
     def make(cls, where: Where, n: int, device: torch.device = HOST) -> Region:
-        """From None (all of R^n), a box `(low, high)` of numbers or tensors, or a `Ball`; its tensors on a device."""
+        """From None (all of R^n), a box `(low, high)` of numbers or tensors, or a `Ball`; its
+        tensors on a device.
+        """
         return cls._on_host(where, n).to(device)
 
     @classmethod
@@ -54,32 +60,46 @@ class Region:
         if isinstance(where, Ball):
             centre = torch.as_tensor(where.centre).detach().cpu().double().flatten()
             if len(centre) != n:
-                raise InputError(f"the ball's centre has {len(centre)} entries but the model takes {n}: give one sample.")
+                raise InputError(
+                    f"the ball's centre has {len(centre)} entries but the model takes {n}: give "
+                    "one sample."
+                )
             if not torch.isfinite(centre).all():
                 raise InputError("the ball's centre contains NaN or infinity: give a real sample.")
-            radius, norm = number(where.radius, "radius"), parse_norm(where.norm)
+            radius = number(where.radius, "radius")
+            norm = parse_norm(where.norm)
             if not 0 <= radius < math.inf:
-                raise InputError(f"the ball's radius is {where.radius!r}: give a finite number >= 0.")
+                raise InputError(
+                    f"the ball's radius is {where.radius!r}: give a finite number >= 0."
+                )
             low, high = _box(where.domain, n)
             if not ((low <= centre) & (centre <= high)).all():
-                raise InputError("the ball's centre lies outside its box: clamp it or give the box it lives in.")
+                raise InputError(
+                    "the ball's centre lies outside its box: clamp it or give the box it lives in."
+                )
             if norm == math.inf:  # a box again
                 return cls(*_around(centre, radius, low, high), centre)
             return cls(low, high, centre, radius, norm)
         low, high = _box(where, n)
         finite = torch.isfinite(low) & torch.isfinite(high)
-        return cls(low, high, torch.where(finite, (low + high) / 2, torch.zeros_like(low).clamp(low, high)))
+        return cls(
+            low, high, torch.where(finite, (low + high) / 2, torch.zeros_like(low).clamp(low, high))
+        )
 
     def to(self, device: torch.device) -> Region:
         """The same region with its tensors on a device."""
         if device == self.low.device:
             return self
-        return replace(self, low=self.low.to(device), high=self.high.to(device), centre=self.centre.to(device))
+        return replace(
+            self, low=self.low.to(device), high=self.high.to(device), centre=self.centre.to(device)
+        )
 
     @cached_property
     def bounded(self) -> bool:
         """Whether it is bounded: a recession direction exists if not."""
-        return self.radius < math.inf or bool((torch.isfinite(self.low) & torch.isfinite(self.high)).all())
+        return self.radius < math.inf or bool(
+            (torch.isfinite(self.low) & torch.isfinite(self.high)).all()
+        )
 
     @cached_property
     def _walled(self) -> bool:
@@ -100,11 +120,13 @@ class Region:
         return _around(self.centre, self.radius, self.low, self.high)
 
     def upper(self, a: Tensor, cut: bool = True) -> Tensor:
-        """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded outward; exact up to that.
+        """An upper bound on `sup <a, x>` over the region for rows `a` `(..., n)`: `(...)`, rounded
+        outward; exact up to that.
 
-        For a ball cut by a box by weak duality, `<a, c> + min_lam lam radius + sum_i max { a_i d - lam |d| : c + d in box }`
-        (r = 1; squares for r = 2): any multiplier gives a bound, the one that fills the ball gives the value. Without `cut` by
-        the better of box and ball, which can be differentiated.
+        For a ball cut by a box by weak duality, `<a, c> + min_lam lam radius + sum_i max { a_i d -
+        lam |d| : c + d in box }` (r = 1; squares for r = 2): any multiplier gives a bound, the one
+        that fills the ball gives the value. Without `cut` by the better of box and ball, which can
+        be differentiated.
         """
         best = a.new_full(a.shape[:-1], math.inf)
         low, high = self.box
@@ -116,58 +138,93 @@ class Region:
             scale = a.abs() @ self.centre.abs() + self.radius * norms
             ball = a @ self.centre + self.radius * norms
             if cut and self._walled:
-                ball = torch.minimum(ball, a @ self.centre + self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape))
+                ball = torch.minimum(
+                    ball,
+                    a @ self.centre + self._cut(a.reshape(-1, a.shape[-1])).reshape(ball.shape),
+                )
             best = torch.minimum(best, ball + 2 * _slack(a) * scale)
         if not self.bounded:
             best = torch.where((a == 0).all(-1), 0.0, best)
         return best
 
     def _cut(self, a: Tensor) -> Tensor:
-        """The dual value of `max { <a, d> : ||d||_r <= radius, c + d in box }` at its multiplier, `(m, n) -> (m,)`."""
-        room = torch.where(a > 0, self.high - self.centre, self.centre - self.low).clamp(max=self.radius)
+        """The dual value of `max { <a, d> : ||d||_r <= radius, c + d in box }` at its
+        multiplier, `(m, n) -> (m,)`.
+        """
+        room = torch.where(a > 0, self.high - self.centre, self.centre - self.low).clamp(
+            max=self.radius
+        )
         size = a.abs()
-        if self.norm == 1:  # the budget goes to the steepest entries first; lam: the first that is not filled
+        if (
+            self.norm == 1
+        ):  # the budget goes to the steepest entries first; lam: the first that is not filled
             order = size.sort(1, descending=True)
             paid = room.gather(1, order.indices).cumsum(1)
             place = (paid < self.radius).sum(1, keepdim=True)
-            lam = torch.where(place < a.shape[1], order.values.gather(1, place.clamp(max=a.shape[1] - 1)), 0.0)
+            lam = torch.where(
+                place < a.shape[1], order.values.gather(1, place.clamp(max=a.shape[1] - 1)), 0.0
+            )
             return lam[:, 0] * self.radius + ((size - lam).clamp(min=0) * room).sum(1)
         top = size.amax(1, keepdim=True)
         unit = size / torch.where(top > 0, top, 1)
-        t = fill(unit.square(), room.square(), a.new_full((len(a),), self.radius**2)).sqrt()[:, None]
-        # d = min(t unit, room), and lam = top / (2 t): a_i d - lam d^2, which is a_i^2 / (4 lam) where the wall is far.
+        t = fill(unit.square(), room.square(), a.new_full((len(a),), self.radius**2)).sqrt()[
+            :, None
+        ]
+        # d = min(t unit, room), and lam = top / (2 t): a_i d - lam d^2, which is a_i^2 / (4 lam)
+        # where the wall is far.
         step = torch.minimum(torch.where(unit > 0, t * unit, 0.0), room)
         lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
-        return (lam * self.radius * self.radius + (size * step - lam * step.square()).sum(1, keepdim=True))[:, 0]
+        return (
+            lam * self.radius * self.radius
+            + (size * step - lam * step.square()).sum(1, keepdim=True)
+        )[:, 0]
 
     def contains(self, x: Tensor, tolerance: float = 0.0) -> Tensor:
         """Which of the points `(m, n)` lie inside, bool `(m,)`."""
         inside = ((x >= self.low - tolerance) & (x <= self.high + tolerance)).all(1)
         if self.radius < math.inf:
-            inside &= torch.linalg.vector_norm(x - self.centre, self.norm, dim=1) <= self.radius + tolerance
+            inside &= (
+                torch.linalg.vector_norm(x - self.centre, self.norm, dim=1)
+                <= self.radius + tolerance
+            )
         return inside
 
     def sample(self, count: int, generator: torch.Generator, spread: float = 1.0) -> Tensor:
-        """Random points of the region, `(count, n)`; where it is unbounded normal ones, `spread` wide.
+        """Random points of the region, `(count, n)`; where it is unbounded normal ones, `spread`
+        wide.
 
         The numbers come from a generator of the CPU, so that all devices get the same.
         """
         low, high = self.box
-        normal = spread * torch.randn(count, len(low), dtype=torch.float64, generator=generator).to(low.device)
-        uniform = torch.rand(count, len(low), dtype=torch.float64, generator=generator).to(low.device)
-        floor, ceiling = torch.isfinite(low), torch.isfinite(high)
-        inside = torch.where(floor & ceiling, low, 0.0) + torch.where(floor & ceiling, high - low, 1.0) * uniform
+        normal = spread * torch.randn(count, len(low), dtype=torch.float64, generator=generator).to(
+            low.device
+        )
+        uniform = torch.rand(count, len(low), dtype=torch.float64, generator=generator).to(
+            low.device
+        )
+        floor = torch.isfinite(low)
+        ceiling = torch.isfinite(high)
+        inside = (
+            torch.where(floor & ceiling, low, 0.0)
+            + torch.where(floor & ceiling, high - low, 1.0) * uniform
+        )
         x = torch.where(
-            floor, torch.where(ceiling, inside, low + normal.abs()), torch.where(ceiling, high - normal.abs(), normal)
+            floor,
+            torch.where(ceiling, inside, low + normal.abs()),
+            torch.where(ceiling, high - normal.abs(), normal),
         )
         return self.inside(x)
 
     def inside(self, x: Tensor) -> Tensor:
-        """Points `(m, n)` clamped to the box and then scaled toward the centre until they are in the ball."""
+        """Points `(m, n)` clamped to the box and then scaled toward the centre until they are
+        in the ball.
+        """
         x = torch.minimum(torch.maximum(x, self.low), self.high)
         if self.radius < math.inf:
             size = torch.linalg.vector_norm(x - self.centre, self.norm, dim=1, keepdim=True)
-            x = self.centre + (x - self.centre) * (self.radius * (1 - 1e-12) / size.clamp(min=1e-300)).clamp(max=1)
+            x = self.centre + (x - self.centre) * (
+                self.radius * (1 - 1e-12) / size.clamp(min=1e-300)
+            ).clamp(max=1)
         return x
 
     def __str__(self) -> str:
@@ -182,12 +239,19 @@ class Region:
 
 def _box(where: Sequence[float | Tensor] | None, n: int) -> tuple[Tensor, Tensor]:
     if where is None:
-        return torch.full((n,), -math.inf, dtype=torch.float64), torch.full((n,), math.inf, dtype=torch.float64)
+        return torch.full((n,), -math.inf, dtype=torch.float64), torch.full(
+            (n,), math.inf, dtype=torch.float64
+        )
     try:
-        low, high = (torch.as_tensor(v, dtype=torch.float64).detach().cpu().flatten() for v in where)
-        low, high = low.expand(n).clone(), high.expand(n).clone()
+        low, high = (
+            torch.as_tensor(v, dtype=torch.float64).detach().cpu().flatten() for v in where
+        )
+        low = low.expand(n).clone()
+        high = high.expand(n).clone()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"domain {where!r} is not a box for {n} inputs: give (low, high), a ws.Ball, or None.") from None
+        raise InputError(
+            f"domain {where!r} is not a box for {n} inputs: give (low, high), a ws.Ball, or None."
+        ) from None
     if not ((low <= high) & (low < math.inf) & (high > -math.inf)).all():  # NaN fails too
         raise InputError("the domain is empty: give (low, high) with low below high.")
     return low, high
@@ -201,4 +265,6 @@ def _around(centre: Tensor, radius: float, low: Tensor, high: Tensor) -> tuple[T
 
 
 def _slack(a: Tensor) -> float:
-    return (a.shape[-1] + 4) * 2.0**-52  # the rounding error of an n-term sum, relative to the sum of magnitudes
+    return (
+        a.shape[-1] + 4
+    ) * 2.0**-52  # the rounding error of an n-term sum, relative to the sum of magnitudes

@@ -1,8 +1,10 @@
-"""The semidefinite rung of the ladder: LipSDP-Neuron on a whole network, from a start that is already below the product bound.
+"""The semidefinite rung of the ladder: LipSDP-Neuron on a whole network, from a start that is
+already below the product bound.
 
-`multipliers` has the bound and its Newton steps. Here: a feasible start by eliminating layers one after the other (for equal
-multipliers in a layer this gives the product of the layers' norms, and with exact Schur complements less: ECLipsE, Xu &
-Sivaranjani 2024), a schedule, and a bound that is proved by a Cholesky factor whatever the iteration did.
+`multipliers` has the bound and its Newton steps. Here: a feasible start by eliminating layers one
+after the other (for equal multipliers in a layer this gives the product of the layers' norms, and
+with exact Schur complements less: ECLipsE, Xu & Sivaranjani 2024), a schedule, and a bound that is
+proved by a Cholesky factor whatever the iteration did.
 """
 
 from __future__ import annotations
@@ -29,15 +31,22 @@ WIDE = 1500  # neurons and weights together
 MEMORY = 2**28  # numbers in the largest node of a dense form
 
 
-def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit: float | None = None) -> float:
-    """An upper bound on `||J||_{r -> s}` on every set where only the neurons of this network change sides; inf if none.
+def semidefinite(
+    network: Piecewise, norm_in: float, norm_out: float, time_limit: float | None = None
+) -> float:
+    """An upper bound on `||J||_{r -> s}` on every set where only the neurons of this network change
+    sides; inf if none.
 
-    For r = 1 and inf there are two: from the 2-norm, `||J||_{r -> s} <= ||J||_{2 -> s} max ||u||_2 / ||u||_r`, and directly.
+    For r = 1 and inf there are two: from the 2-norm, `||J||_{r -> s} <= ||J||_{2 -> s} max ||u||_2
+    / ||u||_r`, and directly.
     """
     # A neuron that nothing reaches, or that reaches nothing, would only slow the iteration down.
-    deaf, mute = (network.A == 0).all(1) & (network.B == 0).all(1), (network.B == 0).all(0) & (network.D == 0).all(0)
+    deaf = (network.A == 0).all(1) & (network.B == 0).all(1)
+    mute = (network.B == 0).all(0) & (network.D == 0).all(0)
     if (deaf | mute).any():
-        return semidefinite(network.fix(torch.where(deaf | mute, 0, -1)), norm_in, norm_out, time_limit)
+        return semidefinite(
+            network.fix(torch.where(deaf | mute, 0, -1)), norm_in, norm_out, time_limit
+        )
     if network.neurons == 0:
         return matrix_norm(network.C, norm_in, norm_out)
     if network.neurons > MOST:
@@ -48,12 +57,15 @@ def semidefinite(network: Piecewise, norm_in: float, norm_out: float, time_limit
 
 
 def _balanced(network: Piecewise) -> tuple[Piecewise, float]:
-    """The same network with layers, inputs and outputs in units of about one, and what its Jacobian was divided by.
+    """The same network with layers, inputs and outputs in units of about one, and what its Jacobian
+    was divided by.
 
-    A ReLU commutes with positive factors, and factors that are powers of two cost no rounding. One for each layer: `start`
-    takes the neurons of a layer as equals.
+    A ReLU commutes with positive factors, and factors that are powers of two cost no rounding. One
+    for each layer: `start` takes the neurons of a layer as equals.
     """
-    a, b, d = network.A.clone(), network.B.clone(), network.D.clone()
+    a = network.A.clone()
+    b = network.B.clone()
+    d = network.D.clone()
     for rows in network.blocks():
         size = _power(torch.linalg.vector_norm(torch.cat([a[rows], b[rows]], 1), dim=1).amax())
         a[rows], b[rows] = a[rows] / size, b[rows] / size
@@ -72,12 +84,18 @@ def _from_two(network: Piecewise, norm_in: float, norm_out: float) -> float:
     if norm_in == 2:
         return _semidefinite(network, 2.0, norm_out)
     with clock.limited(clock.seconds_left() / 2, clock.work_left() / 2):
-        best = change(network.inputs, norm_in, 2.0) * _semidefinite(network, 2.0, norm_out) * (1 + 2.0**-50)
+        best = (
+            change(network.inputs, norm_in, 2.0)
+            * _semidefinite(network, 2.0, norm_out)
+            * (1 + 2.0**-50)
+        )
     return best if clock.late() else min(best, _semidefinite(network, norm_in, norm_out))
 
 
 def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
-    """Members (rows, columns: `multipliers.split`) from the largest start down, each until it is below the largest so far."""
+    """Members (rows, columns: `multipliers.split`) from the largest start down, each until it
+    is below the largest so far.
+    """
     how = split(network.inputs, network.outputs, norm_in, norm_out)
     size = network.neurons + how.weights
     if size > WIDE or how.members * size**2 > MEMORY:
@@ -102,18 +120,22 @@ def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
 
 
 def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST) -> float:
-    """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces' norms multiplied.
+    """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces'
+    norms multiplied.
 
-    Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite bound can carry; the product
-    of its layers' norms is the other bound on it. A cut stands before a ReLU, which does not stretch, and what is never
-    active is dropped there. The matrices are small and worked on one after the other: on the CPU.
+    Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite
+    bound can carry; the product of its layers' norms is the other bound on it. A cut stands before
+    a ReLU, which does not stretch, and what is never active is dropped there. The matrices are
+    small and worked on one after the other: on the CPU.
     """
-    graph, states = bounds.graph.to(HOST), {i: state.to(HOST) for i, state in bounds.states().items()}
+    graph = bounds.graph.to(HOST)
+    states = {i: state.to(HOST) for i, state in bounds.states().items()}
     pieces = _pieces(graph, states, most)
     total = 1.0
     for number, (first, last) in enumerate(reversed(pieces)):
         piece, sides = _piece(graph, states, first, last)
-        enter, leave = norm_in if first == 0 else 2.0, norm_out if last == len(graph.nodes) - 1 else 2.0
+        enter = norm_in if first == 0 else 2.0
+        leave = norm_out if last == len(graph.nodes) - 1 else 2.0
         best = product(piece, enter, leave)
         columns = piece.inputs + sum(int((side < 0).sum()) for side in sides.values())
         if columns * max(node.size for node in piece.nodes) <= MEMORY:
@@ -128,31 +150,43 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST)
 
 
 def _pieces(graph: Graph, states: Mapping[int, Tensor], most: int) -> list[tuple[int, int]]:
-    """`(first, last)` node of each piece, from the input on: built from the output back, as large as `most` allows."""
+    """`(first, last)` node of each piece, from the input on: built from the output back, as
+    large as `most` allows.
+    """
     end = len(graph.nodes)
     users = [[k for k in range(end) if i in graph.nodes[k].inputs] for i in range(end)]
-    cuts = [i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])]  # no path jumps over the ReLU
+    cuts = [
+        i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])
+    ]  # no path jumps over the ReLU
 
     def free(first: int, last: int) -> int:
         return sum(int((states[i] < 0).sum()) for i in graph.relus if first <= i < last)
 
-    last, pieces = end - 1, []
+    last = end - 1
+    pieces = []
     count = free(cuts[-1] + 1, end) if cuts else 0
     for cut, before in zip(reversed(cuts), [*reversed(cuts[:-1]), 0]):
         more = free(before + 1, cut + 1)  # what comes with it if there is no cut here
         if count + more > most:
             pieces.append((cut, last))
-            last, count = graph.nodes[cut].inputs[0], more - free(cut, cut + 1)
+            last = graph.nodes[cut].inputs[0]
+            count = more - free(cut, cut + 1)
         else:
             count += more
     pieces.append((0, last))
     return pieces[::-1]
 
 
-def _piece(graph: Graph, states: Mapping[int, Tensor], first: int, last: int) -> tuple[Graph, dict[int, Tensor]]:
-    """The part of a graph from ReLU node `first` (0: the input) to `last`, the ReLU itself replaced by what it lets through."""
+def _piece(
+    graph: Graph, states: Mapping[int, Tensor], first: int, last: int
+) -> tuple[Graph, dict[int, Tensor]]:
+    """The part of a graph from ReLU node `first` (0: the input) to `last`, the ReLU itself
+    replaced by what it lets through.
+    """
     start = graph.nodes[first]
-    nodes, number, shift = [Node((), start.shape, start.place)], {first: 0}, 1
+    nodes = [Node((), start.shape, start.place)]
+    number = {first: 0}
+    shift = 1
     if first:  # a neuron that is never active passes its slope at most
         slope = start.slope if start.slope is not None else torch.tensor(1.0, dtype=torch.float64)
         passes = torch.where(states[first] == 0, slope, 1.0)
@@ -161,14 +195,20 @@ def _piece(graph: Graph, states: Mapping[int, Tensor], first: int, last: int) ->
     sides: dict[int, Tensor] = {}
     for i in range(first + 1, last + 1):
         number[i] = shift + i - first - 1
-        nodes.append(replace(graph.nodes[i], inputs=tuple(number[j] for j in graph.nodes[i].inputs)))
+        nodes.append(
+            replace(graph.nodes[i], inputs=tuple(number[j] for j in graph.nodes[i].inputs))
+        )
         if i in states:
             sides[number[i]] = states[i]
     return Graph(tuple(nodes)), sides
 
 
-def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float) -> tuple[Tensor, Tensor]:
-    """Newton with a shrinking barrier until the proved bound stops falling, is `enough`, or late; and its multipliers."""
+def _settle(
+    form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float
+) -> tuple[Tensor, Tensor]:
+    """Newton with a shrinking barrier until the proved bound stops falling, is `enough`, or
+    late; and its multipliers.
+    """
     best = t
     for gap in GAPS:
         before = value
@@ -188,7 +228,9 @@ def _settle(form: Form, w: Tensor, t: Tensor, value: Tensor, enough: float) -> t
 
 
 def _with(form: Form, t: Tensor) -> Tensor:
-    """The bounds that these multipliers prove, each with the smallest weight that goes with them: `(m,)`, inf for none."""
+    """The bounds that these multipliers prove, each with the smallest weight that goes with
+    them: `(m,)`, inf for none.
+    """
     n = form.A.shape[2]
     s = form.matrix(torch.zeros(len(t), 1, dtype=torch.float64), t)
     factor, failed = torch.linalg.cholesky_ex(s[:, n:, n:])
@@ -199,25 +241,34 @@ def _with(form: Form, t: Tensor) -> Tensor:
 
 
 def _proved(form: Form, w: Tensor, t: Tensor) -> Tensor:
-    """The bound of the smallest multiple of `w` that a Cholesky factor proves with this `t`, to about 1e-6: `(m,)`."""
+    """The bound of the smallest multiple of `w` that a Cholesky factor proves with this `t`, to
+    about 1e-6: `(m,)`.
+    """
     best = prove(form, w, t)
-    low, high = torch.zeros(len(w), dtype=torch.float64), torch.ones(len(w), dtype=torch.float64)
+    low = torch.zeros(len(w), dtype=torch.float64)
+    high = torch.ones(len(w), dtype=torch.float64)
     for _ in range(20):
         middle = (low + high) / 2
         value = prove(form, w * middle[:, None], t)
         proved = torch.isfinite(value)
         best = torch.minimum(best, value)
-        low, high = torch.where(proved, low, middle), torch.where(proved, middle, high)
+        low = torch.where(proved, low, middle)
+        high = torch.where(proved, middle, high)
     return best
 
 
-def start(form: Form, layer: Tensor, weights: int, transposed: bool, room: float = 0.2) -> tuple[Tensor, Tensor]:
-    """Feasible `(w, t)`, `(m, weights)` and `(m, F)`: layers eliminated from the output side, equal multipliers within each.
+def start(
+    form: Form, layer: Tensor, weights: int, transposed: bool, room: float = 0.2
+) -> tuple[Tensor, Tensor]:
+    """Feasible `(w, t)`, `(m, weights)` and `(m, F)`: layers eliminated from the output side, equal
+    multipliers within each.
 
-    With `M` the part of `-S` left on a layer, `t = |M|_2` makes its block `2 t - M >= |M|_2`; `room` keeps it inside.
+    With `M` the part of `-S` left on a layer, `t = |M|_2` makes its block `2 t - M >= |M|_2`;
+    `room` keeps it inside.
     """
     m, f, n = form.A.shape
-    out, rows = torch.cat([form.C, form.D], 2), torch.cat([form.A, form.B], 2)
+    out = torch.cat([form.C, form.D], 2)
+    rows = torch.cat([form.A, form.B], 2)
     left = -(out.mT @ out)
     t = torch.zeros(m, f, dtype=torch.float64)
     rest = torch.arange(n + f)
@@ -230,7 +281,9 @@ def start(form: Form, layer: Tensor, weights: int, transposed: bool, room: float
         t[:, here] = size[:, None]
         rest = rest[~torch.isin(rest, n + here)]
         cross = left[:, n + here][:, :, rest] - size[:, None, None] * rows[:, here][:, :, rest]
-        corner = left[:, rest][:, :, rest] - cross.mT @ torch.linalg.solve(2 * torch.diag_embed(t[:, here]) + block, cross)
+        corner = left[:, rest][:, :, rest] - cross.mT @ torch.linalg.solve(
+            2 * torch.diag_embed(t[:, here]) + block, cross
+        )
         left = left.clone()
         left[:, rest[:, None], rest] = corner
     top = torch.linalg.eigvalsh(-left[:, :n, :n])[:, -1].clamp(min=0)

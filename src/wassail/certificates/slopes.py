@@ -1,9 +1,11 @@
-"""The slopes of networks of any size: rays and chords that are evaluated, and bounds by propagation above them.
+"""The slopes of networks of any size: rays and chords that are evaluated, and bounds by propagation
+above them.
 
-Small networks have exact slopes (`infinity`, `worst_case`, `branch`). Here is what images allow: the slope at infinity by an
-ascent on the bias-free network from below and its linear bounds on the unit ball from above (THEORY 3, recession identity),
-and the steepest chord from below by evaluated points near and far. A smooth network with one or two inputs has no cells, but
-few dimensions to cut: there `ChordSearch` closes in the steepest chord from above.
+Small networks have exact slopes (`infinity`, `worst_case`, `branch`). Here is what images allow:
+the slope at infinity by an ascent on the bias-free network from below and its linear bounds on the
+unit ball from above (THEORY 3, recession identity), and the steepest chord from below by evaluated
+points near and far. A smooth network with one or two inputs has no cells, but few dimensions to
+cut: there `ChordSearch` closes in the steepest chord from above.
 """
 
 from __future__ import annotations
@@ -32,21 +34,29 @@ from wassail.network import Model
 from wassail.threat import Domain, Number, dual
 from wassail.ties import in_order
 
-STARTS, CLIMB = 6, 25  # rays per pair of classes, steps each
-CELLS, CLOSE = 512, 1e-4  # cells that are bounded at once; relative gap at which the search for the steepest chord stops
+# rays per pair of classes, steps each
+STARTS = 6
+CLIMB = 25
+# cells that are bounded at once; relative gap at which the search for the steepest chord stops
+CELLS = 512
+CLOSE = 1e-4
 
 
 def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -> Bound:
-    """`l = max_{k in labels, j} max_{||u||_r <= 1} theta0_j(u) - theta0_k(u)`, clipped at 0; witness u `(n,)`.
+    """`l = max_{k in labels, j} max_{||u||_r <= 1} theta0_j(u) - theta0_k(u)`, clipped at 0;
+    witness u `(n,)`.
 
-    Below: the step `u <- M_r(gradient of the gap at u)` from random rays, the best evaluated gap kept. Above: linear bounds of
-    the bias-free network on the unit ball.
+    Below: the step `u <- M_r(gradient of the gap at u)` from random rays, the best evaluated gap
+    kept. Above: linear bounds of the bias-free network on the unit ball.
     """
     flat = graph.homogeneous()
-    shape, classes = flat.nodes[0].shape, graph.outputs
+    shape = flat.nodes[0].shape
+    classes = graph.outputs
     pairs = [(k, j) for k in labels for j in range(classes) if j != k]
     generator = torch.Generator().manual_seed(seed)
-    best, ray, pair = 0.0, torch.zeros(graph.inputs, dtype=torch.float64, device=graph.device), pairs[0]
+    best = 0.0
+    ray = torch.zeros(graph.inputs, dtype=torch.float64, device=graph.device)
+    pair = pairs[0]
     for start in range(0, len(pairs), 32):
         some = [p for p in pairs[start : start + 32] for _ in range(STARTS)]
         k, j = (torch.tensor(side, device=graph.device)[:, None] for side in zip(*some))
@@ -61,10 +71,16 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
             gap = gap.detach()
             top = int(gap.argmax())
             if float(gap[top]) > best:
-                best, ray, pair = float(gap[top]), u[top].detach().flatten(), some[top]
+                best = float(gap[top])
+                ray = u[top].detach().flatten()
+                pair = some[top]
             u = maximiser(g, norm)
     length = float(vector_norm(ray[None], norm)[0])
-    lower = max(0.0, best / max(length, 1.0) * (1 - 1e-12) - gamma(graph) * float(magnitudes(flat, ray)[-1].max()))
+    lower = max(
+        0.0,
+        best / max(length, 1.0) * (1 - 1e-12)
+        - gamma(graph) * float(magnitudes(flat, ray)[-1].max()),
+    )
     ball = Region.make(Ball(torch.zeros(graph.inputs), 1.0, norm), graph.inputs, graph.device)
     bounds = crown(flat, ball)
     rows = torch.zeros(len(pairs), classes, dtype=torch.float64)
@@ -84,8 +100,8 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
 class Chords:
     """Evaluated points, each with the sample it is reached from.
 
-    root `(M,)`; points `(M, *shape)` in the samples' dtype; gain in loss, distance and predicted class `(M,)`, in float64 and
-    computed from the stored points.
+    root `(M,)`; points `(M, *shape)` in the samples' dtype; gain in loss, distance and predicted
+    class `(M,)`, in float64 and computed from the stored points.
     """
 
     root: Tensor
@@ -105,20 +121,25 @@ def chords(
     rays: Sequence[tuple[int, Tensor]] = (),
     seen: tuple[Tensor, Tensor] | None = None,
 ) -> Chords:
-    """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' - x_i||_r`.
+    """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' -
+    x_i||_r`.
 
-    For a range of distances an ascent on the loss in balls of that radius; for each ray `(label, u)` points out on it; and
-    those that others have seen already: samples `(M,)` and flat points `(M, n)`. Points are looked for where the graph is;
-    what is returned is on the CPU.
+    For a range of distances an ascent on the loss in balls of that radius; for each ray `(label,
+    u)` points out on it; and those that others have seen already: samples `(M,)` and flat points
+    `(M, n)`. Points are looked for where the graph is; what is returned is on the CPU.
     """
     parts: list[tuple[Tensor, Tensor]] = []
     device = graph.device
-    every, wide, y = torch.arange(len(x), device=device), x.detach().to(device).double(), y.to(device)
+    every = torch.arange(len(x), device=device)
+    wide = x.detach().to(device).double()
+    y = y.to(device)
     spread = 1.0 if domain is None else domain[1] - domain[0]
     full = change_of_scale(wide[0].numel(), norm) * spread
     radii = [1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0]
     if graph.smooth:  # nothing is known of the pieces
-        radii += [2.0**k for k in range(-6, 0)] + ([] if domain is not None else [2.0**k for k in range(1, 7)])
+        radii += [2.0**k for k in range(-6, 0)] + (
+            [] if domain is not None else [2.0**k for k in range(1, 7)]
+        )
     for radius in (share * full for share in radii):
         point = wide.clone()
         for _ in range(3):  # the maximiser over the ball of the loss linearised at the last point
@@ -130,11 +151,14 @@ def chords(
     size = max(1.0, float(wide.abs().max()))
     for label, u in rays:
         mine = (y == label).nonzero().flatten()
-        for far in (4.0**k for k in range(-4, 13)):  # up to about 10^7, where float64 still has nine digits of the slope
+        for far in (
+            4.0**k for k in range(-4, 13)
+        ):  # up to about 10^7, where float64 still has nine digits of the slope
             parts.append((mine, wide[mine] + far * size * u.to(device).reshape(1, *wide.shape[1:])))
     if seen is not None:
         parts.append((seen[0].to(device), seen[1].to(device).reshape(-1, *wide.shape[1:])))
-    root, points = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]).to(x.dtype)
+    root = torch.cat([p[0] for p in parts])
+    points = torch.cat([p[1] for p in parts]).to(x.dtype)
     if domain is not None:
         points = points.clamp(*domain)
     clean = LIPSCHITZ[loss](graph.logits(wide), y)
@@ -146,12 +170,15 @@ def chords(
 
 
 def change_of_scale(n: int, norm: float) -> float:
-    """The length in norm r of a vector of n entries of size 1: what distances in a unit box are compared with."""
+    """The length in norm r of a vector of n entries of size 1: what distances in a unit box are
+    compared with.
+    """
     return float(n ** (1 / norm)) if norm < math.inf else 1.0
 
 
 def steepest_of(graph: Graph, x: Tensor, found: Chords) -> tuple[float, int]:
-    """The steepest chord from the samples `(N, *shape)`, rounded down, and its place; 0 and -1 if no point gains anything.
+    """The steepest chord from the samples `(N, *shape)`, rounded down, and its place; 0 and -1 if
+    no point gains anything.
 
     Either loss moves by at most twice what the logits do; those are rounded by what `_errors` says.
     """
@@ -166,8 +193,9 @@ def steepest_of(graph: Graph, x: Tensor, found: Chords) -> tuple[float, int]:
 def _errors(graph: Graph, points: Tensor) -> Tensor:
     """By how much rounding may have changed the logits at points `(m, *shape)`: `(m,)`.
 
-    Piecewise linear: gamma times the network of magnitudes. Smooth: the width of the intervals that start from the points. They
-    hold the true values and, as their sums are widened by twice the rounding error of one, the computed ones.
+    Piecewise linear: gamma times the network of magnitudes. Smooth: the width of the intervals that
+    start from the points. They hold the true values and, as their sums are widened by twice the
+    rounding error of one, the computed ones.
     """
     found = []
     for part in torch.split(points.to(graph.device).double(), 256):
@@ -180,17 +208,21 @@ def _errors(graph: Graph, points: Tensor) -> Tensor:
 
 
 def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Which point each of N samples moves to and with what weight: index into the chords `(N,)` (-1: none), weight `(N,)`.
+    """Which point each of N samples moves to and with what weight: index into the chords `(N,)`
+    (-1: none), weight `(N,)`.
 
-    `max sum_i mu_i a_i gain_i : sum_i mu_i a_i distance_i <= eps` with one point a sample: the steps of the concave envelopes
-    in order of steepness (THEORY 2), and a share of one point for what the budget cuts.
+    `max sum_i mu_i a_i gain_i : sum_i mu_i a_i distance_i <= eps` with one point a sample: the
+    steps of the concave envelopes in order of steepness (THEORY 2), and a share of one point for
+    what the budget cuts.
     """
     n = len(mu)
-    choice, weight = torch.full((n,), -1), torch.zeros(n, dtype=torch.float64)
+    choice = torch.full((n,), -1)
+    weight = torch.zeros(n, dtype=torch.float64)
     steps: list[tuple[float, int, int]] = []
     for i in sorted(set(found.root.tolist())):
         mine = (found.root == i).nonzero().flatten()
-        at_cost, at_gain = 0.0, 0.0
+        at_cost = 0.0
+        at_gain = 0.0
         rest = mine[torch.argsort(found.distance[mine])]
         while len(rest):
             slope = (found.gain[rest] - at_gain) / (found.distance[rest] - at_cost)
@@ -198,20 +230,27 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
             if slope[top] <= 0:
                 break
             steps.append((-float(slope[top]), i, int(rest[top])))
-            at_cost, at_gain = float(found.distance[rest[top]]), float(found.gain[rest[top]])
+            at_cost = float(found.distance[rest[top]])
+            at_gain = float(found.gain[rest[top]])
             rest = rest[top + 1 :]
             rest = rest[found.distance[rest] > at_cost]
-    left, total = eps * (1 - 1e-12), 0.0
+    left = eps * (1 - 1e-12)
+    total = 0.0
     best = 0.0, choice.clone(), weight.clone()
     for _, i, m in sorted(steps):
         before = int(choice[i])
-        paid, kept = (float(found.distance[before]), float(found.gain[before])) if before >= 0 else (0.0, 0.0)
+        paid, kept = (
+            (float(found.distance[before]), float(found.gain[before]))
+            if before >= 0
+            else (0.0, 0.0)
+        )
         price = float(mu[i]) * (float(found.distance[m]) - paid)
         if price <= left:
             choice[i], weight[i], left = m, 1.0, left - price
             total += float(mu[i]) * (float(found.gain[m]) - kept)
             continue
-        # The budget cuts this step: a share of its far end for all that is left, or what later steps make of it.
+        # The budget cuts this step: a share of its far end for all that is left, or what later
+        # steps make of it.
         share = (left + float(mu[i]) * paid) / (float(mu[i]) * float(found.distance[m]))
         value = total + float(mu[i]) * (share * float(found.gain[m]) - kept)
         if value > best[0]:
@@ -221,9 +260,11 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
 
 
 def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
-    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`, rounded up.
+    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`,
+    rounded up.
 
-    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss `max_{j != y} -margin_j`.
+    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss
+    `max_{j != y} -margin_j`.
     """
     if loss == "margin":
         return (-lowest).scatter(1, y[:, None], -math.inf).amax(1)
@@ -233,16 +274,27 @@ def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
 
 def whole_box(graph: Graph, domain: tuple[float, float]) -> Balls:
     """A ball, cut by the box, that is all of the box."""
-    middle = torch.full((1, *graph.nodes[0].shape), (domain[0] + domain[1]) / 2, dtype=torch.float64, device=graph.device)
-    return Balls.make(middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain)
+    middle = torch.full(
+        (1, *graph.nodes[0].shape),
+        (domain[0] + domain[1]) / 2,
+        dtype=torch.float64,
+        device=graph.device,
+    )
+    return Balls.make(
+        middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain
+    )
 
 
-def highest_loss(graph: Graph, labels: Sequence[int], loss: str, domain: Domain, steps: int = 0) -> Tensor:
+def highest_loss(
+    graph: Graph, labels: Sequence[int], loss: str, domain: Domain, steps: int = 0
+) -> Tensor:
     """Upper bounds on the loss of each label wherever in the domain a sample goes, `(L,)`.
 
-    In a box by linear bounds on the margins; by what the margins can be on R^n, which is finite for bounded networks.
+    In a box by linear bounds on the margins; by what the margins can be on R^n, which is finite for
+    bounded networks.
     """
-    lowest, own = -highest(graph, labels), torch.tensor(labels, device=graph.device)
+    lowest = -highest(graph, labels)
+    own = torch.tensor(labels, device=graph.device)
     if graph.arithmetic == "executed":  # that is about the exact function
         lowest = torch.full_like(lowest, -math.inf)
     if domain is not None:
@@ -261,63 +313,97 @@ def paper_smooth_slope(
     shape: Sequence[int] | None = None,
     seed: int = 0,
 ) -> Bound:
-    """The paper's `l` for smooth networks, `sup_x max_{j != k} ||J(x)^T (e_j - e_k)||_s`, as it defines it: an UPPER slope.
+    """The paper's `l` for smooth networks, `sup_x max_{j != k} ||J(x)^T (e_j - e_k)||_s`, as it
+    defines it: an UPPER slope.
 
-    The paper states `E_N + l eps <= V(eps)` with it. It is the margin slope Lm, and what holds is `V(eps) <= E_N + l eps`.
-    For `theta = (0, tanh x)`, the sample x = 0 of the first class and cross entropy it is 1, so the paper claims
-    `V(0.5) >= 1.1931`; the true value is 0.9507, and the loss never exceeds 1.3133 (THEORY 3). The lower slope of a smooth
-    network is `certify(...).infinity`. labels: k ranges over these, default all; the rest as for `lipschitz`.
+    The paper states `E_N + l eps <= V(eps)` with it. It is the margin slope Lm, and what holds is
+    `V(eps) <= E_N + l eps`. For `theta = (0, tanh x)`, the sample x = 0 of the first class and
+    cross entropy it is 1, so the paper claims `V(0.5) >= 1.1931`; the true value is 0.9507, and the
+    loss never exceeds 1.3133 (THEORY 3). The lower slope of a smooth network is
+    `certify(...).infinity`. labels: k ranges over these, default all; the rest as for `lipschitz`.
     """
-    return lipschitz(model, norm, domain, labels=labels, time_limit=time_limit, shape=shape, seed=seed)
+    return lipschitz(
+        model, norm, domain, labels=labels, time_limit=time_limit, shape=shape, seed=seed
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Tail:
-    """How a loss grows far away: `loss(x, y_i) <= lam ||x - x_i||_r + height_i` for all x; height `(N,)`."""
+    """How a loss grows far away: `loss(x, y_i) <= lam ||x - x_i||_r + height_i` for all x;
+    height `(N,)`.
+    """
 
     lam: float
     height: Tensor
 
 
 class ChordSearch:
-    """The steepest chord `S` of a smooth network with one or two inputs from above, by cutting the space around each sample.
+    """The steepest chord `S` of a smooth network with one or two inputs from above, by cutting the
+    space around each sample.
 
-    Cells are boxes around a sample. In one that does not contain it every margin lies above a plane (`linear.margins`), so that
-    the loss lies below a convex function, and the distance above a linear one, `<g, x - x_i>` with `||g||_s = 1`. A quotient of
-    the two is quasiconvex: a chord into the cell is at most as steep as the one to its steepest corner. A chord into the cube
-    around the sample is at most as steep as a gradient in it (`jacobian.adjoint`). Beyond the last cell the tail tells.
+    Cells are boxes around a sample. In one that does not contain it every margin lies above a plane
+    (`linear.margins`), so that the loss lies below a convex function, and the distance above a
+    linear one, `<g, x - x_i>` with `||g||_s = 1`. A quotient of the two is quasiconvex: a chord
+    into the cell is at most as steep as the one to its steepest corner. A chord into the cube
+    around the sample is at most as steep as a gradient in it (`jacobian.adjoint`). Beyond the last
+    cell the tail tells.
     """
 
     def __init__(
-        self, graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, loss: str, ceiling: float, tail: Tail | None
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        domain: Domain,
+        loss: str,
+        ceiling: float,
+        tail: Tail | None,
     ) -> None:
-        self.graph, self.x, self.y, self.norm, self.loss = graph, x.double().flatten(1), y, norm, loss
+        self.graph = graph
+        self.x = x.double().flatten(1)
+        self.y = y
+        self.norm = norm
+        self.loss = loss
         self.low, self.high = (-math.inf, math.inf) if domain is None else domain
-        self.ceiling, self.tail = ceiling, tail
+        self.ceiling = ceiling
+        self.tail = tail
         z = graph.logits(x.double())
         self.gaps = z - z.gather(1, y[:, None])
-        self.clean, self.error = LIPSCHITZ[loss](z, y), 2 * _errors(graph, x)
+        self.clean = LIPSCHITZ[loss](z, y)
+        self.error = 2 * _errors(graph, x)
         self.least = self.clean - self.error
-        self.steepest, self.found = 0.0, Chords(y[:0], self.x[:0], self.clean[:0], self.clean[:0], y[:0])
+        self.steepest = 0.0
+        self.found = Chords(y[:0], self.x[:0], self.clean[:0], self.clean[:0], y[:0])
 
     def run(self) -> float:
-        """An upper bound on S, within `CLOSE` of the steepest chord known unless a limit (`clock`) is reached."""
-        scale = max(1.0, float(self.x.abs().max())) if self.high == math.inf else self.high - self.low
+        """An upper bound on S, within `CLOSE` of the steepest chord known unless a limit
+        (`clock`) is reached.
+        """
+        scale = (
+            max(1.0, float(self.x.abs().max())) if self.high == math.inf else self.high - self.low
+        )
         radius = torch.full((len(self.x),), scale * 2.0**-5, dtype=torch.float64)
         every = torch.arange(len(self.x))
         for k in range(5):
             self._scatter(*self._ring(every, radius * 2.0**k))
         far, settled = self._reach(scale)
-        rings = [self._ring(every, radius * 2.0**k) for k in range(math.ceil(math.log2(far / scale)) + 5)]
+        rings = [
+            self._ring(every, radius * 2.0**k) for k in range(math.ceil(math.log2(far / scale)) + 5)
+        ]
         root, low, high = (torch.cat(part) for part in zip(*rings))
         self._scatter(root, low, high)
-        bound, inner = self._cells(root, low, high), self._inner(radius)
+        bound = self._cells(root, low, high)
+        inner = self._inner(radius)
         while True:
             target = self.steepest * (1 + CLOSE)
             small = inner <= target
             done = bound <= target
             settled = max([settled, *bound[done].tolist()])
-            root, low, high, bound = root[~done], low[~done], high[~done], bound[~done]
+            root = root[~done]
+            low = low[~done]
+            high = high[~done]
+            bound = bound[~done]
             wide = (~small & (radius > 2.0**-30 * scale)).nonzero().flatten()
             clock.spend(8 * CELLS * self.graph.operations)
             if clock.late() or not (len(bound) or len(wide)):
@@ -325,12 +411,18 @@ class ChordSearch:
             before = inner.clone()  # for the larger balls, rings included
             try:
                 order = in_order(bound, descending=True)
-                pick, rest = order[:CELLS], order[CELLS:]
+                pick = order[:CELLS]
+                rest = order[CELLS:]
                 halves = _halves(root[pick], low[pick], high[pick], bound[pick])
                 radius[wide] /= 2
                 ring = self._ring(wide, radius[wide])
                 inner[wide] = torch.minimum(inner[wide], self._inner(radius)[wide])
-                new = [torch.cat(parts) for parts in zip(halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double()))]
+                new = [
+                    torch.cat(parts)
+                    for parts in zip(
+                        halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double())
+                    )
+                ]
                 limit = torch.minimum(self._cells(*new[:3]), new[3])
                 root, low, high = (torch.cat([a[rest], b]) for a, b in zip((root, low, high), new))
                 bound = torch.cat([bound[rest], limit])
@@ -346,9 +438,13 @@ class ChordSearch:
         return far, self.tail.lam + rest / far * (1 + 2.0**-50)
 
     def _ring(self, root: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The cubes between `||x - x_i||_inf = radius` and twice that, cut by the box: root `(M,)`, low and high `(M, n)`."""
+        """The cubes between `||x - x_i||_inf = radius` and twice that, cut by the box: root
+        `(M,)`, low and high `(M, n)`.
+        """
         n = self.x.shape[1]
-        corner = torch.cartesian_prod(*[torch.arange(-2.0, 2.0, dtype=torch.float64)] * n).reshape(-1, n)
+        corner = torch.cartesian_prod(*[torch.arange(-2.0, 2.0, dtype=torch.float64)] * n).reshape(
+            -1, n
+        )
         corner = corner[((corner < -1) | (corner > 0)).any(1)]
         start = self.x[root][:, None] + radius[:, None, None] * corner
         stop = self.x[root][:, None] + radius[:, None, None] * (corner + 1)
@@ -358,112 +454,182 @@ class ChordSearch:
 
     def _cells(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
         parts = zip(*(torch.split(v, CELLS) for v in (root, low, high)))
-        return torch.cat([self._some(*part) for part in parts]) if len(root) else torch.zeros(0, dtype=torch.float64)
+        return (
+            torch.cat([self._some(*part) for part in parts])
+            if len(root)
+            else torch.zeros(0, dtype=torch.float64)
+        )
 
     def _some(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Upper bounds on the chords into cells: by their corners, and by their highest loss over their distance."""
+        """Upper bounds on the chords into cells: by their corners, and by their highest loss
+        over their distance.
+        """
         middle = (low + high) / 2
         self._look(root, middle)
         sides = [_up(side) for side in (middle - low, high - middle)]
         far, base, a = margins(Sweep(self.graph, boxed(middle, *sides)).run(), self.y[root])
-        n, away = low.shape[1], middle - self.x[root]
+        n = low.shape[1]
+        away = middle - self.x[root]
         signs = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * n).reshape(-1, 1, n)
         corners = torch.where(signs > 0, sides[1], -sides[0])  # (2^n, M, n)
         tilt = torch.einsum("mkn,cmn->cmk", a, corners)
-        planes = base + tilt - (n + 8) * 2.0**-52 * (base.abs() + torch.einsum("mkn,cmn->cmk", a.abs(), corners.abs()))
+        planes = (
+            base
+            + tilt
+            - (n + 8)
+            * 2.0**-52
+            * (base.abs() + torch.einsum("mkn,cmn->cmk", a.abs(), corners.abs()))
+        )
         own = torch.arange(base.shape[1]) == self.y[root][:, None]
-        height = torch.stack([loss_above(p.masked_fill(own, 0.0), self.y[root], self.loss) for p in planes])
+        height = torch.stack(
+            [loss_above(p.masked_fill(own, 0.0), self.y[root], self.loss) for p in planes]
+        )
         unit = maximiser(away, dual(self.norm))
-        length = ((away + corners) * unit).sum(2) - (n + 8) * 2.0**-52 * (away.abs() + corners.abs()).sum(2)
+        length = ((away + corners) * unit).sum(2) - (n + 8) * 2.0**-52 * (
+            away.abs() + corners.abs()
+        ).sum(2)
         rise = height - self.least[root]
-        fits = (length > 0).all(0) | (rise <= 0).all(0)  # else the quotient may have a pole in the cell
+        fits = (length > 0).all(0) | (rise <= 0).all(
+            0
+        )  # else the quotient may have a pole in the cell
         by_corners = torch.where(fits, _quotient(rise, length).amax(0), math.inf)
-        nearest = vector_norm(torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm)
-        by_top = _quotient(loss_above(far, self.y[root], self.loss) - self.least[root], nearest * (1 - n * 2.0**-50))
+        nearest = vector_norm(
+            torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm
+        )
+        by_top = _quotient(
+            loss_above(far, self.y[root], self.loss) - self.least[root],
+            nearest * (1 - n * 2.0**-50),
+        )
         return torch.minimum(by_corners, by_top).clamp(max=self.ceiling)
 
     def _scatter(self, root: Tensor, low: Tensor, high: Tensor) -> None:
         """Look at a lattice of 16 points in every cell."""
         n = low.shape[1]
         count = round(16 ** (1 / n))
-        share = (torch.cartesian_prod(*[torch.arange(count, dtype=torch.float64)] * n).reshape(-1, n) + 0.5) / count
+        share = (
+            torch.cartesian_prod(*[torch.arange(count, dtype=torch.float64)] * n).reshape(-1, n)
+            + 0.5
+        ) / count
         points = low[:, None] + (high - low)[:, None] * share
         self._look(root.repeat_interleave(len(share)), points.flatten(0, 1))
 
     def _look(self, root: Tensor, points: Tensor) -> None:
-        """Evaluate points: keep the steepest chord, rounded down, and those that no nearer point of their sample reaches."""
+        """Evaluate points: keep the steepest chord, rounded down, and those that no nearer
+        point of their sample reaches.
+        """
         z = self.graph.logits(points)
-        gain, length = LIPSCHITZ[self.loss](z, self.y[root]) - self.clean[root], vector_norm(points - self.x[root], self.norm)
+        gain = LIPSCHITZ[self.loss](z, self.y[root]) - self.clean[root]
+        length = vector_norm(points - self.x[root], self.norm)
         top = int((gain / length).argmax())
         if float(gain[top] / length[top]) > self.steepest:
             error = self.error[root[top]] + 2 * _errors(self.graph, points[top : top + 1])[0]
-            self.steepest = max(self.steepest, float((gain[top] - error) / length[top]) * (1 - 1e-12))
+            self.steepest = max(
+                self.steepest, float((gain[top] - error) / length[top]) * (1 - 1e-12)
+            )
         old = self.found
-        parts = ((old.root, root), (old.points, points), (old.gain, gain), (old.distance, length), (old.predicted, z.argmax(1)))
+        parts = (
+            (old.root, root),
+            (old.points, points),
+            (old.gain, gain),
+            (old.distance, length),
+            (old.predicted, z.argmax(1)),
+        )
         self.found = _front(Chords(*(torch.cat(pair) for pair in parts)))
 
     def _inner(self, radius: Tensor) -> Tensor:
-        """Upper bounds on the chords into the cubes around the samples, `(N,)`: no steeper than a gradient of the loss there.
+        """Upper bounds on the chords into the cubes around the samples, `(N,)`: no steeper than a
+        gradient of the loss there.
 
-        Margin loss: a rival that is behind at the sample catches up at its own slope only. Cross entropy: the gradient is
-        `sum_j p_j J^T (e_j - e_k)`, the probabilities and the Jacobian anywhere in their ranges.
+        Margin loss: a rival that is behind at the sample catches up at its own slope only. Cross
+        entropy: the gradient is `sum_j p_j J^T (e_j - e_k)`, the probabilities and the Jacobian
+        anywhere in their ranges.
         """
         # To where the first ring begins, which is rounded.
-        low, high = ((self.x + side * radius[:, None]).clamp(self.low, self.high) for side in (-1.0, 1.0))
+        low, high = (
+            (self.x + side * radius[:, None]).clamp(self.low, self.high) for side in (-1.0, 1.0)
+        )
         room = [_up(side) for side in (self.x - low, high - self.x)]
         reach, within = torch.cat(room, 1).amax(1), ranges(self.graph, boxed(self.x, *room))
-        eye, found = torch.eye(self.graph.outputs, dtype=torch.float64), torch.zeros_like(radius)
+        eye = torch.eye(self.graph.outputs, dtype=torch.float64)
+        found = torch.zeros_like(radius)
         for k in sorted(set(self.y.tolist())):
             mine = (self.y == k).nonzero().flatten()
             part = {i: (low[mine], high[mine]) for i, (low, high) in within.items()}
             low, high = adjoint(self.graph, part, eye - eye[k])
-            most, gap = torch.maximum(low.abs(), high.abs()), self.gaps[mine]
+            most = torch.maximum(low.abs(), high.abs())
+            gap = self.gaps[mine]
             if self.loss == "margin":
                 behind = (self.least[mine][:, None] - gap - self.error[mine][:, None]).clamp(min=0)
                 across = change_of_scale(self.x.shape[1], self.norm) * reach[mine][:, None]
-                slope = vector_norm(most.flatten(0, 1), dual(self.norm)).reshape(gap.shape) - behind / across * (1 - 1e-12)
+                slope = vector_norm(most.flatten(0, 1), dual(self.norm)).reshape(
+                    gap.shape
+                ) - behind / across * (1 - 1e-12)
                 slope[:, k] = 0.0
                 found[mine] = slope.amax(1).clamp(min=0)
                 continue
             move = most.sum(2) * reach[mine][:, None] * (1 + 1e-12) + self.error[mine][:, None]
             least, top = Softmax().span((gap - move, gap + move))
             gradient = [_sum_of_products(least, top, low, high, side) for side in (-1.0, 1.0)]
-            found[mine] = vector_norm(torch.maximum(gradient[0].abs(), gradient[1].abs()), dual(self.norm))
+            found[mine] = vector_norm(
+                torch.maximum(gradient[0].abs(), gradient[1].abs()), dual(self.norm)
+            )
         return (found * (1 + 1e-12)).clamp(max=self.ceiling)
 
 
 def _front(found: Chords) -> Chords:
-    """The points that gain more than every nearer point of the same sample, and more than nothing."""
-    order = torch.from_numpy(np.lexsort((-found.gain.numpy(), found.distance.numpy(), found.root.numpy())))
-    root, gain = found.root[order], found.gain[order]
-    keep, owner, high = [], -1, 0.0
+    """The points that gain more than every nearer point of the same sample, and more than
+    nothing.
+    """
+    order = torch.from_numpy(
+        np.lexsort((-found.gain.numpy(), found.distance.numpy(), found.root.numpy()))
+    )
+    root = found.root[order]
+    gain = found.gain[order]
+    keep = []
+    owner = -1
+    high = 0.0
     for m, i, g in zip(order.tolist(), root.tolist(), gain.tolist()):
         high = high if i == owner else 0.0
         owner = i
         if g > high:
             keep.append(m)
             high = g
-    return Chords(*(getattr(found, name)[keep] for name in ("root", "points", "gain", "distance", "predicted")))
+    return Chords(
+        *(
+            getattr(found, name)[keep]
+            for name in ("root", "points", "gain", "distance", "predicted")
+        )
+    )
 
 
 def _sum_of_products(least: Tensor, top: Tensor, low: Tensor, high: Tensor, side: float) -> Tensor:
-    """One end of `sum_j p_j G_j`, p `(N, K)` in `[least, top]`, `least >= 0`, and G `(N, K, n)` in `[low, high]`: `(N, n)`."""
+    """One end of `sum_j p_j G_j`, p `(N, K)` in `[least, top]`, `least >= 0`, and G `(N, K, n)`
+    in `[low, high]`: `(N, n)`.
+    """
     edge = high if side > 0 else -low
     terms = edge * torch.where(edge > 0, top[:, :, None], least[:, :, None])
     return side * (terms.sum(1) + (terms.shape[1] + 4) * 2.0**-52 * terms.abs().sum(1))
 
 
 def _quotient(above: Tensor, below: Tensor) -> Tensor:
-    """`above / below`, rounded up: 0 where nothing is gained, infinite where the divisor is not known to be positive."""
+    """`above / below`, rounded up: 0 where nothing is gained, infinite where the divisor is not
+    known to be positive.
+    """
     safe = torch.where(below > 0, below, 1.0)
-    return torch.where(above <= 0, 0.0, torch.where(below > 0, above / safe * (1 + 2.0**-50), math.inf))
+    return torch.where(
+        above <= 0, 0.0, torch.where(below > 0, above / safe * (1 + 2.0**-50), math.inf)
+    )
 
 
-def _halves(root: Tensor, low: Tensor, high: Tensor, bound: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _halves(
+    root: Tensor, low: Tensor, high: Tensor, bound: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every cell cut in two across its longest side."""
-    rows, widest = torch.arange(len(root)), (high - low).argmax(1)
+    rows = torch.arange(len(root))
+    widest = (high - low).argmax(1)
     middle = (low[rows, widest] + high[rows, widest]) / 2
-    left, right = high.clone(), low.clone()
+    left = high.clone()
+    right = low.clone()
     left[rows, widest], right[rows, widest] = middle, middle
     return root.repeat(2), torch.cat([low, right]), torch.cat([left, high]), bound.repeat(2)
 

@@ -1,8 +1,10 @@
-"""Branch and bound on undecided neurons, with linear bounds that know the signs already chosen (beta-CROWN, Wang et al. 2021).
+"""Branch and bound on undecided neurons, with linear bounds that know the signs already chosen
+(beta-CROWN, Wang et al. 2021).
 
-A domain fixes the signs of some neurons. There the neuron is linear, and the constraint on its sign enters the bound with a
-multiplier >= 0, in the same backward pass: any multipliers and any slopes of the lower lines give a sound bound. They are
-chosen by Adam in float32; what is claimed is evaluated in float64 with all rounding errors.
+A domain fixes the signs of some neurons. There the neuron is linear, and the constraint on its sign
+enters the bound with a multiplier >= 0, in the same backward pass: any multipliers and any slopes
+of the lower lines give a sound bound. They are chosen by Adam in float32; what is claimed is
+evaluated in float64 with all rounding errors.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ from torch.nn import functional as F
 
 from wassail.certificates import clock, parallel
 from wassail.certificates.device import HOST
-from wassail.certificates.linear import LARGE, Arithmetic, Lines, Sweep, _accumulate, _dot, _flat, _take, _unflat
+from wassail.certificates.linear import (
+    LARGE,
+    Arithmetic,
+    Lines,
+    Sweep,
+    _accumulate,
+    _dot,
+    _flat,
+    _take,
+    _unflat,
+)
 from wassail.rounding import FAINT
 from wassail.ties import firm, quiet
 
@@ -33,9 +45,10 @@ TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
 class _Domains:
     """R domains of a tree.
 
-    On the CPU, where the next ones are chosen: owner `(R,)`, the place of its sample in the tree; rival `(R,)`, of the row
-    `e_rival - e_y`; bound `(R,)`, on the margin, from below; pick `(R,)`, the neuron to split on next, -1 if none is left.
-    Where the network is: signs (1 on, -1 off, 0 free), slopes and multipliers of the U neurons, `(R, U)` each.
+    On the CPU, where the next ones are chosen: owner `(R,)`, the place of its sample in the tree;
+    rival `(R,)`, of the row `e_rival - e_y`; bound `(R,)`, on the margin, from below; pick `(R,)`,
+    the neuron to split on next, -1 if none is left. Where the network is: signs (1 on, -1 off, 0
+    free), slopes and multipliers of the U neurons, `(R, U)` each.
     """
 
     owner: Tensor
@@ -63,7 +76,12 @@ class _Domains:
     @staticmethod
     def join(parts: list[_Domains]) -> _Domains:
         """One after the other."""
-        return _Domains(*(torch.cat([getattr(p, name) for p in parts]) for name in _Domains.__dataclass_fields__))
+        return _Domains(
+            *(
+                torch.cat([getattr(p, name) for p in parts])
+                for name in _Domains.__dataclass_fields__
+            )
+        )
 
     def __len__(self) -> int:
         return len(self.rival)
@@ -77,10 +95,12 @@ def branch_margins(
     most: int = 10**6,
     pool: parallel.Pool | None = None,
 ) -> tuple[bool, int]:
-    """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and how many domains it took.
+    """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
+    how many domains it took.
 
-    False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept. most: domains that may be
-    bounded, the batch under way is finished. pool: who shares the open domains.
+    False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept.
+    most: domains that may be bounded, the batch under way is finished. pool: who shares the open
+    domains.
     """
     return _branched(sweep, [sample], [y], [rivals.tolist()], [most], pool)[0]
 
@@ -88,11 +108,13 @@ def branch_margins(
 def branch_samples(
     sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], most: list[int]
 ) -> list[tuple[bool, int]]:
-    """The same for several samples of a sweep: whether each is proved, and how many domains it took.
+    """The same for several samples of a sweep: whether each is proved, and how many domains it
+    took.
 
-    The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work for a GPU. Every sample has
-    its own tree and its own budget, so no verdict depends on the others. On the CPU the samples come one after the other:
-    there a mixed batch would be slower, as it has to copy lines for each of its domains.
+    The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work
+    for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
+    others. On the CPU the samples come one after the other: there a mixed batch would be slower, as
+    it has to copy lines for each of its domains.
 
     Args:
         sweep: of the samples' balls.
@@ -103,7 +125,9 @@ def branch_samples(
     """
     if sweep.graph.device == HOST:
         each = zip(samples, y, rivals, most)
-        return [_branched(sweep, [k], [label], [some], [count])[0] for k, label, some, count in each]
+        return [
+            _branched(sweep, [k], [label], [some], [count])[0] for k, label, some, count in each
+        ]
     return _branched(sweep, samples, y, rivals, most)
 
 
@@ -120,7 +144,8 @@ def _branched(
     count = torch.zeros(len(samples), dtype=torch.int64)
     failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
     domains = tree.roots([some if tree.open[k] else [] for k, some in enumerate(rivals)])
-    open_, budget = domains, torch.tensor(most)
+    open_ = domains
+    budget = torch.tensor(most)
     try:
         if len(domains):
             domains = tree.bounded(domains, ROOT)
@@ -138,7 +163,8 @@ def _branched(
                     return [(False, shared.count)]
             elif len(open_):
                 open_, made, lost = tree.grown(open_)
-                count, failed = count + made, failed | lost
+                count = count + made
+                failed = failed | lost
                 open_ = open_.where(~failed[open_.owner])
     except clock.Late:
         failed[open_.owner] = True
@@ -155,7 +181,9 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Report:
-    """What became of a part: the domains that are open now (None: one of them cannot be proved), and how many it took."""
+    """What became of a part: the domains that are open now (None: one of them cannot be
+    proved), and how many it took.
+    """
 
     domains: _Domains | None
     count: int
@@ -163,7 +191,9 @@ class _Report:
 
 @dataclass(eq=False)
 class _Shared:
-    """Domains that others work on (`parallel.Shared`); out: the parts that they have; failed: one of them cannot be proved."""
+    """Domains that others work on (`parallel.Shared`); out: the parts that they have; failed:
+    one of them cannot be proved.
+    """
 
     open: _Domains
     count: int
@@ -208,15 +238,19 @@ class _Shared:
 
 
 def _in_order(bound: Tensor) -> Tensor:
-    """The places of bounds from the least on; those that are equal in float32 keep their order, whatever else is there."""
+    """The places of bounds from the least on; those that are equal in float32 keep their order,
+    whatever else is there.
+    """
     return bound.float().argsort(stable=True)
 
 
 class _Tree:
-    """The undecided neurons of some samples, in one vector of length U for each, and the bounds of domains over them.
+    """The undecided neurons of some samples, in one vector of length U for each, and the bounds of
+    domains over them.
 
-    Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of any sample; the rest is the
-    place after the last, where everything is 0. open: which samples have any.
+    Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of
+    any sample; the rest is the place after the last, where everything is 0. open: which samples
+    have any.
     """
 
     def __init__(self, sweep: Sweep, samples: list[int], y: list[int]) -> None:
@@ -225,7 +259,9 @@ class _Tree:
         self.samples = torch.tensor(samples, device=device)
         self.y = torch.tensor(y, device=device)
         crossing = {i: _flat(_take(bend.crossing, self.samples)) for i, bend in sweep.bends.items()}
-        counts = torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
+        counts = (
+            torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
+        )
         self.open = [any(own) for own in zip(*counts)] if counts else [False] * len(samples)
         self.places: dict[int, Tensor] = {}
         self.parts: dict[int, slice] = {}
@@ -234,16 +270,20 @@ class _Tree:
         start = 0
         columns: list[list[Tensor]] = []
         for (i, mask), own in zip(crossing.items(), counts):
-            width, size = max(own), mask.shape[1]
+            width = max(own)
+            size = mask.shape[1]
             if not width:
                 continue
             if min(own) < width:
                 self.ragged.add(i)
-            places = torch.where(mask, torch.arange(size, device=device), size).sort(1).values[:, :width]
+            places = (
+                torch.where(mask, torch.arange(size, device=device), size).sort(1).values[:, :width]
+            )
             self.places[i], self.parts[i] = places, slice(start, start + width)
             start += width
             one = sweep.bends[i].take(self.samples)
-            shape, node = one.shape, one.shape.node
+            shape = one.shape
+            node = one.shape.node
             assert node.slope is not None
             up = shape.slopes()[0]
             values = (
@@ -262,8 +302,12 @@ class _Tree:
         self.up, self.above, self.c, self.here, self.error, self.slope, self.down, self.most = whole
 
     def _gathered(self, i: int, flat: Tensor, places: Tensor) -> Tensor:
-        """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are fewer."""
-        return (F.pad(flat, (0, 1)) if i in self.ragged else flat).gather(1, places.expand(len(flat), -1))
+        """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are
+        fewer.
+        """
+        return (F.pad(flat, (0, 1)) if i in self.ragged else flat).gather(
+            1, places.expand(len(flat), -1)
+        )
 
     def _replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
         """The rows with other entries at node i's neurons: what `_gathered` looks at."""
@@ -279,7 +323,9 @@ class _Tree:
         if (kind.dtype, i) not in self.rest:
             line = kind.lines[i].take(self.samples)
             flat = (_flat(v) for v in (line.mid, line.rad, line.off, line.far))
-            self.rest[kind.dtype, i] = Lines(*(self._replaced(i, v, self.places[i], 0.0) for v in flat))
+            self.rest[kind.dtype, i] = Lines(
+                *(self._replaced(i, v, self.places[i], 0.0) for v in flat)
+            )
         return self.rest[kind.dtype, i]
 
     def roots(self, rivals: list[list[int]]) -> _Domains:
@@ -293,7 +339,9 @@ class _Tree:
 
     def work(self, part: _Part, seconds: float) -> _Report:
         """Go on with a part for so many seconds (`parallel.Problem`)."""
-        begin, count, domains = time.monotonic(), 0, part.domains
+        begin = time.monotonic()
+        count = 0
+        domains = part.domains
         with clock.limited(part.left), suppress(clock.Late):
             while len(domains):
                 clock.check()
@@ -308,10 +356,11 @@ class _Tree:
     def grown(self, open_: _Domains) -> tuple[_Domains, Tensor, Tensor]:
         """The worst domains of each sample replaced by their unproved children.
 
-        Second and third: how many were bounded for each sample, `(S,)`, one with patience by its steps, and which samples have
-        one that cannot be proved.
+        Second and third: how many were bounded for each sample, `(S,)`, one with patience by its
+        steps, and which samples have one that cannot be proved.
         """
-        count, lost = torch.zeros(len(self.open), dtype=torch.int64), torch.zeros(len(self.open), dtype=torch.bool)
+        count = torch.zeros(len(self.open), dtype=torch.int64)
+        lost = torch.zeros(len(self.open), dtype=torch.bool)
         worst, rest = self._worst(open_)
         ended = worst.pick < 0  # no relaxation is left to remove
         if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
@@ -339,18 +388,26 @@ class _Tree:
         children = _Domains.join([parents, parents])
         place = children.pick.clamp(min=0).to(children.sign.device, non_blocking=True)
         on = torch.ones_like(parents.sign[:, :1])
-        return replace(children, sign=children.sign.scatter(1, place[:, None], torch.cat([on, -on])))
+        return replace(
+            children, sign=children.sign.scatter(1, place[:, None], torch.cat([on, -on]))
+        )
 
     def bounded(self, domains: _Domains, steps: int) -> _Domains:
-        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam finds.
+        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam
+        finds.
 
         In parts that memory holds; the host waits for the bounds of all of them once.
         """
         device = self.sweep.graph.device
-        part = len(domains) if device == HOST else max(1, LARGE // max(n.size for n in self.sweep.graph.nodes))
+        part = (
+            len(domains)
+            if device == HOST
+            else max(1, LARGE // max(n.size for n in self.sweep.graph.nodes))
+        )
         rows = torch.arange(len(domains))
         found = [
-            self._bounded(domains.take(some) if part < len(domains) else domains, steps) for some in torch.split(rows, part)
+            self._bounded(domains.take(some) if part < len(domains) else domains, steps)
+            for some in torch.split(rows, part)
         ]
         alpha, beta, value, pick = (torch.cat(v) for v in zip(*found))
         bound, place = torch.stack([value, pick.double()]).cpu()
@@ -359,7 +416,8 @@ class _Tree:
     def _bounded(self, domains: _Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Slopes, multipliers, the bound, and the neuron to split on; all where the network is."""
         rows = _Rows.make(self, domains)
-        alpha, beta = domains.alpha.clone(), domains.beta.clone()
+        alpha = domains.alpha.clone()
+        beta = domains.beta.clone()
         scale = torch.ones_like(alpha)
         best = alpha.new_full((len(domains),), -math.inf, dtype=torch.float64)
         kept = [alpha.clone(), beta.clone()]
@@ -369,12 +427,16 @@ class _Tree:
         for step in range(1, steps + 1):
             clock.check()
             with torch.enable_grad():
-                alpha, beta = alpha.detach().requires_grad_(True), beta.detach().requires_grad_(True)
+                alpha = alpha.detach().requires_grad_(True)
+                beta = beta.detach().requires_grad_(True)
                 value, _, size = self._margin(self.sweep.fast, rows, domains.sign, alpha, beta)
                 pulls = torch.autograd.grad(value.sum(), (alpha, beta))
             better = value.detach() > best
             best = torch.where(better, value.detach(), best)
-            kept = [torch.where(better[:, None], now.detach(), old) for now, old in zip((alpha, beta), kept)]
+            kept = [
+                torch.where(better[:, None], now.detach(), old)
+                for now, old in zip((alpha, beta), kept)
+            ]
             if step == 1:  # multipliers are about as large as coefficients
                 scale = size.clamp(min=1e-6)
             moves = []
@@ -382,30 +444,46 @@ class _Tree:
                 assert g is not None
                 first.mul_(0.9).add_(g, alpha=0.1)
                 second.mul_(0.99).addcmul_(g, g, value=0.01)
-                moves.append((first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12))
+                moves.append(
+                    (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12)
+                )
             rate = 0.3 * 0.1 ** (step / steps)
-            alpha = torch.minimum(torch.maximum(alpha.detach() + rate * moves[0], slope), torch.ones_like(slope))
+            alpha = torch.minimum(
+                torch.maximum(alpha.detach() + rate * moves[0], slope), torch.ones_like(slope)
+            )
             beta = ((beta.detach() + rate * scale * moves[1]).clamp(min=0)) * (domains.sign != 0)
         # float32 may have rounded a slope out of its range
         slopes = torch.minimum(torch.maximum(kept[0].double(), exact), torch.ones_like(exact))
-        value, score, _ = self._margin(self.sweep.exact, rows, domains.sign, slopes, kept[1].double())
-        return kept[0], kept[1], value, _first_largest(torch.where(domains.sign == 0, score.float(), 0.0))
+        value, score, _ = self._margin(
+            self.sweep.exact, rows, domains.sign, slopes, kept[1].double()
+        )
+        return (
+            kept[0],
+            kept[1],
+            value,
+            _first_largest(torch.where(domains.sign == 0, score.float(), 0.0)),
+        )
 
     def _margin(
         self, kind: Arithmetic, rows: _Rows, sign: Tensor, alpha: Tensor, beta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Lower bounds on the margins `(R,)`, what each free neuron's relaxation adds and its coefficient's size, `(R, U)`."""
-        sweep, nodes = self.sweep, self.sweep.graph.nodes
+        """Lower bounds on the margins `(R,)`, what each free neuron's relaxation adds and its
+        coefficient's size, `(R, U)`.
+        """
+        sweep = self.sweep
+        nodes = self.sweep.graph.nodes
         last = len(nodes) - 1
         eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
         y = self.y[rows.own]
         weight: dict[int, Tensor] = {last: eye[rows.rival] - eye[y]}
         constant = _take(kind.floors[last], rows.owner).expand(len(alpha))
-        score, size = torch.zeros_like(alpha), torch.zeros_like(alpha)
+        score = torch.zeros_like(alpha)
+        size = torch.zeros_like(alpha)
         for i in range(last, 0, -1):
             if i not in weight:
                 continue
-            node, w = nodes[i], weight.pop(i)
+            node = nodes[i]
+            w = weight.pop(i)
             if node.map is not None:
                 if i in kind.errors:
                     constant = constant + _dot(w.abs(), _take(kind.errors[i], rows.owner))
@@ -422,8 +500,10 @@ class _Tree:
                 constant = constant + _dot(w, line.off) + _dot(w.abs(), line.far)
                 _accumulate(weight, node.inputs[0], torch.addcmul(w * line.mid, w.abs(), line.rad))
                 continue
-            part, place = self.parts[i], _take(self.places[i], rows.own)
-            line, flat = self._others(kind, i).take(rows.own), _flat(w)
+            part = self.parts[i]
+            place = _take(self.places[i], rows.own)
+            line = self._others(kind, i).take(rows.own)
+            flat = _flat(w)
             constant = constant + _dot(flat, line.off) + _dot(flat.abs(), line.far)
             chosen = self._gathered(i, flat, place)
             own = sign[:, part], alpha[:, part], beta[:, part]
@@ -434,19 +514,32 @@ class _Tree:
             _accumulate(weight, node.inputs[0], _unflat(flat, node.shape))
         a = firm(_flat(weight[0]))
         z = _take(sweep.centre[last], rows.owner)
-        here = z.gather(1, y[:, None])[:, 0] - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
+        here = (
+            z.gather(1, y[:, None])[:, 0]
+            - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
+        )
         total = constant + sweep.inputs.upper(a, rows.owner)
         return here - total - 2.0**-50 * (z.abs().amax(1) + total.abs()), score, size
 
     def _neurons(
-        self, w: Tensor, rows: _Rows, part: slice, sign: Tensor, alpha: Tensor, beta: Tensor, terms: int
+        self,
+        w: Tensor,
+        rows: _Rows,
+        part: slice,
+        sign: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        terms: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """For coefficients w `(R, u)` of undecided neurons: the coefficients of their inputs, and what the bound grows by.
+        """For coefficients w `(R, u)` of undecided neurons: the coefficients of their inputs, and
+        what the bound grows by.
 
         terms: at most so many of them are added up.
         """
         kept = (self.up, self.above, self.c, self.here, self.error, self.slope, self.most)
-        up, above, c, here, error, slope, most = (_take(v[:, part], rows.own).to(w.dtype) for v in kept)
+        up, above, c, here, error, slope, most = (
+            _take(v[:, part], rows.own).to(w.dtype) for v in kept
+        )
         plus = w.clamp(min=0)
         minus = w - plus
         relaxed = plus * above + minus * (alpha * c - here)
@@ -454,16 +547,19 @@ class _Tree:
         push = beta * sign
         coefficient = torch.where(sign == 0, plus * up + minus * alpha, w * side + push)
         added = torch.where(sign == 0, relaxed, w * (side * c - here) + push * c)
-        # most: a multiplier may cancel the coefficient, but not what the product with the slope was rounded by.
+        # most: a multiplier may cancel the coefficient, but not what the product with the slope was
+        # rounded by.
         size = w.abs() * (above.abs() + c.abs() + here.abs() + most + FAINT) + beta * c.abs()
-        # Of the products and of their sum. Not w.shape[1], which depends on the samples that share the tree.
+        # Of the products and of their sum. Not w.shape[1], which depends on the samples that share
+        # the tree.
         slack = coefficient.abs() * error + (terms + 64) * 2.0**-52 * size
         return coefficient, added + slack, torch.where(sign == 0, relaxed, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Where the rows of a batch belong, where the network is: own, in the tree; owner, in the sweep; and their rivals.
+    """Where the rows of a batch belong, where the network is: own, in the tree; owner, in the
+    sweep; and their rivals.
 
     own and owner are `(R,)`, or `(1,)` in a tree of one sample.
     """
@@ -476,12 +572,16 @@ class _Rows:
     def make(cls, tree: _Tree, domains: _Domains) -> _Rows:
         """Of some domains."""
         single = len(tree.open) == 1
-        own = (domains.owner[:1] if single else domains.owner).to(tree.samples.device, non_blocking=True)
+        own = (domains.owner[:1] if single else domains.owner).to(
+            tree.samples.device, non_blocking=True
+        )
         return cls(own, tree.samples[own], domains.rival.to(own.device, non_blocking=True))
 
 
 def _first_largest(score: Tensor) -> Tensor:
-    """The first of the largest scores of each row, up to the rounding of float32; -1 where none is above 0."""
+    """The first of the largest scores of each row, up to the rounding of float32; -1 where none
+    is above 0.
+    """
     if not score.shape[1]:
         return score.new_full((len(score),), -1, dtype=torch.int64)
     most = score.amax(1, keepdim=True)

@@ -1,10 +1,11 @@
 """The structure of a network, piecewise linear or smooth, read from the model itself.
 
-`read` exports the model (`torch.export`) and keeps a graph of a few kinds of node: affine maps with their exact transposes,
-sums, concatenations, ReLUs, and on request smooth activations, products, softmax and normalised tokens, which is what
-transformers are made of. Input scalings and frozen batch norms are folded into their neighbours; a maximum is written
-`max(a, b) = a + relu(b - a)`, so that max pooling, clamps and absolute values are ReLUs too. Everything is float64. What is
-none of this is refused in one sentence that names its place in the model.
+`read` exports the model (`torch.export`) and keeps a graph of a few kinds of node: affine maps with
+their exact transposes, sums, concatenations, ReLUs, and on request smooth activations, products,
+softmax and normalised tokens, which is what transformers are made of. Input scalings and frozen
+batch norms are folded into their neighbours; a maximum is written `max(a, b) = a + relu(b - a)`, so
+that max pooling, clamps and absolute values are ReLUs too. Everything is float64. What is none of
+this is refused in one sentence that names its place in the model.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """`W x` over the last axis; weight `(out, in)`; most: the magnitudes that its entries are sums of, if they are sums."""
+    """`W x` over the last axis; weight `(out, in)`; most: the magnitudes that its entries are
+    sums of, if they are sums.
+    """
 
     weight: Tensor
     most: Tensor | None = None
@@ -80,7 +83,9 @@ def _fan_in(map_: Linear) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """A map of magnitudes >= 0, none of which is below `FAINT` unless it is 0: errors relative to it cover underflow, too."""
+    """A map of magnitudes >= 0, none of which is below `FAINT` unless it is 0: errors relative
+    to it cover underflow, too.
+    """
 
     map: Linear
 
@@ -102,7 +107,9 @@ class Sizes:
 
 
 def rounding_map(map_: Linear) -> Sizes:
-    """The map of magnitudes that rounding errors are relative to: the absolute weights, or what they were summed from."""
+    """The map of magnitudes that rounding errors are relative to: the absolute weights, or what
+    they were summed from.
+    """
     match map_:
         case Matrix(weight, most):
             return Sizes(Matrix(sized(weight.abs() if most is None else most)))
@@ -116,7 +123,9 @@ def rounding_map(map_: Linear) -> Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Conv:
-    """A two-dimensional convolution; weight `(out, in / groups, height, width)`, shape: of the input."""
+    """A two-dimensional convolution; weight `(out, in / groups, height, width)`, shape: of the
+    input.
+    """
 
     weight: Tensor
     shape: tuple[int, ...]
@@ -128,13 +137,18 @@ class Conv:
     def forward(self, *x: Tensor) -> Tensor:
         """`(m, in, ., .) -> (m, out, ., .)`."""
         with plain(self.weight.device):
-            return F.conv2d(x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups)
+            return F.conv2d(
+                x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups
+            )
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, out, ., .) -> (m, in, ., .)`."""
         size = [len(g), *self.shape]
         with plain(self.weight.device):
-            return (conv2d_input(size, self.weight, g, self.stride, self.padding, self.dilation, self.groups),)  # type: ignore[no-untyped-call]
+            back = conv2d_input(  # type: ignore[no-untyped-call]
+                size, self.weight, g, self.stride, self.padding, self.dilation, self.groups
+            )
+            return (back,)
 
     def magnitude(self) -> Conv:
         """The kernel's absolute values."""
@@ -170,7 +184,9 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """Entries moved, dropped or repeated: reshape, permute, slice, pad, expand. source: index of each entry, -1 for zero."""
+    """Entries moved, dropped or repeated: reshape, permute, slice, pad, expand. source: index
+    of each entry, -1 for zero.
+    """
 
     source: Tensor | None  # None: the same entries in the same order
     shape: tuple[int, ...]
@@ -196,7 +212,9 @@ class Pick:
 
     @cached_property
     def _inverse(self) -> Tensor | None:
-        """Where each entry went, -1 for nowhere; None where one went to several places or all stayed."""
+        """Where each entry went, -1 for nowhere; None where one went to several places or all
+        stayed.
+        """
         if self.source is None:
             return None
         used = (self.source >= 0).nonzero()[:, 0]
@@ -206,7 +224,9 @@ class Pick:
 
     @cached_property
     def _taken(self) -> tuple[Tensor, bool] | None:
-        """What `_entries` needs to know of the source: asked once, since a device makes the host wait for it."""
+        """What `_entries` needs to know of the source: asked once, since a device makes the
+        host wait for it.
+        """
         return None if self.source is None else _padded(self.source, math.prod(self.shape))
 
     @cached_property
@@ -242,7 +262,9 @@ class Average:
         return self.function(x[0])
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
-        """By automatic differentiation: the derivative of a linear function does not depend on the point."""
+        """By automatic differentiation: the derivative of a linear function does not depend on
+        the point.
+        """
         with torch.enable_grad():
             x = g.new_zeros(len(g), *self.shape, requires_grad=True)
             return torch.autograd.grad(self.function(x), x, g, create_graph=g.requires_grad)
@@ -305,14 +327,17 @@ class Concat:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), a smooth activation or a curve.
+    """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), a smooth
+    activation or a curve.
 
-    inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample; slope: the derivative where
-    the ReLU is off, in [0, 1], broadcasts against one sample; place: where it stands in the model; bias_most: the magnitudes
-    that the bias is a sum of, if it is one; activation: the name of a smooth activation, one of `ACTIVATIONS`; curve: a smooth
-    function that is not entry by entry (a product, softmax, normalised tokens); steps: the operations that are executed for it,
-    none where it is exact in floating point, None where they are not known (`executed.py`); exponent: its values are those of
-    the model times 2 to this power (`equilibrated`).
+    inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample;
+    slope: the derivative where the ReLU is off, in [0, 1], broadcasts against one sample; place:
+    where it stands in the model; bias_most: the magnitudes that the bias is a sum of, if it is one;
+    activation: the name of a smooth activation, one of `ACTIVATIONS`; curve: a smooth function that
+    is not entry by entry (a product, softmax, normalised tokens); steps: the operations that are
+    executed for it, none where it is exact in floating point, None where they are not known
+    (`executed.py`); exponent: its values are those of the model times 2 to this power
+    (`equilibrated`).
     """
 
     inputs: tuple[int, ...]
@@ -330,7 +355,13 @@ class Node:
     @property
     def bias_size(self) -> Tensor | float:
         """The magnitude of the bias that rounding errors are relative to."""
-        return self.bias_most if self.bias_most is not None else 0.0 if self.bias is None else self.bias.abs()
+        return (
+            self.bias_most
+            if self.bias_most is not None
+            else 0.0
+            if self.bias is None
+            else self.bias.abs()
+        )
 
     @property
     def size(self) -> int:
@@ -357,10 +388,12 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A network: nodes in topological order, the first the input, the last the logits; piecewise linear or smooth.
+    """A network: nodes in topological order, the first the input, the last the logits; piecewise
+    linear or smooth.
 
-    rounding: relative error of the weights themselves, where they were computed; arithmetic: what bounds on it hold for, the
-    "exact" function or the network as "executed"; execution: what is known of that.
+    rounding: relative error of the weights themselves, where they were computed; arithmetic: what
+    bounds on it hold for, the "exact" function or the network as "executed"; execution: what is
+    known of that.
     """
 
     nodes: tuple[Node, ...]
@@ -413,7 +446,9 @@ class Graph:
     @property
     def operations(self) -> int:
         """Multiplications of a forward pass of one sample: what budgets of work are counted in."""
-        return sum(node.size * (1 if node.map is None else _fan_in(node.map)) for node in self.nodes)
+        return sum(
+            node.size * (1 if node.map is None else _fan_in(node.map)) for node in self.nodes
+        )
 
     def values(self, x: Tensor) -> list[Tensor]:
         """Every node at samples `(m, *shape)` in float64, where the network is."""
@@ -438,17 +473,28 @@ class Graph:
         return self.values(x)[-1]
 
     def homogeneous(self) -> Graph:
-        """The same network with all biases zero: its recession function (THEORY 3), if it is piecewise linear."""
+        """The same network with all biases zero: its recession function (THEORY 3), if it is
+        piecewise linear.
+        """
         self.refuse_smooth()
         return Graph(tuple(replace(node, bias=None, bias_most=None) for node in self.nodes))
 
     def head(self, weight: Tensor) -> Graph:
-        """The network followed by a linear map `(J, K)`, merged into the last layer where that is a matrix."""
-        last, weight = self.nodes[-1], weight.to(self.device).double()
+        """The network followed by a linear map `(J, K)`, merged into the last layer where that
+        is a matrix.
+        """
+        last = self.nodes[-1]
+        weight = weight.to(self.device).double()
         bias = None if last.bias is None else weight @ last.bias.expand(last.shape)
         most = None if last.bias_most is None else weight.abs() @ last.bias_most.expand(last.shape)
         if isinstance(last.map, Matrix):
-            node = replace(last, map=Matrix(weight @ last.map.weight), bias=bias, bias_most=most, shape=(len(weight),))
+            node = replace(
+                last,
+                map=Matrix(weight @ last.map.weight),
+                bias=bias,
+                bias_most=most,
+                shape=(len(weight),),
+            )
             return Graph((*self.nodes[:-1], node))
         node = Node((len(self.nodes) - 1,), (len(weight),), "the margins", Matrix(weight))
         return Graph((*self.nodes, node))
@@ -459,70 +505,103 @@ class Graph:
             if node.activation is not None or node.curve is not None:
                 what = node.activation or type(node.curve).__name__.lower()
                 raise InputError(
-                    f"{what!r} at {node.place} is not piecewise linear: this method is for ReLU networks, "
+                    f"{what!r} at {node.place} is not piecewise linear: this method is for ReLU "
+                    "networks, "
                     "use one that takes smooth activations."
                 )
 
     def piecewise(self, states: Mapping[int, Tensor] | None = None, limit: int = 5000) -> Piecewise:
-        """The dense form, for networks of at most `limit` free neurons; on the CPU, where exact programs are solved.
+        """The dense form, for networks of at most `limit` free neurons; on the CPU, where exact
+        programs are solved.
 
-        states: for ReLU nodes, of the node's shape, 1 where a neuron is always active, 0 where never, -1 where it is free;
-        neurons with a side are replaced by the linear function they are.
+        states: for ReLU nodes, of the node's shape, 1 where a neuron is always active, 0 where
+        never, -1 where it is free; neurons with a side are replaced by the linear function they
+        are.
         """
         if self.device != HOST:
-            return self.to(HOST).piecewise(None if states is None else {i: s.to(HOST) for i, s in states.items()}, limit)
-        sides = {i: torch.full(self.nodes[i].shape, -1) if states is None else states[i] for i in self.relus}
-        n, total = self.inputs, sum(int((side < 0).sum()) for side in sides.values())
+            return self.to(HOST).piecewise(
+                None if states is None else {i: s.to(HOST) for i, s in states.items()}, limit
+            )
+        sides = {
+            i: torch.full(self.nodes[i].shape, -1) if states is None else states[i]
+            for i in self.relus
+        }
+        n = self.inputs
+        total = sum(int((side < 0).sum()) for side in sides.values())
         if total > limit:
             raise InputError(
-                f"{total} ReLUs may change sides here: exact methods take at most {limit}, use method='propagate'."
+                f"{total} ReLUs may change sides here: exact methods take at most {limit}, use "
+                "method='propagate'."
             )
-        # Every node as an affine function of (x, z): a batch of n + H + 1 columns, the last one the constant.
-        columns, start = n + total + 1, n
+        # Every node as an affine function of (x, z): a batch of n + H + 1 columns, the last one the
+        # constant.
+        columns = n + total + 1
+        start = n
         value: list[Tensor] = []
         depth: list[int] = []
         none = torch.zeros(0, dtype=torch.float64)
-        rows, slopes, layers = [none.new_zeros(0, columns)], [none], [none.long()]
+        rows = [none.new_zeros(0, columns)]
+        slopes = [none]
+        layers = [none.long()]
         for i, node in enumerate(self.nodes):
             given = [value[j] for j in node.inputs]
             level = max((depth[j] for j in node.inputs), default=0)
             if node.slope is not None:
-                free, slope = (sides[i] < 0).flatten(), node.slope.expand(node.shape)
+                free = (sides[i] < 0).flatten()
+                slope = node.slope.expand(node.shape)
                 before = given[0].reshape(columns, -1)
                 after = (given[0] * torch.where(sides[i] == 1, 1.0, slope)).reshape(columns, -1)
-                where, count = free.nonzero().flatten(), int(free.sum())
+                where = free.nonzero().flatten()
+                count = int(free.sum())
                 after[:, where] = 0
                 after[torch.arange(start, start + count), where] = 1.0
                 rows.append(before[:, where].T)
                 slopes.append(slope.flatten()[where])
                 layers.append(torch.full((count,), level))
                 value.append(after.reshape(columns, *node.shape))
-                start, level = start + count, level + (count > 0)
+                start = start + count
+                level = level + (count > 0)
             elif node.map is not None:
                 out = node.map.forward(*given)
                 if node.bias is not None:
                     out[-1] = out[-1] + node.bias
                 value.append(out)
             else:
-                value.append(F.pad(torch.eye(n, dtype=torch.float64), (0, 0, 0, total + 1)).reshape(columns, *node.shape))
+                value.append(
+                    F.pad(torch.eye(n, dtype=torch.float64), (0, 0, 0, total + 1)).reshape(
+                        columns, *node.shape
+                    )
+                )
             depth.append(level)
-        table, out, layer = torch.cat(rows), value[-1].reshape(columns, -1).T, torch.cat(layers)
+        table = torch.cat(rows)
+        out = value[-1].reshape(columns, -1).T
+        layer = torch.cat(layers)
         order = torch.argsort(layer, stable=True)  # layer by layer, as Piecewise stores them
         table = table[order]
         return Piecewise(
-            table[:, :n], table[:, n:-1][:, order], table[:, -1], out[:, :n], out[:, n:-1][:, order], out[:, -1],
-            torch.cat(slopes)[order], torch.unique(layer[order], return_inverse=True)[1],
-        )  # fmt: skip
+            table[:, :n],
+            table[:, n:-1][:, order],
+            table[:, -1],
+            out[:, :n],
+            out[:, n:-1][:, order],
+            out[:, -1],
+            torch.cat(slopes)[order],
+            torch.unique(layer[order], return_inverse=True)[1],
+        )
 
 
-def read(model: Model, shape: Sequence[int], smooth: bool = False, device: torch.device = HOST) -> Graph:
-    """The structure of a model for samples of this shape, or an `InputError` that names what is not piecewise linear.
+def read(
+    model: Model, shape: Sequence[int], smooth: bool = False, device: torch.device = HOST
+) -> Graph:
+    """The structure of a model for samples of this shape, or an `InputError` that names what is not
+    piecewise linear.
 
-    smooth: take smooth activations, attention and LayerNorm too, as nodes with an `activation` or a `curve`. The model is
-    exported for one sample, so that what it does with the batch axis on the way (`nn.MultiheadAttention` moves it, and merges
-    it with the heads) is no matter; the graph is then compared with the model on a batch of random points.
-    device: where the model takes its input, if it has no parameters that tell. The structure is read on the CPU; the graph
-    that is returned is on the model's device, or on the CPU if that device has no float64.
+    smooth: take smooth activations, attention and LayerNorm too, as nodes with an `activation` or a
+    `curve`. The model is exported for one sample, so that what it does with the batch axis on the
+    way (`nn.MultiheadAttention` moves it, and merges it with the heads) is no matter; the graph is
+    then compared with the model on a batch of random points. device: where the model takes its
+    input, if it has no parameters that tell. The structure is read on the CPU; the graph that is
+    returned is on the model's device, or on the CPU if that device has no float64.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
@@ -534,27 +613,49 @@ def read(model: Model, shape: Sequence[int], smooth: bool = False, device: torch
                 warnings.simplefilter("ignore")
                 program = torch.export.export(module, (x[:1],), strict=False).run_decompositions({})
         except Exception as error:  # whatever the exporter stumbles over
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
-            raise InputError(f"the model's structure cannot be read for samples of shape {tuple(shape)}: {reason}.") from None
+            reason = (
+                (str(error).strip().splitlines() or [type(error).__name__])[0]
+                .split(". ")[0]
+                .rstrip(". ")
+            )
+            raise InputError(
+                f"the model's structure cannot be read for samples of shape {tuple(shape)}: "
+                f"{reason}."
+            ) from None
         graph = _Reader(program, tuple(shape), smooth, x.dtype).graph()
-        graph = replace(graph, execution=replace(graph.execution, device=x.device.type)) if graph.execution else graph
+        graph = (
+            replace(graph, execution=replace(graph.execution, device=x.device.type))
+            if graph.execution
+            else graph
+        )
         probe = torch.cat([x, -x, 4 * x])
         graph = equilibrated(graph, probe.cpu())
-        truth, ours = model(probe).cpu().double(), graph.logits(probe.cpu())
+        truth = model(probe).cpu().double()
+        ours = graph.logits(probe.cpu())
     if not torch.isfinite(truth).all():
-        raise InputError("the model returns NaN or infinity at random points: check its weights and preprocessing.")
-    if truth.shape != ours.shape or not (truth - ours).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):
-        raise InputError("the structure read from the model does not reproduce its logits: it depends on the batch or on data.")
+        raise InputError(
+            "the model returns NaN or infinity at random points: check its weights and "
+            "preprocessing."
+        )
+    if truth.shape != ours.shape or not (
+        truth - ours
+    ).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):
+        raise InputError(
+            "the structure read from the model does not reproduce its logits: it depends on the "
+            "batch or on data."
+        )
     return graph.to(place(x.device))
 
 
 def equilibrated(graph: Graph, x: Tensor) -> Graph:
-    """The same function with values of order one on the way, at samples `(m, *shape)`: powers of two move between layers.
+    """The same function with values of order one on the way, at samples `(m, *shape)`: powers of
+    two move between layers.
 
-    Nodes that scale together (a ReLU, a sum, moved entries and what they come from) are a group with one exponent; a matrix, a
-    convolution or a scale takes the difference between two groups. The input, the logits and what touches a smooth function
-    keep their scale, and so does a group within 2^16 of order one. Powers of two are exact; if they were not, for weights at
-    both ends of float64, the network stays as it is.
+    Nodes that scale together (a ReLU, a sum, moved entries and what they come from) are a group
+    with one exponent; a matrix, a convolution or a scale takes the difference between two groups.
+    The input, the logits and what touches a smooth function keep their scale, and so does a group
+    within 2^16 of order one. Powers of two are exact; if they were not, for weights at both ends of
+    float64, the network stays as it is.
     """
     group = _groups(graph)
     fixed = {group[0], group[len(graph.nodes) - 1]}
@@ -595,7 +696,9 @@ def _groups(graph: Graph) -> list[int]:
 
 
 def _exponents(graph: Graph, x: Tensor) -> list[int | None]:
-    """The exponent of the largest value of each node at samples, None if all are 0; nothing overflows or underflows here."""
+    """The exponent of the largest value of each node at samples, None if all are 0; nothing
+    overflows or underflows here.
+    """
     found: list[tuple[Tensor, int]] = []  # values, at most 1, and the exponent that was taken out
 
     def scaled(values: Tensor, exponent: int) -> tuple[Tensor, int]:
@@ -644,10 +747,14 @@ def _exponent(values: Tensor) -> int | None:
 
 
 def _moved_by(node: Node, exponent: int, bias_exponent: int) -> Node:
-    """The node with its weights times a power of two and its bias times another, or an `ArithmeticError`: not exact."""
+    """The node with its weights times a power of two and its bias times another, or an
+    `ArithmeticError`: not exact.
+    """
     match node.map:
         case Matrix(weight, most):
-            map_: Linear | None = Matrix(_exactly(weight, exponent), None if most is None else shifted(most, exponent))
+            map_: Linear | None = Matrix(
+                _exactly(weight, exponent), None if most is None else shifted(most, exponent)
+            )
         case Conv(weight):
             map_ = replace(node.map, weight=_exactly(weight, exponent))
         case Scale(factor):
@@ -676,44 +783,104 @@ class _Module(nn.Module):
 
 
 _MOVES = {
-    "view", "reshape", "unsafe_view", "flatten", "unflatten", "permute", "transpose", "slice", "select", "squeeze", "unsqueeze",
-    "expand", "pad", "constant_pad_nd", "contiguous", "clone", "alias", "narrow", "flip", "roll", "index_select", "split",
-    "split_with_sizes", "chunk", "unbind", "movedim", "t", "numpy_T", "expand_as", "view_as", "unsafe_split", "unsafe_chunk",
-}  # fmt: skip
-_SAME = {"dropout", "detach", "to", "to_copy", "lift_fresh_copy", "feature_dropout", "alpha_dropout"}
-_AVERAGES = {"avg_pool2d", "adaptive_avg_pool2d", "mean", "sum", "avg_pool1d", "adaptive_avg_pool1d"}
+    "view",
+    "reshape",
+    "unsafe_view",
+    "flatten",
+    "unflatten",
+    "permute",
+    "transpose",
+    "slice",
+    "select",
+    "squeeze",
+    "unsqueeze",
+    "expand",
+    "pad",
+    "constant_pad_nd",
+    "contiguous",
+    "clone",
+    "alias",
+    "narrow",
+    "flip",
+    "roll",
+    "index_select",
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "unbind",
+    "movedim",
+    "t",
+    "numpy_T",
+    "expand_as",
+    "view_as",
+    "unsafe_split",
+    "unsafe_chunk",
+}
+_SAME = {
+    "dropout",
+    "detach",
+    "to",
+    "to_copy",
+    "lift_fresh_copy",
+    "feature_dropout",
+    "alpha_dropout",
+}
+_AVERAGES = {
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "mean",
+    "sum",
+    "avg_pool1d",
+    "adaptive_avg_pool1d",
+}
 
 
 class _Reader:
     """Translates a program exported for one sample, node by node.
 
-    A value is a constant tensor, the index of a node, or a list of them. The tensor that an index stands for in the program
-    has the shape of the node, with one axis of length 1 before it if the index says so (`lead`): the batch axis, as a rule.
+    A value is a constant tensor, the index of a node, or a list of them. The tensor that an index
+    stands for in the program has the shape of the node, with one axis of length 1 before it if the
+    index says so (`lead`): the batch axis, as a rule.
     """
 
-    def __init__(self, program: Any, shape: tuple[int, ...], smooth: bool, dtype: torch.dtype) -> None:
-        self.program, self.nodes, self.smooth, self.dtype = program, [Node((), shape, "the input")], smooth, dtype
+    def __init__(
+        self, program: Any, shape: tuple[int, ...], smooth: bool, dtype: torch.dtype
+    ) -> None:
+        self.program = program
+        self.nodes = [Node((), shape, "the input")]
+        self.smooth = smooth
+        self.dtype = dtype
         self.place = self.mixed = ""
-        self.masks = False  # whether what is translated goes nowhere but into a softmax: far down is minus infinity there
+        # whether what is translated goes nowhere but into a softmax: far down is minus infinity
+        # there
+        self.masks = False
         self.scores = _scores(program)
 
     def graph(self) -> Graph:
         signature = self.program.graph_signature
         constants = {**self.program.state_dict, **self.program.constants}
         owners = {
-            **signature.inputs_to_parameters, **signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants,
-        }  # fmt: skip
+            **signature.inputs_to_parameters,
+            **signature.inputs_to_buffers,
+            **signature.inputs_to_lifted_tensor_constants,
+        }
         values: dict[Any, Any] = {}
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 owner = owners.get(node.name)
                 values[node] = _Index(0, 1) if owner is None else _wide(constants[owner])
-                if owner is not None and constants[owner].ndim and constants[owner].is_floating_point():
+                if (
+                    owner is not None
+                    and constants[owner].ndim
+                    and constants[owner].is_floating_point()
+                ):
                     self._same_type(constants[owner].dtype, owner)
             elif node.op == "output":
                 result = values[node.args[0][0]]
                 if len(node.args[0]) != 1 or not isinstance(result, _Index):
-                    raise InputError("the model does not return one tensor of logits that depends on its input.")
+                    raise InputError(
+                        "the model does not return one tensor of logits that depends on its input."
+                    )
                 return self._trim(result)
             else:
                 values[node] = self._node(node, values)
@@ -721,7 +888,9 @@ class _Reader:
 
     def _node(self, node: Any, values: dict[Any, Any]) -> Any:
         stack = list(node.meta.get("nn_module_stack", {}).values())
-        path, kind = (stack[-1][0], str(stack[-1][1]).rsplit(".", 1)[-1]) if stack else ("", "the model")
+        path, kind = (
+            (stack[-1][0], str(stack[-1][1]).rsplit(".", 1)[-1]) if stack else ("", "the model")
+        )
         self.place = f"{path!r} ({kind})" if path else f"the model itself ({kind})"
         args = torch.fx.node.map_arg(node.args, lambda n: values[n])
         options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
@@ -763,14 +932,21 @@ class _Reader:
             raise self._refuse(name) from None
 
     def _same_type(self, dtype: torch.dtype, place: str) -> None:
-        """Remember where a model mixes floating-point types: what it executes is then not covered."""
+        """Remember where a model mixes floating-point types: what it executes is then not
+        covered.
+        """
         if dtype != self.dtype:
             self.mixed = self.mixed or f"a model in {self.dtype} with {dtype} at {place}"
 
     def _refuse(self, what: str) -> InputError:
-        more = ", sigmoid, tanh, GELU, SiLU, Softplus, ELU, LayerNorm, softmax attention, products" if self.smooth else ""
+        more = (
+            ", sigmoid, tanh, GELU, SiLU, Softplus, ELU, LayerNorm, softmax attention, products"
+            if self.smooth
+            else ""
+        )
         return InputError(
-            f"{what!r} at {self.place} is not supported: certificates read linear and convolutional layers, frozen batch norm, "
+            f"{what!r} at {self.place} is not supported: certificates read linear and "
+            "convolutional layers, frozen batch norm, "
             f"ReLU, leaky ReLU{more}, additions, concatenations, reshapes and poolings."
         )
 
@@ -785,7 +961,9 @@ class _Reader:
         return (1,) * x.lead + self.nodes[x].shape
 
     def _axis(self, x: _Index, dim: int) -> int:
-        """An axis of that tensor as an axis of a batch `(m, *shape)`; 0 is the batch axis and refused."""
+        """An axis of that tensor as an axis of a batch `(m, *shape)`; 0 is the batch axis and
+        refused.
+        """
         axis = dim % len(self._full(x)) + 1 - x.lead
         if not axis:
             raise self._refuse("an operation across the batch axis")
@@ -812,7 +990,11 @@ class _Reader:
         """
         before = self.nodes[source]
         steps = (_step(map_, bias),) if steps is None else steps
-        if isinstance(before.map, Scale) and isinstance(map_, Matrix | Conv | Scale) and not self._is_gain(before):
+        if (
+            isinstance(before.map, Scale)
+            and isinstance(map_, Matrix | Conv | Scale)
+            and not self._is_gain(before)
+        ):
             folded = _fold_before(before.map.factor, map_, before.shape)
             if folded is not None:
                 if before.bias is not None:
@@ -822,10 +1004,17 @@ class _Reader:
                     bias = shift if bias is None else shift + bias
                 start = _Index(before.inputs[0], source.lead)
                 return self._affine(folded, bias, start, shape, (*_steps(before), *steps), most)
-        return self._add_node(Node((source,), shape, self.place, map_, bias, bias_most=most, steps=steps), source.lead)
+        return self._add_node(
+            Node((source,), shape, self.place, map_, bias, bias_most=most, steps=steps), source.lead
+        )
 
     def _scaled(
-        self, source: _Index, factor: Tensor, bias: Tensor | None, step: Step | None = None, most: Tensor | None = None
+        self,
+        source: _Index,
+        factor: Tensor,
+        bias: Tensor | None,
+        step: Step | None = None,
+        most: Tensor | None = None,
     ) -> _Index:
         """`factor x + bias`, entry by entry.
 
@@ -849,32 +1038,52 @@ class _Reader:
                 total = bias if moved is None else moved if bias is None else moved + bias
                 if moved is not None:
                     most = _added(_sizes(before) * factor.abs(), bias, most)
-                return self._add_node(replace(before, map=folded, bias=total, bias_most=most, steps=steps), source.lead)
+                return self._add_node(
+                    replace(before, map=folded, bias=total, bias_most=most, steps=steps),
+                    source.lead,
+                )
         if (
             before.map is not None and bias is not None and bool((factor == 1).all())
         ):  # a shift only, as of a position embedding
             if before.bias is not None:
-                most, bias = _added(_sizes(before), bias, most), before.bias + bias
-            return self._add_node(replace(before, bias=bias, bias_most=most, steps=steps), source.lead)
+                most = _added(_sizes(before), bias, most)
+                bias = before.bias + bias
+            return self._add_node(
+                replace(before, bias=bias, bias_most=most, steps=steps), source.lead
+            )
         return self._affine(Scale(factor), bias, source, before.shape, (step,), most)
 
     def _exactly(self, source: _Index, factor: Tensor, bias: Tensor | None) -> _Index:
-        """The same as a part of an operation that is exact in floating point, but for the constant itself."""
+        """The same as a part of an operation that is exact in floating point, but for the
+        constant itself.
+        """
         noise = None if bias is None else (bias - bias.to(self.dtype).double()).abs()
-        return self._scaled(source, factor, bias, Step(Scale(factor), None if bias is None else bias.abs(), 0, noise))
+        return self._scaled(
+            source,
+            factor,
+            bias,
+            Step(Scale(factor), None if bias is None else bias.abs(), 0, noise),
+        )
 
     def _relu_node(self, source: _Index, slope: Tensor | float = 0.0) -> _Index:
         slope = torch.as_tensor(slope, dtype=torch.float64)
         if not ((slope >= 0) & (slope <= 1)).all():
             raise self._refuse("a leaky ReLU whose slope is not in [0, 1]")
         exact = bool(((slope == 0) | (slope == 1)).all())
-        steps = () if exact else (_step(Scale(torch.ones_like(slope)), None),)  # relative to what comes out
-        return self._add_node(Node((source,), self.nodes[source].shape, self.place, slope=slope, steps=steps), source.lead)
+        steps = (
+            () if exact else (_step(Scale(torch.ones_like(slope)), None),)
+        )  # relative to what comes out
+        return self._add_node(
+            Node((source,), self.nodes[source].shape, self.place, slope=slope, steps=steps),
+            source.lead,
+        )
 
     def _smooth_node(self, source: _Index, name: str) -> _Index:
         if not self.smooth:
             raise self._refuse(name)
-        return self._add_node(Node((source,), self.nodes[source].shape, self.place, activation=name), source.lead)
+        return self._add_node(
+            Node((source,), self.nodes[source].shape, self.place, activation=name), source.lead
+        )
 
     def _curve_node(self, curve: Curve, what: str, *parts: _Index, lead: int) -> _Index:
         if not self.smooth:
@@ -887,7 +1096,10 @@ class _Reader:
         parts = self._alike(*parts)
         total = Sum(len(parts))
         steps = () if exact else (Step(total, None, len(parts)),)
-        return self._add_node(Node(tuple(parts), self.nodes[parts[0]].shape, self.place, total, steps=steps), parts[0].lead)
+        return self._add_node(
+            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, total, steps=steps),
+            parts[0].lead,
+        )
 
     def _alike(self, *parts: _Index) -> list[_Index]:
         """All of one shape, as broadcasting would make them."""
@@ -904,7 +1116,9 @@ class _Reader:
         lead = _lead(values.shape)
         shape = tuple(values.shape[lead:])
         nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
-        return self._add_node(Node((0,), shape, self.place, nothing, values.double().reshape(shape), steps=()), lead)
+        return self._add_node(
+            Node((0,), shape, self.place, nothing, values.double().reshape(shape), steps=()), lead
+        )
 
     def _larger(self, a: _Index, b: _Index) -> _Index:
         """`max(a, b) = a + relu(b - a)`."""
@@ -925,15 +1139,20 @@ class _Reader:
         return [self._picked(source, *pair) for pair in zip(moved, turned)]
 
     def _picked(self, source: _Index, moved: Tensor, turned: Tensor) -> _Index:
-        """moved: the numbers where they went; turned: the same for their negatives, which tells them from constants."""
+        """moved: the numbers where they went; turned: the same for their negatives, which tells
+        them from constants.
+        """
         lead = _lead(moved.shape)
-        output, where = tuple(moved.shape[lead:]), moved.flatten().long()
+        output = tuple(moved.shape[lead:])
+        where = moved.flatten().long()
         if not torch.equal(moved.flatten(), where.double()) or not torch.equal(moved, -turned):
             raise self._refuse("a padding with other than zeros")
         return self._placed(source, where - 1, output, lead)
 
     def _placed(self, source: int, where: Tensor, output: tuple[int, ...], lead: int) -> _Index:
-        """Entries `where` of a node, -1 for 0. Moves one after another are one, and scales come after moves, to meet others."""
+        """Entries `where` of a node, -1 for 0. Moves one after another are one, and scales come
+        after moves, to meet others.
+        """
         node = self.nodes[source]
 
         def entries(values: Tensor) -> Tensor:
@@ -947,7 +1166,14 @@ class _Reader:
             factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
             bias, most = (None if v is None else entries(v) for v in (node.bias, node.bias_most))
             steps = tuple(_moved_step(step, entries) for step in _steps(node))
-            return self._affine(Scale(factor), bias, self._placed(node.inputs[0], where, output, lead), output, steps, most)
+            return self._affine(
+                Scale(factor),
+                bias,
+                self._placed(node.inputs[0], where, output, lead),
+                output,
+                steps,
+                most,
+            )
         same = torch.equal(where, torch.arange(node.size))
         if same and output == node.shape:
             return _Index(source, lead)
@@ -958,20 +1184,26 @@ class _Reader:
         """Whether it is the gain of a LayerNorm, which is left in its place."""
         return bool(node.inputs) and isinstance(self.nodes[node.inputs[0]].curve, Normalise)
 
-    def _average(self, name: str, target: Any, source: _Index, args: list[Any], options: dict[str, Any]) -> _Index:
+    def _average(
+        self, name: str, target: Any, source: _Index, args: list[Any], options: dict[str, Any]
+    ) -> _Index:
         # Everything here is float64, whatever the program sums in.
         args = [torch.float64 if isinstance(v, torch.dtype) else v for v in args]
-        options = {k: torch.float64 if isinstance(v, torch.dtype) else v for k, v in options.items()}
+        options = {
+            k: torch.float64 if isinstance(v, torch.dtype) else v for k, v in options.items()
+        }
 
         def one(x: Tensor) -> Tensor:
             return target(x, *args, **options)  # type: ignore[no-any-return]
 
-        shape, full = self.nodes[source].shape, self._full(source)
+        shape = self.nodes[source].shape
+        full = self._full(source)
         ones = one(torch.ones(full, dtype=torch.float64))
         output = tuple(ones.shape)
         sign = -1.0 if bool((ones < 0).any()) else 1.0  # a divisor may be negative
         lead = _lead(output)
-        # With a leading axis of length 1 the operation sees a batch there, and else one sample at a time.
+        # With a leading axis of length 1 the operation sees a batch there, and else one sample at a
+        # time.
         every = one if source.lead else torch.vmap(one)
 
         def function(x: Tensor) -> Tensor:
@@ -985,7 +1217,9 @@ class _Reader:
             raise self._refuse("an average over the batch axis")
         average = Average(function, shape)
         steps = (Step(average, None, FEW + _window(name, full, output, args, options)),)
-        mean = self._add_node(Node((source,), output[lead:], self.place, average, steps=steps), lead)
+        mean = self._add_node(
+            Node((source,), output[lead:], self.place, average, steps=steps), lead
+        )
         return mean if sign > 0 else self._neg(mean)
 
     # The operations, by their names in torch's operator library.
@@ -1000,10 +1234,16 @@ class _Reader:
         return self._linear(x, weight.T, bias)
 
     def _matmul(self, a: Any, b: Any) -> _Index:
-        """With a constant matrix on the right it is linear; else `a` and `b` both depend on the input."""
+        """With a constant matrix on the right it is linear; else `a` and `b` both depend on the
+        input.
+        """
         if isinstance(a, _Index) and isinstance(b, Tensor) and b.ndim == 2:
             return self._linear(a, b.T)
-        if not isinstance(a, _Index) or not isinstance(b, _Index) or min(len(self._full(a)), len(self._full(b))) < 2:
+        if (
+            not isinstance(a, _Index)
+            or not isinstance(b, _Index)
+            or min(len(self._full(a)), len(self._full(b))) < 2
+        ):
             raise self._refuse("a product with a constant on the left or with a vector")
         (*first, i, k), (*second, _, j) = self._full(a), self._full(b)
         batch = tuple(torch.broadcast_shapes(first, second))  # type: ignore[no-untyped-call]
@@ -1012,19 +1252,34 @@ class _Reader:
         return self._product(f"{axes}ik,{axes}kj->{axes}ij", a, b, (*batch, i, j))
 
     def _product(self, equation: str, a: _Index, b: _Index, full: tuple[int, ...]) -> _Index:
-        """An einsum, written for the tensors of the program; a leading axis of length 1 has no letter."""
+        """An einsum, written for the tensors of the program; a leading axis of length 1 has no
+        letter.
+        """
         (first, second), last = equation.split("->")[0].split(","), equation.split("->")[1]
         lead = _lead(full)
         equation = f"{first[a.lead :]},{second[b.lead :]}->{last[lead:]}"
-        return self._curve_node(Product(equation), "a product of two quantities that depend on the input", a, b, lead=lead)
+        return self._curve_node(
+            Product(equation),
+            "a product of two quantities that depend on the input",
+            a,
+            b,
+            lead=lead,
+        )
 
     _bmm = _matmul
 
     def _einsum(self, equation: str, parts: Sequence[Any], path: Any = None) -> _Index:
         """Of two quantities that depend on the input, every letter written out."""
         left, arrow, last = equation.replace(" ", "").partition("->")
-        if len(parts) != 2 or not all(isinstance(p, _Index) for p in parts) or not arrow or "." in equation:
-            raise self._refuse("an einsum with a constant, with more than two operands or without an arrow")
+        if (
+            len(parts) != 2
+            or not all(isinstance(p, _Index) for p in parts)
+            or not arrow
+            or "." in equation
+        ):
+            raise self._refuse(
+                "an einsum with a constant, with more than two operands or without an arrow"
+            )
         first, second = left.split(",")
         sizes = dict(zip(first + second, self._full(parts[0]) + self._full(parts[1])))
         return self._product(f"{left}->{last}", parts[0], parts[1], tuple(sizes[k] for k in last))
@@ -1032,9 +1287,15 @@ class _Reader:
     _mm = _matmul
 
     def _conv2d(
-        self, x: Any, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+        self,
+        x: Any,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
         groups: int = 1,
-    ) -> _Index:  # fmt: skip
+    ) -> _Index:
         if padding in ("valid", "same"):
             reach = [d * (k - 1) for d, k in zip(_pair(dilation), weight.shape[2:])]
             if padding == "same" and any(r % 2 for r in reach):
@@ -1048,17 +1309,33 @@ class _Reader:
         return self._affine(conv, None if bias is None else bias[:, None, None], x, output)
 
     def _convolution(
-        self, x: Any, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool,
-        output_padding: Any, groups: int,
-    ) -> _Index:  # fmt: skip
+        self,
+        x: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        transposed: bool,
+        output_padding: Any,
+        groups: int,
+    ) -> _Index:
         if transposed or weight.ndim != 4:
             raise self._refuse("a transposed or not two-dimensional convolution")
         return self._conv2d(x, weight, bias, stride, padding, dilation, groups)
 
     def _batch_norm(
-        self, x: Any, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, training: bool, _: float,
-        eps: float, *rest: Any,
-    ) -> _Index:  # fmt: skip
+        self,
+        x: Any,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        training: bool,
+        _: float,
+        eps: float,
+        *rest: Any,
+    ) -> _Index:
         if training:
             raise self._refuse("a batch norm in training mode")
         factor = (var + eps).rsqrt() if weight is None else weight * (var + eps).rsqrt()
@@ -1066,7 +1343,9 @@ class _Reader:
         ones = self._along(x, 1)
         most = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
         step = Step(Scale(factor.reshape(ones)), most.reshape(ones), NORM)
-        return self._scaled(x, factor.reshape(ones), shift.reshape(ones), step, 2 * most.reshape(ones))
+        return self._scaled(
+            x, factor.reshape(ones), shift.reshape(ones), step, 2 * most.reshape(ones)
+        )
 
     def _along(self, x: _Index, dim: int) -> list[int]:
         """The shape in which a vector along an axis broadcasts against one sample."""
@@ -1084,7 +1363,9 @@ class _Reader:
         return self._relu_node(x, slope)
 
     def _prelu(self, x: Any, weight: Tensor) -> _Index:
-        return self._relu_node(x, weight if weight.numel() == 1 else weight.reshape(self._along(x, 1)))
+        return self._relu_node(
+            x, weight if weight.numel() == 1 else weight.reshape(self._along(x, 1))
+        )
 
     def _sigmoid(self, x: Any) -> _Index:
         return self._smooth_node(x, "sigmoid")
@@ -1099,17 +1380,26 @@ class _Reader:
         return self._smooth_node(x, "silu")
 
     def _softplus(self, x: Any, beta: float = 1.0, threshold: float = 20.0) -> _Index:
-        """`softplus(beta x) / beta`; beyond the threshold torch returns x, off by at most `exp(-threshold) / beta`."""
+        """`softplus(beta x) / beta`; beyond the threshold torch returns x, off by at most
+        `exp(-threshold) / beta`.
+        """
         if threshold < 18:  # the jump is exp(-threshold) / beta
             raise self._refuse("a softplus with a low threshold, where it jumps,")
         one = torch.tensor(1.0, dtype=torch.float64)
-        return self._scaled(self._smooth_node(self._scaled(x, beta * one, None), "softplus"), one / beta, None)
+        return self._scaled(
+            self._smooth_node(self._scaled(x, beta * one, None), "softplus"), one / beta, None
+        )
 
-    def _elu(self, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> _Index:
-        """`scale (alpha elu(t) + (1 - alpha input_scale) relu(x))` with `t = input_scale x`: ELU, CELU and SELU."""
+    def _elu(
+        self, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+    ) -> _Index:
+        """`scale (alpha elu(t) + (1 - alpha input_scale) relu(x))` with `t = input_scale x`:
+        ELU, CELU and SELU.
+        """
         one = torch.tensor(1.0, dtype=torch.float64)
         bent = self._smooth_node(self._scaled(x, input_scale * one, None), "elu")
-        bent, rest = self._scaled(bent, scale * alpha * one, None), scale * (1 - alpha * input_scale)
+        bent = self._scaled(bent, scale * alpha * one, None)
+        rest = scale * (1 - alpha * input_scale)
         if abs(rest) <= 1e-15 * abs(scale):
             return bent
         return self._sum([bent, self._scaled(self._relu_node(x), rest * one, None)])
@@ -1136,20 +1426,33 @@ class _Reader:
         return self._curve_node(Softmax(), "softmax", x, lead=x.lead)
 
     def _scaled_dot_product_attention(
-        self, q: Any, k: Any, v: Any, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
-        scale: float | None = None, enable_gqa: bool = False,
-    ) -> _Index:  # fmt: skip
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> _Index:
         """`softmax(q k^T scale + mask) v`."""
         if not all(isinstance(part, _Index) for part in (q, k, v)) or enable_gqa:
             raise self._refuse("attention to constants or with grouped queries")
-        n, m, width = self._full(q)[-2], self._full(k)[-2], self._full(q)[-1]
+        n = self._full(q)[-2]
+        m = self._full(k)[-2]
+        width = self._full(q)[-1]
         scores = self._matmul(q, self._move(torch.transpose, k, [-2, -1], {}))
         scores = self._mul(scores, 1 / math.sqrt(width) if scale is None else scale)
         if is_causal:
             attn_mask = torch.ones(n, m, dtype=torch.bool).tril()
         if attn_mask is not None:
             self.masks = True
-            added = torch.where(attn_mask, 0.0, -math.inf) if attn_mask.dtype == torch.bool else attn_mask
+            added = (
+                torch.where(attn_mask, 0.0, -math.inf)
+                if attn_mask.dtype == torch.bool
+                else attn_mask
+            )
             scores = self._add(scores, added)
         return self._matmul(self._softmax(scores, -1), v)
 
@@ -1159,15 +1462,20 @@ class _Reader:
 
     def _baddbmm(self, start: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> _Index:
         product = self._mul(self._matmul(a, b), alpha)
-        return self._add(self._mul(start, beta) if isinstance(start, _Index) else beta * start, product)
+        return self._add(
+            self._mul(start, beta) if isinstance(start, _Index) else beta * start, product
+        )
 
     def _masked_fill(self, x: Any, mask: Tensor, value: Any) -> _Index:
         """Where the mask is set, the value, a constant too."""
         full = self._full(x)
-        hidden, there = mask.expand(full), _tensor(self._fixed(value)).expand(full)
+        hidden = mask.expand(full)
+        there = _tensor(self._fixed(value)).expand(full)
         there = torch.where(hidden, self._masked(there), 0.0)
         shape = self.nodes[x].shape
-        return self._exactly(x, _sample((~hidden).double(), shape, x.lead), _sample(there, shape, x.lead))
+        return self._exactly(
+            x, _sample((~hidden).double(), shape, x.lead), _sample(there, shape, x.lead)
+        )
 
     def _fixed(self, value: Any) -> Any:
         """A constant, or it is refused: an index is a number, and would be taken for one."""
@@ -1179,16 +1487,26 @@ class _Reader:
         """`a` where the mask is set, else `b`; constants or not."""
         if isinstance(a, _Index) and isinstance(b, _Index):
             a, b = self._alike(a, b)
-            return self._sum([self._masked_fill(a, ~mask, 0.0), self._masked_fill(b, mask, 0.0)], exact=True)
+            return self._sum(
+                [self._masked_fill(a, ~mask, 0.0), self._masked_fill(b, mask, 0.0)], exact=True
+            )
         x, other, hidden = (a, b, ~mask) if isinstance(a, _Index) else (b, a, mask)
-        x = self._wide_as(x, torch.zeros(torch.broadcast_shapes(mask.shape, torch.as_tensor(other).shape)))  # type: ignore[no-untyped-call]
+        wide, _ = torch.broadcast_tensors(mask, torch.as_tensor(other))  # type: ignore[no-untyped-call]
+        x = self._wide_as(x, torch.zeros(wide.shape))
         return self._masked_fill(x, hidden, other)
 
     def _layer_norm(
-        self, x: Any, size: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+        self,
+        x: Any,
+        size: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
         cudnn: bool = False,
-    ) -> _Index:  # fmt: skip
-        """`gain (x - mean) / sqrt(variance + eps) + bias` over the last axes: a matrix, `Normalise`, a scale."""
+    ) -> _Index:
+        """`gain (x - mean) / sqrt(variance + eps) + bias` over the last axes: a matrix,
+        `Normalise`, a scale.
+        """
         width = math.prod(size)
         centre = torch.eye(width, dtype=torch.float64) - 1 / width
         return self._normalised(x, size, centre, weight, bias, eps)
@@ -1196,25 +1514,44 @@ class _Reader:
     def _native_layer_norm(self, x: Any, size: Sequence[int], *rest: Any) -> list[Any]:
         return [self._layer_norm(x, size, *rest), None, None]
 
-    def _rms_norm(self, x: Any, size: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> _Index:
-        tiny = torch.finfo(self.dtype).eps if eps is None else eps  # torch takes that of the type it computes in
+    def _rms_norm(
+        self, x: Any, size: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+    ) -> _Index:
+        tiny = (
+            torch.finfo(self.dtype).eps if eps is None else eps
+        )  # torch takes that of the type it computes in
         return self._normalised(x, size, None, weight, None, tiny)
 
     def _group_norm(
-        self, x: Any, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+        self,
+        x: Any,
+        groups: int,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
         cudnn: bool = False,
-    ) -> _Index:  # fmt: skip
+    ) -> _Index:
         """A LayerNorm over each group of channels, with one gain and bias for each channel."""
         full = self._full(x)
         parts = self._move(torch.reshape, x, [(full[0], groups, -1)], {})
-        whole = self._move(torch.reshape, self._layer_norm(parts, self._full(parts)[-1:], eps=eps), [full], {})
+        whole = self._move(
+            torch.reshape, self._layer_norm(parts, self._full(parts)[-1:], eps=eps), [full], {}
+        )
         if weight is None:
             return whole  # type: ignore[no-any-return]
         ones = self._along(x, 1)
-        return self._scaled(whole, weight.reshape(ones), None if bias is None else bias.reshape(ones))
+        return self._scaled(
+            whole, weight.reshape(ones), None if bias is None else bias.reshape(ones)
+        )
 
     def _normalised(
-        self, x: _Index, size: Sequence[int], centre: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+        self,
+        x: _Index,
+        size: Sequence[int],
+        centre: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
     ) -> _Index:
         full = self._full(x)
         if len(size) > 1:
@@ -1225,7 +1562,12 @@ class _Reader:
             x = self._linear(x, centre)
         x = self._curve_node(Normalise(eps), "layer_norm", x, lead=x.lead)
         if weight is not None:
-            x = self._affine(Scale(weight.flatten()), None if bias is None else bias.flatten(), x, self.nodes[x].shape)
+            x = self._affine(
+                Scale(weight.flatten()),
+                None if bias is None else bias.flatten(),
+                x,
+                self.nodes[x].shape,
+            )
         return self._move(torch.reshape, x, [full], {}) if len(size) > 1 else x
 
     def _hardtanh(self, x: Any, low: float = -1.0, high: float = 1.0) -> _Index:
@@ -1236,11 +1578,15 @@ class _Reader:
 
     def _clamp(self, x: Any, min: Any = None, max: Any = None) -> _Index:
         """`low + relu(x - low) - relu(x - high)`, each side on its own where only one is given."""
-        one, min, max = torch.tensor(1.0, dtype=torch.float64), self._fixed(min), self._fixed(max)
+        one = torch.tensor(1.0, dtype=torch.float64)
+        min = self._fixed(min)
+        max = self._fixed(max)
         if min is not None and not (isinstance(min, float) and min == -math.inf):
             low = torch.as_tensor(min, dtype=torch.float64)
             x = self._exactly(self._relu_node(self._exactly(x, one, -low)), one, low)
-        if max is not None and not (isinstance(max, float) and max == math.inf):  # min(x, high) = high - relu(high - x)
+        if max is not None and not (
+            isinstance(max, float) and max == math.inf
+        ):  # min(x, high) = high - relu(high - x)
             high = torch.as_tensor(max, dtype=torch.float64)
             x = self._exactly(self._relu_node(self._exactly(x, -one, high)), -one, high)
         return x  # type: ignore[no-any-return]
@@ -1261,18 +1607,35 @@ class _Reader:
         return self._larger(a, b)
 
     def _minimum(self, a: Any, b: Any) -> _Index:
-        return self._neg(self._maximum(*(self._neg(v) if isinstance(v, _Index) else -v for v in (a, b))))
+        return self._neg(
+            self._maximum(*(self._neg(v) if isinstance(v, _Index) else -v for v in (a, b)))
+        )
 
     def _max_pool2d(
-        self, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+        self,
+        x: Any,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
     ) -> _Index:
-        """Entry by entry of the window: a tree of maxima. Where a window leaves the image it looks at its first entry again."""
-        shape, size = self.nodes[x].shape, math.prod(self.nodes[x].shape)
+        """Entry by entry of the window: a tree of maxima. Where a window leaves the image it
+        looks at its first entry again.
+        """
+        shape = self.nodes[x].shape
+        size = math.prod(self.nodes[x].shape)
         if len(shape) != 3:
             raise self._refuse("a max pooling of tokens")
         height, width = _pair(kernel)
-        (up, left), (down, across), spread = _pair(padding), _pair(stride or kernel), _pair(dilation)
-        pool = F.max_pool2d(torch.zeros(1, *shape), (height, width), (down, across), (up, left), spread, ceil_mode)
+        (up, left), (down, across), spread = (
+            _pair(padding),
+            _pair(stride or kernel),
+            _pair(dilation),
+        )
+        pool = F.max_pool2d(
+            torch.zeros(1, *shape), (height, width), (down, across), (up, left), spread, ceil_mode
+        )
         output = tuple(pool.shape[1:])
         index = torch.arange(size).reshape(shape)
         picks: list[Tensor] = []
@@ -1285,11 +1648,18 @@ class _Reader:
                 picks.append(torch.where(inside, entry, -1))
         stacked = torch.stack(picks)
         outside = stacked < 0
-        known = stacked.gather(0, (~outside).int().argmax(0, keepdim=True))  # some entry that is inside
+        known = stacked.gather(
+            0, (~outside).int().argmax(0, keepdim=True)
+        )  # some entry that is inside
         filled = torch.where(outside, known, stacked)
         picked = [Pick(s.flatten(), shape, output) for s in filled]
-        parts = [self._add_node(Node((x,), output, self.place, pick, steps=()), x.lead) for pick in picked]
-        if outside.any():  # one after the other, so that a stand-in, which cannot win, can be left out of its race
+        parts = [
+            self._add_node(Node((x,), output, self.place, pick, steps=()), x.lead)
+            for pick in picked
+        ]
+        if (
+            outside.any()
+        ):  # one after the other, so that a stand-in, which cannot win, can be left out of its race
             best = parts[0]
             for part, entry, out in zip(parts[1:], stacked[1:], outside[1:]):
                 races = ~(out | (outside[0] & (entry == known[0])))
@@ -1306,7 +1676,11 @@ class _Reader:
 
     def _cat(self, parts: list[Any], dim: int = 0) -> _Index:
         """Constants among the parts (a class token) become nodes of their own."""
-        nodes = [p if isinstance(p, _Index) else self._constant(p) for p in parts if isinstance(p, _Index) or p.numel()]
+        nodes = [
+            p if isinstance(p, _Index) else self._constant(p)
+            for p in parts
+            if isinstance(p, _Index) or p.numel()
+        ]
         full = self._full(nodes[0])
         axis = dim % len(full)
         if axis == 0:  # a leading axis of length 1 would not stay one: the others move up
@@ -1316,20 +1690,32 @@ class _Reader:
         sizes = tuple(self.nodes[p].shape[axis] for p in nodes)
         shape = self.nodes[nodes[0]].shape
         shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
-        return self._add_node(Node(tuple(nodes), shape, self.place, Concat(axis + 1, sizes), steps=()), nodes[0].lead)
+        return self._add_node(
+            Node(tuple(nodes), shape, self.place, Concat(axis + 1, sizes), steps=()), nodes[0].lead
+        )
 
     def _stack(self, parts: list[Any], dim: int = 0) -> _Index:
         whole = next(p for p in parts if isinstance(p, _Index))
         axis = dim % (len(self._full(whole)) + 1)
-        return self._cat([
-            self._move(torch.unsqueeze, p, [axis], {}) if isinstance(p, _Index) else p.unsqueeze(axis) for p in parts
-        ], axis)  # fmt: skip
+        return self._cat(
+            [
+                self._move(torch.unsqueeze, p, [axis], {})
+                if isinstance(p, _Index)
+                else p.unsqueeze(axis)
+                for p in parts
+            ],
+            axis,
+        )
 
     def _add(self, a: Any, b: Any, alpha: float = 1) -> _Index:
         one = torch.tensor(1.0, dtype=torch.float64)
         if isinstance(a, _Index) and isinstance(b, _Index):
             return self._sum([a, b if alpha == 1 else self._scaled(b, alpha * one, None)])
-        (x, factor), constant = ((a, one), alpha * _tensor(b)) if isinstance(a, _Index) else ((b, alpha * one), _tensor(a))
+        (x, factor), constant = (
+            ((a, one), alpha * _tensor(b))
+            if isinstance(a, _Index)
+            else ((b, alpha * one), _tensor(a))
+        )
         x = self._wide_as(x, constant)
         shift = _sample(constant, self.nodes[x].shape, x.lead)
         hidden = shift <= -_FAR  # a mask: nothing of x, and so far down that nothing is left of it
@@ -1338,7 +1724,9 @@ class _Reader:
         return self._scaled(x, factor, self._masked(shift))
 
     def _masked(self, constant: Tensor) -> Tensor:
-        """A constant that is added, or takes the place of a value: finite, which minus infinity is before a softmax."""
+        """A constant that is added, or takes the place of a value: finite, which minus infinity
+        is before a softmax.
+        """
         if self.masks:
             constant = constant.clamp(min=-_FAR)
         if not torch.isfinite(constant).all():
@@ -1396,7 +1784,10 @@ class _Reader:
                 needed.update(self.nodes[i].inputs)
         order = sorted(needed)
         number = {old: new for new, old in enumerate(order)}
-        nodes = tuple(replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs)) for i in order)
+        nodes = tuple(
+            replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs))
+            for i in order
+        )
         return Graph(nodes, execution=Execution(self.dtype, refusal=self.mixed))
 
 
@@ -1414,7 +1805,9 @@ class _Index(int):
         return self
 
 
-_FAR = 1e9  # what a mask puts in the place of minus infinity: right for attention with scores above it
+_FAR = (
+    1e9  # what a mask puts in the place of minus infinity: right for attention with scores above it
+)
 
 
 def _operation(node: Any) -> str:
@@ -1429,7 +1822,10 @@ def _scores(program: Any) -> set[Any]:
     keep = _MOVES | _SAME | {"add", "sub", "where", "masked_fill"}
     for node in reversed(list(program.graph.nodes)):
         ways = [_operation(user) for user in node.users]
-        good = [way == "softmax" or (way in keep and user in found) for way, user in zip(ways, node.users)]
+        good = [
+            way == "softmax" or (way in keep and user in found)
+            for way, user in zip(ways, node.users)
+        ]
         if good and all(good):
             found.add(node)
     return found
@@ -1454,13 +1850,17 @@ def _tensor(constant: Any) -> Tensor:
 
 
 def _sample(constant: Any, shape: tuple[int, ...], lead: int) -> Tensor:
-    """A constant that broadcasts against a tensor of the program, as one that broadcasts against a node's sample."""
+    """A constant that broadcasts against a tensor of the program, as one that broadcasts
+    against a node's sample.
+    """
     values = _tensor(constant)
     return values[0] if lead and values.ndim > len(shape) else values
 
 
 def _step(map_: Linear, bias: Tensor | None) -> Step:
-    """What is executed for an affine map and its bias: a sum of products for each entry, or one product."""
+    """What is executed for an affine map and its bias: a sum of products for each entry, or one
+    product.
+    """
     size = None if bias is None else bias.abs()
     if isinstance(map_, Matrix):
         return Step(map_, size, map_.weight.shape[1] + 2)
@@ -1488,19 +1888,31 @@ def _added(moved: Tensor, bias: Tensor | None, most: Tensor | None) -> Tensor:
 
 def _steps(node: Node) -> tuple[Step, ...]:
     """What is executed for an affine node, to be followed by more: an exact one is a step, too."""
-    return node.steps or (() if node.map is None else (Step(node.map, None if node.bias is None else node.bias.abs()),))
+    return node.steps or (
+        ()
+        if node.map is None
+        else (Step(node.map, None if node.bias is None else node.bias.abs()),)
+    )
 
 
 def _moved_step(step: Step, entries: Callable[[Tensor], Tensor]) -> Step:
     """The same operation, entry by entry, after the entries have moved."""
     assert isinstance(step.map, Scale)
     parts = (step.map.factor, step.bias, step.noise)
-    factor, bias, noise = (v if v is None else v.reshape(()) if v.numel() == 1 else entries(v) for v in parts)
+    factor, bias, noise = (
+        v if v is None else v.reshape(()) if v.numel() == 1 else entries(v) for v in parts
+    )
     assert factor is not None
     return replace(step, map=Scale(factor), bias=bias, noise=noise)
 
 
-def _window(name: str, full: Sequence[int], output: Sequence[int], args: list[Any], options: Mapping[str, Any]) -> int:
+def _window(
+    name: str,
+    full: Sequence[int],
+    output: Sequence[int],
+    args: list[Any],
+    options: Mapping[str, Any],
+) -> int:
     """How many entries an average or a sum takes at most."""
     if name in ("mean", "sum"):
         return math.prod(full) // math.prod(output)
@@ -1510,20 +1922,25 @@ def _window(name: str, full: Sequence[int], output: Sequence[int], args: list[An
     return wide if name.endswith("1d") else tall * wide
 
 
-def _fold_before(factor: Tensor, map_: Matrix | Conv | Scale, shape: tuple[int, ...]) -> Linear | None:
+def _fold_before(
+    factor: Tensor, map_: Matrix | Conv | Scale, shape: tuple[int, ...]
+) -> Linear | None:
     """`map(factor x)` as one map, if it is one of the same kind."""
     if isinstance(map_, Scale):
         return Scale(map_.factor * factor)
     factor = factor.expand(shape)
     if isinstance(map_, Matrix):
         same = len(shape) == 1 or all(
-            torch.equal(row, factor[(0,) * (len(shape) - 1)]) for row in factor.reshape(-1, shape[-1])
+            torch.equal(row, factor[(0,) * (len(shape) - 1)])
+            for row in factor.reshape(-1, shape[-1])
         )
         return Matrix(map_.weight * factor.reshape(-1, shape[-1])[0]) if same else None
     flat = factor.flatten(1)
     if not torch.equal(flat, flat[:, :1].expand_as(flat)):
         return None
-    per_group = flat[:, 0].reshape(map_.groups, -1).repeat_interleave(len(map_.weight) // map_.groups, 0)
+    per_group = (
+        flat[:, 0].reshape(map_.groups, -1).repeat_interleave(len(map_.weight) // map_.groups, 0)
+    )
     return replace(map_, weight=map_.weight * per_group[:, :, None, None])
 
 
@@ -1532,7 +1949,11 @@ def _fold_after(map_: Matrix | Conv, factor: Tensor, shape: tuple[int, ...]) -> 
     factor = factor.expand(shape)
     if isinstance(map_, Matrix):
         rows = factor.reshape(-1, shape[-1])
-        return Matrix(rows[0][:, None] * map_.weight) if torch.equal(rows, rows[:1].expand_as(rows)) else None
+        return (
+            Matrix(rows[0][:, None] * map_.weight)
+            if torch.equal(rows, rows[:1].expand_as(rows))
+            else None
+        )
     flat = factor.flatten(1)
     if not torch.equal(flat, flat[:, :1].expand_as(flat)):
         return None
@@ -1546,7 +1967,9 @@ def _padded(where: Tensor, size: int) -> tuple[Tensor, bool]:
 
 
 def _entries(flat: Tensor, where: Tensor, gone: bool) -> Tensor:
-    """Entries `where` of the rows `(m, n)`, 0 for n; gathering is the fastest way to move them here."""
+    """Entries `where` of the rows `(m, n)`, 0 for n; gathering is the fastest way to move them
+    here.
+    """
     return (F.pad(flat, (0, 1)) if gone else flat).gather(1, where.expand(len(flat), -1))
 
 

@@ -1,17 +1,22 @@
-"""The Jacobian over a small region as its value in the middle and a first-order error: tight where intervals are not.
+"""The Jacobian over a small region as its value in the middle and a first-order error: tight where
+intervals are not.
 
-Every node's derivative is a fixed linear map M and a remainder, `J_i(x)^T g = M_i^T g + r_i`. So the gradient of the output at
-the input is that of the linear network of the M's, and each remainder comes to it through the maps before its node:
+Every node's derivative is a fixed linear map M and a remainder, `J_i(x)^T g = M_i^T g + r_i`. So
+the gradient of the output at the input is that of the linear network of the M's, and each remainder
+comes to it through the maps before its node:
 
     g(x) = M_1^T ... M_L^T w + sum_i T_i^T r_i,      T_i = M_{i-1} ... M_1,      |r_i| <= e_i,
 
-which is a product of the maps themselves, and not of their absolute values as in interval arithmetic: for a transformer the
-difference is a factor of many thousands. `e_i` is the width of the derivative times the size of the gradient there, whose own
-error is of first order too and is bounded by absolute values. (The same telescoping gives RecurJac's bounds, Zhang, Zhang &
-Hsieh 2019; here the maps are those of the middle, shared by all outputs, so that one pass of tangents serves all.)
+which is a product of the maps themselves, and not of their absolute values as in interval
+arithmetic: for a transformer the difference is a factor of many thousands. `e_i` is the width of
+the derivative times the size of the gradient there, whose own error is of first order too and is
+bounded by absolute values. (The same telescoping gives RecurJac's bounds, Zhang, Zhang & Hsieh
+2019; here the maps are those of the middle, shared by all outputs, so that one pass of tangents
+serves all.)
 
-Rounding. A computed gradient differs from `M^T g` by a remainder as well, at most `c |M|^T |g|` with c the number of terms
-times 2^-52, and the error of a computed tangent meets that of the gradient, `c <|T|, |M|^T |error|>`: both belong to `e_i`.
+Rounding. A computed gradient differs from `M^T g` by a remainder as well, at most `c |M|^T |g|`
+with c the number of terms times 2^-52, and the error of a computed tangent meets that of the
+gradient, `c <|T|, |M|^T |error|>`: both belong to `e_i`.
 """
 
 from __future__ import annotations
@@ -51,7 +56,9 @@ class Middle(Protocol):
         """`|M|^T g`, or more, of sizes >= 0."""
 
     def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
-        """At least `|J(x)^T h - M^T h|` for all x of the region and all h with `|h - g| <= error`."""
+        """At least `|J(x)^T h - M^T h|` for all x of the region and all h with `|h - g| <=
+        error`.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +83,9 @@ class _Affine:
 
 
 def _back(map_: Linear, g: Tensor) -> tuple[Tensor, ...]:
-    return tuple(part.reshape(*g.shape[:2], *part.shape[1:]) for part in map_.transpose(g.flatten(0, 1)))
+    return tuple(
+        part.reshape(*g.shape[:2], *part.shape[1:]) for part in map_.transpose(g.flatten(0, 1))
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +117,9 @@ class _Entrywise:
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """The product rule, `M (s, t) = s b + a t`: factors a, b `(N, *shape)` and their half widths."""
+    """The product rule, `M (s, t) = s b + a t`: factors a, b `(N, *shape)` and their half
+    widths.
+    """
 
     curve: Product
     factors: tuple[Tensor, Tensor]
@@ -136,7 +147,9 @@ class _Product:
 
     def _pull(self, g: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, ...]:
         a, b, out = self._letters
-        return torch.einsum(f"YZ{out},Y{b}->YZ{a}", g, right), torch.einsum(f"YZ{out},Y{a}->YZ{b}", g, left)
+        return torch.einsum(f"YZ{out},Y{b}->YZ{a}", g, right), torch.einsum(
+            f"YZ{out},Y{a}->YZ{b}", g, left
+        )
 
     @property
     def _letters(self) -> tuple[str, str, str]:
@@ -161,7 +174,9 @@ class _Softmax:
     def make(cls, curve: Softmax, spans: tuple[Span, ...]) -> _Softmax:
         p = curve.value(_halves(spans[0])[0])[:, None]
         low, high = (side[:, None] for side in curve.span(spans[0]))
-        return cls(p, torch.maximum(high - p, p - low).clamp(min=0) * (1 + 4 * U), high, p.shape[-1] + 8)
+        return cls(
+            p, torch.maximum(high - p, p - low).clamp(min=0) * (1 + 4 * U), high, p.shape[-1] + 8
+        )
 
     def forward(self, *t: Tensor) -> Tensor:
         return self.p * (t[0] - _sum(self.p * t[0]))
@@ -174,14 +189,22 @@ class _Softmax:
 
     def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
         much = _sum(self.p * (g.abs() + error))
-        off = (g - _sum(self.p * g)).abs() + error + _sum(self.p * error) + self.terms * U * (g.abs() + much)
+        off = (
+            (g - _sum(self.p * g)).abs()
+            + error
+            + _sum(self.p * error)
+            + self.terms * U * (g.abs() + much)
+        )
         # The entries of the stored p add up to 1 but for rounding.
-        return (self.width * off + self.most * (_sum(self.width * off) + 4 * self.terms * U * much),)
+        return (
+            self.width * off + self.most * (_sum(self.width * off) + 4 * self.terms * U * much),
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class _Normalise:
-    """`M t = rho (t - y <y, t> / n)`: rho `(N, 1, ..., 1)` and y `(N, 1, *shape)`, and their largest deviations.
+    """`M t = rho (t - y <y, t> / n)`: rho `(N, 1, ..., 1)` and y `(N, 1, *shape)`, and their
+    largest deviations.
 
     `J^T h - M^T h = drho (h - (y + dy) <y + dy, h> / n) - rho (dy <y + dy, h> + y <dy, h>) / n`.
     """
@@ -195,15 +218,19 @@ class _Normalise:
     @classmethod
     def make(cls, curve: Normalise, spans: tuple[Span, ...]) -> _Normalise:
         low, high = spans[0]
-        n, c = low.shape[-1], _halves(spans[0])[0]
-        least = torch.where((low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())).square()
+        n = low.shape[-1]
+        c = _halves(spans[0])[0]
+        least = torch.where(
+            (low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())
+        ).square()
         most = torch.maximum(low.abs(), high.abs()).square()
         slack = (n + 16) * U
         top = (least.mean(-1, keepdim=True) * (1 - slack) + curve.eps).rsqrt() * (1 + slack)
         bottom = (most.mean(-1, keepdim=True) * (1 + slack) + curve.eps).rsqrt() * (1 - slack)
         rho = (c.square().mean(-1, keepdim=True) + curve.eps).rsqrt()
         y, (first, last) = c * rho, curve.span(spans[0])
-        turn, slip = torch.maximum(top - rho, rho - bottom), torch.maximum(last - y, y - first)
+        turn = torch.maximum(top - rho, rho - bottom)
+        slip = torch.maximum(last - y, y - first)
         turn, slip = (v.clamp(min=0) * (1 + 4 * U) for v in (turn, slip))
         return cls(rho[:, None], y[:, None], turn[:, None], slip[:, None], n + 8)
 
@@ -218,9 +245,14 @@ class _Normalise:
         return (self.rho * (g + y * _sum(y * g) / y.shape[-1]),)
 
     def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
-        n, y, dy, size = self.y.shape[-1], self.y.abs(), self.y_width, g.abs() + error
+        n = self.y.shape[-1]
+        y = self.y.abs()
+        dy = self.y_width
+        size = g.abs() + error
         along = _sum(self.y * g)
-        across, slip, much = _sum(dy * size), _sum(y * error), self.terms * U * _sum(y * size)
+        across = _sum(dy * size)
+        slip = _sum(y * error)
+        much = self.terms * U * _sum(y * size)
         most = along.abs() + slip + across + much  # <y + dy, h>
         rest = (dy * most + y * (across + slip + much)) / n
         whole = (g - self.y * along / n).abs() + error + rest + 4 * U * size
@@ -253,26 +285,41 @@ def middle(graph: Graph, node: Node, spans: Mapping[int, Span]) -> Middle:
 
 
 def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool = False) -> Span:
-    """Bounds on the gradients of the logit combinations `rows` `(m, K)` over N bounded regions, `(N, m, n)` each.
+    """Bounds on the gradients of the logit combinations `rows` `(m, K)` over N bounded regions,
+    `(N, m, n)` each.
 
-    spans: what `jacobian.ranges` found, all finite. tighten: bound the error of the gradient at every curve and activation by
-    tangents that start there as well, which is a pass for each of their entries.
+    spans: what `jacobian.ranges` found, all finite. tighten: bound the error of the gradient at
+    every curve and activation by tangents that start there as well, which is a pass for each of
+    their entries.
     """
-    count, m, last = len(next(iter(spans.values()))[0]) if spans else 1, len(rows), len(graph.nodes) - 1
+    count = len(next(iter(spans.values()))[0]) if spans else 1
+    m = len(rows)
+    last = len(graph.nodes) - 1
     users = [sum(node.inputs.count(j) for node in graph.nodes) for j in range(len(graph.nodes))]
-    head = rows.to(graph.device).double().expand(count, m, -1).reshape(count, m, *graph.nodes[last].shape)
-    # At every node: the gradient of the linear network, the error of it, and the part of that which arises there.
-    g, error, rest = {last: head}, {last: torch.zeros_like(head)}, {last: torch.zeros_like(head)}
+    head = (
+        rows.to(graph.device)
+        .double()
+        .expand(count, m, -1)
+        .reshape(count, m, *graph.nodes[last].shape)
+    )
+    # At every node: the gradient of the linear network, the error of it, and the part of that which
+    # arises there.
+    g = {last: head}
+    error = {last: torch.zeros_like(head)}
+    rest = {last: torch.zeros_like(head)}
     maps: dict[int, Middle] = {}
     for i in range(last, 0, -1):
         if i not in g:
             continue
-        here, off = g.pop(i), error.pop(i) + rest[i]
+        here = g.pop(i)
+        off = error.pop(i) + rest[i]
         if tighten and graph.nodes[i].map is None and i < last:
             off = torch.minimum(off, _gathered(graph, maps, rest, i).reshape(off.shape))
         maps[i] = by = middle(graph, graph.nodes[i], spans)
         wide = (by.terms + 8 + users[i]) * U
-        parts = zip(by.transpose(here), by.reach(here.abs() + off), by.reach(off), by.spread(here, off))
+        parts = zip(
+            by.transpose(here), by.reach(here.abs() + off), by.reach(off), by.spread(here, off)
+        )
         for j, (part, much, moved, spread) in zip(graph.nodes[i].inputs, parts):
             _add(g, j, part)
             _add(rest, j, (wide + users[j] * U) * (much + FAINT) + spread * (1 + wide))
@@ -289,18 +336,26 @@ def _add(store: dict[int, Tensor], key: int, value: Tensor) -> None:
     store[key] = store[key] + value if key in store else value
 
 
-def _gathered(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int) -> Tensor:
+def _gathered(
+    graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int
+) -> Tensor:
     """`sum_i |T_i|^T e_i` with the tangents T that start at a node, `(N, m, size)`."""
-    size, most = graph.nodes[start].size, max(node.size for node in graph.nodes[start:])
-    parts = torch.split(torch.arange(size, device=graph.device), max(1, NUMBERS // (len(rest[start]) * most)))
+    size = graph.nodes[start].size
+    most = max(node.size for node in graph.nodes[start:])
+    parts = torch.split(
+        torch.arange(size, device=graph.device), max(1, NUMBERS // (len(rest[start]) * most))
+    )
     return torch.cat([_carried(graph, maps, rest, start, part) for part in parts], 2)
 
 
-def _carried(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int, where: Tensor) -> Tensor:
+def _carried(
+    graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor], start: int, where: Tensor
+) -> Tensor:
     """The same for some entries of the node."""
     clock.check()
     clock.spend(2 * len(rest[start]) * len(where) * graph.operations)
-    count, k = len(rest[start]), len(where)
+    count = len(rest[start])
+    k = len(where)
     unit = rest[start].new_zeros(k, graph.nodes[start].size).scatter(1, where[:, None], 1.0)
     tangent = {start: unit.expand(count, -1, -1).reshape(count, k, *graph.nodes[start].shape)}
     last_use = {j: i for i, node in enumerate(graph.nodes) for j in node.inputs}
@@ -309,7 +364,10 @@ def _carried(graph: Graph, maps: Mapping[int, Middle], rest: Mapping[int, Tensor
         inputs = graph.nodes[i].inputs
         if not any(j in tangent for j in inputs):
             continue
-        given = [tangent[j] if j in tangent else unit.new_zeros(count, k, *graph.nodes[j].shape) for j in inputs]
+        given = [
+            tangent[j] if j in tangent else unit.new_zeros(count, k, *graph.nodes[j].shape)
+            for j in inputs
+        ]
         t = tangent[i] = maps[i].forward(*given)
         for j in inputs:
             if last_use[j] == i:

@@ -1,6 +1,8 @@
-"""What one chunk of a run holds, and how: tensors for the samples of the chunk, points only where there is a flip.
+"""What one chunk of a run holds, and how: tensors for the samples of the chunk, points only where
+there is a flip.
 
-Images that are multiples of 1/255, as nearly all are, are kept as bytes: a quarter of the space, and the same floats when read.
+Images that are multiples of 1/255, as nearly all are, are kept as bytes: a quarter of the space,
+and the same floats when read.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def pack(x: Tensor) -> Tensor:
     if x.dtype != torch.float32 or not x.numel() or not (x.min() >= 0 and x.max() <= 1):
         return x.contiguous()
     levels = (x * LEVELS).round()
-    return levels.to(torch.uint8).contiguous() if torch.equal(levels / LEVELS, x) else x.contiguous()
+    return (
+        levels.to(torch.uint8).contiguous() if torch.equal(levels / LEVELS, x) else x.contiguous()
+    )
 
 
 def unpack(stored: Tensor) -> Tensor:
@@ -31,17 +35,28 @@ def unpack(stored: Tensor) -> Tensor:
 
 
 def flips_chunk(flips: Flips) -> Tensors:
-    """The flips of one chunk: per-sample numbers `(n,)`, the rows that have a flip `(m,)`, and their points `(m, *shape)`."""
+    """The flips of one chunk: per-sample numbers `(n,)`, the rows that have a flip `(m,)`, and
+    their points `(m, *shape)`.
+    """
     index = (flips.success & (flips.distances > 0)).nonzero()[:, 0]
-    numbers = {name: getattr(flips, name).cpu() for name in ("distances", "labels", "forwards", "backwards", "checks")}
-    return {**numbers, "index": index, "points": flips.points[index.to(flips.points.device)].cpu().contiguous()}
+    numbers = {
+        name: getattr(flips, name).cpu()
+        for name in ("distances", "labels", "forwards", "backwards", "checks")
+    }
+    return {
+        **numbers,
+        "index": index,
+        "points": flips.points[index.to(flips.points.device)].cpu().contiguous(),
+    }
 
 
 def take(tensors: Tensors, start: int, stop: int) -> Tensors:
     """The samples start..stop - 1 of a chunk's tensors, as a chunk of their own."""
     inside = (tensors["index"] >= start) & (tensors["index"] < stop)
     return {
-        name: value[inside] - (start if name == "index" else 0) if name in ("index", "points") else value[start:stop]
+        name: value[inside] - (start if name == "index" else 0)
+        if name in ("index", "points")
+        else value[start:stop]
         for name, value in tensors.items()
     }
 
@@ -52,7 +67,9 @@ def moved(x: Tensor, tensors: Tensors) -> Tensor:
 
 
 def share_of(weights: Tensor, allocation: str) -> float | None:
-    """The share of every sample that an attack moves, None where the budget is allocated among the samples at the end."""
+    """The share of every sample that an attack moves, None where the budget is allocated among
+    the samples at the end.
+    """
     if allocation == "knapsack":
         return None
     return float(weights[0]) if len(weights) else math.nan

@@ -1,18 +1,22 @@
 """Evaluation on more than one process or machine, with Ray: `evaluate(..., runner=Ray(workers=8))`.
 
-Workers are Ray actors: processes that load the model once and take one chunk of samples after the other, whoever is free the
-next. A result depends on its task alone, so the files of a run are those of a run in one process, to the byte, for the same
-chunk size and number of threads; a run may begin here and go on there.
+Workers are Ray actors: processes that load the model once and take one chunk of samples after the
+other, whoever is free the next. A result depends on its task alone, so the files of a run are those
+of a run in one process, to the byte, for the same chunk size and number of threads; a run may begin
+here and go on there.
 
-A worker may die (killed, out of memory, its machine gone) or hang (`timeout`): another one takes its place and its chunk. A
-chunk that kills two workers is halved, then quartered and so on, and a sample that kills even when it is alone is given up: the
-run goes on without it and says so. Only such a chunk is not the same to the byte, for its pieces are batches of another size.
+A worker may die (killed, out of memory, its machine gone) or hang (`timeout`): another one takes
+its place and its chunk. A chunk that kills two workers is halved, then quartered and so on, and a
+sample that kills even when it is alone is given up: the run goes on without it and says so. Only
+such a chunk is not the same to the byte, for its pieces are batches of another size.
 
-Samples are read where the run was started and travel with the tasks, so no other machine needs the files. Where a worker finds
-the same files (a folder of images on a shared disk, say) it reads them itself, and what it reads is compared by its hash.
+Samples are read where the run was started and travel with the tasks, so no other machine needs the
+files. Where a worker finds the same files (a folder of images on a shared disk, say) it reads them
+itself, and what it reads is compared by its hash.
 
-A cluster that is started here listens on the loopback interface only, with a password of its own; `address` joins one that is
-running. Ray is imported when it is needed: `pip install "wassail[ray]"`.
+A cluster that is started here listens on the loopback interface only, with a password of its own;
+`address` joins one that is running. Ray is imported when it is needed: `pip install
+"wassail[ray]"`.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ from wassail.network import versions
 from wassail.zoo.datasets import Data
 
 DEATHS = 2  # of workers, until a chunk is taken to be the cause
-IN_A_ROW = 12  # deaths with nothing finished in between, and two of each worker: then it is not the samples
+# deaths with nothing finished in between, and two of each worker: then it is not the samples
+IN_A_ROW = 12
 QUICK = 5.0  # seconds: tasks that take less are sent before the one ahead of them is done
 POLL = 0.5  # seconds between looks at clocks
 ASK = 2.0  # seconds between questions for a worker's progress
@@ -64,15 +69,30 @@ Samples: TypeAlias = "tuple[Tensor, Tensor, list[str]]"  # samples (n, *shape), 
 _log = logging.getLogger("wassail")
 
 
-# ---- In the worker -------------------------------------------------------------------------------------------------------
+# ---- In the worker
+# --------------------------------------------------------------------------------------------------
 
 
 class _Handed(Data):
     """Samples that came with a task: those at start..start + n - 1 of the data they are from."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], start: int, x: Tensor, y: Tensor, ids: Sequence[str]) -> None:
-        self.name, self.shape, self.info, self.classes = name, shape, {}, None
-        self._start, self._x, self._y, self._ids = start, x, y, ids
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        start: int,
+        x: Tensor,
+        y: Tensor,
+        ids: Sequence[str],
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.info = {}
+        self.classes = None
+        self._start = start
+        self._x = x
+        self._y = y
+        self._ids = ids
 
     def __len__(self) -> int:
         """Those up to the last that is here."""
@@ -80,7 +100,8 @@ class _Handed(Data):
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Places are those in the data they are from."""
-        a, b = start - self._start, stop - self._start
+        a = start - self._start
+        b = stop - self._start
         return self._x[a:b].clone(), self._y[a:b].clone()
 
     def ids(self, start: int, stop: int) -> list[str]:
@@ -90,7 +111,9 @@ class _Handed(Data):
 
 @dataclass(frozen=True)
 class _Recipe:
-    """All that a worker needs to know about an evaluation; model and data as `_pickled` wrote them."""
+    """All that a worker needs to know about an evaluation; model and data as `_pickled` wrote
+    them.
+    """
 
     model: bytes
     data: bytes | None
@@ -113,31 +136,53 @@ class _Failure:
 
 
 class _Actor:
-    """The process that does the work. `share` is answered by a thread of its own while a task is running."""
+    """The process that does the work. `share` is answered by a thread of its own while a task
+    is running.
+    """
 
     def __init__(self, threads: int, gpu: bool) -> None:
-        self.threads, self.device, self.now = threads, "cuda" if gpu else "cpu", (-1, 0.0)
+        self.threads = threads
+        self.device = "cuda" if gpu else "cpu"
+        self.now = (-1, 0.0)
         self.worker: Worker | None = None
         self.own: Data | None = None
 
     def load(self, recipe: _Recipe) -> tuple[int, str, bool] | _Failure:
-        """Model and data; returns the process id and its machine's, and whether the worker reads the samples itself."""
+        """Model and data; returns the process id and its machine's, and whether the worker
+        reads the samples itself.
+        """
         try:
             for name, version in versions().items():
                 if version != recipe.versions[name]:
-                    raise InputError(f"it has {name} {version} and the run is made with {recipe.versions[name]}")
-            sys.path += [folder for folder in recipe.path if folder not in sys.path]  # the model's code, where it is at hand
+                    raise InputError(
+                        f"it has {name} {version} and the run is made with {recipe.versions[name]}"
+                    )
+            sys.path += [
+                folder for folder in recipe.path if folder not in sys.path
+            ]  # the model's code, where it is at hand
             torch.set_num_threads(self.threads)
-            self.recipe, self.own = recipe, _seen(recipe)
-            model = torch.load(io.BytesIO(recipe.model), map_location=self.device, weights_only=False)
+            self.recipe = recipe
+            self.own = _seen(recipe)
+            model = torch.load(
+                io.BytesIO(recipe.model), map_location=self.device, weights_only=False
+            )
             model = model.to(self.device) if isinstance(model, nn.Module) else model
-            none = _Handed(recipe.name, recipe.shape, 0, torch.zeros(0, *recipe.shape), torch.zeros(0).long(), ())
+            none = _Handed(
+                recipe.name,
+                recipe.shape,
+                0,
+                torch.zeros(0, *recipe.shape),
+                torch.zeros(0).long(),
+                (),
+            )
             self.worker = Worker(model, self.own or none, recipe.settings, recipe.mu)
         except Exception as error:
             return _failure(error)
         return os.getpid(), _node(importlib.import_module("ray")), self.own is not None
 
-    def work(self, number: int, task: Task, samples: Samples | None) -> tuple[Result, float] | _Failure:
+    def work(
+        self, number: int, task: Task, samples: Samples | None
+    ) -> tuple[Result, float] | _Failure:
         """Do one task; samples: those of the task, None to read them here."""
         assert self.worker is not None
         torch.set_num_threads(self.threads)  # of the thread that computes, whichever that is
@@ -156,7 +201,10 @@ class _Actor:
             if self.device == "cuda":
                 torch.cuda.empty_cache()
             return _failure(error)
-        return ({name: _own(value) for name, value in tensors.items()}, fields), time.perf_counter() - begun
+        return (
+            {name: _own(value) for name, value in tensors.items()},
+            fields,
+        ), time.perf_counter() - begun
 
     def share(self) -> tuple[int, float]:
         """The number of the running task and the share of it that is done."""
@@ -174,18 +222,24 @@ def _seen(recipe: _Recipe) -> Data | None:
     try:
         data: Data = torch.load(io.BytesIO(recipe.data), weights_only=False)
         return data if data_hash(*data.read(0, 1)) == recipe.first else None
-    except Exception:  # no such file on this machine, no such library: the samples come with the tasks then
+    except (
+        Exception
+    ):  # no such file on this machine, no such library: the samples come with the tasks then
         return None
 
 
 def _own(value: Tensor) -> Tensor:
-    """The tensor without the rest of the memory that it is a view of, which would travel with it."""
+    """The tensor without the rest of the memory that it is a view of, which would travel with
+    it.
+    """
     return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
 def _failure(error: Exception) -> _Failure:
     text = "".join(traceback.format_exception(error))
-    memory = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error)
+    memory = isinstance(
+        error, (MemoryError, torch.cuda.OutOfMemoryError)
+    ) or "can't allocate memory" in str(error)
     try:
         pickle = importlib.import_module("ray.cloudpickle")
         pickle.loads(pickle.dumps(error))
@@ -198,7 +252,8 @@ class WorkerError(Exception):
     """Where in a worker an exception came from: the cause of the exception that is raised here."""
 
 
-# ---- Where the run is ----------------------------------------------------------------------------------------------------
+# ---- Where the run is
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -223,7 +278,9 @@ class _Job:
 
 @dataclass(eq=False)
 class _Hand:
-    """A worker as it is seen from here; queue: what it was sent, oldest first, `since` when that one was begun."""
+    """A worker as it is seen from here; queue: what it was sent, oldest first, `since` when
+    that one was begun.
+    """
 
     actor: Any
     loading: Any
@@ -241,10 +298,11 @@ class _Hand:
 class Ray:
     """A runner that does the tasks on Ray actors; also a context manager, which ends them.
 
-    address: of a running cluster ("auto" for the one that this machine belongs to, or `host:port`); None starts one on this
-    machine, which nobody else can reach. workers: how many processes, by default as many as the cluster has room for.
-    gpus: of each worker; with more than 0 the model is moved to `cuda` there (0.5 puts two workers on one device).
-    threads: of each worker. timeout: seconds after which a chunk is taken to hang; its worker is killed then.
+    address: of a running cluster ("auto" for the one that this machine belongs to, or `host:port`);
+    None starts one on this machine, which nobody else can reach. workers: how many processes, by
+    default as many as the cluster has room for. gpus: of each worker; with more than 0 the model is
+    moved to `cuda` there (0.5 puts two workers on one device). threads: of each worker. timeout:
+    seconds after which a chunk is taken to hang; its worker is killed then.
     """
 
     def __init__(
@@ -255,12 +313,20 @@ class Ray:
         threads: int = 1,
         timeout: float | None = None,
     ) -> None:
-        for name, value, least in (("workers", workers, 1), ("gpus", gpus, 0), ("threads", threads, 1)):
+        for name, value, least in (
+            ("workers", workers, 1),
+            ("gpus", gpus, 0),
+            ("threads", threads, 1),
+        ):
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}: give a number of at least {least}.")
         if timeout is not None and not timeout > 0:
             raise InputError(f"timeout is {timeout}: give a positive number of seconds.")
-        self.address, self.wanted, self.gpus, self.threads, self.timeout = address, workers, gpus, threads, timeout
+        self.address = address
+        self.wanted = workers
+        self.gpus = gpus
+        self.threads = threads
+        self.timeout = timeout
         self._link: Link | None = None
         self._hands: list[_Hand] = []
         self._worker: Worker | None = None
@@ -275,7 +341,9 @@ class Ray:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the results depend on: a run records it in place of this process's device and threads."""
+        """What the results depend on: a run records it in place of this process's device and
+        threads.
+        """
         return {"device": "cuda" if self.gpus else "cpu", "threads": self.threads}
 
     def pids(self) -> list[int]:
@@ -285,7 +353,12 @@ class Ray:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -298,7 +371,9 @@ class Ray:
     def run(
         self, worker: Worker, tasks: Iterable[Task], tick: Callable[[Task, float], None]
     ) -> Iterator[tuple[Task, Result, float]]:
-        """See `Runner`. Tasks are asked for when a worker is free, results come as they are ready, in any order."""
+        """See `Runner`. Tasks are asked for when a worker is free, results come as they are
+        ready, in any order.
+        """
         source = iter(tasks)
         first = next(source, None)
         if first is None:  # all of it was done before: no need for a cluster
@@ -316,10 +391,17 @@ class Ray:
         if self._link is None:
             cpus = None if self.wanted is None else self.wanted * self.threads
             self._link = Link(self.address, cpus)
-            options = {"num_cpus": self.threads, "num_gpus": self.gpus, "max_restarts": 0, "max_task_retries": 0}
+            options = {
+                "num_cpus": self.threads,
+                "num_gpus": self.gpus,
+                "max_restarts": 0,
+                "max_task_retries": 0,
+            }
             names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
             env = {"env_vars": dict.fromkeys(names, str(self.threads))}
-            self._kind = self._link.ray.remote(**options, concurrency_groups={"ask": 1}, runtime_env=env)(_Actor)
+            self._kind = self._link.ray.remote(
+                **options, concurrency_groups={"ask": 1}, runtime_env=env
+            )(_Actor)
         return self._link.ray
 
     def _room(self, ray: Any) -> int:
@@ -331,7 +413,8 @@ class Ray:
         room = min(room, has.get("GPU", 0) // self.gpus) if self.gpus else room
         if room < (self.wanted or 1):
             raise InputError(
-                f"the cluster has {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs, and each worker needs "
+                f"the cluster has {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs, and "
+                "each worker needs "
                 f"{self.threads} and {self.gpus:g}: ask for less, or for fewer workers."
             )
         return self.wanted or int(room)
@@ -340,10 +423,13 @@ class Ray:
         """As many workers as there are to be, with the model that is now wanted."""
         ray = self._connected()
         if self._worker is not worker:
-            self._worker, self._recipe, self._deadly = worker, ray.put(_packed(worker)), {}
+            self._worker = worker
+            self._recipe = ray.put(_packed(worker))
+            self._deadly = {}
         for hand in self._hands:
             if hand.recipe is not self._recipe:
-                hand.loading, hand.recipe = hand.actor.load.remote(self._recipe), self._recipe
+                hand.loading = hand.actor.load.remote(self._recipe)
+                hand.recipe = self._recipe
         while len(self._hands) < self._room(ray):
             self._hands.append(self._hired())
 
@@ -354,7 +440,9 @@ class Ray:
     def _dismiss(self) -> None:
         for hand in self._hands:
             self._end(hand)
-        self._hands, self._worker, self._recipe = [], None, None
+        self._hands = []
+        self._worker = None
+        self._recipe = None
 
     def _end(self, hand: _Hand) -> None:
         assert self._link is not None
@@ -365,11 +453,23 @@ class Ray:
 class _Shift:
     """One stage of a run: tasks given out, results taken back, the dead replaced."""
 
-    def __init__(self, office: Ray, worker: Worker, tasks: Iterator[Task], tick: Callable[[Task, float], None]) -> None:
-        self.office, self.worker, self.tasks, self.tick = office, worker, tasks, tick
+    def __init__(
+        self,
+        office: Ray,
+        worker: Worker,
+        tasks: Iterator[Task],
+        tick: Callable[[Task, float], None],
+    ) -> None:
+        self.office = office
+        self.worker = worker
+        self.tasks = tasks
+        self.tick = tick
         self.ray = office._connected()
         self.again: deque[_Job] = deque()
-        self.numbers, self.deaths, self.begun, self.told = 0, 0, time.monotonic(), False
+        self.numbers = 0
+        self.deaths = 0
+        self.begun = time.monotonic()
+        self.told = False
         self.finished: deque[tuple[Task, Result, float]] = deque()
 
     @property
@@ -388,14 +488,22 @@ class _Shift:
     # Giving out.
 
     def _give_out(self) -> bool:
-        """Send tasks to those that are free, one each before anybody gets a second; whether there is anything to wait for."""
+        """Send tasks to those that are free, one each before anybody gets a second; whether
+        there is anything to wait for.
+        """
         for depth in (1, 2):
             for hand in self.hands:
-                ready = hand.loading is None and len(hand.queue) < depth and (depth == 1 or 0 < hand.last < QUICK)
+                ready = (
+                    hand.loading is None
+                    and len(hand.queue) < depth
+                    and (depth == 1 or 0 < hand.last < QUICK)
+                )
                 job = self._next() if ready else None
                 if job is not None:
                     self._send(hand, job)
-        return bool(self.finished or self.again or any(hand.queue for hand in self.hands) or self._more())
+        return bool(
+            self.finished or self.again or any(hand.queue for hand in self.hands) or self._more()
+        )
 
     def _more(self) -> bool:
         """Whether there is a task left; it is put where the next one is taken from."""
@@ -418,10 +526,13 @@ class _Shift:
     def _send(self, hand: _Hand, job: _Job) -> None:
         task = job.task
         if job.whole is not None:
-            a, b = task.start - job.whole.task.start, task.stop - job.whole.task.start
+            a = task.start - job.whole.task.start
+            b = task.stop - job.whole.task.start
             x, y, ids = job.whole.samples
             samples = (x[a:b].clone(), y[a:b].clone(), ids[a:b])
-        elif hand.sees and task.kind != "clean":  # the first look is at the samples as they are here, and counts
+        elif (
+            hand.sees and task.kind != "clean"
+        ):  # the first look is at the samples as they are here, and counts
             samples = None
         else:
             samples = self._read(task)
@@ -458,7 +569,8 @@ class _Shift:
         found = self._got(hand, ref)
         if isinstance(found, _Failure):
             raise InputError(
-                f"a worker could not load the model ({type(found.error).__name__}: {_line(found.error)}): install the model's "
+                f"a worker could not load the model ({type(found.error).__name__}: "
+                f"{_line(found.error)}): install the model's "
                 "code and wassail on every machine of the cluster, in the same versions."
             ) from WorkerError(found.trace)
         if found is not None:
@@ -472,7 +584,9 @@ class _Shift:
         hand.since = time.monotonic()
         if isinstance(found, _Failure):
             if not found.memory:
-                raise found.error from (None if isinstance(found.error, InputError) else WorkerError(found.trace))
+                raise found.error from (
+                    None if isinstance(found.error, InputError) else WorkerError(found.trace)
+                )
             self._suspect(job, f"it needs more memory than there is ({_line(found.error)})")
             return
         self.deaths = 0
@@ -484,10 +598,17 @@ class _Shift:
         errors = self.ray.exceptions
         try:
             return self.ray.get(ref)
-        except (errors.RayActorError, errors.WorkerCrashedError, errors.OutOfMemoryError, errors.ObjectLostError) as error:
+        except (
+            errors.RayActorError,
+            errors.WorkerCrashedError,
+            errors.OutOfMemoryError,
+            errors.ObjectLostError,
+        ) as error:
             if "creation task" in str(error):  # not killed: it could not even begin
                 reason = str(error).strip().splitlines()[-1]
-                raise InputError(f"a worker could not start ({reason}): install wassail on every machine alike.") from error
+                raise InputError(
+                    f"a worker could not start ({reason}): install wassail on every machine alike."
+                ) from error
             self._died(hand, "it killed its worker", _line(error))
             return None
 
@@ -497,25 +618,34 @@ class _Shift:
             return
         whole = job.whole
         whole.parts.append((job.task, result))
-        whole.open, whole.seconds = whole.open - 1, whole.seconds + seconds
+        whole.open = whole.open - 1
+        whole.seconds = whole.seconds + seconds
         if not whole.open:
             parts = sorted(whole.parts, key=lambda part: part[0].start)
-            self.finished.append((whole.task, join(parts) if len(parts) > 1 else parts[0][1], whole.seconds))
+            self.finished.append(
+                (whole.task, join(parts) if len(parts) > 1 else parts[0][1], whole.seconds)
+            )
 
     # Deaths.
 
     def _watch(self) -> None:
         """Progress, and who has taken too long."""
-        now, limit = time.monotonic(), self.office.timeout
+        now = time.monotonic()
+        limit = self.office.timeout
         for hand in list(self.hands):
             if hand.asked is not None and self.ray.wait([hand.asked], timeout=0)[0]:
-                with contextlib.suppress(self.ray.exceptions.RayError):  # its death is seen by the task
+                with contextlib.suppress(
+                    self.ray.exceptions.RayError
+                ):  # its death is seen by the task
                     number, share = self.ray.get(hand.asked)
                     if hand.queue and hand.queue[0][0] == number and hand.queue[0][1].whole is None:
                         self.tick(hand.queue[0][1].task, share)
-                hand.asked, hand.heard = None, now
+                hand.asked = None
+                hand.heard = now
             late = limit is not None and hand.queue and now - hand.since > limit
-            if late and not self.ray.wait([hand.queue[0][2]], timeout=0)[0]:  # else it is we who are late
+            if (
+                late and not self.ray.wait([hand.queue[0][2]], timeout=0)[0]
+            ):  # else it is we who are late
                 if hand.node == _node(self.ray):  # a process that is stopped does not hear ray
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(hand.pid, signal.SIGKILL)
@@ -525,29 +655,42 @@ class _Shift:
         elif now - self.begun > LATE and not self.told:
             self.told = True
             _log.warning(
-                "no worker has started yet: the cluster is busy, or has no machine with %d CPUs and %g GPUs",
-                self.office.threads, self.office.gpus,
-            )  # fmt: skip
+                "no worker has started yet: the cluster is busy, or has no machine with %d CPUs "
+                "and %g GPUs",
+                self.office.threads,
+                self.office.gpus,
+            )
 
     def _died(self, hand: _Hand, why: str, detail: str) -> None:
-        """Another worker in its place; what it had in hand is suspect, what it had not begun is not."""
+        """Another worker in its place; what it had in hand is suspect, what it had not begun is
+        not.
+        """
         self.office._end(hand)
         self.hands[self.hands.index(hand)] = self.office._hired()
         self.deaths += 1
         if self.deaths >= IN_A_ROW + 2 * len(self.hands):
             raise InputError(
-                f"{self.deaths} workers in a row died with nothing done ({detail}): give them more memory, a smaller chunk or "
+                f"{self.deaths} workers in a row died with nothing done ({detail}): give them "
+                "more memory, a smaller chunk or "
                 "batch size, or look at the model's own code."
             )
         jobs = [job for _, job, _ in hand.queue]
         self.again.extendleft(reversed(jobs[1:]))
         if jobs:
-            _log.info("%s, samples %d to %d: %s (%s)", jobs[0].task.key, jobs[0].task.start, jobs[0].task.stop - 1, why, detail)
+            _log.info(
+                "%s, samples %d to %d: %s (%s)",
+                jobs[0].task.key,
+                jobs[0].task.start,
+                jobs[0].task.stop - 1,
+                why,
+                detail,
+            )
             self._suspect(jobs[0], why)
 
     def _suspect(self, job: _Job, why: str) -> None:
         """A task that somebody died of: again, in halves, or not any more."""
-        task, job.deaths = job.task, job.deaths + 1
+        task = job.task
+        job.deaths = job.deaths + 1
         halves = divisible(task)
         if job.deaths < (1 if job.whole is not None and halves else DEATHS):
             self.again.appendleft(job)
@@ -558,7 +701,9 @@ class _Shift:
             self._give_up(job, f"{why} twice")
 
     def _cut(self, job: _Job, bounds: Sequence[tuple[int, int]]) -> None:
-        whole = job.whole or _Whole(job.task, (*self.worker.samples(job.task), self._read(job.task)[2]), 1)
+        whole = job.whole or _Whole(
+            job.task, (*self.worker.samples(job.task), self._read(job.task)[2]), 1
+        )
         whole.open += len(bounds) - 1
         self.again.extendleft(_Job(cut(job.task, *bound), 0, whole) for bound in reversed(bounds))
 
@@ -568,7 +713,9 @@ class _Shift:
         if task.kind == "clean":  # a pass is enough to kill: nothing else needs to try it
             self.office._deadly |= dict.fromkeys(range(task.start, task.stop), reason)
         _log.warning("%s: nothing is known about sample %s: %s", task.key, ", ".join(ids), reason)
-        self._done(job, nothing(task, x, y, ids, self.worker.mu[task.start : task.stop], reason), 0.0)
+        self._done(
+            job, nothing(task, x, y, ids, self.worker.mu[task.start : task.stop], reason), 0.0
+        )
 
     def _around(self, task: Task, deadly: Sequence[int]) -> None:
         """A task without the samples that no model pass survives."""
@@ -578,16 +725,21 @@ class _Shift:
             return
         edges = sorted({task.start, task.stop, *deadly, *(i + 1 for i in deadly)})
         self._cut(job, list(pairwise(edges)))
-        for piece in [piece for piece in self.again if piece.task.start in deadly and piece.whole is not None]:
+        for piece in [
+            piece for piece in self.again if piece.task.start in deadly and piece.whole is not None
+        ]:
             self.again.remove(piece)
             self._give_up(piece, self.office._deadly[piece.task.start])
 
 
 def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
-# ---- What travels --------------------------------------------------------------------------------------------------------
+# ---- What travels
+# --------------------------------------------------------------------------------------------------
 
 
 def _packed(worker: Worker) -> _Recipe:
@@ -597,7 +749,8 @@ def _packed(worker: Worker) -> _Recipe:
         model = _pickled(worker.model)
     except Exception as error:
         raise InputError(
-            f"the model cannot be sent to another process ({type(error).__name__}: {_line(error)}): keep open files, locks and "
+            f"the model cannot be sent to another process ({type(error).__name__}: "
+            f"{_line(error)}): keep open files, locks and "
             "the like out of it."
         ) from error
     try:
@@ -605,13 +758,22 @@ def _packed(worker: Worker) -> _Recipe:
     except Exception:  # an open file, a large array: the samples will come with the tasks
         light = None
     return _Recipe(
-        model, light, data_hash(*data.read(0, 1)), data.name, tuple(data.shape), worker.settings, worker.mu, versions(),
+        model,
+        light,
+        data_hash(*data.read(0, 1)),
+        data.name,
+        tuple(data.shape),
+        worker.settings,
+        worker.mu,
+        versions(),
         tuple(os.path.abspath(folder) for folder in [*sys.path, ""]),
-    )  # fmt: skip
+    )
 
 
 def _pickled(value: Any, most: int | None = None) -> bytes:
-    """Any value as bytes for `torch.load`, which can move it to a device; most: bytes that an array in it may have."""
+    """Any value as bytes for `torch.load`, which can move it to a device; most: bytes that an
+    array in it may have.
+    """
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -623,7 +785,13 @@ def _pickled(value: Any, most: int | None = None) -> bytes:
             return super().reducer_override(obj)
 
     file = io.BytesIO()
-    torch.save(value, file, pickle_module=SimpleNamespace(__name__="cloudpickle", Pickler=Pickler, dumps=cloudpickle.dumps))
+    torch.save(
+        value,
+        file,
+        pickle_module=SimpleNamespace(
+            __name__="cloudpickle", Pickler=Pickler, dumps=cloudpickle.dumps
+        ),
+    )
     return file.getvalue()
 
 
@@ -631,14 +799,16 @@ def _operator(namespace: str, name: str, overload: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 
 
-# ---- The cluster ---------------------------------------------------------------------------------------------------------
+# ---- The cluster
+# --------------------------------------------------------------------------------------------------
 
 
 class Link:
-    """A connection to a Ray cluster: to the one at `address`, to the one this process is connected to, or to a new one.
+    """A connection to a Ray cluster: to the one at `address`, to the one this process is connected
+    to, or to a new one.
 
-    A new one belongs to this process, has `cpus` CPUs (default: those of the machine), listens on loopback only and ends with
-    `close`, with its folder of temporary files. `ray` is the module.
+    A new one belongs to this process, has `cpus` CPUs (default: those of the machine), listens on
+    loopback only and ends with `close`, with its folder of temporary files. `ray` is the module.
     """
 
     def __init__(self, address: str | None = None, cpus: int | None = None) -> None:
@@ -651,12 +821,17 @@ class Link:
             self.ray: Any = importlib.import_module("ray")
         except ImportError as error:
             self._restore()
-            raise InputError(f'a cluster needs the package ray ({error}): pip install "wassail[ray]".') from None
+            raise InputError(
+                f'a cluster needs the package ray ({error}): pip install "wassail[ray]".'
+            ) from None
         self.mine = False
         if self.ray.is_initialized():
             self._restore()
             if address not in (None, "auto", self.ray.get_runtime_context().gcs_address):
-                raise InputError(f"this process is connected to another cluster than {address!r}: ray.shutdown() first.")
+                raise InputError(
+                    f"this process is connected to another cluster than {address!r}: "
+                    "ray.shutdown() first."
+                )
             return
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         self._before: Any = signal.getsignal(signal.SIGTERM)
@@ -668,32 +843,47 @@ class Link:
         except (OSError, RuntimeError, ValueError, self.ray.exceptions.RayError) as error:
             self._restore()
             self._remove()
-            what = "start a cluster on this machine" if address is None else f"reach a cluster at {address!r}"
-            raise InputError(f"ray could not {what} ({_line(error)}): see what ray status says.") from error
+            what = (
+                "start a cluster on this machine"
+                if address is None
+                else f"reach a cluster at {address!r}"
+            )
+            raise InputError(
+                f"ray could not {what} ({_line(error)}): see what ray status says."
+            ) from error
         self.mine = True
         self._listen()
         atexit.register(self.close)  # before ray's own end, for it would leave its files
 
     def _start(self, cpus: int | None, quiet: Mapping[str, Any]) -> None:
-        # Ray gives its machine's address to every server it starts, even if told 127.0.0.1, except on systems where it supports
-        # one machine only. That is what is wanted here: then all of them bind to loopback.
+        # Ray gives its machine's address to every server it starts, even if told 127.0.0.1, except
+        # on systems where it supports one machine only. That is what is wanted here: then all of
+        # them bind to loopback.
         constants: Any = importlib.import_module("ray._private.ray_constants")
         was = constants.ENABLE_RAY_CLUSTER
         self._set({"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"})
         self._set({"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_TOKEN": _password()})
-        self._kept.setdefault("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE"))  # ray turns it on, for us too
+        self._kept.setdefault(
+            "RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE")
+        )  # ray turns it on, for us too
         logging.getLogger("ray").setLevel(logging.ERROR)  # and would tell
         constants.ENABLE_RAY_CLUSTER = False
         node: Any = importlib.import_module("ray._private.node").Node
-        served = getattr(node, "start_api_server", None)  # the dashboard's process, which ray starts even without dashboard
+        served = getattr(
+            node, "start_api_server", None
+        )  # the dashboard's process, which ray starts even without dashboard
         if served is not None:
             node.start_api_server = _no_server
         self._folder = _short_folder()
         try:
             self.ray.init(
-                address="local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1",
-                _temp_dir=self._folder, **quiet,
-            )  # fmt: skip
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=self._folder,
+                **quiet,
+            )
         finally:
             constants.ENABLE_RAY_CLUSTER = was
             if served is not None:
@@ -716,7 +906,9 @@ class Link:
         self._restore()
 
     def _listen(self) -> None:
-        """Take SIGTERM back from ray, which prints the stack of its machine code: end as `sys.exit` does."""
+        """Take SIGTERM back from ray, which prints the stack of its machine code: end as
+        `sys.exit` does.
+        """
         was = self._before
         handler: Any = _leave if was in (None, signal.SIG_DFL) else was
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -724,7 +916,9 @@ class Link:
             self._term = signal.SIG_DFL if was is None else was
 
     def _remove(self) -> None:
-        """Remove the files of a cluster that was started here; its last processes may still be writing."""
+        """Remove the files of a cluster that was started here; its last processes may still be
+        writing.
+        """
         for _ in range(20 if self._folder else 0):
             shutil.rmtree(str(self._folder), ignore_errors=True)
             if not os.path.exists(str(self._folder)):
@@ -764,5 +958,7 @@ def _short_folder() -> str:
 
 @cache
 def _password() -> str:
-    """One for the life of this process, in its environment only: ray would write one to the home directory, for all to read."""
+    """One for the life of this process, in its environment only: ray would write one to the
+    home directory, for all to read.
+    """
     return os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)

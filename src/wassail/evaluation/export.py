@@ -1,8 +1,10 @@
-"""A run for other people's tools: CSV, RobustBench's entry and its tensor of adversarial images, NPZ, PNG.
+"""A run for other people's tools: CSV, RobustBench's entry and its tensor of adversarial images,
+NPZ, PNG.
 
-Everything is read from the run in blocks of samples, so memory does not grow with their number; only a `.pt` file is one
-tensor and has to be held. A file is there complete or not at all. Points that leave as floats are exactly those that were
-verified; what is rounded to 8 bits is a flip only if the model says so again.
+Everything is read from the run in blocks of samples, so memory does not grow with their number;
+only a `.pt` file is one tensor and has to be held. A file is there complete or not at all. Points
+that leave as floats are exactly those that were verified; what is rounded to 8 bits is a flip only
+if the model says so again.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ SIZES = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: where, for how many samples, with how many flips, and how many flips could not be kept."""
+    """What was written: where, for how many samples, with how many flips, and how many flips
+    could not be kept.
+    """
 
     path: Path
     samples: int
@@ -62,7 +66,13 @@ class Export:
         return f"{self.path} ({self.samples} samples, {self.flips} flips{note})"
 
 
-def write(run: Evaluation, name: str, folder: FilePath, model: Model | None = None, dataset: str | None = None) -> Export:
+def write(
+    run: Evaluation,
+    name: str,
+    folder: FilePath,
+    model: Model | None = None,
+    dataset: str | None = None,
+) -> Export:
     """One of the formats csv, robustbench, pt, npz, png, under its usual name in a folder.
 
     model: looks at the flips again; dataset: RobustBench's name of the data.
@@ -82,27 +92,71 @@ def write(run: Evaluation, name: str, folder: FilePath, model: Model | None = No
 
 
 def to_csv(run: Evaluation, path: FilePath) -> Export:
-    """One line a sample: id, weight, classes, nearest flip, radius, and the share of it that the budget of each threat buys.
+    """One line a sample: id, weight, classes, nearest flip, radius, and the share of it that the
+    budget of each threat buys.
 
-    Numbers are exact (`repr`), `inf` where no flip is known; a flip's class and finder are empty where there is none. Ids are
-    text even if they look like a formula to a spreadsheet: `'` stands before =, +, - and @.
+    Numbers are exact (`repr`), `inf` where no flip is known; a flip's class and finder are empty
+    where there is none. Ids are text even if they look like a formula to a spreadsheet: `'` stands
+    before =, +, - and @.
     """
-    bought = [knapsack(run.distances, threat.eps, threat.order, run.mu).tolist() for threat in run.threats]
-    header = ["id", "weight", "label", "predicted", "distance", "flip_label", "method", "radius", "exact"]
+    bought = [
+        knapsack(run.distances, threat.eps, threat.order, run.mu).tolist() for threat in run.threats
+    ]
+    header = [
+        "id",
+        "weight",
+        "label",
+        "predicted",
+        "distance",
+        "flip_label",
+        "method",
+        "radius",
+        "exact",
+    ]
     header += [f"share p={threat.order:g} eps={show(threat.eps)}" for threat in run.threats]
     radii = [None] * len(run) if run.radii is None else run.radii.tolist()
     exact = [None] * len(run) if run.exact is None else run.exact.tolist()
-    columns = zip(run.ids, run.mu.tolist(), run.y.tolist(), run.predicted.tolist(), run.distances.tolist(),
-                  run.labels.tolist(), run.found_by.tolist(), radii, exact, *bought)  # fmt: skip
+    columns = zip(
+        run.ids,
+        run.mu.tolist(),
+        run.y.tolist(),
+        run.predicted.tolist(),
+        run.distances.tolist(),
+        run.labels.tolist(),
+        run.found_by.tolist(),
+        radii,
+        exact,
+        *bought,
+    )
     with saving(path) as file, _table(file) as table:
         table.writerow(header)
-        for name, weight, label, predicted, distance, flip, finder, radius, sure, *shares in columns:
+        for (
+            name,
+            weight,
+            label,
+            predicted,
+            distance,
+            flip,
+            finder,
+            radius,
+            sure,
+            *shares,
+        ) in columns:
             found = 0 < distance < math.inf
-            table.writerow([
-                cell(name), repr(weight), label, predicted, repr(distance), flip if found else "",
-                cell(run.methods[finder]) if found else "", "" if radius is None else repr(radius),
-                "" if sure is None else str(bool(sure)).lower(), *map(repr, shares),
-            ])  # fmt: skip
+            table.writerow(
+                [
+                    cell(name),
+                    repr(weight),
+                    label,
+                    predicted,
+                    repr(distance),
+                    flip if found else "",
+                    cell(run.methods[finder]) if found else "",
+                    "" if radius is None else repr(radius),
+                    "" if sure is None else str(bool(sure)).lower(),
+                    *map(repr, shares),
+                ]
+            )
     return Export(Path(path), len(run), _count(run))
 
 
@@ -121,63 +175,98 @@ def to_robustbench(
     reported: str = "",
     footnote: str = "",
 ) -> Export:
-    """RobustBench's `model_info` entry of the model, numbers as strings in per cent, with our figures added.
+    """RobustBench's `model_info` entry of the model, numbers as strings in per cent, with our
+    figures added.
 
-    `autoattack_acc` is there if AutoAttack was run at the headline's eps, `external` is the lowest point-wise accuracy of all
-    attacks if it is lower; ours are `wda_acc`, over Omega_p for each finite order p, and `certified_acc`, rounded down. What
-    differs from the board's own evaluation, its eps or the number of samples, is said in the footnote. dataset: cifar10,
-    cifar100 or imagenet, by default read off the name of the data; the others are RobustBench's fields, empty where not given.
+    `autoattack_acc` is there if AutoAttack was run at the headline's eps, `external` is the lowest
+    point-wise accuracy of all attacks if it is lower; ours are `wda_acc`, over Omega_p for each
+    finite order p, and `certified_acc`, rounded down. What differs from the board's own evaluation,
+    its eps or the number of samples, is said in the footnote. dataset: cifar10, cifar100 or
+    imagenet, by default read off the name of the data; the others are RobustBench's fields, empty
+    where not given.
     """
     board = {math.inf: "Linf", 2.0: "L2"}.get(run.threat.norm)
     known = dataset or _dataset(run.data)
-    if board is None or known is None or (known, board) not in BOARDS or run.threat.domain != (0.0, 1.0):
+    if (
+        board is None
+        or known is None
+        or (known, board) not in BOARDS
+        or run.threat.domain != (0.0, 1.0)
+    ):
         boards = ", ".join(f"{data} {norm}" for data, norm in BOARDS)
         raise InputError(
-            f"RobustBench has no board for {known or run.data!r} and {run.threat}: it has {boards}, images in [0, 1]; give its "
+            f"RobustBench has no board for {known or run.data!r} and {run.threat}: it has "
+            f"{boards}, images in [0, 1]; give its "
             "name of the data set if it is another here."
         )
     eps = run.threat.eps
     here = {order: run.curve(order)(eps) for order in run.orders}
-    auto = [row.accuracy for row in run.rows if row.attack == "autoattack" and row.threat.eps == eps]
+    auto = [
+        row.accuracy for row in run.rows if row.attack == "autoattack" and row.threat.eps == eps
+    ]
     remarks = [footnote] if footnote else []
     if not math.isclose(eps, BOARDS[known, board], rel_tol=1e-9):
         remarks.append(f"evaluated at eps {show(eps)}, the board's is {show(BOARDS[known, board])}")
     if len(run) != SIZES[known]:
-        remarks.append(f"evaluated on {len(run)} samples, the board's figures are for {SIZES[known]}")
+        remarks.append(
+            f"evaluated on {len(run)} samples, the board's figures are for {SIZES[known]}"
+        )
     entry: dict[str, Any] = {
-        "link": link, "name": name, "authors": authors, "additional_data": additional_data,
-        "number_forward_passes": number_forward_passes, "dataset": known, "venue": venue, "architecture": architecture,
-        "eps": show(eps), "clean_acc": _percent(run.clean), "reported": reported,
-    }  # fmt: skip
+        "link": link,
+        "name": name,
+        "authors": authors,
+        "additional_data": additional_data,
+        "number_forward_passes": number_forward_passes,
+        "dataset": known,
+        "venue": venue,
+        "architecture": architecture,
+        "eps": show(eps),
+        "clean_acc": _percent(run.clean),
+        "reported": reported,
+    }
     if auto:
         entry["autoattack_acc"] = _percent(min(auto))
     if math.inf in here and here[math.inf][1] < min(auto, default=math.inf):
         entry["external"] = _percent(here[math.inf][1])
     entry |= {"footnote": "; ".join(remarks), "unreliable": bool(run.warnings)}
-    finite = {f"p{order:g}": _percent(attacked) for order, (_, attacked) in here.items() if order < math.inf}
+    finite = {
+        f"p{order:g}": _percent(attacked)
+        for order, (_, attacked) in here.items()
+        if order < math.inf
+    }
     entry |= {"wda_acc": finite} if finite else {}
     if run.radii is not None:
-        entry["certified_acc"] = {f"p{order:g}": floor_percent(certified) for order, (certified, _) in here.items()}
+        entry["certified_acc"] = {
+            f"p{order:g}": floor_percent(certified) for order, (certified, _) in here.items()
+        }
         entry["certified_arithmetic"] = run.certificate.get("arithmetic", "exact")
     save(path, json.dumps(entry, indent=2) + "\n")
     return Export(Path(path), len(run), _count(run), note="; ".join(remarks))
 
 
-def to_pt(run: Evaluation, path: FilePath, *, eps: Number | None = None, model: Model | None = None) -> Export:
-    """A tensor of adversarial images as RobustBench's template for external evaluations asks for it: float32 `(N, *shape)`.
+def to_pt(
+    run: Evaluation, path: FilePath, *, eps: Number | None = None, model: Model | None = None
+) -> Export:
+    """A tensor of adversarial images as RobustBench's template for external evaluations asks for
+    it: float32 `(N, *shape)`.
 
-    Same number and order as the samples: the flip where one within eps is known, else the sample itself. eps: by default the
-    one of the point-wise threat, else the headline's. Every point is looked at again: in the box, within eps and, if there is a
-    model, misclassified; otherwise the sample takes its place. Written with `torch.save` as a plain tensor, and read back.
+    Same number and order as the samples: the flip where one within eps is known, else the sample
+    itself. eps: by default the one of the point-wise threat, else the headline's. Every point is
+    looked at again: in the box, within eps and, if there is a model, misclassified; otherwise the
+    sample takes its place. Written with `torch.save` as a plain tensor, and read back.
     """
     radius = _radius(run) if eps is None else parse_eps(eps)
     points, lost = torch.empty(len(run), *_shape(run), dtype=torch.float32), 0
     near = (run.distances > 0) & (run.distances <= radius)
     for index, x, moved in _blocks(run):
-        x, moved = x.float(), moved.float()  # rounding from float64 may cost a flip: better seen here than by others
+        # rounding from float64 may cost a flip: better seen here than by others
+        x = x.float()
+        moved = moved.float()
         use = near[index] & _honest(run.threat, x, moved, radius)
         if model is not None and bool(use.any()):
-            again = Flips.from_points(model, x, run.y[index], moved, run.threat.norm, run.threat.domain)
+            again = Flips.from_points(
+                model, x, run.y[index], moved, run.threat.norm, run.threat.domain
+            )
             use &= again.success
         lost += int((near[index] & ~use).sum())
         points[index] = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
@@ -185,29 +274,48 @@ def to_pt(run: Evaluation, path: FilePath, *, eps: Number | None = None, model: 
         torch.save(points, file)
     kept = torch.load(path, weights_only=True)
     if not torch.equal(kept, points):
-        raise InputError(f"{str(path)!r} does not hold what was written to it: check the disk and write it again.")
+        raise InputError(
+            f"{str(path)!r} does not hold what was written to it: check the disk and write it "
+            "again."
+        )
     note = f"{lost} flips were none when looked at again" if lost else ""
-    return Export(Path(path), len(run), int(near.sum()) - lost, lost, f"eps {show(radius)}" + (f"; {note}" if note else ""))
+    return Export(
+        Path(path),
+        len(run),
+        int(near.sum()) - lost,
+        lost,
+        f"eps {show(radius)}" + (f"; {note}" if note else ""),
+    )
 
 
 def to_npz(run: Evaluation, path: FilePath) -> Export:
-    """The nearest flips as NumPy arrays: x_adv `(N, *shape)` float32, the sample where there is none; distances, labels, y,
-    predicted, ids `(N,)`.
+    """The nearest flips as NumPy arrays: x_adv `(N, *shape)` float32, the sample where there is
+    none; distances, labels, y, predicted, ids `(N,)`.
 
-    Written block by block: memory does not grow with the number of samples. Needs no pickle to read.
+    Written block by block: memory does not grow with the number of samples. Needs no pickle to
+    read.
     """
     names = [visible(name) for name in run.ids]
-    if 4 * len(names) * max(map(len, names), default=0) > ID_BYTES:  # each is as long as the longest in an array
-        raise InputError(f"an id of {max(map(len, names))} characters is too long for an array: export the run as CSV.")
+    if (
+        4 * len(names) * max(map(len, names), default=0) > ID_BYTES
+    ):  # each is as long as the longest in an array
+        raise InputError(
+            f"an id of {max(map(len, names))} characters is too long for an array: export the "
+            "run as CSV."
+        )
     small = {
-        "distances": run.distances.numpy(), "labels": run.labels.numpy(),
-        "y": run.y.numpy(), "predicted": run.predicted.numpy(),
+        "distances": run.distances.numpy(),
+        "labels": run.labels.numpy(),
+        "y": run.y.numpy(),
+        "predicted": run.predicted.numpy(),
         "ids": np.array(names, dtype=np.str_),
-    }  # fmt: skip
+    }
     with saving(path) as file, zipfile.ZipFile(file, "w") as archive:
         with archive.open("x_adv.npy", "w", force_zip64=True) as member:
             shape = (len(run), *_shape(run))
-            np.lib.format.write_array_header_2_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_2_0(
+                member, {"descr": "<f4", "fortran_order": False, "shape": shape}
+            )
             for _, _, moved in _blocks(run):
                 member.write(moved.float().contiguous().numpy().astype("<f4", copy=False).tobytes())
         for name, array in small.items():
@@ -217,27 +325,40 @@ def to_npz(run: Evaluation, path: FilePath) -> Export:
 
 
 def to_png(run: Evaluation, folder: FilePath, model: Model | None = None) -> Export:
-    """The flips as 8-bit images, one PNG file each, and `index.csv`, which says what each of them is.
+    """The flips as 8-bit images, one PNG file each, and `index.csv`, which says what each of them
+    is.
 
-    With a model every image is looked at again as it will be read, and a flip that 8 bits do not keep, whether rounded to the
-    nearest value or away from its sample, is not written but listed as lost. Without one nobody knows, and the index says so.
-    File names begin with the number of the sample; of its id only what is harmless is kept.
+    With a model every image is looked at again as it will be read, and a flip that 8 bits do not
+    keep, whether rounded to the nearest value or away from its sample, is not written but listed as
+    lost. Without one nobody knows, and the index says so. File names begin with the number of the
+    sample; of its id only what is harmless is kept.
     """
-    shape, place = _shape(run), Path(folder)
+    shape = _shape(run)
+    place = Path(folder)
     if not (len(shape) == 2 or (len(shape) == 3 and shape[0] in (1, 3))):
         raise InputError(f"samples of shape {tuple(shape)} are no images: export them as NPZ.")
     if run.threat.domain is None:
-        raise InputError("images have a range of values, and this run has no box: export it as NPZ.")
-    written, lost = 0, 0
+        raise InputError(
+            "images have a range of values, and this run has no box: export it as NPZ."
+        )
+    written = 0
+    lost = 0
     with saving_folder(place) as half, saving(half / "index.csv") as file, _table(file) as table:
         table.writerow(["file", "id", "label", "flip_label", "distance", "state"])
         for index, image, label, distance, state in _images(run, model):
             name = _file_name(index, run.ids[index]) if state != "lost" else ""
             if name:
                 save(half / name, encode(image))
-            written, lost = written + bool(name), lost + (not name)
-            table.writerow([name, cell(run.ids[index]), int(run.y[index]), label, repr(distance), state])
-    unsure = "" if model is not None else "not looked at again after rounding, for which a model is needed"
+            written = written + bool(name)
+            lost = lost + (not name)
+            table.writerow(
+                [name, cell(run.ids[index]), int(run.y[index]), label, repr(distance), state]
+            )
+    unsure = (
+        ""
+        if model is not None
+        else "not looked at again after rounding, for which a model is needed"
+    )
     note = f"{lost} flips do not survive 8 bits and are not among them" if lost else unsure
     return Export(place, len(run), written, lost, note)
 
@@ -252,13 +373,18 @@ def _table(file: IO[bytes]) -> Iterator[Any]:
         text.detach()  # what it holds is written, and the file is not closed
 
 
-def _images(run: Evaluation, model: Model | None) -> Iterator[tuple[int, NDArray[np.uint8], int, float, str]]:
-    """Number of the sample, image, its class, its distance, and whether it is a flip: "flip", "lost", "unchecked"."""
+def _images(
+    run: Evaluation, model: Model | None
+) -> Iterator[tuple[int, NDArray[np.uint8], int, float, str]]:
+    """Number of the sample, image, its class, its distance, and whether it is a flip: "flip",
+    "lost", "unchecked".
+    """
     assert run.threat.domain is not None
     low, high = run.threat.domain
     wanted = (run.distances > 0) & torch.isfinite(run.distances)
     for index, x, moved in _blocks(run, wanted):
-        y, labels = run.y[index], run.labels[index]
+        y = run.y[index]
+        labels = run.labels[index]
         state = ["unchecked"] * len(index)
         if model is not None:
             known = Flips.from_points(model, x, y, moved, run.threat.norm, run.threat.domain)
@@ -267,20 +393,35 @@ def _images(run: Evaluation, model: Model | None) -> Iterator[tuple[int, NDArray
         seen = _read_back(eight, x, low, high)
         distance = distances_between(seen, x, run.threat.norm)
         if model is not None:
-            again = Flips.from_points(model, x, y, seen, run.threat.norm, run.threat.domain, tolerance=flip_tolerance(x.dtype))
-            labels, state = again.labels, ["flip" if kept else "lost" for kept in again.success.tolist()]
+            again = Flips.from_points(
+                model,
+                x,
+                y,
+                seen,
+                run.threat.norm,
+                run.threat.domain,
+                tolerance=flip_tolerance(x.dtype),
+            )
+            labels = again.labels
+            state = ["flip" if kept else "lost" for kept in again.success.tolist()]
             distance = torch.where(again.success, distance, run.distances[index])
         yield from zip(index.tolist(), eight, labels.tolist(), distance.tolist(), state)
 
 
 def _read_back(images: NDArray[np.uint8], x: Tensor, low: float, high: float) -> Tensor:
-    """8-bit images `(b, H, W)` or `(b, H, W, 3)` as samples like x: what somebody gets who reads the files."""
+    """8-bit images `(b, H, W)` or `(b, H, W, 3)` as samples like x: what somebody gets who
+    reads the files.
+    """
     seen = (low + (high - low) * (torch.from_numpy(images).to(x.dtype) / 255)).clamp(low, high)
     return (seen.movedim(-1, 1) if seen.ndim == 4 else seen).reshape(x.shape)
 
 
-def _blocks(run: Evaluation, wanted: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Numbers `(b,)` of some samples, the samples and their flips `(b, *shape)`, a block at a time."""
+def _blocks(
+    run: Evaluation, wanted: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Numbers `(b,)` of some samples, the samples and their flips `(b, *shape)`, a block at a
+    time.
+    """
     rows = torch.arange(len(run)) if wanted is None else wanted.nonzero()[:, 0]
     for start in range(0, len(rows), BLOCK):
         index = rows[start : start + BLOCK]
@@ -308,7 +449,9 @@ def _count(run: Evaluation) -> int:
 
 
 def _dataset(name: str) -> str | None:
-    """RobustBench's name of a data set that somebody calls `CIFAR-10`, `cifar10_test.npz` and so on."""
+    """RobustBench's name of a data set that somebody calls `CIFAR-10`, `cifar10_test.npz` and
+    so on.
+    """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return next((known for known in ("cifar100", "cifar10", "imagenet") if known in plain), None)
 
@@ -320,4 +463,6 @@ def _percent(share: float) -> str:
 def _file_name(index: int, name: str) -> str:
     """A file name that is unique by its number and harmless whatever the id is."""
     harmless = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:60].strip("_")
-    return f"{index:06d}-{harmless}.png" if harmless and harmless != str(index) else f"{index:06d}.png"
+    return (
+        f"{index:06d}-{harmless}.png" if harmless and harmless != str(index) else f"{index:06d}.png"
+    )

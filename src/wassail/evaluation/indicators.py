@@ -1,9 +1,12 @@
-"""Signs that a figure cannot be trusted: checks before the attacks, and indicators of attack failure after them.
+"""Signs that a figure cannot be trusted: checks before the attacks, and indicators of attack
+failure after them.
 
-An attack that fails makes a model look robust. Most failures leave traces (Pintor et al. 2022, "Indicators of Attack Failure";
-Carlini et al. 2019, "On Evaluating Adversarial Robustness"): gradients that vanish, distances that passes do not shorten, flips
-that a search without gradients finds and one with gradients does not. Each function here looks for one kind of trace and says
-in a sentence what it saw and what to do; none of them changes a figure, but the flips of `transfer` are flips like any other.
+An attack that fails makes a model look robust. Most failures leave traces (Pintor et al. 2022,
+"Indicators of Attack Failure"; Carlini et al. 2019, "On Evaluating Adversarial Robustness"):
+gradients that vanish, distances that passes do not shorten, flips that a search without gradients
+finds and one with gradients does not. Each function here looks for one kind of trace and says in a
+sentence what it saw and what to do; none of them changes a figure, but the flips of `transfer` are
+flips like any other.
 """
 
 from __future__ import annotations
@@ -29,33 +32,42 @@ if TYPE_CHECKING:
     from wassail.evaluation.plan import Unit
 
 LOOKED_AT = 100  # samples that a check spends passes on
-FEW = 0.01  # a trace on at most one sample, or on less than this share of them, is noted; more is a warning
+# a trace on at most one sample, or on less than this share of them, is noted; more is a warning
+FEW = 0.01
 POOL = 1000  # samples among which `transfer` looks for one of another class
 BISECTIONS = 12
-SATURATED = 100.0  # a logit this far below another has probability 0 in float32, and cross entropy no gradient
+# a logit this far below another has probability 0 in float32, and cross entropy no gradient
+SATURATED = 100.0
 STILL_IMPROVING = 0.02
 
 
 def mode(model: Model) -> Finding:
     """Whether the model was given in eval mode. Ask before anything puts it there."""
     if isinstance(model, nn.Module) and any(module.training for module in model.modules()):
-        text = "The model was given in train mode: it is evaluated in eval mode, so call model.eval() to compare by hand."
+        text = (
+            "The model was given in train mode: it is evaluated in eval mode, so call "
+            "model.eval() to compare by hand."
+        )
         return Finding("mode", "note", text)
     return Finding("mode", "ok", "The model is in eval mode.")
 
 
-def check(model: Model, x: Tensor, y: Tensor, domain: Domain, batch_size: int | None = None) -> list[Finding]:
-    """What the first samples tell before any attack: range, labels, determinism, precision, accuracy, saturation, gradients.
+def check(
+    model: Model, x: Tensor, y: Tensor, domain: Domain, batch_size: int | None = None
+) -> list[Finding]:
+    """What the first samples tell before any attack: range, labels, determinism, precision,
+    accuracy, saturation, gradients.
 
-    x `(N, *shape)`, y `(N,)`: samples of the data, of which the first 100 are looked at. About four forwards and one backward
-    each.
+    x `(N, *shape)`, y `(N,)`: samples of the data, of which the first 100 are looked at. About four
+    forwards and one backward each.
     """
     domain = parse_domain(domain)
     x, y = check_data(x[:LOOKED_AT], y[:LOOKED_AT], domain)
     if not len(x):
         return []
     device = device_of(model, x.device)
-    x, y = x.to(device), y.to(device)
+    x = x.to(device)
+    y = y.to(device)
     with frozen(model):
         network = Network(model, torch.arange(len(x)), batch_size or BATCH_SIZE, device)
         z = network.logits(x, network.rows)
@@ -71,12 +83,14 @@ def check(model: Model, x: Tensor, y: Tensor, domain: Domain, batch_size: int | 
 
 
 def _range(x: Tensor, domain: Domain) -> Finding:
-    low, high = float(x.min()), float(x.max())
+    low = float(x.min())
+    high = float(x.max())
     seen = f"The samples range over [{low:.4g}, {high:.4g}]"
     flat = int((x.flatten(1).amax(1) == x.flatten(1).amin(1)).sum())
     if flat:
         text = (
-            f"{flat} of the first {len(x)} samples are constant, the same value in every coordinate: check how they are read."
+            f"{flat} of the first {len(x)} samples are constant, the same value in every "
+            "coordinate: check how they are read."
         )
         return Finding("range", "warning", text)
     if domain is None:
@@ -84,7 +98,11 @@ def _range(x: Tensor, domain: Domain) -> Finding:
     size = domain[1] - domain[0]
     box = f"[{domain[0]:g}, {domain[1]:g}]"
     if high - low < 0.5 * size:
-        why = "were they divided by 255 twice?" if high <= 2 * size / 255 else "check their preprocessing and the domain."
+        why = (
+            "were they divided by 255 twice?"
+            if high <= 2 * size / 255
+            else "check their preprocessing and the domain."
+        )
         return Finding("range", "warning", f"{seen}, less than half of the domain {box}: {why}")
     unit = 255 * (x - domain[0]) / size
     eight = ", in steps of 1/255" if bool(((unit - unit.round()).abs() < 1e-3).all()) else ""
@@ -95,33 +113,52 @@ def _labels(y: Tensor, classes: int) -> Finding:
     present = torch.bincount(y, minlength=classes) > 0
     if len(y) >= 20 and int(present.sum()) == 1:
         text = (
-            f"The first {len(y)} samples all have class {int(y[0])}: the data are sorted, so a part of them from the front "
+            f"The first {len(y)} samples all have class {int(y[0])}: the data are sorted, so a "
+            "part of them from the front "
             "says nothing about the other classes."
         )
         return Finding("labels", "note", text)
     missing = (~present).nonzero()[:, 0].tolist()
     if missing and len(y) >= 10 * classes:
         names = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        text = f"{len(missing)} of {classes} classes never occur among the first {len(y)} labels ({names}): is that the data?"
+        text = (
+            f"{len(missing)} of {classes} classes never occur among the first {len(y)} labels "
+            f"({names}): is that the data?"
+        )
         return Finding("labels", "note", text)
-    return Finding("labels", "ok", f"The first {len(y)} samples have {int(present.sum())} of {classes} classes.")
+    return Finding(
+        "labels",
+        "ok",
+        f"The first {len(y)} samples have {int(present.sum())} of {classes} classes.",
+    )
 
 
 def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
     """The same batch again, and the same samples in batches of another size."""
     again = network.logits(x, network.rows)
     half = (len(x) + 1) // 2
-    split = torch.cat([network.logits(part, torch.arange(len(part))) for part in (x[:half], x[half:]) if len(part)])
+    split = torch.cat(
+        [
+            network.logits(part, torch.arange(len(part)))
+            for part in (x[:half], x[half:])
+            if len(part)
+        ]
+    )
     scale = z.abs().amax(1).clamp(min=1)
     for other, what in ((again, "is asked twice"), (split, "is given other samples beside them")):
         moved = int(((other - z).abs().amax(1) > 1e-4 * scale).sum())
         if moved:
             text = (
-                f"The logits of {moved} of {len(x)} samples change if the model {what}: a flip may be a lucky draw, so fix its "
+                f"The logits of {moved} of {len(x)} samples change if the model {what}: a flip "
+                "may be a lucky draw, so fix its "
                 "randomness or its batch statistics."
             )
             return Finding("determinism", "warning", text)
-    return Finding("determinism", "ok", "The logits do not change if the model is asked twice, or in other batches.")
+    return Finding(
+        "determinism",
+        "ok",
+        "The logits do not change if the model is asked twice, or in other batches.",
+    )
 
 
 def _precision(model: Model, x: Tensor) -> Finding:
@@ -129,7 +166,8 @@ def _precision(model: Model, x: Tensor) -> Finding:
         dtype = str(model(x[:1]).dtype).removeprefix("torch.")
     if dtype not in ("float32", "float64"):
         text = (
-            f"The logits are {dtype}: ties and rounding decide samples, so load the model in float32 and use mixed gradients."
+            f"The logits are {dtype}: ties and rounding decide samples, so load the model in "
+            "float32 and use mixed gradients."
         )
         return Finding("precision", "warning", text)
     return Finding("precision", "ok", f"The logits are {dtype}.")
@@ -138,18 +176,25 @@ def _precision(model: Model, x: Tensor) -> Finding:
 def _accuracy(z: Tensor, y: Tensor) -> Finding:
     n, classes = z.shape
     predicted = predict(z, y)
-    right, chance = int((predicted == y).sum()), 1 / classes
+    right = int((predicted == y).sum())
+    chance = 1 / classes
     text = f"{right} of the first {n} samples are classified correctly"
     if right > n * (chance + 3 * math.sqrt(chance * (1 - chance) / n)):
         return Finding("accuracy", "ok", f"{text}.")
-    shift = next((s for s in (1, -1) if n >= 10 and ((z.argmax(1) - y) == s).float().mean() > 0.5), 0)
+    shift = next(
+        (s for s in (1, -1) if n >= 10 and ((z.argmax(1) - y) == s).float().mean() > 0.5), 0
+    )
     cause = (
-        f"the predictions are the labels {shift:+d}, so the labels are numbered from another class on"
+        f"the predictions are the labels {shift:+d}, so the labels are numbered from another "
+        "class on"
         if shift
-        else "the usual cause is a normalisation that the model expects and does not get (--mean, --std), then labels in "
+        else "the usual cause is a normalisation that the model expects and does not get "
+        "(--mean, --std), then labels in "
         "another order or from other data"
     )
-    return Finding("accuracy", "warning", f"{text}, no more than by chance ({100 * chance:.2g} %): {cause}.")
+    return Finding(
+        "accuracy", "warning", f"{text}, no more than by chance ({100 * chance:.2g} %): {cause}."
+    )
 
 
 def _saturation(z: Tensor) -> Finding:
@@ -158,18 +203,25 @@ def _saturation(z: Tensor) -> Finding:
     sure = int((gap > SATURATED).sum())
     if sure:
         text = (
-            f"The logits of {sure} of {len(z)} samples lie more than {SATURATED:g} apart (up to {float(gap.max()):.3g}): "
-            "softmax rounds to 0 and 1, and other tools' attacks on the cross entropy lose their gradient; the attacks here "
+            f"The logits of {sure} of {len(z)} samples lie more than {SATURATED:g} apart (up to "
+            f"{float(gap.max()):.3g}): "
+            "softmax rounds to 0 and 1, and other tools' attacks on the cross entropy lose their "
+            "gradient; the attacks here "
             "do not."
         )
         return Finding("saturation", "note", text)
-    return Finding("saturation", "ok", f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart.")
+    return Finding(
+        "saturation",
+        "ok",
+        f"The two largest logits of a sample are at most {float(gap.max()):.3g} apart.",
+    )
 
 
 def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
     """Gradients of the margin at the samples that are correct."""
     rows = (predict(z, y) == y).nonzero()[:, 0]
-    dead, broken = 0, 0
+    dead = 0
+    broken = 0
     try:
         for some in torch.split(rows, network.batch_size):
             tape = network.tape(x[some], some)
@@ -179,15 +231,21 @@ def _gradients(network: Network, x: Tensor, y: Tensor, z: Tensor) -> Finding:
             broken += int((~finite).sum())
             dead += int((finite & (gradient == 0).all(1)).sum())
     except InputError as error:
-        return Finding("zero-gradients", "warning", f"There are no gradients to attack with: {error}")
+        return Finding(
+            "zero-gradients", "warning", f"There are no gradients to attack with: {error}"
+        )
     if dead or broken:
         kinds = [f"{dead} are zero"] * bool(dead) + [f"{broken} are not finite"] * bool(broken)
         text = (
-            f"Of the margin's gradients at {len(rows)} correct samples {' and '.join(kinds)}: gradients are masked there "
-            "(rounding, clamping, saturation), so take the masking layer out or trust attacks without gradients only (square)."
+            f"Of the margin's gradients at {len(rows)} correct samples {' and '.join(kinds)}: "
+            "gradients are masked there "
+            "(rounding, clamping, saturation), so take the masking layer out or trust attacks "
+            "without gradients only (square)."
         )
         return Finding("zero-gradients", "warning", text)
-    return Finding("zero-gradients", "ok", f"The margin has a gradient at each of {len(rows)} correct samples.")
+    return Finding(
+        "zero-gradients", "ok", f"The margin has a gradient at each of {len(rows)} correct samples."
+    )
 
 
 def transfer(
@@ -201,18 +259,24 @@ def transfer(
     among: tuple[Tensor, Tensor] | None = None,
     points: Sequence[Tensor] = (),
 ) -> Flips:
-    """Flips that need no gradient: from each sample toward the nearest one that the model puts into another class.
+    """Flips that need no gradient: from each sample toward the nearest one that the model puts into
+    another class.
 
-    That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as near as the norm allows
-    (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go to, `(M, *shape)`, with their logits `(M, K)`, by
-    default the first 1000 of x. points: more places to come from, each `(N, *shape)`, for example the points of an attack on
-    another model: one forward each. The flips are as good as anyone's and belong into the pool.
+    That sample is a flip already; the way to it is bisected, 12 forwards, along points that are as
+    near as the norm allows (`Hunt.shorten`). x `(N, *shape)`, y `(N,)`. among: the samples to go
+    to, `(M, *shape)`, with their logits `(M, K)`, by default the first 1000 of x. points: more
+    places to come from, each `(N, *shape)`, for example the points of an attack on another model:
+    one forward each. The flips are as good as anyone's and belong into the pool.
     """
-    norm, domain = parse_norm(norm), parse_domain(domain)
+    norm = parse_norm(norm)
+    domain = parse_domain(domain)
     x, y = check_data(x, y, domain)
     for other in points:
         if other.shape != x.shape:
-            raise InputError(f"points have shape {tuple(other.shape)} but the samples {tuple(x.shape)}: give one a sample.")
+            raise InputError(
+                f"points have shape {tuple(other.shape)} but the samples {tuple(x.shape)}: give "
+                "one a sample."
+            )
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         hunt = Hunt(network, x, y, norm, domain, None, graph=False)
@@ -220,7 +284,11 @@ def transfer(
         for other in points:
             inside = other.to(x) if domain is None else other.to(x).clamp(*domain)
             hunt.logits(inside[rows], rows)
-        there, z = (x[:POOL], hunt.clean[:POOL]) if among is None else (part.to(x.device) for part in among)
+        there, z = (
+            (x[:POOL], hunt.clean[:POOL])
+            if among is None
+            else (part.to(x.device) for part in among)
+        )
         for some in torch.split(rows, network.batch_size) if len(there) else ():
             near, known = _other_class(x[some], y[some], there.to(x.dtype), z, norm)
             hunt.offer(there[near[known]].to(x.dtype), some[known], z[near[known]])
@@ -231,10 +299,16 @@ def transfer(
     return Flips.from_search(x, y, found, norm, domain, "transfer", {"method": "transfer"})
 
 
-def _other_class(x: Tensor, y: Tensor, there: Tensor, z: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """For each of the samples x with labels y `(m,)` the nearest of `there` that is predicted otherwise, and whether one is."""
+def _other_class(
+    x: Tensor, y: Tensor, there: Tensor, z: Tensor, norm: float
+) -> tuple[Tensor, Tensor]:
+    """For each of the samples x with labels y `(m,)` the nearest of `there` that is predicted
+    otherwise, and whether one is.
+    """
     length = torch.cdist(x.flatten(1), there.flatten(1), p=norm)
-    length = length.masked_fill((z.argmax(1)[None] == y[:, None]) | ~torch.isfinite(z).all(1)[None], math.inf)
+    length = length.masked_fill(
+        (z.argmax(1)[None] == y[:, None]) | ~torch.isfinite(z).all(1)[None], math.inf
+    )
     best = length.min(1)
     return best.indices, torch.isfinite(best.values)
 
@@ -250,31 +324,45 @@ def converged(
     batch_size: int | None = None,
     late: Tensor | None = None,
 ) -> Finding:
-    """Whether `nearest` has come to rest: its distances on the first 100 samples after all passes, and after a quarter of them.
+    """Whether `nearest` has come to rest: its distances on the first 100 samples after all passes,
+    and after a quarter of them.
 
     late: the distances after all passes `(N,)`, where they are known already.
 
-    Distances that still shrink by more than 2 % ask for more passes; samples without any flip that more passes do not help say
-    that gradients mislead.
+    Distances that still shrink by more than 2 % ask for more passes; samples without any flip that
+    more passes do not help say that gradients mislead.
     """
-    x, y = x[:LOOKED_AT], y[:LOOKED_AT]
+    x = x[:LOOKED_AT]
+    y = y[:LOOKED_AT]
     few = max(passes // 4, 1)
 
     def search(budget: int) -> Tensor:
-        return nearest(model, x, y, norm, domain, passes=budget, seed=seed, batch_size=batch_size).distances
+        return nearest(
+            model, x, y, norm, domain, passes=budget, seed=seed, batch_size=batch_size
+        ).distances
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ModelWarning)  # a quarter of the passes may be none at all, and is our own choice
+        warnings.simplefilter(
+            "ignore", ModelWarning
+        )  # a quarter of the passes may be none at all, and is our own choice
         early = search(few)
     late = search(passes) if late is None else late[:LOOKED_AT]
     attacked = late > 0
     both = attacked & torch.isfinite(early)
-    none_early, none = (int((attacked & torch.isinf(distances)).sum()) for distances in (early, late))
+    none_early, none = (
+        int((attacked & torch.isinf(distances)).sum()) for distances in (early, late)
+    )
     if none:
-        text = f"{none} of {int(attacked.sum())} samples have no flip at any distance after {passes} passes"
+        text = (
+            f"{none} of {int(attacked.sum())} samples have no flip at any distance after "
+            f"{passes} passes"
+        )
         text += f", {none_early} after {few}"
         if none == none_early:
-            advice = "gradients mislead there, so look for masked ones and add an attack without them (square)"
+            advice = (
+                "gradients mislead there, so look for masked ones and add an attack without "
+                "them (square)"
+            )
             return Finding("convergence", "warning", f"{text}: {advice}.")
         return Finding("convergence", "note", f"{text}: raise --passes.")
     if not both.any():
@@ -287,14 +375,21 @@ def converged(
 
 
 def rounding(model: Model, flips: Flips, batch_size: int | None = None) -> Finding:
-    """How many flips survive saving as 8-bit images; those that do not are flips all the same. Two forwards a sample."""
+    """How many flips survive saving as 8-bit images; those that do not are flips all the same.
+    Two forwards a sample.
+    """
     known = int((flips.success & (flips.distances > 0)).sum())
     if flips.domain is None or not known:
-        return Finding("rounding", "ok", "There are no flips in a box that could be saved as images.")
+        return Finding(
+            "rounding", "ok", "There are no flips in a box that could be saved as images."
+        )
     kept = flips.rounded(model, batch_size=batch_size)
     lost = known - int((kept.success & (kept.distances > 0)).sum())
     if lost:
-        text = f"{lost} of {known} flips do not survive rounding to 8 bits: keep them as floats (.pt, .npz), not as PNG."
+        text = (
+            f"{lost} of {known} flips do not survive rounding to 8 bits: keep them as floats "
+            "(.pt, .npz), not as PNG."
+        )
         return Finding("rounding", "note", text)
     return Finding("rounding", "ok", f"All {known} flips survive rounding to 8 bits.")
 
@@ -304,8 +399,8 @@ def indicators(
 ) -> Iterator[Finding]:
     """What the attacks of a finished evaluation say about each other.
 
-    units: the attacks; known: by the key of each the distances of its flips, `(N,)`, inf where it has none; found: distances
-    of flips that needed no gradient, from `transfer`, or None.
+    units: the attacks; known: by the key of each the distances of its flips, `(N,)`, inf where it
+    has none; found: distances of flips that needed no gradient, from `transfer`, or None.
     """
     right = run.predicted == run.y
     if not bool(right.any()) or not units:
@@ -324,34 +419,47 @@ def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[F
     if not free:
         return
     best = torch.stack([known[unit.key] for unit in free]).amin(0)
-    none, n = int(torch.isinf(best).sum()), len(best)
+    none = int(torch.isinf(best).sum())
+    n = len(best)
     who = _names(free)
     if none:
         text = (
-            f"{who} found no flip of {none} of {n} correct samples at any distance, though there must be one: "
+            f"{who} found no flip of {none} of {n} correct samples at any distance, though there "
+            "must be one: "
             f"{_advice(units)}, and if that does not help look for masked gradients."
         )
         yield Finding("unbounded-failure", _level(none, n), text)
     else:
-        yield Finding("unbounded-failure", "ok", f"{who} flipped every one of {n} correct samples at some distance.")
+        yield Finding(
+            "unbounded-failure",
+            "ok",
+            f"{who} flipped every one of {n} correct samples at some distance.",
+        )
 
 
-def _beaten(run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
+def _beaten(
+    run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor]
+) -> Iterator[Finding]:
     """Samples that an attack leaves standing at eps, and another one flips within it."""
     eps_asked = sorted({threat.eps for threat in run.threats if threat.order == math.inf})
     best = torch.stack(list(known.values())).amin(0)
     missed: dict[str, tuple[int, float]] = {}
     for unit in units:
         if unit.attack == "square" or (not unit.every and unit.threat.order != math.inf):
-            continue  # nobody expects it of Square; and who shares a budget need not flip everything within eps
+            # nobody expects it of Square; and who shares a budget need not flip everything within
+            # eps
+            continue
         for eps in eps_asked if unit.every else [unit.threat.eps]:
             count = int(((known[unit.key] > eps) & (best <= eps)).sum())
             if count > missed.get(unit.entry.title, (0, eps))[0]:
                 missed[unit.entry.title] = count, eps
     if missed:
-        parts = ", ".join(f"{title} {count} at {show(eps)}" for title, (count, eps) in missed.items())
+        parts = ", ".join(
+            f"{title} {count} at {show(eps)}" for title, (count, eps) in missed.items()
+        )
         text = (
-            f"Of {len(best)} correct samples some stand against one attack and fall to another within eps ({parts}): "
+            f"Of {len(best)} correct samples some stand against one attack and fall to another "
+            f"within eps ({parts}): "
             "report the pooled figure."
         )
         yield Finding("beaten", "note", text)
@@ -368,38 +476,61 @@ def _black_box(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[F
         n = len(known[unit.key])
         if count:
             text = (
-                f"Square, which needs no gradient, flips {count} of {n} correct samples within {show(eps)} that no attack with "
+                f"Square, which needs no gradient, flips {count} of {n} correct samples within "
+                f"{show(eps)} that no attack with "
                 "gradients does: gradients mislead there, so look for masked ones."
             )
             yield Finding("black-box", _level(count, n), text)
         else:
-            yield Finding("black-box", "ok", f"Square flips no sample within {show(eps)} that attacks with gradients miss.")
+            yield Finding(
+                "black-box",
+                "ok",
+                f"Square flips no sample within {show(eps)} that attacks with gradients miss.",
+            )
 
 
-def _transfer(units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor) -> Iterator[Finding]:
-    """Steps straight toward another sample are the weakest search there is: they should beat nobody."""
+def _transfer(
+    units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor
+) -> Iterator[Finding]:
+    """Steps straight toward another sample are the weakest search there is: they should beat
+    nobody.
+    """
     beaten = torch.zeros_like(found, dtype=torch.bool)
     free = [known[unit.key] for unit in units if unit.every]
     if free:
         beaten |= found < (1 - 1e-3) * torch.stack(free).amin(0)
-    for eps in {unit.threat.eps for unit in units if not unit.every and unit.threat.order == math.inf}:
-        best = torch.stack([known[unit.key] for unit in units if unit.every or unit.threat.eps <= eps]).amin(0)
+    for eps in {
+        unit.threat.eps for unit in units if not unit.every and unit.threat.order == math.inf
+    }:
+        best = torch.stack(
+            [known[unit.key] for unit in units if unit.every or unit.threat.eps <= eps]
+        ).amin(0)
         beaten |= (found <= eps) & (best > eps)
-    count, n = int(beaten.sum()), len(found)
+    count = int(beaten.sum())
+    n = len(found)
     if count:
         text = (
-            f"A bisection toward the nearest sample of another class, which needs no gradient, is nearer than every attack for "
-            f"{count} of {n} correct samples: {_advice(units)}, and if that does not help look for masked gradients; these "
+            "A bisection toward the nearest sample of another class, which needs no gradient, "
+            "is nearer than every attack for "
+            f"{count} of {n} correct samples: {_advice(units)}, and if that does not help look "
+            "for masked gradients; these "
             "flips are in the pool."
         )
         yield Finding("transfer", _level(count, n), text)
     else:
-        text = f"The attacks are nearer than a bisection toward another sample for each of {n} correct samples."
+        text = (
+            f"The attacks are nearer than a bisection toward another sample for each of {n} "
+            "correct samples."
+        )
         yield Finding("transfer", "ok", text)
 
 
 def _advice(units: Sequence[Unit]) -> str:
-    return "raise --passes" if any(unit.attack == "nearest" for unit in units) else "add the attack nearest"
+    return (
+        "raise --passes"
+        if any(unit.attack == "nearest" for unit in units)
+        else "add the attack nearest"
+    )
 
 
 def _level(count: int, n: int) -> str:

@@ -1,7 +1,8 @@
-"""What an evaluation will do, decided before it does anything: units of work, cheapest first, and the configuration of the run.
+"""What an evaluation will do, decided before it does anything: units of work, cheapest first, and
+the configuration of the run.
 
-A unit is one attack over one threat, or over all of them where one search serves all. Its results are kept in chunks of the
-samples; a chunk is the smallest piece of work, never done twice.
+A unit is one attack over one threat, or over all of them where one search serves all. Its results
+are kept in chunks of the samples; a chunk is the smallest piece of work, never done twice.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from wassail.errors import InputError
 from wassail.network import Model
 from wassail.threat import Threat, show
 
-WHOLE = ("w-pgd", "w-fgsm", "a3", "a3-wda")  # they reduce over all samples between their steps, so all samples are one piece
+WHOLE = (
+    "w-pgd",
+    "w-fgsm",
+    "a3",
+    "a3-wda",
+)  # they reduce over all samples between their steps, so all samples are one piece
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One attack over one threat: `key` names its folder in the run; a search for the nearest flip serves every threat.
+    """One attack over one threat: `key` names its folder in the run; a search for the nearest flip
+    serves every threat.
 
     whole: it needs all samples at once. options: keyword arguments of the attack.
     """
@@ -51,26 +58,46 @@ class Unit:
 
     def __str__(self) -> str:
         return (
-            self.entry.title if self.every else f"{self.entry.title} over Omega_{self.threat.order:g}({show(self.threat.eps)})"
+            self.entry.title
+            if self.every
+            else f"{self.entry.title} over Omega_{self.threat.order:g}({show(self.threat.eps)})"
         )
 
 
 def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) -> tuple[Unit, ...]:
-    """The units of the attacks over the threats, cheapest attack first. attacks: options by name."""
+    """The units of the attacks over the threats, cheapest attack first. attacks: options by
+    name.
+    """
     if not attacks:
-        raise InputError("there is no attack to evaluate with: name at least one, for example nearest.")
+        raise InputError(
+            "there is no attack to evaluate with: name at least one, for example nearest."
+        )
     units: list[Unit] = []
     for name in sorted(attacks, key=lambda name: catalogue.find(name).passes):
-        orders, options = catalogue.find(name).orders, attacks[name]
-        if "state" in options:  # the configuration of a run from elsewhere must not name a file to be written
-            raise InputError(f"the attack {name!r} is asked to keep a file (state), and a run keeps its own: leave it out.")
+        orders = catalogue.find(name).orders
+        options = attacks[name]
+        if (
+            "state" in options
+        ):  # the configuration of a run from elsewhere must not name a file to be written
+            raise InputError(
+                f"the attack {name!r} is asked to keep a file (state), and a run keeps its own: "
+                "leave it out."
+            )
         if orders == "one":
             units.append(Unit(f"attack@{name}", name, threats[0], options))
             continue
-        fits = [t for t in threats if orders == "each" or (t.order == math.inf if orders == "inf" else t.order > 1)]
-        units += [Unit(f"attack@{name}@{exactly(t.order)}@{t.eps!r}", name, t, options) for t in fits]
+        fits = [
+            t
+            for t in threats
+            if orders == "each" or (t.order == math.inf if orders == "inf" else t.order > 1)
+        ]
+        units += [
+            Unit(f"attack@{name}@{exactly(t.order)}@{t.eps!r}", name, t, options) for t in fits
+        ]
     if not units:
-        orders_ = " or ".join(f"{order:g}" for order in dict.fromkeys(threat.order for threat in threats))
+        orders_ = " or ".join(
+            f"{order:g}" for order in dict.fromkeys(threat.order for threat in threats)
+        )
         raise InputError(f"none of {', '.join(attacks)} answers order {orders_}: add --order inf.")
     return tuple(units)
 
@@ -81,7 +108,9 @@ def exactly(value: float) -> str:
 
 
 def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:
-    """Every attack on no sample at all: an option or norm that it does not have is told before hours of work."""
+    """Every attack on no sample at all: an option or norm that it does not have is told before
+    hours of work.
+    """
     for unit in units:
         try:
             unit.entry.run(model, x[:0], y[:0], unit.threat, **unit.options)
@@ -89,7 +118,9 @@ def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:
             if "unexpected keyword argument" not in str(error):
                 raise
             word = str(error).rsplit("argument", 1)[1].strip()
-            raise InputError(f"attack {unit.attack!r} has no option {word}; see help(wassail) for those it has.") from None
+            raise InputError(
+                f"attack {unit.attack!r} has no option {word}; see help(wassail) for those it has."
+            ) from None
 
 
 def data_hash(x: Tensor, y: Tensor) -> str:
@@ -105,7 +136,10 @@ def threat_config(threats: Sequence[Threat]) -> dict[str, Any]:
     return {
         "norm": f"{threats[0].norm:g}",
         "domain": None if threats[0].domain is None else list(threats[0].domain),
-        "threats": [{"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps} for t in threats],
+        "threats": [
+            {"order": f"{t.order:g}" if t.order == math.inf else t.order, "eps": t.eps}
+            for t in threats
+        ],
     }
 
 
@@ -113,5 +147,6 @@ def read_threats(config: Mapping[str, Any]) -> tuple[Threat, ...]:
     """What `threat_config` wrote."""
     box = config["domain"]
     return tuple(
-        Threat(config["norm"], item["order"], item["eps"], None if box is None else tuple(box)) for item in config["threats"]
+        Threat(config["norm"], item["order"], item["eps"], None if box is None else tuple(box))
+        for item in config["threats"]
     )

@@ -1,8 +1,10 @@
-"""The protocol: clean accuracy first, checks, attacks from the cheapest to the dearest, certificates if asked, then one number.
+"""The protocol: clean accuracy first, checks, attacks from the cheapest to the dearest,
+certificates if asked, then one number.
 
-Everything that is computed for a chunk of samples goes to the run directory at once and is read back from there: a run that was
-killed goes on where it was, and a run on a million samples needs no more memory than one on a hundred. What is global (budget,
-curves, intervals, indicators) is arithmetic on the per-sample numbers, done when the run is read.
+Everything that is computed for a chunk of samples goes to the run directory at once and is read
+back from there: a run that was killed goes on where it was, and a run on a million samples needs no
+more memory than one on a hundred. What is global (budget, curves, intervals, indicators) is
+arithmetic on the per-sample numbers, done when the run is read.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ from wassail.errors import InputError, unknown
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import plain, take, unpack
 from wassail.evaluation.plan import data_hash, rehearse, threat_config
-from wassail.evaluation.reading import CHECKS, CLEAN, CONVERGENCE, FORMAT, TRANSFER, Chunks, Reading, summary
+from wassail.evaluation.reading import (
+    CHECKS,
+    CLEAN,
+    CONVERGENCE,
+    FORMAT,
+    TRANSFER,
+    Chunks,
+    Reading,
+    summary,
+)
 from wassail.evaluation.result import Evaluation, Finding, same_norm
 from wassail.evaluation.store import Store
 from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
@@ -43,7 +54,9 @@ from wassail.zoo.weights import fingerprint
 DEFAULT = ("wda", "wda++", "nearest")
 CHUNK = 100
 PASSES = 100  # a sample, for `nearest`
-ANCHORS, ANCHOR_BYTES = 500, 1 << 24  # the first samples that others are moved toward, and what they may weigh
+# the first samples that others are moved toward, and what they may weigh
+ANCHORS = 500
+ANCHOR_BYTES = 1 << 24
 CERTIFY_PASSES = 2000  # what a radius counts for in the progress bar, in passes of an attack
 
 _log = logging.getLogger("wassail")
@@ -73,44 +86,73 @@ def evaluate(
     runner: Runner | None = None,
     progress: Progress = False,
 ) -> Evaluation:
-    """How badly a model can fail on data over every threat: attacked, and if asked certified, sample by sample.
+    """How badly a model can fail on data over every threat: attacked, and if asked certified,
+    sample by sample.
 
-    model: any callable from a batch to logits, or what `zoo.open_model` found; data: whatever `zoo.open_data` takes, a pair
-    `(x, y)`, a Dataset, a DataLoader, a file; threats: of one norm and domain, the first is the headline's.
-    attacks: names of `attacks.catalogue`, perhaps with options, `{"wda": {"kappa": 4}}`; they run from the cheapest to the
-    dearest, and their flips are pooled. passes: a sample, for `nearest`. certify: a method of `radii`, "auto" as a rule;
-    arithmetic: what the radii hold for, as in `radii`;
-    time_limit: seconds for all radii, samples that are not reached have radius 0.
-    out: the run directory (default: a temporary one that lives as long as the result); resume: go on with the run there; add:
-    the run may be one with fewer attacks. chunk: samples that are computed, and stored, in one go. mu: sample weights `(N,)`.
-    gradients: "bfloat16" or "float16" computes the attacks' gradients in mixed precision; every decision stays in float32.
-    look: run the checks and indicators that need passes of their own. name: what to call the model (default: its class).
-    command: recorded with the run. runner: who does the work, this process by default. progress: a bar with the time left, or a
-    callable that is given the share done.
+    model: any callable from a batch to logits, or what `zoo.open_model` found; data: whatever
+    `zoo.open_data` takes, a pair `(x, y)`, a Dataset, a DataLoader, a file; threats: of one norm
+    and domain, the first is the headline's. attacks: names of `attacks.catalogue`, perhaps with
+    options, `{"wda": {"kappa": 4}}`; they run from the cheapest to the dearest, and their flips are
+    pooled. passes: a sample, for `nearest`. certify: a method of `radii`, "auto" as a rule;
+    arithmetic: what the radii hold for, as in `radii`; time_limit: seconds for all radii, samples
+    that are not reached have radius 0. out: the run directory (default: a temporary one that lives
+    as long as the result); resume: go on with the run there; add: the run may be one with fewer
+    attacks. chunk: samples that are computed, and stored, in one go. mu: sample weights `(N,)`.
+    gradients: "bfloat16" or "float16" computes the attacks' gradients in mixed precision; every
+    decision stays in float32. look: run the checks and indicators that need passes of their own.
+    name: what to call the model (default: its class). command: recorded with the run. runner: who
+    does the work, this process by default. progress: a bar with the time left, or a callable that
+    is given the share done.
 
-    The result depends on model, data and settings, not on how often the run was interrupted: its files are the same to the
-    byte, but for those in `log/`, with radii limited by the clock the one exception.
+    The result depends on model, data and settings, not on how often the run was interrupted: its
+    files are the same to the byte, but for those in `log/`, with radii limited by the clock the one
+    exception.
     """
-    source = model if isinstance(model, Source) else Source(model, name or type(model).__name__, "module", {})
+    source = (
+        model
+        if isinstance(model, Source)
+        else Source(model, name or type(model).__name__, "module", {})
+    )
     samples = open_data(data)
     wanted = (
-        {name: dict(options) for name, options in attacks.items()} if isinstance(attacks, Mapping) else {n: {} for n in attacks}
+        {name: dict(options) for name, options in attacks.items()}
+        if isinstance(attacks, Mapping)
+        else {n: {} for n in attacks}
     )
     if "nearest" in wanted:
         wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
     chosen = same_norm([threats] if isinstance(threats, Threat) else list(threats))
-    settings = _checked(Settings(chosen, wanted, certify, time_limit, seed, chunk, batch_size, gradients, look, arithmetic))
+    settings = _checked(
+        Settings(
+            chosen,
+            wanted,
+            certify,
+            time_limit,
+            seed,
+            chunk,
+            batch_size,
+            gradients,
+            look,
+            arithmetic,
+        )
+    )
     worker = Worker(source.model, samples, settings, sample_weights(mu, len(samples)))
     mode = indicators.mode(source.model)
     with frozen(source.model):
         rehearse(settings.units, source.model, *samples.read(0, min(1, len(samples))))
         if certify is not None:
-            arithmetic_of(worker.graph, arithmetic)  # a model that cannot be certified is told before the attacks
+            arithmetic_of(
+                worker.graph, arithmetic
+            )  # a model that cannot be certified is told before the attacks
     runner = runner or Local()
     config = _config(settings, source, samples, mu) | {**runner.about, "command": list(command)}
     folder = Path(tempfile.mkdtemp(prefix="wassail-") if out is None else out)
     try:
-        opened = Store.resume(folder, config, grow=("attacks",) if add else ()) if resume else Store.create(folder, config)
+        opened = (
+            Store.resume(folder, config, grow=("attacks",) if add else ())
+            if resume
+            else Store.create(folder, config)
+        )
         with opened as store, _bar(progress, "evaluation") as report:
             store.log({"event": "start", **_machine()})
             reading = _Driver(store, worker, runner, report).run(mode)
@@ -127,7 +169,10 @@ def _checked(settings: Settings) -> Settings:
     if settings.chunk < 1:
         raise InputError(f"chunk is {settings.chunk}: give a positive number of samples.")
     if settings.batch_size is not None and settings.batch_size < 1:
-        raise InputError(f"batch_size is {settings.batch_size}: give a positive number of samples per model call.")
+        raise InputError(
+            f"batch_size is {settings.batch_size}: give a positive number of samples per model "
+            "call."
+        )
     if settings.certify is not None and settings.certify not in METHODS:
         raise unknown("method", settings.certify, METHODS)
     if settings.arithmetic not in ARITHMETICS:
@@ -139,39 +184,77 @@ def _checked(settings: Settings) -> Settings:
 
 def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -> dict[str, Any]:
     """Everything that the results depend on, as the run directory keeps it."""
-    model = {"name": source.name, "kind": source.kind, "weights": fingerprint(source.model), **plain(dict(source.info))}
-    about = {"name": data.name, "samples": len(data), "shape": list(data.shape), **plain(dict(data.info))}
+    model = {
+        "name": source.name,
+        "kind": source.kind,
+        "weights": fingerprint(source.model),
+        **plain(dict(source.info)),
+    }
+    about = {
+        "name": data.name,
+        "samples": len(data),
+        "shape": list(data.shape),
+        **plain(dict(data.info)),
+    }
     certify = None
     if settings.certify is not None:
-        certify = {"method": settings.certify, "arithmetic": settings.arithmetic, "time_limit": settings.time_limit}
+        certify = {
+            "method": settings.certify,
+            "arithmetic": settings.arithmetic,
+            "time_limit": settings.time_limit,
+        }
     return {
-        "format": FORMAT, "model": model, "data": about, "classes": None if data.classes is None else list(data.classes),
+        "format": FORMAT,
+        "model": model,
+        "data": about,
+        "classes": None if data.classes is None else list(data.classes),
         **threat_config(settings.threats),
-        "attacks": [{"name": name, **plain(dict(options))} for name, options in settings.attacks.items()],
-        "certify": certify, "seed": settings.seed, "chunk": settings.chunk, "batch_size": settings.batch_size,
-        "gradients": settings.gradients, "look": settings.look, "mu": None if mu is None else data_hash(mu, mu),
-        "device": device_of(source.model, torch.device("cpu")).type, "threads": torch.get_num_threads(),
+        "attacks": [
+            {"name": name, **plain(dict(options))} for name, options in settings.attacks.items()
+        ],
+        "certify": certify,
+        "seed": settings.seed,
+        "chunk": settings.chunk,
+        "batch_size": settings.batch_size,
+        "gradients": settings.gradients,
+        "look": settings.look,
+        "mu": None if mu is None else data_hash(mu, mu),
+        "device": device_of(source.model, torch.device("cpu")).type,
+        "threads": torch.get_num_threads(),
         "versions": versions(),
-    }  # fmt: skip
+    }
 
 
 class _Driver:
-    """One evaluation: has the runner do what is missing in the store, stage by stage, and nothing else."""
+    """One evaluation: has the runner do what is missing in the store, stage by stage, and
+    nothing else.
+    """
 
-    def __init__(self, store: Store, worker: Worker, runner: Runner, report: Callable[[float], None]) -> None:
-        self.store, self.worker, self.runner, self.settings = store, worker, runner, worker.settings
-        self.chunks, self.took = Chunks(len(worker.data), self.settings.chunk), dict[tuple[str, int], float]()
+    def __init__(
+        self, store: Store, worker: Worker, runner: Runner, report: Callable[[float], None]
+    ) -> None:
+        self.store = store
+        self.worker = worker
+        self.runner = runner
+        self.settings = worker.settings
+        self.chunks = Chunks(len(worker.data), self.settings.chunk)
+        self.took = dict[tuple[str, int], float]()
         each = sum(unit.entry.passes for unit in self.settings.units) + 1
-        self.meter = _Meter(report, (each + (CERTIFY_PASSES if self.settings.certify else 0)) * len(worker.data))
+        self.meter = _Meter(
+            report, (each + (CERTIFY_PASSES if self.settings.certify else 0)) * len(worker.data)
+        )
 
     def run(self, mode: Finding) -> Reading:
         """The protocol; returns the run as it can be read from now on."""
-        look, n = self.settings.look, len(self.worker.data)
+        look = self.settings.look
+        n = len(self.worker.data)
         self._same_model()
         self._same_data()
         self._stage(1, self._missing("clean", CLEAN))
         if look and n and not self.store.has(CHECKS, 0):
-            self._stage(0, [self._task("checks", CHECKS, 0, 0, self._first, {"mode": asdict(mode)})])
+            self._stage(
+                0, [self._task("checks", CHECKS, 0, 0, self._first, {"mode": asdict(mode)})]
+            )
         for unit in self.settings.units:
             missing = list(self._missing("attack", unit.key, {"unit": unit}))
             if unit.whole and missing:
@@ -185,13 +268,19 @@ class _Driver:
             self._stage(CERTIFY_PASSES, self._radii(f"radii@{self.settings.certify}"))
         self._stage(0, self._pools())
         reading = Reading(Store.open(self.store.folder))
-        self.store.write("summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True))
+        self.store.write(
+            "summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True)
+        )
         self.store.seal()
         self.store.log({"event": "end"})
         return reading
 
-    def _stage(self, passes: int, tasks: Sequence[Task] | Iterator[Task], whole: bool = False) -> None:
-        """Do tasks of one kind, each of about so many passes a sample, and put what comes back on the disk as it comes."""
+    def _stage(
+        self, passes: int, tasks: Sequence[Task] | Iterator[Task], whole: bool = False
+    ) -> None:
+        """Do tasks of one kind, each of about so many passes a sample, and put what comes back
+        on the disk as it comes.
+        """
         with self.meter.stage(passes, self.chunks.n) as tick:
             for task, (tensors, fields), seconds in self.runner.run(self.worker, tasks, tick):
                 if whole:
@@ -200,27 +289,49 @@ class _Driver:
                 else:
                     self.store.put(task.key, task.chunk, tensors, fields)
                 self.took[task.key, task.chunk] = seconds
-                self.store.log({"event": "done", "unit": task.key, "chunk": task.chunk, "seconds": seconds})
+                self.store.log(
+                    {"event": "done", "unit": task.key, "chunk": task.chunk, "seconds": seconds}
+                )
 
-    def _task(self, kind: str, key: str, chunk: int, start: int, stop: int, given: Mapping[str, Any] | None = None) -> Task:
-        mine = range(-(-start // self.chunks.size), -(-stop // self.chunks.size)) if kind != "clean" else ()
+    def _task(
+        self,
+        kind: str,
+        key: str,
+        chunk: int,
+        start: int,
+        stop: int,
+        given: Mapping[str, Any] | None = None,
+    ) -> Task:
+        mine = (
+            range(-(-start // self.chunks.size), -(-stop // self.chunks.size))
+            if kind != "clean"
+            else ()
+        )
         seen = [self.store.get(CLEAN, k, ())[1]["sha256"] for k in mine]
         return Task(kind, key, chunk, start, stop, tuple(seen), given or {})
 
-    def _missing(self, kind: str, key: str, given: Mapping[str, Any] | None = None) -> Iterator[Task]:
+    def _missing(
+        self, kind: str, key: str, given: Mapping[str, Any] | None = None
+    ) -> Iterator[Task]:
         for chunk, start, stop in self.chunks:
             if not self.store.has(key, chunk):
                 yield self._task(kind, key, chunk, start, stop, given)
 
     @property
     def _first(self) -> int:
-        """How many samples are looked at for what is said of all of them: whole chunks, of at least so many together."""
+        """How many samples are looked at for what is said of all of them: whole chunks, of at
+        least so many together.
+        """
         return min(-(-indicators.LOOKED_AT // self.chunks.size) * self.chunks.size, self.chunks.n)
 
     def _anchors(self) -> tuple[Tensor, Tensor]:
-        """The first samples, with their logits: where the transfer goes to, whatever the chunks. They travel with the tasks."""
-        x, z = list[Tensor](), list[Tensor]()
-        left, room = ANCHORS, ANCHOR_BYTES
+        """The first samples, with their logits: where the transfer goes to, whatever the
+        chunks. They travel with the tasks.
+        """
+        x = list[Tensor]()
+        z = list[Tensor]()
+        left = ANCHORS
+        room = ANCHOR_BYTES
         for chunk, _, _ in self.chunks:
             kept = self.store.get(CLEAN, chunk, ("x", "logits"))[0]
             samples = unpack(kept["x"])
@@ -230,7 +341,8 @@ class _Driver:
             if kept["logits"].shape[1]:  # a cluster may have given up on a chunk
                 x.append(samples[:count])
                 z.append(kept["logits"][:count])
-            left, room = left - count, room - count * samples[0].nbytes
+            left = left - count
+            room = room - count * samples[0].nbytes
         none = torch.zeros(0, *self.worker.data.shape), torch.zeros(0, 2)
         return (torch.cat(x), torch.cat(z)) if x else none
 
@@ -242,45 +354,66 @@ class _Driver:
             yield self._task("convergence", CONVERGENCE, 0, 0, self._first, {"late": late})
 
     def _radii(self, key: str) -> Iterator[Task]:
-        """Radii up to the nearest flip known; a time limit, of every worker, is shared among the samples that are left."""
+        """Radii up to the nearest flip known; a time limit, of every worker, is shared among
+        the samples that are left.
+        """
         limit = self.settings.time_limit
         reading = Reading(self.store)
         spent = reading.seconds.get(key, 0.0)
-        budget = math.inf if limit is None else number(limit, "time limit") * self.runner.workers - spent
+        budget = (
+            math.inf if limit is None else number(limit, "time limit") * self.runner.workers - spent
+        )
         given: dict[int, float] = {}
         known: Tensor | None = None
         for task in self._missing("radii", key):
             if known is None:  # read once, and only if there is anything to do
-                known = torch.stack([reading.distances(source) for source in reading.sources]).amin(0)
+                known = torch.stack([reading.distances(source) for source in reading.sources]).amin(
+                    0
+                )
             upper = known[task.start : task.stop].clone()
             share = (task.stop - task.start) / (self.chunks.n - task.start)
-            used = sum(self.took.get((key, chunk), seconds) for chunk, seconds in given.items())  # or will be, if not done yet
-            left = None if limit is None else min((budget - used) * share, number(limit, "time limit"))
+            used = sum(
+                self.took.get((key, chunk), seconds) for chunk, seconds in given.items()
+            )  # or will be, if not done yet
+            left = (
+                None if limit is None else min((budget - used) * share, number(limit, "time limit"))
+            )
             given[task.chunk] = left or 0.0
             yield replace(task, given={"upper": upper, "limit": left})
 
     def _pools(self) -> Iterator[Task]:
         reading = Reading(self.store)
         for task in self._missing("pool", reading.pooled):
-            yield replace(task, given={"parts": [self.store.get(key, task.chunk)[0] for key in reading.sources]})
+            yield replace(
+                task,
+                given={"parts": [self.store.get(key, task.chunk)[0] for key in reading.sources]},
+            )
 
     def _same_data(self) -> None:
-        """Data of which the configuration knows a part only (a Dataset in Python) are looked at as a whole."""
+        """Data of which the configuration knows a part only (a Dataset in Python) are looked at
+        as a whole.
+        """
         if "sha256 of some" in self.worker.data.info:
             for chunk, start, stop in self.chunks:
                 if self.store.has(CLEAN, chunk):
                     self.worker.samples(self._task("attack", CLEAN, chunk, start, stop))
 
     def _same_model(self) -> None:
-        """A model whose weights have no fingerprint, or whose code has changed, shows itself by its logits."""
+        """A model whose weights have no fingerprint, or whose code has changed, shows itself by
+        its logits.
+        """
         if not self.chunks.n or not self.store.has(CLEAN, 0):
             return
         kept = self.store.get(CLEAN, 0, ("x", "logits"))[0]
         with frozen(self.worker.model):
-            now, then = self.worker.logits(unpack(kept["x"][:8])), kept["logits"][:8]
-        if now.shape != then.shape or (now - then).abs().max() > 1e-4 * then.abs().max().clamp(min=1):
+            now = self.worker.logits(unpack(kept["x"][:8]))
+            then = kept["logits"][:8]
+        if now.shape != then.shape or (now - then).abs().max() > 1e-4 * then.abs().max().clamp(
+            min=1
+        ):
             raise InputError(
-                f"the model gives other logits than the one that the run in {str(self.store.folder)!r} was begun with: give "
+                "the model gives other logits than the one that the run in "
+                f"{str(self.store.folder)!r} was begun with: give "
                 "the same model, or choose another --out."
             )
 
@@ -289,10 +422,14 @@ class _Meter:
     """The share of the whole evaluation that is done, in passes."""
 
     def __init__(self, report: Callable[[float], None], total: float) -> None:
-        self.report, self.total, self.before = report, max(total, 1.0), 0.0
+        self.report = report
+        self.total = max(total, 1.0)
+        self.before = 0.0
 
     def stage(self, passes: int, samples: int) -> _Stage:
-        """A stage of so many passes for each of the samples; what is in the store already counts at once when it ends."""
+        """A stage of so many passes for each of the samples; what is in the store already
+        counts at once when it ends.
+        """
         return _Stage(self, passes, samples)
 
 
@@ -300,7 +437,10 @@ class _Stage:
     """One stage: a context that gives the `tick(task, share)` of a runner."""
 
     def __init__(self, meter: _Meter, passes: int, samples: int) -> None:
-        self.meter, self.passes, self.samples, self.done = meter, passes, samples, dict[int, float]()
+        self.meter = meter
+        self.passes = passes
+        self.samples = samples
+        self.done = dict[int, float]()
 
     def __enter__(self) -> Callable[[Task, float], None]:
         self.meter.report(self.meter.before / self.meter.total)
@@ -311,9 +451,17 @@ class _Stage:
         self.meter.report(self.meter.before / self.meter.total)
 
     def _tick(self, task: Task, share: float) -> None:
-        self.done[task.start] = max(self.done.get(task.start, 0.0), share * (task.stop - task.start))
-        self.meter.report((self.meter.before + self.passes * sum(self.done.values())) / self.meter.total)
+        self.done[task.start] = max(
+            self.done.get(task.start, 0.0), share * (task.stop - task.start)
+        )
+        self.meter.report(
+            (self.meter.before + self.passes * sum(self.done.values())) / self.meter.total
+        )
 
 
 def _machine() -> dict[str, Any]:
-    return {"machine": platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()}
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+    }

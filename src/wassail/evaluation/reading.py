@@ -1,4 +1,6 @@
-"""A run directory read as numbers: per-sample columns, rows of the table, the pool of flips, images when they are asked for."""
+"""A run directory read as numbers: per-sample columns, rows of the table, the pool of flips,
+images when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,24 @@ from wassail.transport import knapsack, transport_cost
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
-CLEAN, TRANSFER, CHECKS, CONVERGENCE = "clean", "transfer", "checks", "convergence"
+CLEAN = "clean"
+TRANSFER = "transfer"
+CHECKS = "checks"
+CONVERGENCE = "convergence"
 REAL = ("distances", "values", "mu", "margins", "errors")
 KINDS = {**dict.fromkeys(REAL, torch.float64), "exact": torch.bool}  # others: int64
 AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
 # What files that make no sense make us stumble over.
-ODD = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, OverflowError, RecursionError)
+ODD = (
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+    RecursionError,
+)
 GRID = 65  # budgets at which the curves are written to the summary
 
 
@@ -48,7 +62,10 @@ def load(folder: str | PathLike[str]) -> Evaluation:
 def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
     """One sentence for a run whose files are intact and make no sense."""
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    return InputError(f"the run in {str(folder)!r} was not written by this program, or was changed since: {reason}.")
+    return InputError(
+        f"the run in {str(folder)!r} was not written by this program, or was changed since: "
+        f"{reason}."
+    )
 
 
 @dataclass(frozen=True)
@@ -71,24 +88,34 @@ class Reading:
     """A run directory as numbers."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.config = store, store.config
+        self.store = store
+        self.config = store.config
         try:
             if self.config["format"] != FORMAT:
                 raise InputError(
-                    f"the run in {str(store.folder)!r} has format {self.config['format']}: this version reads {FORMAT}."
+                    f"the run in {str(store.folder)!r} has format {self.config['format']}: this "
+                    f"version reads {FORMAT}."
                 )
             self.threats = read_threats(self.config)
             self.chunks = Chunks(int(self.config["data"]["samples"]), int(self.config["chunk"]))
             if not self.threats or self.chunks.size < 1 or self.chunks.n < 0:
                 raise ValueError("no threats, or chunks of no samples")
             self.shape = tuple(self.config["data"]["shape"])
-            if len(self.shape) > 8 or not all(isinstance(d, int) and 0 <= d < 2**31 for d in self.shape):
+            if len(self.shape) > 8 or not all(
+                isinstance(d, int) and 0 <= d < 2**31 for d in self.shape
+            ):
                 raise ValueError(f"samples of shape {self.shape}")
-            attacks = {str(entry["name"]): {k: v for k, v in entry.items() if k != "name"} for entry in self.config["attacks"]}
+            attacks = {
+                str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
+                for entry in self.config["attacks"]
+            }
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{str(store.folder)!r} holds no run that can be read: {error!r} in its config.json.") from None
+            raise InputError(
+                f"{str(store.folder)!r} holds no run that can be read: {error!r} in its "
+                "config.json."
+            ) from None
         self.units = plan(self.threats, attacks)
 
     def complete(self, key: str) -> bool:
@@ -130,9 +157,12 @@ class Reading:
         parts = []
         for chunk, start, stop in self.chunks:
             part = self.store.get(key, chunk, (name,))[0][name]
-            if part.shape != (stop - start,) or part.dtype != kind or not (part >= 0).all():  # NaN fails too
+            if (
+                part.shape != (stop - start,) or part.dtype != kind or not (part >= 0).all()
+            ):  # NaN fails too
                 raise InputError(
-                    f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not what this program writes: the "
+                    f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not "
+                    "what this program writes: the "
                     "run was changed, so trust none of it."
                 )
             parts.append(part)
@@ -152,7 +182,11 @@ class Reading:
         last: dict[tuple[str, int], float] = {}
         for event in self.store.events():
             unit, chunk, seconds = (event.get(name) for name in ("unit", "chunk", "seconds"))
-            if not (isinstance(unit, str) and isinstance(chunk, int) and isinstance(seconds, (int, float))):
+            if not (
+                isinstance(unit, str)
+                and isinstance(chunk, int)
+                and isinstance(seconds, (int, float))
+            ):
                 continue
             if 0 <= seconds < AGES:
                 last[unit, chunk] = float(seconds)
@@ -165,11 +199,21 @@ class Reading:
     def result(self) -> Evaluation:
         """Everything that can be said from what is there."""
         if not self.complete(CLEAN):
-            raise InputError(f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with it (--resume).")
-        y, predicted = self.column(CLEAN, "y"), self.column(CLEAN, "predicted")
-        mu, wrong = self.column(CLEAN, "mu"), predicted != y
-        widths = {self.store.get(CLEAN, chunk, ("logits",))[0]["logits"].shape[-1] for chunk, _, _ in self.chunks} - {0}
-        if len(widths) > 1 or (widths and max(int(labels.max()) for labels in (y, predicted)) >= min(widths)):
+            raise InputError(
+                f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with "
+                "it (--resume)."
+            )
+        y = self.column(CLEAN, "y")
+        predicted = self.column(CLEAN, "predicted")
+        mu = self.column(CLEAN, "mu")
+        wrong = predicted != y
+        widths = {
+            self.store.get(CLEAN, chunk, ("logits",))[0]["logits"].shape[-1]
+            for chunk, _, _ in self.chunks
+        } - {0}
+        if len(widths) > 1 or (
+            widths and max(int(labels.max()) for labels in (y, predicted)) >= min(widths)
+        ):
             raise ValueError("classes beyond those of the model")
         distances, labels, found_by, methods = self._pool(predicted, wrong)
         if widths and int(labels.max()) >= min(widths):
@@ -179,17 +223,32 @@ class Reading:
         first = self.threats[0]
         base = (mu, wrong, torch.where(wrong, 0.0, math.inf).double(), first)
         result = Evaluation(
-            name=str(self.config["model"]["name"]), data=str(self.config["data"]["name"]), threats=self.threats,
+            name=str(self.config["model"]["name"]),
+            data=str(self.config["data"]["name"]),
+            threats=self.threats,
             ids=self._ids(),
-            classes=None if self.config["classes"] is None else tuple(map(str, self.config["classes"])),
-            y=y, predicted=predicted, mu=mu, distances=distances, labels=labels, found_by=found_by, methods=methods,
+            classes=None
+            if self.config["classes"] is None
+            else tuple(map(str, self.config["classes"])),
+            y=y,
+            predicted=predicted,
+            mu=mu,
+            distances=distances,
+            labels=labels,
+            found_by=found_by,
+            methods=methods,
             radii=None if certified is None else self.column(certified, "values"),
             exact=None if certified is None else self.column(certified, "exact"),
             certificate={} if certified is None else self._certificate(certified),
-            rows=tuple(rows), best=tuple(self._best(mu, wrong, distances, threat) for threat in self.threats),
-            clean=accuracy(*base, share=0.0), clean_interval=interval(*base, share=0.0), findings=(),
-            info=self.config, images=self._images, folder=str(self.store.folder),
-        )  # fmt: skip
+            rows=tuple(rows),
+            best=tuple(self._best(mu, wrong, distances, threat) for threat in self.threats),
+            clean=accuracy(*base, share=0.0),
+            clean_interval=interval(*base, share=0.0),
+            findings=(),
+            info=self.config,
+            images=self._images,
+            folder=str(self.store.folder),
+        )
         return replace(result, findings=tuple(self._findings(result)))
 
     def _ids(self) -> tuple[str, ...]:
@@ -198,19 +257,36 @@ class Reading:
             raise ValueError(f"{len(ids)} ids for {self.chunks.n} samples")
         return ids
 
-    def _pool(self, predicted: Tensor, wrong: Tensor) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
-        """Distances, labels, finders and their names, from the pool, or from the attacks while there is none yet."""
+    def _pool(
+        self, predicted: Tensor, wrong: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
+        """Distances, labels, finders and their names, from the pool, or from the attacks while
+        there is none yet.
+        """
         if not self.sources:
-            return torch.where(wrong, 0.0, math.inf).double(), predicted, torch.zeros_like(predicted), ("none",)
+            return (
+                torch.where(wrong, 0.0, math.inf).double(),
+                predicted,
+                torch.zeros_like(predicted),
+                ("none",),
+            )
         if self.is_pooled:
-            distances, labels, found_by = (self.column(self.pooled, name) for name in ("distances", "labels", "found_by"))
-            if not torch.equal(torch.stack([self._standing(key) for key in self.sources]).amin(0), distances):
+            distances, labels, found_by = (
+                self.column(self.pooled, name) for name in ("distances", "labels", "found_by")
+            )
+            if not torch.equal(
+                torch.stack([self._standing(key) for key in self.sources]).amin(0), distances
+            ):
                 raise InputError(
-                    f"the pooled distances in {str(self.store.folder)!r} are not those of the attacks: the run was changed, so "
+                    f"the pooled distances in {str(self.store.folder)!r} are not those of the "
+                    "attacks: the run was changed, so "
                     "trust none of it."
                 )
         else:
-            known, classes = (torch.stack([self.column(key, name) for key in self.sources]) for name in ("distances", "labels"))
+            known, classes = (
+                torch.stack([self.column(key, name) for key in self.sources])
+                for name in ("distances", "labels")
+            )
             distances, found_by = known.min(0)
             labels = classes.gather(0, found_by[None])[0]
         names = [self._method(key) for key in self.sources]
@@ -227,71 +303,126 @@ class Reading:
         if not self.is_pooled:
             return distances
         place = self.sources.index(key)
-        parts = [self.store.get(self.pooled, chunk, ("refuted",))[0]["refuted"][:, place] for chunk, _, _ in self.chunks]
+        parts = [
+            self.store.get(self.pooled, chunk, ("refuted",))[0]["refuted"][:, place]
+            for chunk, _, _ in self.chunks
+        ]
         return distances.masked_fill(torch.cat(parts), math.inf) if parts else distances
 
     def _rows(self, unit: Unit, mu: Tensor, wrong: Tensor) -> Iterator[Row]:
         distances = self._standing(unit.key)
         fields = self.fields(unit.key)
         said = next((item for item in fields if "share" in item), None)
-        if fields and said is None:  # nothing could be computed: no row is better than one that says the clean accuracy
+        if (
+            fields and said is None
+        ):  # nothing could be computed: no row is better than one that says the clean accuracy
             return
         share, title = (said["share"], str(said["title"])) if said else (None, unit.entry.title)
         attacked = ~wrong
-        forwards, backwards = (_mean(self.column(unit.key, name)[attacked]) for name in ("forwards", "backwards"))
+        forwards, backwards = (
+            _mean(self.column(unit.key, name)[attacked]) for name in ("forwards", "backwards")
+        )
         flipped = _mean(torch.isfinite(distances)[attacked])
         for k, threat in enumerate(self.threats if share is None else (unit.threat,)):
             yield Row(
-                unit.attack, title, threat, accuracy(mu, wrong, distances, threat, share),
-                interval(mu, wrong, distances, threat, share), _cost(mu, distances, threat, share), forwards, backwards,
+                unit.attack,
+                title,
+                threat,
+                accuracy(mu, wrong, distances, threat, share),
+                interval(mu, wrong, distances, threat, share),
+                _cost(mu, distances, threat, share),
+                forwards,
+                backwards,
                 flipped,
                 self.seconds.get(unit.key) if k == 0 else None,
-            )  # fmt: skip
+            )
 
     def _best(self, mu: Tensor, wrong: Tensor, distances: Tensor, threat: Threat) -> Row:
         forwards, backwards = (
-            sum(_mean(self.column(unit.key, name)[~wrong]) for unit in self.finished) for name in ("forwards", "backwards")
+            sum(_mean(self.column(unit.key, name)[~wrong]) for unit in self.finished)
+            for name in ("forwards", "backwards")
         )
         return Row(
-            "all", "all, pooled", threat, accuracy(mu, wrong, distances, threat), interval(mu, wrong, distances, threat),
-            _cost(mu, distances, threat, None), forwards, backwards, _mean(torch.isfinite(distances)[~wrong]),
-        )  # fmt: skip
+            "all",
+            "all, pooled",
+            threat,
+            accuracy(mu, wrong, distances, threat),
+            interval(mu, wrong, distances, threat),
+            _cost(mu, distances, threat, None),
+            forwards,
+            backwards,
+            _mean(torch.isfinite(distances)[~wrong]),
+        )
 
     def _certificate(self, key: str) -> dict[str, Any]:
         methods = sorted({str(fields["method"]) for fields in self.fields(key)})
-        kinds = sorted({str(fields.get("arithmetic", "exact")) for fields in self.fields(key) if self._is_done(fields)})
-        found = {"method": " and ".join(methods), "arithmetic": " and ".join(kinds), "seconds": self.seconds.get(key)}
+        kinds = sorted(
+            {
+                str(fields.get("arithmetic", "exact"))
+                for fields in self.fields(key)
+                if self._is_done(fields)
+            }
+        )
+        found = {
+            "method": " and ".join(methods),
+            "arithmetic": " and ".join(kinds),
+            "seconds": self.seconds.get(key),
+        }
         return {**dict(self.config["certify"]), **found}
 
     def _is_done(self, fields: Mapping[str, Any]) -> bool:
-        """Whether radii were sought in a chunk: not if time had run out, or a cluster had given up on it."""
+        """Whether radii were sought in a chunk: not if time had run out, or a cluster had given
+        up on it.
+        """
         return not str(fields["method"]).startswith("none")
 
     def _rounding(self, result: Evaluation) -> Iterator[Finding]:
-        """What the radii say of the network that runs: how large its rounding errors are beside its margins."""
+        """What the radii say of the network that runs: how large its rounding errors are beside
+        its margins.
+        """
         key = self.certified
-        kept = [] if key is None else [fields for fields in self.fields(key) if self._is_done(fields)]
-        if key is None or not kept or not all("arithmetic" in fields for fields in kept):  # an older run
+        kept = (
+            [] if key is None else [fields for fields in self.fields(key) if self._is_done(fields)]
+        )
+        if (
+            key is None or not kept or not all("arithmetic" in fields for fields in kept)
+        ):  # an older run
             return
         right = self.column(key, "values") > 0
         if not right.any():
             return
-        error, size = (float(self.column(key, name)[right].median()) for name in ("errors", "margins"))
+        error, size = (
+            float(self.column(key, name)[right].median()) for name in ("errors", "margins")
+        )
         beside = f"{error:.2g} beside margins of {size:.2g} at the samples (medians)"
         if result.certificate["arithmetic"] == "executed":
-            text = f"Radii hold for the network as it is executed, in any order of summation: rounding is at most {beside}."
+            text = (
+                "Radii hold for the network as it is executed, in any order of summation: "
+                f"rounding is at most {beside}."
+            )
             yield Finding("arithmetic", "ok", text)
             return
         why = next((str(fields["uncovered"]) for fields in kept if fields.get("uncovered")), "")
         text = "Radii hold for the network in exact arithmetic, not as it is executed"
-        text += f", which does not cover {why}: rounding was seen to move margins by " if why else ": rounding is at most "
+        text += (
+            f", which does not cover {why}: rounding was seen to move margins by "
+            if why
+            else ": rounding is at most "
+        )
         yield Finding("arithmetic", "note", f"{text}{beside}.")
 
     def _findings(self, result: Evaluation) -> Iterator[Finding]:
-        idle = [entry["name"] for entry in self.config["attacks"] if entry["name"] not in {unit.attack for unit in self.units}]
+        idle = [
+            entry["name"]
+            for entry in self.config["attacks"]
+            if entry["name"] not in {unit.attack for unit in self.units}
+        ]
         if idle:
             yield Finding(
-                "idle", "note", f"No threat has an order that {' and '.join(idle)} answers, so there is no row: add one."
+                "idle",
+                "note",
+                f"No threat has an order that {' and '.join(idle)} answers, so there is no row: "
+                "add one.",
             )
         yield from self._unfinished()
         for key in (CHECKS, CONVERGENCE):
@@ -299,9 +430,15 @@ class Reading:
                 yield from (Finding(**item) for item in self.store.get(key, 0, ())[1]["findings"])
         known = {unit.key: self.distances(unit.key) for unit in self.finished}
         said = {
-            (unit.attack, text) for unit in self.finished for fields in self.fields(unit.key) for text in fields["warnings"]
+            (unit.attack, text)
+            for unit in self.finished
+            for fields in self.fields(unit.key)
+            for text in fields["warnings"]
         }
-        yield from (Finding(f"attack-{attack}", "warning", f"{attack}: {text}") for attack, text in sorted(said))
+        yield from (
+            Finding(f"attack-{attack}", "warning", f"{attack}: {text}")
+            for attack, text in sorted(said)
+        )
         yield from self._unknown()
         transfer = self.distances(TRANSFER) if TRANSFER in self.sources else None
         yield from indicators.indicators(result, self.finished, known, transfer)
@@ -309,24 +446,39 @@ class Reading:
             lost = sum(int(fields["lost"]) for fields in self.fields(self.pooled))
             if lost:
                 yield Finding(
-                    "unstable", "warning",
-                    f"{lost} stored flips were not misclassified, in the box or as near as stated when they were looked at "
-                    "again, and do not count: the model's answers depend on the batch or on chance.",
-                )  # fmt: skip
+                    "unstable",
+                    "warning",
+                    f"{lost} stored flips were not misclassified, in the box or as near as "
+                    "stated when they were looked at "
+                    "again, and do not count: the model's answers depend on the batch or on "
+                    "chance.",
+                )
             else:
                 yield Finding(
                     "verified",
                     "ok",
-                    "Every flip was read back from disk and is misclassified, in the box and as near as stated.",
+                    "Every flip was read back from disk and is misclassified, in the box and as "
+                    "near as stated.",
                 )
         yield from self._rounding(result)
         parts = [] if self.certified is None else self.fields(self.certified)
-        for name in sorted({str(fields["no_float64"]) for fields in parts if "no_float64" in fields}):
-            yield Finding("device", "note", f"The device {name} has no float64: radii were computed on the CPU.")
+        for name in sorted(
+            {str(fields["no_float64"]) for fields in parts if "no_float64" in fields}
+        ):
+            yield Finding(
+                "device",
+                "note",
+                f"The device {name} has no float64: radii were computed on the CPU.",
+            )
         # Before `cut` was stored, only samples that nothing was tried for were told.
-        if self.certified is not None and any(fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts):
+        if self.certified is not None and any(
+            fields.get("cut") or "out of time" in str(fields["method"]) for fields in parts
+        ):
             left = int((self.column(self.certified, "values") == 0).sum())
-            text = "The time limit cut the certificates: radii are smaller than without it, and depend on the machine"
+            text = (
+                "The time limit cut the certificates: radii are smaller than without it, and "
+                "depend on the machine"
+            )
             if left:
                 text = f"The time limit left samples without a certificate ({left} radii are 0)"
             yield Finding("time-limit", "note", f"{text}: raise --time-limit.")
@@ -334,7 +486,11 @@ class Reading:
     def _unfinished(self) -> Iterator[Finding]:
         """What is not there: not computed yet, or damaged since."""
         missing = [str(unit) for unit in self.units if unit not in self.finished]
-        missing += ["the certificates"] if self.config["certify"] and self.certified is None and self.chunks.n else []
+        missing += (
+            ["the certificates"]
+            if self.config["certify"] and self.certified is None and self.chunks.n
+            else []
+        )
         missing += ["the transfer"] if self.config["look"] and not self.complete(TRANSFER) else []
         missing += ["the last look at the flips"] if self.sources and not self.is_pooled else []
         if missing:
@@ -351,11 +507,16 @@ class Reading:
             if fields:
                 ids = [str(name) for item in fields for name in item["unknown"]]
                 shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
-                text = f"{key}: nothing is known about {shown} ({fields[0]['reason']}): counted as unbroken and uncertified."
+                text = (
+                    f"{key}: nothing is known about {shown} ({fields[0]['reason']}): counted "
+                    "as unbroken and uncertified."
+                )
                 yield Finding("unknown", "warning", text)
 
     def _images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are asked for."""
+        """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are
+        asked for.
+        """
         rows: dict[int, list[int]] = {}
         for i in chosen:
             rows.setdefault(int(i) // self.chunks.size, []).append(int(i) % self.chunks.size)
@@ -370,21 +531,37 @@ class Reading:
                 key = self.sources[source]
                 stored = self.store.get(key, chunk, ("index", "distances"))[0]
                 place = {row: k for k, row in enumerate(stored["index"].tolist())}
-                flips = [k for k, row in enumerate(mine) if found_by[row] == source and 0 < stored["distances"][row] < math.inf]
+                flips = [
+                    k
+                    for k, row in enumerate(mine)
+                    if found_by[row] == source and 0 < stored["distances"][row] < math.inf
+                ]
                 if any(mine[k] not in place for k in flips):
-                    raise InputError(f"{key!r} in {str(self.store.folder)!r} has flips without points: the run was changed.")
+                    raise InputError(
+                        f"{key!r} in {str(self.store.folder)!r} has flips without points: the "
+                        "run was changed."
+                    )
                 if flips:
-                    moved[flips] = self._pictures(key, chunk, "points", [place[mine[k]] for k in flips]).to(moved.dtype)
+                    moved[flips] = self._pictures(
+                        key, chunk, "points", [place[mine[k]] for k in flips]
+                    ).to(moved.dtype)
             x |= {(chunk, row): samples[k] for k, row in enumerate(mine)}
             points |= {(chunk, row): moved[k] for k, row in enumerate(mine)}
         order = [divmod(int(i), self.chunks.size) for i in chosen]
-        return (torch.stack([x[k] for k in order]), torch.stack([points[k] for k in order])) if order else (none, none.clone())
+        return (
+            (torch.stack([x[k] for k in order]), torch.stack([points[k] for k in order]))
+            if order
+            else (none, none.clone())
+        )
 
     def _pictures(self, key: str, chunk: int, name: str, rows: Sequence[int]) -> Tensor:
         """Some samples or points of a chunk, `(n, *shape)`."""
         found = unpack(self.store.rows(key, chunk, name, rows))
         if tuple(found.shape[1:]) != self.shape or not torch.isfinite(found).all():
-            raise InputError(f"{name!r} of {key!r} in {str(self.store.folder)!r} are no samples: the run was changed.")
+            raise InputError(
+                f"{name!r} of {key!r} in {str(self.store.folder)!r} are no samples: the run was "
+                "changed."
+            )
         return found
 
     def _finders(self, chunk: int) -> Tensor:
@@ -392,16 +569,27 @@ class Reading:
         if self.is_pooled:
             return self.store.get(self.pooled, chunk, ("found_by",))[0]["found_by"]
         known = [self.store.get(key, chunk, ("distances",))[0]["distances"] for key in self.sources]
-        return torch.stack(known).argmin(0) if known else torch.zeros(self.chunks.size, dtype=torch.int64)
+        return (
+            torch.stack(known).argmin(0)
+            if known
+            else torch.zeros(self.chunks.size, dtype=torch.int64)
+        )
 
 
 def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) -> float:
     """The transport cost of an allocation; more than the budget is a bug that stops everything."""
     moved_ = torch.isfinite(distances) & (distances > 0)
-    weights = knapsack(distances, threat.eps, threat.order, mu) if share is None else torch.where(moved_, share, 0.0).double()
+    weights = (
+        knapsack(distances, threat.eps, threat.order, mu)
+        if share is None
+        else torch.where(moved_, share, 0.0).double()
+    )
     cost = transport_cost(mu, weights, distances, threat.order)
     if cost > threat.eps:
-        raise InputError(f"the flips cost {cost!r} of {threat}: the run's files contradict each other, so trust none of them.")
+        raise InputError(
+            f"the flips cost {cost!r} of {threat}: the run's files contradict each other, so "
+            "trust none of them."
+        )
     return cost
 
 
@@ -410,8 +598,22 @@ def summary(result: Evaluation) -> dict[str, Any]:
 
     def row(item: Row) -> dict[str, Any]:
         threat = item.threat
-        about = {"norm": f"{threat.norm:g}", "order": exactly(threat.order), "eps": threat.eps, "domain": threat.domain}
-        names = ("attack", "title", "accuracy", "interval", "cost", "forwards", "backwards", "flipped")
+        about = {
+            "norm": f"{threat.norm:g}",
+            "order": exactly(threat.order),
+            "eps": threat.eps,
+            "domain": threat.domain,
+        }
+        names = (
+            "attack",
+            "title",
+            "accuracy",
+            "interval",
+            "cost",
+            "forwards",
+            "backwards",
+            "flipped",
+        )
         return about | {name: getattr(item, name) for name in names}
 
     top = 2 * max(threat.eps for threat in result.threats)
@@ -420,16 +622,27 @@ def summary(result: Evaluation) -> dict[str, Any]:
         curve = result.curve(order)
         grid = sorted({top * k / (GRID - 1) for k in range(GRID)} | {t.eps for t in result.threats})
         sides = [curve(eps) for eps in grid] if len(result) else []
-        curves.append({
-            "order": exactly(order), "eps": grid, "attacked": [attacked for _, attacked in sides],
-            "certified": None if result.radii is None else [certified for certified, _ in sides],
-        })  # fmt: skip
+        curves.append(
+            {
+                "order": exactly(order),
+                "eps": grid,
+                "attacked": [attacked for _, attacked in sides],
+                "certified": None
+                if result.radii is None
+                else [certified for certified, _ in sides],
+            }
+        )
     return {
-        "headline": result.headline, "definition": result.definition, "samples": len(result), "clean": _finite(result.clean),
-        "clean_interval": [_finite(v) for v in result.clean_interval], "attacks": [row(item) for item in result.rows],
-        "pooled": [row(item) for item in result.best], "curves": curves,
+        "headline": result.headline,
+        "definition": result.definition,
+        "samples": len(result),
+        "clean": _finite(result.clean),
+        "clean_interval": [_finite(v) for v in result.clean_interval],
+        "attacks": [row(item) for item in result.rows],
+        "pooled": [row(item) for item in result.best],
+        "curves": curves,
         "findings": [asdict(finding) for finding in result.findings],
-    }  # fmt: skip
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,8 @@
 """What an evaluation found, sample by sample and attack by attack, with the one number to report.
 
-Everything here is arithmetic on per-sample distances and radii that a run directory keeps: `Evaluation.load` reads them, and
-nothing of the model is needed for it. Images stay on disk until they are asked for.
+Everything here is arithmetic on per-sample distances and radii that a run directory keeps:
+`Evaluation.load` reads them, and nothing of the model is needed for it. Images stay on disk until
+they are asked for.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ LEVELS = ("ok", "note", "warning")
 class Row:
     """One attack over one threat.
 
-    attack: its name in the catalogue, "all" where all of them are pooled; interval: 95 % bootstrap over the samples; cost: the
-    transport cost of its flips, at most the threat's eps (points that moved and flipped nothing are left out); forwards,
-    backwards: mean passes per attacked sample, one that is correct to begin with; flipped: the share of those with a flip;
-    seconds: from the log, None where another row's search served this one too.
+    attack: its name in the catalogue, "all" where all of them are pooled; interval: 95 % bootstrap
+    over the samples; cost: the transport cost of its flips, at most the threat's eps (points that
+    moved and flipped nothing are left out); forwards, backwards: mean passes per attacked sample,
+    one that is correct to begin with; flipped: the share of those with a flip; seconds: from the
+    log, None where another row's search served this one too.
     """
 
     attack: str
@@ -52,9 +54,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check before the attacks, or an indicator of attack failure after them, has to say: one sentence.
+    """What a check before the attacks, or an indicator of attack failure after them, has to say:
+    one sentence.
 
-    level: "ok", "note" (worth knowing) or "warning" (do not trust the figures before this is explained).
+    level: "ok", "note" (worth knowing) or "warning" (do not trust the figures before this is
+    explained).
     """
 
     name: str
@@ -68,15 +72,18 @@ class Finding:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """A model on N samples against several threats of one norm and domain: attacked from above, perhaps certified from below.
+    """A model on N samples against several threats of one norm and domain: attacked from above,
+    perhaps certified from below.
 
-    name, data: model and data as they were named; threats: the first is the headline's; ids, classes: names of samples and
-    classes; y, predicted `(N,)`: label, and class predicted at the sample; mu: sample weights, float64 `(N,)`.
-    distances, float64 `(N,)`: to the nearest flip of all attacks, 0 where the sample is wrong already, inf where none is known;
-    labels `(N,)`: class predicted there; found_by `(N,)`: index into `methods`. radii, float64 `(N,)`, exact, bool `(N,)`:
-    certified radii, or None; certificate: how they were found. rows: every attack; best: all attacks pooled, for each threat.
-    images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each. info: the configuration of the run;
-    folder: the run directory, None if it was not read from one.
+    name, data: model and data as they were named; threats: the first is the headline's; ids,
+    classes: names of samples and classes; y, predicted `(N,)`: label, and class predicted at the
+    sample; mu: sample weights, float64 `(N,)`. distances, float64 `(N,)`: to the nearest flip of
+    all attacks, 0 where the sample is wrong already, inf where none is known; labels `(N,)`: class
+    predicted there; found_by `(N,)`: index into `methods`. radii, float64 `(N,)`, exact, bool
+    `(N,)`: certified radii, or None; certificate: how they were found. rows: every attack; best:
+    all attacks pooled, for each threat. images: `images([i, ...])` reads samples and their flips,
+    `(n, *shape)` each. info: the configuration of the run; folder: the run directory, None if it
+    was not read from one.
     """
 
     name: str
@@ -105,7 +112,9 @@ class Evaluation:
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Evaluation:
-        """The evaluation in a run directory, finished or not: what is there counts. Runs no code from it."""
+        """The evaluation in a run directory, finished or not: what is there counts. Runs no
+        code from it.
+        """
         from wassail.evaluation.reading import load
 
         return load(folder)
@@ -131,7 +140,8 @@ class Evaluation:
 
     @cached_property
     def _certified(self) -> Tensor | None:
-        # A radius above the distance of an evaluated flip is an error that stops everything: see `transport.below`.
+        # A radius above the distance of an evaluated flip is an error that stops everything: see
+        # `transport.below`.
         return None if self.radii is None else below(self.radii, self.distances, self._size)
 
     @property
@@ -149,28 +159,55 @@ class Evaluation:
             return "No samples were evaluated"
         if self.radii is None:
             return f"Accuracy is at most {ceil_percent(attacked)} % over {self.threat}"
-        return f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay correct over {self.threat}"
+        return (
+            f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay "
+            f"correct over {self.threat}"
+        )
 
     @property
     def definition(self) -> str:
         """What the headline's figure means, in one or two sentences."""
-        order, eps = self.threat.order, self.threat.eps
-        where = f"every sample may move by {eps:.4g}" if order == math.inf else f"Wasserstein-{order:g} distance {eps:.4g}"
+        order = self.threat.order
+        eps = self.threat.eps
+        where = (
+            f"every sample may move by {eps:.4g}"
+            if order == math.inf
+            else f"Wasserstein-{order:g} distance {eps:.4g}"
+        )
         ball = where if order == math.inf else f"within {where} of the data"
-        below_ = "" if self.radii is None else " The lower figure is proved: no distribution of that set does worse."
+        below_ = (
+            ""
+            if self.radii is None
+            else " The lower figure is proved: no distribution of that set does worse."
+        )
         return (
-            f"The share of the data's mass that is still classified correctly under the worst distribution found ({ball}, "
-            f"ground norm l{self.threat.norm:g}); it was built and re-verified, and a tie counts as an error.{below_}"
+            "The share of the data's mass that is still classified correctly under the worst "
+            f"distribution found ({ball}, "
+            f"ground norm l{self.threat.norm:g}); it was built and re-verified, and a tie counts "
+            f"as an error.{below_}"
         )
 
     def flips(self) -> Flips:
-        """All samples with their nearest flips, in memory: for `merge`, `allocate` and everything else that takes flips."""
+        """All samples with their nearest flips, in memory: for `merge`, `allocate` and
+        everything else that takes flips.
+        """
         x, points = self.images(range(len(self)))
         none = torch.zeros(len(self), dtype=torch.int64)
         return Flips(
-            x, self.y, points, self.distances, self.labels, none, none, none, self.found_by,
-            self.threat.norm, self.threat.domain, self.methods, {"run": f"{self.name} on {self.data}"},
-        )  # fmt: skip
+            x,
+            self.y,
+            points,
+            self.distances,
+            self.labels,
+            none,
+            none,
+            none,
+            self.found_by,
+            self.threat.norm,
+            self.threat.domain,
+            self.methods,
+            {"run": f"{self.name} on {self.data}"},
+        )
 
     def verify(
         self,
@@ -181,15 +218,18 @@ class Evaluation:
         seed: int | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> Verification:
-        """What of a run does not hold for a model, what was looked at, and what was not. True if nothing is false.
+        """What of a run does not hold for a model, what was looked at, and what was not. True if
+        nothing is false.
 
-        For runs from elsewhere: a run directory is checked for damage when it is read, but anyone can write one.
+        For runs from elsewhere: a run directory is checked for damage when it is read, but anyone
+        can write one.
 
         Args:
             model: the model that the run is about.
             data: whatever `zoo.open_data` takes: the samples are compared with them.
             radii: True proves every certified radius again; 0.1 a tenth of them, drawn at random.
-            seed: of the random choices. By default a new one, which nobody who forged a run could know.
+            seed: of the random choices. By default a new one, which nobody who forged a run could
+                know.
             batch_size: most samples in one model call.
         """
         from wassail.evaluation.verifying import verify
@@ -202,17 +242,26 @@ class Evaluation:
     def __repr__(self) -> str:
         attacks = ", ".join(dict.fromkeys(row.attack for row in self.rows)) or "no attack"
         warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
-        return f"Evaluation({self.name} on {len(self)} samples of {self.data}, {attacks}: {self.headline}{warned})"
+        return (
+            f"Evaluation({self.name} on {len(self)} samples of {self.data}, {attacks}: "
+            f"{self.headline}{warned})"
+        )
 
 
 def same_norm(threats: Sequence[Threat]) -> tuple[Threat, ...]:
-    """The threats of one evaluation, each once, or one sentence that says why they cannot be evaluated together."""
+    """The threats of one evaluation, each once, or one sentence that says why they cannot be
+    evaluated together.
+    """
     if not threats:
-        raise InputError("there is no threat to evaluate: give at least one, for example Threat('inf', 1, '8/255').")
+        raise InputError(
+            "there is no threat to evaluate: give at least one, for example Threat('inf', 1, "
+            "'8/255')."
+        )
     for threat in threats:
         if (threat.norm, threat.domain) != (threats[0].norm, threats[0].domain):
             raise InputError(
-                f"the threats {threats[0]} and {threat} differ in norm or domain: one evaluation has one of each, since its "
+                f"the threats {threats[0]} and {threat} differ in norm or domain: one evaluation "
+                "has one of each, since its "
                 "distances are measured in it; make two."
             )
     return tuple(dict.fromkeys(threats))

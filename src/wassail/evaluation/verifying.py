@@ -1,7 +1,8 @@
 """A run against the model it is about: what it states is computed again, and what was not is said.
 
-A checksum shows damage. It does not show intent: whoever writes a run writes its checksums. The reader of a run from elsewhere
-who has the model looks again (`Evaluation.verify`, `wassail verify`).
+A checksum shows damage. It does not show intent: whoever writes a run writes its checksums. The
+reader of a run from elsewhere who has the model looks again (`Evaluation.verify`, `wassail
+verify`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from wassail.zoo.weights import fingerprint
 
 CONFIDENCE = 0.95
 STEPS = 1_000_000  # of an attack that is run again: the product of its options that count
-NOISE = 0.02  # of a chunk: so many flips another processor may win or lose by rounding when an attack is run again
+# of a chunk: so many flips another processor may win or lose by rounding when an attack is run
+# again
+NOISE = 0.02
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
 NEARLY = 2e-4  # the same in executed arithmetic
@@ -44,8 +47,8 @@ NEARLY = 2e-4  # the same in executed arithmetic
 class Verification:
     """What `Evaluation.verify` found: true if nothing that was looked at is false.
 
-    problems: what is false; checked: what was computed again and holds; unchecked: what was not looked at, and how to;
-    seed: of the random choices, with which they can be made again.
+    problems: what is false; checked: what was computed again and holds; unchecked: what was not
+    looked at, and how to; seed: of the random choices, with which they can be made again.
     """
 
     problems: tuple[str, ...]
@@ -58,9 +61,15 @@ class Verification:
 
     def __str__(self) -> str:
         head = (
-            "false: " + f"{len(self.problems)} statements do not hold" if self.problems else "nothing that was checked is false"
+            "false: " + f"{len(self.problems)} statements do not hold"
+            if self.problems
+            else "nothing that was checked is false"
         )
-        parts = (("FALSE", self.problems), ("checked", self.checked), ("not checked", self.unchecked))
+        parts = (
+            ("FALSE", self.problems),
+            ("checked", self.checked),
+            ("not checked", self.unchecked),
+        )
         lines = [f"{name}: {text}" for name, texts in parts for text in texts]
         return "\n".join([head, *lines, f"seed {self.seed}"])
 
@@ -81,7 +90,9 @@ def verify(
     with frozen(model):
         _Pool(run, model, batch_size, notes).look()
         if run.folder is None:
-            notes.unchecked.append("everything but the samples' predictions and nearest flips: this run has no folder.")
+            notes.unchecked.append(
+                "everything but the samples' predictions and nearest flips: this run has no folder."
+            )
         else:
             try:
                 _Folder(run, model, data, batch_size, drawn, notes).look()
@@ -92,23 +103,29 @@ def verify(
     if run.radii is not None:
         _radii(run, model, share, drawn, notes)
     notes.unchecked.append(
-        "the passes and times, what the checks before the attacks said, and the names and versions in the configuration: "
+        "the passes and times, what the checks before the attacks said, and the names and "
+        "versions in the configuration: "
         "only another run tells."
     )
     return Verification(tuple(notes.problems), tuple(notes.checked), tuple(notes.unchecked), drawn)
 
 
 def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
-    """How many of n may be false when k of them, drawn at random, were all true: the largest number that is still likely.
+    """How many of n may be false when k of them, drawn at random, were all true: the largest number
+    that is still likely.
 
-    With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k) (hypergeometric). The answer is the
-    largest F for which that is at least 1 - confidence: more are ruled out.
+    With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k)
+    (hypergeometric). The answer is the largest F for which that is at least 1 - confidence: more
+    are ruled out.
     """
-    low, high = 0, n - k
+    low = 0
+    high = n - k
     while low < high:
         middle = (low + high + 1) // 2
         likely = float(np.log1p(-middle / (n - np.arange(k, dtype=np.float64))).sum()) if k else 0.0
-        low, high = (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
+        low, high = (
+            (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
+        )
     return low
 
 
@@ -116,7 +133,9 @@ class _Notes:
     """What there is to say."""
 
     def __init__(self) -> None:
-        self.problems, self.checked, self.unchecked = list[str](), list[str](), list[str]()
+        self.problems = list[str]()
+        self.checked = list[str]()
+        self.unchecked = list[str]()
 
     def count(self, counts: Mapping[str, int], told: str) -> None:
         """One problem for each count that is not 0; told: what was looked at."""
@@ -133,37 +152,64 @@ class _Pool:
     """Every sample and its nearest flip, as the run has them in memory."""
 
     def __init__(self, run: Evaluation, model: Model, batch_size: int, notes: _Notes) -> None:
-        self.run, self.model, self.batch_size, self.notes = run, model, batch_size, notes
+        self.run = run
+        self.model = model
+        self.batch_size = batch_size
+        self.notes = notes
 
     def look(self) -> None:
         counts = dict.fromkeys(
-            ("samples are not predicted as stated", "flips are not misclassified", "distances are not as stated",
-             "flips are not of the class stated"), 0,
-        )  # fmt: skip
+            (
+                "samples are not predicted as stated",
+                "flips are not misclassified",
+                "distances are not as stated",
+                "flips are not of the class stated",
+            ),
+            0,
+        )
         run = self.run
         for start in range(0, len(run), self.batch_size):
             some = slice(start, start + self.batch_size)
             x, points = run.images(range(len(run))[some])
-            found = Flips.from_points(self.model, x, run.y[some], points, run.threat.norm, run.threat.domain)
-            stated, wrong = run.distances[some], (run.predicted != run.y)[some]
+            found = Flips.from_points(
+                self.model, x, run.y[some], points, run.threat.norm, run.threat.domain
+            )
+            stated = run.distances[some]
+            wrong = (run.predicted != run.y)[some]
             flip = torch.isfinite(stated) & ~wrong
             held = flip & found.success
             seen = wrong & found.success
-            counts["samples are not predicted as stated"] += int(((found.distances == 0) != wrong).sum())
-            counts["samples are not predicted as stated"] += int((seen & (found.labels != run.predicted[some])).sum())
+            counts["samples are not predicted as stated"] += int(
+                ((found.distances == 0) != wrong).sum()
+            )
+            counts["samples are not predicted as stated"] += int(
+                (seen & (found.labels != run.predicted[some])).sum()
+            )
             counts["flips are not misclassified"] += int((flip & ~found.success).sum())
             counts["distances are not as stated"] += int((held & (found.distances != stated)).sum())
-            counts["flips are not of the class stated"] += int((held & (found.labels != run.labels[some])).sum())
+            counts["flips are not of the class stated"] += int(
+                (held & (found.labels != run.labels[some])).sum()
+            )
         flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
-        self.notes.count(counts, f"{len(run)} samples are predicted as stated, and {flips} nearest flips are what they claim.")
+        self.notes.count(
+            counts,
+            f"{len(run)} samples are predicted as stated, and {flips} nearest flips are what "
+            "they claim.",
+        )
 
 
 class _Folder:
     """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
 
-    def __init__(self, run: Evaluation, model: Model, data: Any, batch_size: int, seed: int, notes: _Notes) -> None:
+    def __init__(
+        self, run: Evaluation, model: Model, data: Any, batch_size: int, seed: int, notes: _Notes
+    ) -> None:
         assert run.folder is not None
-        self.run, self.model, self.data, self.batch_size, self.notes = run, model, data, batch_size, notes
+        self.run = run
+        self.model = model
+        self.data = data
+        self.batch_size = batch_size
+        self.notes = notes
         self.store = Store.open(run.folder)
         self.reading = Reading(self.store)
         self.config = self.store.config
@@ -177,20 +223,31 @@ class _Folder:
         self._flips()
         for unit in self.reading.finished:
             if _endless(unit):
-                self.notes.unchecked.append(f"the title and the share of {unit.key}: its options ask for too many steps.")
+                self.notes.unchecked.append(
+                    f"the title and the share of {unit.key}: its options ask for too many steps."
+                )
             else:
                 self._title(unit)
         self._again()
 
     def _files(self) -> None:
         """What the manifest, the summary and the memory say beside the chunks."""
-        run, now = self.run, self.reading.result
-        same = run.rows == now.rows and run.best == now.best and run.ids == now.ids and run.threats == now.threats
+        run = self.run
+        now = self.reading.result
+        same = (
+            run.rows == now.rows
+            and run.best == now.best
+            and run.ids == now.ids
+            and run.threats == now.threats
+        )
         for name in ("y", "predicted", "mu", "distances", "labels", "radii", "exact"):
-            ours, theirs = getattr(run, name), getattr(now, name)
+            ours = getattr(run, name)
+            theirs = getattr(now, name)
             same &= ours is theirs if ours is None or theirs is None else torch.equal(ours, theirs)
         if not same:
-            self.notes.problems.append("what is in memory is not what the run's folder holds: load it again.")
+            self.notes.problems.append(
+                "what is in memory is not what the run's folder holds: load it again."
+            )
         if self.store.read("manifest.json") is None:
             self.notes.unchecked.append("what is missing: the run is not finished.")
         else:
@@ -199,46 +256,66 @@ class _Folder:
         self.notes.unchecked += missing
         text = self.store.read("summary.json")
         if text is not None:
-            stated, found = _parsed(text), json.loads(json.dumps(summary(now)))
+            stated = _parsed(text)
+            found = json.loads(json.dumps(summary(now)))
             told = "the rows of all attacks, the curves and the summary follow from the flips."
-            self.notes.expect(_close(stated, found), "results/summary.json does not say what the chunks say.", told)
+            self.notes.expect(
+                _close(stated, found),
+                "results/summary.json does not say what the chunks say.",
+                told,
+            )
 
     def _model(self) -> None:
         stated = self.config["model"].get("weights")
         found = fingerprint(self.model)
         if stated is None or found is None:
-            self.notes.unchecked.append("whether the model is the run's own: it has no weights to compare.")
+            self.notes.unchecked.append(
+                "whether the model is the run's own: it has no weights to compare."
+            )
         else:
             told = "the model has the weights that the run names."
-            self.notes.expect(stated == found, "the model's weights are not those that the run names.", told)
+            self.notes.expect(
+                stated == found, "the model's weights are not those that the run names.", told
+            )
 
     def _weights(self) -> None:
         """The mass of each sample: 1/N unless the configuration names weights."""
-        mu, stated = self.reading.column(CLEAN, "mu"), self.config["mu"]
+        mu = self.reading.column(CLEAN, "mu")
+        stated = self.config["mu"]
         if abs(math.fsum(mu.tolist()) - 1) > 1e-12 and len(mu):
             self.notes.problems.append("the weights of the samples do not sum to 1.")
         elif stated is None:
             even = torch.equal(mu, sample_weights(None, len(mu)))
             told = "every sample weighs 1/N, as the configuration says."
-            self.notes.expect(even, "the samples' weights are not equal, and the configuration names none.", told)
+            self.notes.expect(
+                even, "the samples' weights are not equal, and the configuration names none.", told
+            )
         elif data_hash(mu, mu) == stated:
             self.notes.checked.append("the samples weigh what the configuration says.")
         else:
             self.notes.unchecked.append(
-                "the weights of the samples: the configuration has a checksum of what they were made from."
+                "the weights of the samples: the configuration has a checksum of what they were "
+                "made from."
             )
 
     def _samples(self) -> None:
-        """The samples of the run, and what the model says there, chunk by chunk; beside the data if there are any."""
+        """The samples of the run, and what the model says there, chunk by chunk; beside the
+        data if there are any.
+        """
         data = None if self.data is None else open_data(self.data, max(len(self.run), 1))
         if data is None:
-            self.notes.unchecked.append(f"whether the samples are those of {self.run.data!r}: give data (--data).")
+            self.notes.unchecked.append(
+                f"whether the samples are those of {self.run.data!r}: give data (--data)."
+            )
         elif len(data) != len(self.run):
-            self.notes.problems.append(f"the run has {len(self.run)} samples and the data have {len(data)}.")
+            self.notes.problems.append(
+                f"the run has {len(self.run)} samples and the data have {len(data)}."
+            )
         other = logits = sums = names = blank = 0
         for chunk, start, stop in self.reading.chunks:
             kept, fields = self.store.get(CLEAN, chunk)
-            x, y = unpack(kept["x"]), kept["y"]
+            x = unpack(kept["x"])
+            y = kept["y"]
             sums += fields.get("sha256") != data_hash(x, y)
             then = kept["logits"]
             now = self._logits(x)
@@ -247,18 +324,38 @@ class _Folder:
                 logits += 1
             if data is not None and len(data) == len(self.run):
                 theirs, labels = data.read(start, stop)
-                same = theirs.shape == x.shape and torch.equal(theirs.to(x.dtype), x) and torch.equal(labels, y)
+                same = (
+                    theirs.shape == x.shape
+                    and torch.equal(theirs.to(x.dtype), x)
+                    and torch.equal(labels, y)
+                )
                 other += not same
-                names += list(map(str, fields.get("ids", []))) != list(map(str, data.ids(start, stop)))
+                names += list(map(str, fields.get("ids", []))) != list(
+                    map(str, data.ids(start, stop))
+                )
         if blank:
-            self.notes.unchecked.append(f"the logits of {blank} chunks: the run says that it does not know them.")
-        blocks = {"chunks hold other samples than the data": other, "chunks name their samples otherwise than the data": names}
-        blocks |= {"chunks hold other logits than the model's": logits, "chunks have samples that are not those hashed": sums}
-        told = "the samples are those of the data, and the logits" if data is not None else "the logits"
+            self.notes.unchecked.append(
+                f"the logits of {blank} chunks: the run says that it does not know them."
+            )
+        blocks = {
+            "chunks hold other samples than the data": other,
+            "chunks name their samples otherwise than the data": names,
+        }
+        blocks |= {
+            "chunks hold other logits than the model's": logits,
+            "chunks have samples that are not those hashed": sums,
+        }
+        told = (
+            "the samples are those of the data, and the logits"
+            if data is not None
+            else "the logits"
+        )
         self.notes.count(blocks, f"{told} are the model's.")
 
     def _logits(self, x: Tensor) -> Tensor:
-        network = Network(self.model, torch.arange(len(x)), self.batch_size, device_of(self.model, x.device))
+        network = Network(
+            self.model, torch.arange(len(x)), self.batch_size, device_of(self.model, x.device)
+        )
         return network.logits(x, network.rows).cpu()
 
     def _flips(self) -> None:
@@ -284,9 +381,14 @@ class _Folder:
         return tuple(f"of {key}: {name}" for name in names)
 
     def _chunk(self, key: str, chunk: int, start: int, stop: int) -> tuple[dict[str, int], int]:
-        clean, tensors = self.store.get(CLEAN, chunk, ("x", "y", "predicted"))[0], self.store.get(key, chunk)[0]
-        x, y, wrong = unpack(clean["x"]), clean["y"], clean["predicted"] != clean["y"]
-        stated, index, threat = tensors["distances"], tensors["index"], self.run.threat
+        clean = self.store.get(CLEAN, chunk, ("x", "y", "predicted"))[0]
+        tensors = self.store.get(key, chunk)[0]
+        x = unpack(clean["x"])
+        y = clean["y"]
+        wrong = clean["predicted"] != clean["y"]
+        stated = tensors["distances"]
+        index = tensors["index"]
+        threat = self.run.threat
         flip = (stated > 0) & torch.isfinite(stated)
         placed = torch.zeros(len(x), dtype=torch.bool)
         valid = bool(((index >= 0) & (index < len(x))).all())
@@ -296,20 +398,33 @@ class _Folder:
         held = torch.zeros(len(x), dtype=torch.bool)
         if valid and len(index) and bool(torch.isfinite(tensors["points"]).all()):
             points = x.index_copy(0, index, tensors["points"].to(x.dtype))
-            found = Flips.from_points(self.model, x, y, points, threat.norm, threat.domain, batch_size=self.batch_size)
+            found = Flips.from_points(
+                self.model, x, y, points, threat.norm, threat.domain, batch_size=self.batch_size
+            )
             held = found.success & (found.distances == stated)
         refuted = torch.zeros(len(x), dtype=torch.bool)
         if self.reading.is_pooled:
             place = self.reading.sources.index(key)
-            refuted = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]["refuted"][:, place]
+            refuted = self.store.get(self.reading.pooled, chunk, ("refuted",))[0]["refuted"][
+                :, place
+            ]
         free = tensors["forwards"] == 0 if key.startswith("attack") else torch.zeros_like(flip)
-        found_ = (flip & ~held & ~refuted, flip & held & refuted, None, flip & free & ~wrong, (stated == 0) != wrong)
+        found_ = (
+            flip & ~held & ~refuted,
+            flip & held & refuted,
+            None,
+            flip & free & ~wrong,
+            (stated == 0) != wrong,
+        )
         counts = [lost if value is None else int(value.sum()) for value in found_]
         return dict(zip(self._claims(key), counts)), int(flip.sum())
 
     def _title(self, unit: Unit) -> None:
-        """What a row calls itself, and how it shares its budget, against the attack that the configuration names."""
-        x, y = self.run.images([])[0], self.run.y[:0]
+        """What a row calls itself, and how it shares its budget, against the attack that the
+        configuration names.
+        """
+        x = self.run.images([])[0]
+        y = self.run.y[:0]
         found = unit.entry.run(self.model, x, y, unit.threat, **unit.options)
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
@@ -319,51 +434,79 @@ class _Folder:
         titles = sorted({str(fields["title"]) for fields in told} - {title})
         if titles:
             self.notes.problems.append(
-                f"{unit.key} calls itself {titles[0][:60]!r}, and the attack that was asked for is {title!r}."
+                f"{unit.key} calls itself {titles[0][:60]!r}, and the attack that was asked for "
+                f"is {title!r}."
             )
         if any(fields["share"] != expected for fields in told):
-            self.notes.problems.append(f"{unit.key} moves another share of each sample than {title!r} does.")
+            self.notes.problems.append(
+                f"{unit.key} moves another share of each sample than {title!r} does."
+            )
         if unit.attack == "nearest" and "passes" in unit.options:
-            spent = self.reading.column(unit.key, "forwards") + self.reading.column(unit.key, "backwards")
+            spent = self.reading.column(unit.key, "forwards") + self.reading.column(
+                unit.key, "backwards"
+            )
             if len(spent) and int(spent.max()) > int(unit.options["passes"]):
-                self.notes.problems.append(f"{unit.key} spent more passes than the {unit.options['passes']} it was given.")
+                self.notes.problems.append(
+                    f"{unit.key} spent more passes than the {unit.options['passes']} it was given."
+                )
 
     def _again(self) -> None:
-        """The cheapest attack once more on a chunk drawn at random: a run may have left flips out."""
+        """The cheapest attack once more on a chunk drawn at random: a run may have left flips
+        out.
+        """
         units = [unit for unit in self.reading.finished if not unit.whole and not _endless(unit)]
         if not units or not len(self.run):
             return
         unit = min(units, key=lambda unit: unit.entry.passes)
-        chunk, start, stop = list(self.reading.chunks)[int(self.random.integers(len(self.reading.chunks)))]
+        chunk, start, stop = list(self.reading.chunks)[
+            int(self.random.integers(len(self.reading.chunks)))
+        ]
         kept = self.store.get(CLEAN, chunk, ("x", "y"))[0]
         given = open_data((unpack(kept["x"]), kept["y"]))
         worker = Worker(self.model, given, self._settings(), self.run.mu[start:stop])
         tensors, _ = worker.run(Task("attack", unit.key, 0, 0, stop - start, (), {"unit": unit}))
-        stated, now = self.reading.distances(unit.key)[start:stop], tensors["distances"]
+        stated = self.reading.distances(unit.key)[start:stop]
+        now = tensors["distances"]
         more = int((torch.isinf(stated) & torch.isfinite(now)).sum())
         where = f"samples {start} to {stop - 1}"
         self.notes.expect(
             more <= NOISE * (stop - start),
-            f"{unit.entry.title} finds {more} flips among {where} that the run does not have: flips were left out.",
+            f"{unit.entry.title} finds {more} flips among {where} that the run does not have: "
+            "flips were left out.",
             f"{unit.entry.title}, run again on {where}, finds no more than is stated.",
         )
         self.notes.unchecked.append(
-            "the other attacks and samples, which were not attacked again: flips that were left out make the attacked figures "
+            "the other attacks and samples, which were not attacked again: flips that were left "
+            "out make the attacked figures "
             "weaker than they could be, never false."
         )
 
     def _settings(self) -> Settings:
         config = self.config
-        attacks = {str(entry["name"]): {k: v for k, v in entry.items() if k != "name"} for entry in config["attacks"]}
+        attacks = {
+            str(entry["name"]): {k: v for k, v in entry.items() if k != "name"}
+            for entry in config["attacks"]
+        }
         return Settings(
-            self.reading.threats, attacks, None, None, int(config["seed"]), self.reading.chunks.size, config["batch_size"],
-            str(config["gradients"]), bool(config["look"]),
-        )  # fmt: skip
+            self.reading.threats,
+            attacks,
+            None,
+            None,
+            int(config["seed"]),
+            self.reading.chunks.size,
+            config["batch_size"],
+            str(config["gradients"]),
+            bool(config["look"]),
+        )
 
 
 def _endless(unit: Unit) -> bool:
-    """Whether the options of an attack, which the run names, would keep its reader waiting for ever."""
-    counts = [value for key, value in unit.options.items() if isinstance(value, int) and key != "seed"]
+    """Whether the options of an attack, which the run names, would keep its reader waiting for
+    ever.
+    """
+    counts = [
+        value for key, value in unit.options.items() if isinstance(value, int) and key != "seed"
+    ]
     return math.prod(max(value, 1) for value in counts) > STEPS
 
 
@@ -376,7 +519,9 @@ def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes
         notes.problems.append(f"{wrong} radii are above 0 where the sample is wrong already.")
     n = len(claimed)
     if share == 0:
-        notes.unchecked.append(f"{n} certified radii: none was proved again (radii=True, or a share of them; --radii).")
+        notes.unchecked.append(
+            f"{n} certified radii: none was proved again (radii=True, or a share of them; --radii)."
+        )
         return
     count = min(math.ceil(share * n), n)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:count])
@@ -387,11 +532,14 @@ def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes
     failed = inexact = 0
     for part in torch.split(index, proofs.BATCH) if count else ():
         bad, vague = _unproved(run, graph, part, method)
-        failed, inexact = failed + bad, inexact + vague
+        failed = failed + bad
+        inexact = inexact + vague
     if failed:
         notes.problems.append(f"{failed} of {count} radii could not be proved again.")
     if inexact:
-        notes.problems.append(f"{inexact} of {count} radii are called exact and are not the distance.")
+        notes.problems.append(
+            f"{inexact} of {count} radii are called exact and are not the distance."
+        )
     if failed or inexact:
         return
     if count == n:
@@ -399,7 +547,8 @@ def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes
         return
     most = most_false(n, count)
     notes.checked.append(
-        f"{count} of {n} radii above 0, drawn at random, were proved again: at {100 * CONFIDENCE:g} % confidence "
+        f"{count} of {n} radii above 0, drawn at random, were proved again: at "
+        f"{100 * CONFIDENCE:g} % confidence "
         f"at most {most} of {n} are false."
     )
     notes.unchecked.append(f"the other {n - count} radii.")
@@ -409,29 +558,54 @@ def _unproved(run: Evaluation, graph: Graph, index: Tensor, method: str) -> tupl
     """How many radii of some samples are not proved, and how many of those called exact are not."""
     assert run.radii is not None and run.exact is not None
     x, _ = run.images(index.tolist())
-    y, stated, exact, threat = run.y[index], run.radii[index], run.exact[index], run.threat
+    y = run.y[index]
+    stated = run.radii[index]
+    exact = run.exact[index]
+    threat = run.threat
     arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
-    search, bad, vague = exact | torch.isinf(stated), 0, 0
-    # In executed arithmetic what an exact search finds depends, by rounding, on where it began: what is proved does not.
+    search = exact | torch.isinf(stated)
+    bad = 0
+    vague = 0
+    # In executed arithmetic what an exact search finds depends, by rounding, on where it began:
+    # what is proved does not.
     same = EXACT if arithmetic == "exact" else NEARLY
     left = (~search if arithmetic == "exact" else torch.isfinite(stated)).nonzero()[:, 0]
-    for way in dict.fromkeys(("crown", method, "auto")):  # a proof is a proof, so the cheapest way is tried first
+    for way in dict.fromkeys(
+        ("crown", method, "auto")
+    ):  # a proof is a proof, so the cheapest way is tried first
         if len(left):
             eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
-            left = left[~proofs.verify(graph, x[left], y[left], eps, way, arithmetic=arithmetic, at=stated[left])]
+            left = left[
+                ~proofs.verify(
+                    graph, x[left], y[left], eps, way, arithmetic=arithmetic, at=stated[left]
+                )
+            ]
     bad += len(left)
     if bool(search.any()):
         found = proofs.radii(
-            graph, x[search], y[search], threat.norm, threat.domain, method, arithmetic=arithmetic,
+            graph,
+            x[search],
+            y[search],
+            threat.norm,
+            threat.domain,
+            method,
+            arithmetic=arithmetic,
             upper=run.distances[index][search],
-        )  # fmt: skip
-        claimed, sure = stated[search], exact[search]
+        )
+        claimed = stated[search]
+        sure = exact[search]
         short = (found.values < claimed) & ((arithmetic == "exact") | torch.isinf(claimed))
-        near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]  # the search stops a little below the distance
+        near_miss = (short & torch.isfinite(claimed)).nonzero()[
+            :, 0
+        ]  # the search stops a little below the distance
         if len(near_miss):
-            a, b, at = x[search][near_miss], y[search][near_miss], claimed[near_miss]
+            a = x[search][near_miss]
+            b = y[search][near_miss]
+            at = claimed[near_miss]
             eps = Threat(threat.norm, math.inf, float(at.max()), threat.domain)
-            short[near_miss] = ~proofs.verify(graph, a, b, eps, method, arithmetic=arithmetic, at=at)
+            short[near_miss] = ~proofs.verify(
+                graph, a, b, eps, method, arithmetic=arithmetic, at=at
+            )
         bad += int(short.sum())
         near = (found.values - claimed).abs() <= same * claimed
         near |= torch.isinf(found.values) & torch.isinf(claimed)
@@ -444,7 +618,9 @@ def _share(radii: bool | float) -> float:
         return float(radii)
     share = number(radii, "radii")
     if not 0 <= share <= 1:
-        raise InputError(f"radii is {radii!r}: give True, False, or the share to prove again, between 0 and 1.")
+        raise InputError(
+            f"radii is {radii!r}: give True, False, or the share to prove again, between 0 and 1."
+        )
     return share
 
 
@@ -462,11 +638,15 @@ def _off(now: Tensor, then: Tensor) -> bool:
 def _close(stated: Any, found: Any) -> bool:
     """Whether two plain values are the same, numbers to rounding."""
     if isinstance(stated, dict) and isinstance(found, dict):
-        return stated.keys() == found.keys() and all(_close(stated[key], found[key]) for key in found)
+        return stated.keys() == found.keys() and all(
+            _close(stated[key], found[key]) for key in found
+        )
     if isinstance(stated, list) and isinstance(found, list):
         return len(stated) == len(found) and all(map(_close, stated, found))
     if isinstance(stated, float) and isinstance(found, float):
         return (
-            stated == found or math.isclose(stated, found, rel_tol=1e-9, abs_tol=1e-12) or (stated != stated and found != found)
+            stated == found
+            or math.isclose(stated, found, rel_tol=1e-9, abs_tol=1e-12)
+            or (stated != stated and found != found)
         )
     return bool(stated == found)

@@ -1,7 +1,9 @@
-"""The work of an evaluation in pieces: a task says what to compute for which samples, a worker computes it.
+"""The work of an evaluation in pieces: a task says what to compute for which samples, a worker
+computes it.
 
-A worker knows the model, the data and the settings, and nothing of the run directory: what it returns is a function of the task
-alone. So tasks may be done in any order, by any number of workers, again after a crash, and the results are the same.
+A worker knows the model, the data and the settings, and nothing of the run directory: what it
+returns is a function of the task alone. So tasks may be done in any order, by any number of
+workers, again after a crash, and the results are the same.
 """
 
 from __future__ import annotations
@@ -26,13 +28,24 @@ from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, 
 from wassail.evaluation.plan import Unit, data_hash, plan
 from wassail.geometry import distances as distances_between
 from wassail.losses import margin, predict
-from wassail.network import Model, Network, Progress, check_data, check_model, device_of, frozen, mixed
+from wassail.network import (
+    Model,
+    Network,
+    Progress,
+    check_data,
+    check_model,
+    device_of,
+    frozen,
+    mixed,
+)
 from wassail.threat import Domain, Threat
 from wassail.transport import Flips
 from wassail.zoo.datasets import Data
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Result: TypeAlias = "tuple[Tensors, dict[str, Any]]"  # what a chunk of the run holds: tensors, and plain values
+Result: TypeAlias = (
+    "tuple[Tensors, dict[str, Any]]"  # what a chunk of the run holds: tensors, and plain values
+)
 
 
 @dataclass(frozen=True)
@@ -68,9 +81,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Task:
-    """One piece of work for the samples start..stop - 1: `kind` names a method of `Worker`, key and chunk where its results go.
+    """One piece of work for the samples start..stop - 1: `kind` names a method of `Worker`, key and
+    chunk where its results go.
 
-    hashes: of samples and labels, chunk by chunk, as the run was begun with; given: what the method needs besides.
+    hashes: of samples and labels, chunk by chunk, as the run was begun with; given: what the method
+    needs besides.
     """
 
     kind: str
@@ -83,7 +98,9 @@ class Task:
 
 
 class Runner(Protocol):
-    """Who does the tasks: this process (`Local`), or a cluster. Results come in any order, with the seconds each took."""
+    """Who does the tasks: this process (`Local`), or a cluster. Results come in any order, with
+    the seconds each took.
+    """
 
     @property
     def workers(self) -> int:
@@ -91,12 +108,16 @@ class Runner(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the results depend on besides the tasks, for the record: device and threads, where they are not the driver's."""
+        """What the results depend on besides the tasks, for the record: device and threads,
+        where they are not the driver's.
+        """
 
     def run(
         self, worker: Worker, tasks: Iterable[Task], tick: Callable[[Task, float], None]
     ) -> Iterator[tuple[Task, Result, float]]:
-        """Do the tasks, which are made when they are asked for; `tick` takes the share of a task that is done."""
+        """Do the tasks, which are made when they are asked for; `tick` takes the share of a
+        task that is done.
+        """
 
 
 class Local:
@@ -122,13 +143,18 @@ class Worker:
     """Model, data and settings, ready for tasks."""
 
     def __init__(self, model: Model, data: Data, settings: Settings, mu: Tensor) -> None:
-        self.model, self.data, self.settings, self.mu = model, data, settings, mu
+        self.model = model
+        self.data = data
+        self.settings = settings
+        self.mu = mu
         precision = PRECISIONS[settings.gradients]
         self.attacked = model if precision is None else mixed(model, precision)
 
     @cached_property
     def graph(self) -> Graph:
-        """The model's structure, for certificates; a model that has none we can read is refused here."""
+        """The model's structure, for certificates; a model that has none we can read is refused
+        here.
+        """
         return read(self.model, tuple(self.data.shape), smooth=True)
 
     def run(self, task: Task, tick: Progress = False) -> Result:
@@ -139,49 +165,71 @@ class Worker:
 
     def samples(self, task: Task) -> tuple[Tensor, Tensor]:
         """Samples and labels of a task: those that the run was begun with."""
-        size, parts = self.settings.chunk, []
+        size = self.settings.chunk
+        parts = []
         for k, start in enumerate(range(task.start, task.stop, size)):
             stop = min(start + size, task.stop)
             x, y = self.data.read(start, stop)
             if task.hashes and task.hashes[k] != data_hash(x, y):
                 raise InputError(
-                    f"samples {start} to {stop - 1} of {self.data.name!r} are not those that the run was begun with: give the "
+                    f"samples {start} to {stop - 1} of {self.data.name!r} are not those that the "
+                    "run was begun with: give the "
                     "same data, or choose another --out."
                 )
             parts.append((x, y))
-        return (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])) if parts else self.data.read(0, 0)
+        return (
+            (torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+            if parts
+            else self.data.read(0, 0)
+        )
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits `(n, K)` of samples, on the CPU."""
         device = device_of(self.model, x.device)
-        network = Network(self.model, torch.arange(len(x)), self.settings.batch_size or max(len(x), 1), device)
+        network = Network(
+            self.model, torch.arange(len(x)), self.settings.batch_size or max(len(x), 1), device
+        )
         return network.logits(x, network.rows).cpu()
 
     def _clean(self, task: Task, tick: Progress) -> Result:
-        """Predictions on the samples, which are kept with them, so that the run can be read without the data."""
+        """Predictions on the samples, which are kept with them, so that the run can be read
+        without the data.
+        """
         try:
             x, y = check_data(*self.data.read(task.start, task.stop), self.settings.domain)
             check_model(self.model, x, y)
         except InputError as error:
-            raise InputError(f"samples {task.start} to {task.stop - 1} of {self.data.name!r}: {error}") from None
+            raise InputError(
+                f"samples {task.start} to {task.stop - 1} of {self.data.name!r}: {error}"
+            ) from None
         z = self.logits(x)
         if not torch.isfinite(z).all():
             bad = task.start + int((~torch.isfinite(z)).any(1).nonzero()[0])
-            raise InputError(f"the model returns NaN or infinity at sample {bad}: check its weights and preprocessing.")
-        x, y = x.cpu(), y.cpu()
+            raise InputError(
+                f"the model returns NaN or infinity at sample {bad}: check its weights and "
+                "preprocessing."
+            )
+        x = x.cpu()
+        y = y.cpu()
         mass = self.mu[task.start : task.stop]
         tensors = {"x": pack(x), "y": y, "predicted": predict(z, y), "logits": z, "mu": mass}
         return tensors, {"ids": self.data.ids(task.start, task.stop), "sha256": data_hash(x, y)}
 
     def _checks(self, task: Task, tick: Progress) -> Result:
         """What can be said before any attack."""
-        found = indicators.check(self.model, *self.samples(task), self.settings.domain, self.settings.batch_size)
+        found = indicators.check(
+            self.model, *self.samples(task), self.settings.domain, self.settings.batch_size
+        )
         return {}, {"findings": [task.given["mode"], *(asdict(finding) for finding in found)]}
 
     def _attack(self, task: Task, tick: Progress) -> Result:
         """One attack, as its flips and the share of each sample that it moves."""
         unit: Unit = task.given["unit"]
-        options: dict[str, Any] = {"seed": self.settings.seed, "batch_size": self.settings.batch_size, **unit.options}
+        options: dict[str, Any] = {
+            "seed": self.settings.seed,
+            "batch_size": self.settings.batch_size,
+            **unit.options,
+        }
         if unit.whole:
             options["mu"] = self.mu[task.start : task.stop]
         x, y = self.samples(task)
@@ -192,27 +240,49 @@ class Worker:
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
         share = share_of(found.weights, found.allocation)
-        return flips_chunk(found.flips), {"title": title, "share": share, "warnings": said, "info": plain(dict(found.info))}
+        return flips_chunk(found.flips), {
+            "title": title,
+            "share": share,
+            "warnings": said,
+            "info": plain(dict(found.info)),
+        }
 
     def _convergence(self, task: Task, tick: Progress) -> Result:
-        """Whether `nearest` has come to rest: a quarter of its passes on the first samples, beside what all of them found."""
+        """Whether `nearest` has come to rest: a quarter of its passes on the first samples,
+        beside what all of them found.
+        """
         settings = self.settings
         found = indicators.converged(
-            self.attacked, *self.samples(task), settings.norm, settings.domain, settings.attacks["nearest"]["passes"],
-            settings.seed, settings.batch_size, task.given["late"],
-        )  # fmt: skip
+            self.attacked,
+            *self.samples(task),
+            settings.norm,
+            settings.domain,
+            settings.attacks["nearest"]["passes"],
+            settings.seed,
+            settings.batch_size,
+            task.given["late"],
+        )
         return {}, {"findings": [asdict(found)]}
 
     def _transfer(self, task: Task, tick: Progress) -> Result:
-        """Flips that no gradient was needed for: they belong to the pool, and tell when gradients mislead."""
+        """Flips that no gradient was needed for: they belong to the pool, and tell when
+        gradients mislead.
+        """
         settings = self.settings
         found = indicators.transfer(
-            self.model, *self.samples(task), settings.norm, settings.domain, settings.batch_size, among=task.given["among"]
+            self.model,
+            *self.samples(task),
+            settings.norm,
+            settings.domain,
+            settings.batch_size,
+            among=task.given["among"],
         )
         return flips_chunk(found), {}
 
     def _radii(self, task: Task, tick: Progress) -> Result:
-        """Certified radii, nothing sought beyond a known flip; the flips that exact searches meet join the pool."""
+        """Certified radii, nothing sought beyond a known flip; the flips that exact searches
+        meet join the pool.
+        """
         settings, (x, y) = self.settings, self.samples(task)
         limit = task.given["limit"]
         if limit is not None and limit <= 0:
@@ -227,32 +297,61 @@ class Worker:
             }
             return tensors, {"method": "none: out of time", "cut": True}
         found = radii(
-            self.graph, x, y, settings.norm, settings.domain, settings.certify or "auto",
-            arithmetic=settings.arithmetic, upper=task.given["upper"], time_limit=limit, progress=tick,
-        )  # fmt: skip
+            self.graph,
+            x,
+            y,
+            settings.norm,
+            settings.domain,
+            settings.certify or "auto",
+            arithmetic=settings.arithmetic,
+            upper=task.given["upper"],
+            time_limit=limit,
+            progress=tick,
+        )
         met = found.flips(self.model, x, y)
-        flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain) if met is None else met
-        tensors = {"values": found.values, "exact": found.exact, **self._beside(found, x, y), **flips_chunk(flips)}
-        fields = {"method": found.method, "arithmetic": found.arithmetic, "uncovered": refusal(self.graph)}
+        flips = (
+            Flips.from_points(self.model, x, y, x, settings.norm, settings.domain)
+            if met is None
+            else met
+        )
+        tensors = {
+            "values": found.values,
+            "exact": found.exact,
+            **self._beside(found, x, y),
+            **flips_chunk(flips),
+        }
+        fields = {
+            "method": found.method,
+            "arithmetic": found.arithmetic,
+            "uncovered": refusal(self.graph),
+        }
         here = device_of(self.model, self.graph.device)
         lacking = {"no_float64": here.type} if here != self.graph.device else {}
         return tensors, {**fields, **({"cut": True} if found.info["cut"] else {}), **lacking}
 
     def _beside(self, found: Radii, x: Tensor, y: Tensor) -> Tensors:
-        """The smallest margins at the samples, and how far rounding may move them, or did where no bound is known."""
+        """The smallest margins at the samples, and how far rounding may move them, or did where
+        no bound is known.
+        """
         run, exact = (margin(z.cpu().double(), y) for z in (self.logits(x), self.graph.logits(x)))
         errors = (run - exact).abs() if found.errors is None else found.errors
         return {"margins": (-exact).clamp(min=0), "errors": errors}
 
     def _pool(self, task: Task, tick: Progress) -> Result:
-        """The nearest flip of each sample over all attacks, as they were stored, looked at once more.
+        """The nearest flip of each sample over all attacks, as they were stored, looked at once
+        more.
 
-        A flip that is not wrong any more, not in the box or not as near as it says gives way to the next nearest.
+        A flip that is not wrong any more, not in the box or not as near as it says gives way to the
+        next nearest.
         """
         parts: list[Tensors] = task.given["parts"]
         x, y = self.samples(task)
-        known, labels = (torch.stack([part[name] for part in parts]) for name in ("distances", "labels"))
-        found_by, rows, refuted = known.argmin(0), torch.arange(len(x)), torch.zeros_like(known, dtype=torch.bool)
+        known, labels = (
+            torch.stack([part[name] for part in parts]) for name in ("distances", "labels")
+        )
+        found_by = known.argmin(0)
+        rows = torch.arange(len(x))
+        refuted = torch.zeros_like(known, dtype=torch.bool)
         while len(rows):
             points = x[rows]
             for k, part in enumerate(parts):
@@ -263,11 +362,17 @@ class Worker:
             found_by[bad] = known[:, bad].argmin(0)
             rows = bad
         every = torch.arange(len(x))
-        tensors = {"distances": known[found_by, every], "labels": labels[found_by, every], "found_by": found_by}
+        tensors = {
+            "distances": known[found_by, every],
+            "labels": labels[found_by, every],
+            "found_by": found_by,
+        }
         return {**tensors, "refuted": refuted.T.contiguous()}, {"lost": int(refuted.sum())}
 
     def _holds(self, x: Tensor, y: Tensor, points: Tensor, stated: Tensor) -> Tensor:
-        """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at distance 0 and inf."""
+        """Which points are what a flip claims to be, bool `(n,)`; nothing is claimed at
+        distance 0 and inf.
+        """
         holds = predict(self.logits(points), y) != y
         holds &= distances_between(points, x, self.settings.norm) == stated
         if self.settings.domain is not None:

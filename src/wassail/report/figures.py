@@ -1,8 +1,10 @@
-"""The paper's figures: those of its bounds, with the exact values beside them, and the files of all of them.
+"""The paper's figures: those of its bounds, with the exact values beside them, and the files of all
+of them.
 
-`convergence`: the bounds on the worst-case loss as more masks are visited, and against the budget. `witness`: the distribution
-that the lower bound is made of. Both are of networks of the plane, computed here to the last digit; the figures of the attacks
-are in `report.paper`. Each is data and a drawing of them; `write` makes the files of any.
+`convergence`: the bounds on the worst-case loss as more masks are visited, and against the budget.
+`witness`: the distribution that the lower bound is made of. Both are of networks of the plane,
+computed here to the last digit; the figures of the attacks are in `report.paper`. Each is data and
+a drawing of them; `write` makes the files of any.
 """
 
 from __future__ import annotations
@@ -38,31 +40,61 @@ if TYPE_CHECKING:
 
     from wassail.report.paper import Case
 
-Columns: TypeAlias = "tuple[str, Mapping[str, Sequence[Any]]]"  # what a CSV file is about, and its columns
+Columns: TypeAlias = (
+    "tuple[str, Mapping[str, Sequence[Any]]]"  # what a CSV file is about, and its columns
+)
 Made: TypeAlias = "tuple[dict[str, Figure], dict[str, Columns]]"  # drawings and tables by file name
 
 FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")
-MODEL, SAMPLES = "digits-cnn-adv", 200  # what the figures of a network are drawn of, unless told
+# what the figures of a network are drawn of, unless told
+MODEL = "digits-cnn-adv"
+SAMPLES = 200
 LOSSES = {"cross_entropy": (cross_entropy, ASCENTS["ce"]), "margin": (margin, ASCENTS["margin"])}
 BUDGETS = tuple(k / 24 for k in range(1, 13))  # of the curve against eps; 1/4 is among them
 # Okabe and Ito's colours, told apart by everyone; one quantity has one colour in all figures.
 INK = {
-    "infinity": "#0072B2", "anchor": "#009E73", "margin": "#E69F00", "paper": "#D55E00", "pgd": "#CC79A7", "exact": "black",
-    "wda": "#D55E00", "wda++": "#E69F00", "nearest": "#0072B2", "w-pgd": "#009E73", "deepfool": "#56B4E9",
-    "apgd-ce": "#56B4E9", "a3": "#7F7F7F", "autoattack": "black",
-}  # fmt: skip
+    "infinity": "#0072B2",
+    "anchor": "#009E73",
+    "margin": "#E69F00",
+    "paper": "#D55E00",
+    "pgd": "#CC79A7",
+    "exact": "black",
+    "wda": "#D55E00",
+    "wda++": "#E69F00",
+    "nearest": "#0072B2",
+    "w-pgd": "#009E73",
+    "deepfool": "#56B4E9",
+    "apgd-ce": "#56B4E9",
+    "a3": "#7F7F7F",
+    "autoattack": "black",
+}
 DASHES: dict[str, Any] = {
-    "infinity": "--", "anchor": "-.", "margin": (0, (5, 1)), "paper": (0, (3, 1, 1, 1, 1, 1)), "pgd": ":", "exact": "-",
-    "wda": "-", "wda++": (0, (5, 1)), "nearest": "-", "w-pgd": "-.", "apgd-ce": "--", "a3": (0, (3, 1, 1, 1, 1, 1)),
+    "infinity": "--",
+    "anchor": "-.",
+    "margin": (0, (5, 1)),
+    "paper": (0, (3, 1, 1, 1, 1, 1)),
+    "pgd": ":",
+    "exact": "-",
+    "wda": "-",
+    "wda++": (0, (5, 1)),
+    "nearest": "-",
+    "w-pgd": "-.",
+    "apgd-ce": "--",
+    "a3": (0, (3, 1, 1, 1, 1, 1)),
     "autoattack": "-",
-}  # fmt: skip
+}
 
-WIDTH = {**dict.fromkeys(INK, 1.6), "exact": 3.2}  # the exact line lies under the others, which may coincide with it
+WIDTH = {
+    **dict.fromkeys(INK, 1.6),
+    "exact": 3.2,
+}  # the exact line lies under the others, which may coincide with it
 
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """A network of the plane, `R^2 -> R^2` with one hidden layer, and samples x `(N, 2)` with labels y `(N,)`."""
+    """A network of the plane, `R^2 -> R^2` with one hidden layer, and samples x `(N, 2)` with
+    labels y `(N,)`.
+    """
 
     network: Piecewise
     x: Tensor
@@ -75,18 +107,24 @@ class Instance:
         return sorted(set(self.y.tolist()))
 
 
-def instance(seed: int = 0, *, tight: bool = False, neurons: int = 8, samples: int = 12) -> Instance:
-    """Normal weights and samples, each sample with the label that the network gives it: nothing is wrong to begin with.
+def instance(
+    seed: int = 0, *, tight: bool = False, neurons: int = 8, samples: int = 12
+) -> Instance:
+    """Normal weights and samples, each sample with the label that the network gives it: nothing is
+    wrong to begin with.
 
-    tight: the kind of network for which the paper's bounds match. Its logits are `(-f, f)`, f a sum of neurons with positive
-    weights and so convex: f is steepest at infinity, and `e_2 - e_1` is the direction in which the logits grow most, l = L.
+    tight: the kind of network for which the paper's bounds match. Its logits are `(-f, f)`, f a sum
+    of neurons with positive weights and so convex: f is steepest at infinity, and `e_2 - e_1` is
+    the direction in which the logits grow most, l = L.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    first, head, bias = (normal(neurons, 2), normal(neurons)), normal(2, neurons) / math.sqrt(neurons), 0.3 * normal(2)
+    first = (normal(neurons, 2), normal(neurons))
+    head = normal(2, neurons) / math.sqrt(neurons)
+    bias = 0.3 * normal(2)
     x = normal(samples, 2)
     if tight:
         rise = head[1].abs() / 2
@@ -95,17 +133,24 @@ def instance(seed: int = 0, *, tight: bool = False, neurons: int = 8, samples: i
         bias = torch.stack([middle.median(), -middle.median()])  # so that both labels occur
     network = Piecewise.from_layers([first, (head, bias)])
     kind = "convex logit gap, for which the paper's bounds match" if tight else "normal weights"
-    return Instance(network, x, network.logits(x).argmax(1), f"network 2-{neurons}-2 ({kind}), {samples} samples, seed {seed}")
+    return Instance(
+        network,
+        x,
+        network.logits(x).argmax(1),
+        f"network 2-{neurons}-2 ({kind}), {samples} samples, seed {seed}",
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Convergence:
-    """The slopes of an instance, found mask by mask and exactly, and the worst expected loss against the budget.
+    """The slopes of an instance, found mask by mask and exactly, and the worst expected loss
+    against the budget.
 
-    masks bool `(m, H)` in the order visited; cell_slopes `(m,)`: the steepest recession slope of each cell, 0 where it is
-    bounded; cell_norms `(m,)`: `2^(1/r) ||J_D||_{r -> s}`; infinity (l), anchor (S): brackets; margin (Lm), paper (L);
-    empirical: the loss on the samples; eps `(T,)`; lower, upper `(T,)`: the exact worst case over Omega_1(eps), between its
-    two sides; pgd `(T,)`: the loss that PGD reaches, every sample moved by eps; budget: the eps of the first panel.
+    masks bool `(m, H)` in the order visited; cell_slopes `(m,)`: the steepest recession slope of
+    each cell, 0 where it is bounded; cell_norms `(m,)`: `2^(1/r) ||J_D||_{r -> s}`; infinity (l),
+    anchor (S): brackets; margin (Lm), paper (L); empirical: the loss on the samples; eps `(T,)`;
+    lower, upper `(T,)`: the exact worst case over Omega_1(eps), between its two sides; pgd `(T,)`:
+    the loss that PGD reaches, every sample moved by eps; budget: the eps of the first panel.
     """
 
     case: Instance
@@ -128,7 +173,12 @@ class Convergence:
     @property
     def slopes(self) -> dict[str, float]:
         """The four slopes: l from below, the others from above."""
-        return {"infinity": self.infinity.lower, "anchor": self.anchor.upper, "margin": self.margin, "paper": self.paper}
+        return {
+            "infinity": self.infinity.lower,
+            "anchor": self.anchor.upper,
+            "margin": self.margin,
+            "paper": self.paper,
+        }
 
     @property
     def infinity_so_far(self) -> Tensor:
@@ -137,7 +187,9 @@ class Convergence:
 
     @property
     def paper_so_far(self) -> Tensor:
-        """The paper's L over the masks visited so far, `(m,)`: an upper bound only when all have been."""
+        """The paper's L over the masks visited so far, `(m,)`: an upper bound only when all
+        have been.
+        """
         return self.cell_norms.cummax(0).values
 
     def growth(self, losses: Tensor) -> float:
@@ -154,22 +206,28 @@ def convergence(
     budget: float = 0.25,
     seed: int = 0,
 ) -> Convergence:
-    """The paper's figure of l and L over more and more masks (n = K = 2), with what it lacks: S, Lm and the exact worst case.
+    """The paper's figure of l and L over more and more masks (n = K = 2), with what it lacks: S, Lm
+    and the exact worst case.
 
-    The masks of all cells are visited in a random order (seed). The slope of a cell is the paper's `l_N` at a point inside it,
-    for every label that occurs.
+    The masks of all cells are visited in a random order (seed). The slope of a cell is the paper's
+    `l_N` at a point inside it, for every label that occurs.
     """
-    r, network, labels = parse_norm(norm), case.network, case.labels
+    r = parse_norm(norm)
+    network = case.network
+    labels = case.labels
     value = _losses(loss)[0]
     cells = enumerate_cells(network, Region.make(None, network.inputs))
     order = torch.randperm(len(cells), generator=torch.Generator().manual_seed(seed))
     jacobians = network.jacobian(cells.masks[order])
     slopes = [
-        infinity_at(network, point.expand(len(labels), -1), torch.tensor(labels), r).lower for point in cells.points[order]
+        infinity_at(network, point.expand(len(labels), -1), torch.tensor(labels), r).lower
+        for point in cells.points[order]
     ]
     gaps = margin_rows(network.outputs, labels) @ jacobians
     budgets = sorted({parse_eps(e) for e in (budget, *eps)})
-    exact = [worst_case(network, case.x, case.y, Threat(r, 1.0, e, None), loss).bound for e in budgets]
+    exact = [
+        worst_case(network, case.x, case.y, Threat(r, 1.0, e, None), loss).bound for e in budgets
+    ]
     return Convergence(
         case=case,
         norm=r,
@@ -191,12 +249,16 @@ def convergence(
 
 
 def pgd_loss(case: Instance, norm: float, loss: str, eps: float, steps: int = 40) -> float:
-    """The mean of the largest losses that PGD (Madry et al. 2018) meets within eps of each sample; steps of `2.5 eps / steps`.
+    """The mean of the largest losses that PGD (Madry et al. 2018) meets within eps of each sample;
+    steps of `2.5 eps / steps`.
 
-    Unlike `ws.pgd`, which is after misclassified points, it goes on climbing behind the decision boundary.
+    Unlike `ws.pgd`, which is after misclassified points, it goes on climbing behind the decision
+    boundary.
     """
     value, ascent = _losses(loss)
-    network, y, point = case.network, case.y, case.x
+    network = case.network
+    y = case.y
+    point = case.x
     best = value(network.logits(point), y)
     for _ in range(steps):
         weight = ascent(network.logits(point), y)[1]
@@ -208,11 +270,13 @@ def pgd_loss(case: Instance, norm: float, loss: str, eps: float, steps: int = 40
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """The distribution behind the lower bound: `(1 - eta) delta(x_i) + eta delta(x_i + alpha u)` in the place of one sample.
+    """The distribution behind the lower bound: `(1 - eta) delta(x_i) + eta delta(x_i + alpha u)` in
+    the place of one sample.
 
-    slope: l, with its ray u `(2,)`; root: the sample i, whose label is the ray's; alpha `(T,)`: how far out; points `(T, 2)`;
-    eta `(T,)`: the share of the sample that moves, `eps / (mu_i alpha)`, so that the transport cost is eps; expected `(T,)`:
-    the expected loss, evaluated; worst: the exact worst case over Omega_1(eps); shown: which alpha is drawn in the plane.
+    slope: l, with its ray u `(2,)`; root: the sample i, whose label is the ray's; alpha `(T,)`: how
+    far out; points `(T, 2)`; eta `(T,)`: the share of the sample that moves, `eps / (mu_i alpha)`,
+    so that the transport cost is eps; expected `(T,)`: the expected loss, evaluated; worst: the
+    exact worst case over Omega_1(eps); shown: which alpha is drawn in the plane.
     """
 
     case: Instance
@@ -235,22 +299,37 @@ class Witness:
         return self.empirical + self.slope.lower * self.eps
 
 
-def witness(case: Instance, norm: Number = 2, loss: str = "cross_entropy", *, eps: float = 0.1, points: int = 61) -> Witness:
-    """The paper's construction of its lower bound, from a whole sample moved (eta = 1) to a far point of hardly any mass.
+def witness(
+    case: Instance,
+    norm: Number = 2,
+    loss: str = "cross_entropy",
+    *,
+    eps: float = 0.1,
+    points: int = 61,
+) -> Witness:
+    """The paper's construction of its lower bound, from a whole sample moved (eta = 1) to a far
+    point of hardly any mass.
 
     Of the samples with the ray's label the root is the one whose loss has grown most, far out.
     """
-    r, network = parse_norm(norm), case.network
+    r = parse_norm(norm)
+    network = case.network
     value = _losses(loss)[0]
     slope = infinity(network, r, case.labels)
     if slope.witness is None or slope.lower == 0:
-        raise InputError("this network has slope 0 at infinity, so no ray to draw: choose another seed.")
-    u, mu = slope.witness / torch.linalg.vector_norm(slope.witness, r), 1 / len(case.y)
+        raise InputError(
+            "this network has slope 0 at infinity, so no ray to draw: choose another seed."
+        )
+    u = slope.witness / torch.linalg.vector_norm(slope.witness, r)
+    mu = 1 / len(case.y)
     clean = value(network.logits(case.x), case.y)
     alpha = eps / mu * torch.logspace(0, 4, points, dtype=torch.float64)
     rays = case.x[:, None] + alpha[:, None] * u  # (N, T, 2)
     gains = (
-        value(network.logits(rays.flatten(0, 1)), case.y.repeat_interleave(points)).unflatten(0, (-1, points)) - clean[:, None]
+        value(network.logits(rays.flatten(0, 1)), case.y.repeat_interleave(points)).unflatten(
+            0, (-1, points)
+        )
+        - clean[:, None]
     )
     root = int(torch.where(case.y == int(slope.info["label"]), gains[:, -1], -math.inf).argmax())
     eta = eps / (mu * alpha)
@@ -282,11 +361,13 @@ def write(
     n: int = SAMPLES,
     eps: Number | None = None,
 ) -> list[Path]:
-    """Compute and write figures by name, PNG and CSV: the paths written, for each figure its drawings first.
+    """Compute and write figures by name, PNG and CSV: the paths written, for each figure its
+    drawings first.
 
-    norm: by default l2 in the plane, linf for a network, and both where the paper draws both. model, data, n, eps: what the
-    figures of a network are drawn of: any model and data that the command line opens, the first n samples, and the budget,
-    by default RobustBench's, for embedded networks one of their own.
+    norm: by default l2 in the plane, linf for a network, and both where the paper draws both.
+    model, data, n, eps: what the figures of a network are drawn of: any model and data that the
+    command line opens, the first n samples, and the budget, by default RobustBench's, for embedded
+    networks one of their own.
     """
     for name in names:
         if name not in FIGURES:
@@ -298,7 +379,11 @@ def write(
     folder = Path(folder)
     make(folder)
     cases = _Cases(model, data, n, eps, seed)
-    made = _command(names, seed, r, cases) + "; " + ", ".join(f"{name} {version}" for name, version in versions().items())
+    made = (
+        _command(names, seed, r, cases)
+        + "; "
+        + ", ".join(f"{name} {version}" for name, version in versions().items())
+    )
     paths = []
     for name in names:
         drawings, tables = _MAKERS[name](seed, r, cases)
@@ -316,7 +401,11 @@ class _Cases:
     """The network and data that figures are drawn of, opened when the first of them needs it."""
 
     def __init__(self, model: str, data: str | None, n: int, eps: Number | None, seed: int) -> None:
-        self.model, self.data, self.n, self.eps, self.seed = model, data, n, eps, seed
+        self.model = model
+        self.data = data
+        self.n = n
+        self.eps = eps
+        self.seed = seed
         self.opened: tuple[Any, Tensor, Tensor] | None = None
         if n < 1:
             raise InputError(f"n is {n}: give a positive number of samples.")
@@ -328,7 +417,10 @@ class _Cases:
 
         source = "digits" if self.data is None and self.model in zoo.MODELS else self.data
         if source is None:
-            raise InputError(f"the model {self.model!r} has no data of its own: name some, for example an .npz file.")
+            raise InputError(
+                f"the model {self.model!r} has no data of its own: name some, for example an "
+                ".npz file."
+            )
         eps = usual_eps(self.model, norm) if self.eps is None else parse_eps(self.eps)
         if self.opened is None:
             from wassail.zoo.datasets import open_data
@@ -345,7 +437,12 @@ def _command(names: Sequence[str], seed: int, norm: float | None, cases: _Cases)
     words = ["--seed", str(seed), *([] if norm is None else ["--norm", f"{norm:g}"])]
     if not set(names) <= {"convergence", "witness", "inclusion", "step"}:
         words += ["--model", cases.model, "-n", str(cases.n)]
-        words += [word for key, value in (("--data", cases.data), ("--eps", cases.eps)) if value for word in (key, str(value))]
+        words += [
+            word
+            for key, value in (("--data", cases.data), ("--eps", cases.eps))
+            if value
+            for word in (key, str(value))
+        ]
     return shlex.join(["wassail", "paper", "figures", *names, *words])
 
 
@@ -357,7 +454,10 @@ def _make_witness(seed: int, norm: float | None, cases: _Cases) -> Made:
 def _make_convergence(seed: int, norm: float | None, cases: _Cases) -> Made:
     drawings: dict[str, Figure] = {}
     tables: dict[str, Columns] = {}
-    for name, network in (("convergence", instance(seed)), ("convergence-tight", instance(seed, tight=True))):
+    for name, network in (
+        ("convergence", instance(seed)),
+        ("convergence-tight", instance(seed, tight=True)),
+    ):
         found = convergence(network, norm or 2, seed=seed)
         drawings[name] = draw_convergence(found)
         tables |= {f"{name}-masks": _mask_table(found), f"{name}-eps": _eps_table(found)}
@@ -414,11 +514,17 @@ _MAKERS: dict[str, Callable[[int, float | None, _Cases], Made]] = dict(
     zip(
         FIGURES,
         (
-            _make_convergence, _make_witness, _make_inclusion, _make_step,
-            _make_runtime, _make_curve, _make_kappa, _make_steps,
+            _make_convergence,
+            _make_witness,
+            _make_inclusion,
+            _make_step,
+            _make_runtime,
+            _make_curve,
+            _make_kappa,
+            _make_steps,
         ),
     )
-)  # fmt: skip
+)
 
 
 def draw_convergence(data: Convergence) -> Figure:
@@ -435,14 +541,32 @@ def draw_convergence(data: Convergence) -> Figure:
     titles = {"exact": "V, exact worst case", "pgd": "PGD, each sample moved"}
     count = torch.arange(1, len(data.masks) + 1)
     left.step(
-        count, data.infinity_so_far, where="post", color=INK["infinity"], lw=1.8, label="l so far, by masks visited", zorder=4
+        count,
+        data.infinity_so_far,
+        where="post",
+        color=INK["infinity"],
+        lw=1.8,
+        label="l so far, by masks visited",
+        zorder=4,
     )
-    left.step(count, data.paper_so_far, where="post", color=INK["paper"], lw=3.4, label="L so far, by masks visited", zorder=3)
+    left.step(
+        count,
+        data.paper_so_far,
+        where="post",
+        color=INK["paper"],
+        lw=3.4,
+        label="L so far, by masks visited",
+        zorder=3,
+    )
     for name, slope in data.slopes.items():
         _level(left, name, slope, f"{names[name]} = {slope:.4g}")
     for name, slope in growth.items():
         _level(left, name, slope, titles[name])
-    left.set(xlabel="masks visited", ylabel="growth of the expected loss per unit of eps", xlim=(1, len(count)))
+    left.set(
+        xlabel="masks visited",
+        ylabel="growth of the expected loss per unit of eps",
+        xlim=(1, len(count)),
+    )
     left.set_ylim(0, 1.08 * data.paper)
     left.set_title(f"Slopes; V and PGD at eps = {show(data.budget)}", fontsize=10)
 
@@ -450,15 +574,26 @@ def draw_convergence(data: Convergence) -> Figure:
     for name, slope in data.slopes.items():
         _curve(right, name, eps, data.empirical + slope * eps)
     for name, losses in (("exact", data.upper), ("pgd", data.pgd)):
-        _curve(right, name, eps, torch.cat([torch.tensor([data.empirical], dtype=torch.float64), losses]))
+        _curve(
+            right,
+            name,
+            eps,
+            torch.cat([torch.tensor([data.empirical], dtype=torch.float64), losses]),
+        )
     right.axvline(data.budget, color="0.75", lw=0.8, zorder=0)
-    right.set(xlabel="budget eps (Wasserstein-1 distance from the samples)", ylabel=f"expected loss ({_spoken(data.loss)})")
+    right.set(
+        xlabel="budget eps (Wasserstein-1 distance from the samples)",
+        ylabel=f"expected loss ({_spoken(data.loss)})",
+    )
     right.set_xlim(0, float(eps[-1]))
     right.set_ylim(bottom=0)
     right.set_title("Worst expected loss: E + slope times eps, and exactly", fontsize=10)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
-    verdict = "The exact worst case V lies between the lines of l and S; the paper's are those of l and L."
+    verdict = (
+        "The exact worst case V lies between the lines of l and S; the paper's are those "
+        "of l and L."
+    )
     if data.paper - data.infinity.lower <= 1e-6 * data.paper:
         verdict = "l = S = Lm = L: all lines are the exact worst case V."
     figure.suptitle(f"{data.case.about}; ground norm l{data.norm:g}.\n{verdict}", fontsize=10)
@@ -466,55 +601,122 @@ def draw_convergence(data: Convergence) -> Figure:
 
 
 def draw_witness(data: Witness) -> Figure:
-    """Two panels: the plane with cells, samples and the steepest ray, and the expected loss against alpha."""
+    """Two panels: the plane with cells, samples and the steepest ray, and the expected loss
+    against alpha.
+    """
     figure = _figure(11, 5.2)
     left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _draw_plane(left, data)
-    right.plot(data.alpha, data.expected, color=INK["infinity"], lw=2.2, label="expected loss of the witness")
     right.plot(
-        data.alpha[data.shown], data.expected[data.shown], "*", color=INK["infinity"], ms=14, label="the one drawn", zorder=4
+        data.alpha,
+        data.expected,
+        color=INK["infinity"],
+        lw=2.2,
+        label="expected loss of the witness",
     )
-    right.axhline(data.limit, color=INK["infinity"], ls=DASHES["infinity"], label=f"E + l eps = {data.limit:.4f}")
-    right.axhline(data.worst.upper, color=INK["exact"], label=f"V(eps) = {data.worst.upper:.4f}, exact worst case")
-    right.axhline(data.empirical, color="0.55", lw=1, label=f"E = {data.empirical:.4f}, on the samples")
+    right.plot(
+        data.alpha[data.shown],
+        data.expected[data.shown],
+        "*",
+        color=INK["infinity"],
+        ms=14,
+        label="the one drawn",
+        zorder=4,
+    )
+    right.axhline(
+        data.limit,
+        color=INK["infinity"],
+        ls=DASHES["infinity"],
+        label=f"E + l eps = {data.limit:.4f}",
+    )
+    right.axhline(
+        data.worst.upper,
+        color=INK["exact"],
+        label=f"V(eps) = {data.worst.upper:.4f}, exact worst case",
+    )
+    right.axhline(
+        data.empirical, color="0.55", lw=1, label=f"E = {data.empirical:.4f}, on the samples"
+    )
     right.set(
-        xscale="log", xlabel="alpha, distance of the far point from its sample", ylabel=f"expected loss ({_spoken(data.loss)})"
+        xscale="log",
+        xlabel="alpha, distance of the far point from its sample",
+        ylabel=f"expected loss ({_spoken(data.loss)})",
     )
     right.set_xlim(float(data.alpha[0]), float(data.alpha[-1]))
-    right.set_title(f"At alpha the share eta = {data.eps * len(data.case.y):.3g} / alpha of the sample moves", fontsize=10)
+    right.set_title(
+        f"At alpha the share eta = {data.eps * len(data.case.y):.3g} / alpha of the sample moves",
+        fontsize=10,
+    )
     right.legend(fontsize=9, frameon=False, loc="center right")
     figure.suptitle(
         f"{data.case.about}; ground norm l{data.norm:g}.\n"
-        f"Every witness is within eps = {show(data.eps)} of the samples; far out its loss tends to E + l eps.",
+        f"Every witness is within eps = {show(data.eps)} of the samples; far out its loss tends "
+        "to E + l eps.",
         fontsize=10,
     )
     return figure
 
 
 def _draw_plane(axes: Axes, data: Witness) -> None:
-    case, far, start = data.case, data.points[data.shown], data.case.x[data.root]
+    case = data.case
+    far = data.points[data.shown]
+    start = data.case.x[data.root]
     seen = torch.cat([case.x, far[None]])
-    middle, half = (seen.amax(0) + seen.amin(0)) / 2, 0.58 * float((seen.amax(0) - seen.amin(0)).max())
+    middle = (seen.amax(0) + seen.amin(0)) / 2
+    half = 0.58 * float((seen.amax(0) - seen.amin(0)).max())
     side = torch.linspace(-half, half, 400, dtype=torch.float64)
-    across, up = middle[0] + side, middle[1] + side
+    across = middle[0] + side
+    up = middle[1] + side
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).flatten(0, 1)
     logits, preactivations = (
-        f(grid).reshape(len(up), len(across), -1) for f in (case.network.logits, case.network.preactivations)
+        f(grid).reshape(len(up), len(across), -1)
+        for f in (case.network.logits, case.network.preactivations)
     )
     gap = (logits[..., 1] - logits[..., 0]).numpy()
-    axes.contourf(across, up, gap, levels=[-math.inf, 0, math.inf], colors=["#FFFFFF", "#E4E4E4"], zorder=0)
+    axes.contourf(
+        across, up, gap, levels=[-math.inf, 0, math.inf], colors=["#FFFFFF", "#E4E4E4"], zorder=0
+    )
     axes.contour(across, up, gap, levels=[0], colors="black", linewidths=1.4, zorder=1)
     for v in preactivations.unbind(-1):
         axes.contour(across, up, v.numpy(), levels=[0], colors="0.6", linewidths=0.7, zorder=1)
     for label, marker, face in ((0, "o", "white"), (1, "^", "black")):
         mine = case.x[case.y == label]
-        axes.plot(mine[:, 0], mine[:, 1], marker, mfc=face, mec="black", ms=6, label=f"sample of class {label}", zorder=3)
+        axes.plot(
+            mine[:, 0],
+            mine[:, 1],
+            marker,
+            mfc=face,
+            mec="black",
+            ms=6,
+            label=f"sample of class {label}",
+            zorder=3,
+        )
     share = float(data.eta[data.shown])
-    axes.plot(*torch.stack([start, far], 1), color=INK["infinity"], lw=2.2, label="steepest ray u from its sample", zorder=2)
     axes.plot(
-        *start, "o", mfc="none", mec=INK["infinity"], mew=2, ms=12, label=f"{1 - share:.2g} of that sample stays", zorder=4
+        *torch.stack([start, far], 1),
+        color=INK["infinity"],
+        lw=2.2,
+        label="steepest ray u from its sample",
+        zorder=2,
     )
-    axes.plot(*far, "*", color=INK["infinity"], ms=14, label=f"{share:.2g} of it goes to the far point", zorder=4)
+    axes.plot(
+        *start,
+        "o",
+        mfc="none",
+        mec=INK["infinity"],
+        mew=2,
+        ms=12,
+        label=f"{1 - share:.2g} of that sample stays",
+        zorder=4,
+    )
+    axes.plot(
+        *far,
+        "*",
+        color=INK["infinity"],
+        ms=14,
+        label=f"{share:.2g} of it goes to the far point",
+        zorder=4,
+    )
     axes.plot([], [], color="black", lw=1.4, label="decision boundary (class 1 is grey)")
     axes.plot([], [], color="0.6", lw=0.7, label="walls of the cells")
     axes.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
@@ -525,15 +727,31 @@ def _draw_plane(axes: Axes, data: Witness) -> None:
 
 
 def _level(axes: Axes, name: str, height: float, label: str) -> None:
-    axes.axhline(height, color=INK[name], ls=DASHES[name], lw=WIDTH[name], zorder=1 if name == "exact" else 2, label=label)
+    axes.axhline(
+        height,
+        color=INK[name],
+        ls=DASHES[name],
+        lw=WIDTH[name],
+        zorder=1 if name == "exact" else 2,
+        label=label,
+    )
 
 
 def _curve(axes: Axes, name: str, eps: Tensor, losses: Tensor) -> None:
-    axes.plot(eps, losses, color=INK[name], ls=DASHES[name], lw=WIDTH[name], zorder=1 if name == "exact" else 2)
+    axes.plot(
+        eps,
+        losses,
+        color=INK[name],
+        ls=DASHES[name],
+        lw=WIDTH[name],
+        zorder=1 if name == "exact" else 2,
+    )
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure, drawn by Agg when saved: no window, no state shared with the caller's own figures."""
+    """An empty figure, drawn by Agg when saved: no window, no state shared with the caller's
+    own figures.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -557,8 +775,15 @@ def _mask_table(data: Convergence) -> Columns:
 
 
 def _eps_table(data: Convergence) -> Columns:
-    lines = {f"E_plus_{name}_eps": (data.empirical + slope * data.eps).tolist() for name, slope in data.slopes.items()}
-    exact = {"exact_lower": data.lower.tolist(), "exact_upper": data.upper.tolist(), "pgd": data.pgd.tolist()}
+    lines = {
+        f"E_plus_{name}_eps": (data.empirical + slope * data.eps).tolist()
+        for name, slope in data.slopes.items()
+    }
+    exact = {
+        "exact_lower": data.lower.tolist(),
+        "exact_upper": data.upper.tolist(),
+        "pgd": data.pgd.tolist(),
+    }
     return _about(data), {"eps": data.eps.tolist(), **exact, **lines}
 
 
@@ -570,8 +795,10 @@ def _about(data: Convergence) -> str:
 
 def _witness_table(data: Witness) -> Columns:
     about = (
-        f"{data.case.about}, ground norm l{data.norm:g}, {_spoken(data.loss)} {data.empirical!r} on the samples; sample "
-        f"{data.root} (counted from 0) moves, eps {data.eps!r}, slope {data.slope.lower!r}, E + l eps {data.limit!r}, "
+        f"{data.case.about}, ground norm l{data.norm:g}, {_spoken(data.loss)} {data.empirical!r} "
+        "on the samples; sample "
+        f"{data.root} (counted from 0) moves, eps {data.eps!r}, slope {data.slope.lower!r}, E + "
+        f"l eps {data.limit!r}, "
         f"exact worst case {data.worst.upper!r}"
     )
     columns: dict[str, Sequence[Any]] = {
@@ -585,7 +812,10 @@ def _witness_table(data: Witness) -> Columns:
 def _write_csv(path: Path, comments: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
     lines = [f"# {visible(comment)}" for comment in comments] + [",".join(columns)]
     rows = zip(*columns.values())
-    lines += [",".join(cell(value) if isinstance(value, str) else str(value) for value in row) for row in rows]
+    lines += [
+        ",".join(cell(value) if isinstance(value, str) else str(value) for value in row)
+        for row in rows
+    ]
     save(path, "\n".join(lines) + "\n")
 
 

@@ -1,8 +1,9 @@
-"""One run as one HTML page: the number to report, both curves, every attack, the samples that break first.
+"""One run as one HTML page: the number to report, both curves, every attack, the samples that break
+first.
 
-The page needs no network and runs no script but its own, whose hash its Content-Security-Policy names. All of it is in the
-HTML, drawn here; the script adds switching and sorting. Every string of a run may be hostile: `tag` escapes whatever is not
-`Html`. The same run gives the same bytes.
+The page needs no network and runs no script but its own, whose hash its Content-Security-Policy
+names. All of it is in the HTML, drawn here; the script adds switching and sorting. Every string of
+a run may be hostile: `tag` escapes whatever is not `Html`. The same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 LONG = 90  # characters of a name that are shown; the rest is in its title
 TITLE = 1000  # characters of a title
-BYTES = 1_250_000  # of all pictures together before they are compressed, so that a page stays below two megabytes
+# of all pictures together before they are compressed, so that a page stays below two megabytes
+BYTES = 1_250_000
 FOLDED = 64  # numbers from which a square number of them is shown as a square
 STRIP = 1024  # numbers that still make a readable strip
 TALL = 20  # rows from which a table scrolls on its own
@@ -45,11 +47,15 @@ BINS = 40
 MEANING = {
     1.0: "Order 1: the mean distance over all samples is at most eps. Few samples may move far.",
     2.0: "Order 2: the root mean square distance over all samples is at most eps.",
-    math.inf: "Order ∞: every sample may move by eps, the point-wise threat of AutoAttack and RobustBench.",
+    math.inf: "Order ∞: every sample may move by eps, the point-wise threat of AutoAttack and "
+    "RobustBench.",
 }
 
-# What would move or hide text around it: controls, bidirectional overrides, line and paragraph separators.
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]")
+# What would move or hide text around it: controls, bidirectional overrides, line and paragraph
+# separators.
+_UNSEEN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069\ufeff]"
+)
 
 
 # ---- markup
@@ -62,8 +68,8 @@ class Html(str):
 def tag(element: str, /, *children: object, **attributes: object) -> Html:
     """`<element attribute="...">children</element>`, everything escaped that is not `Html`.
 
-    Attributes: a trailing `_` is dropped and `_` becomes `-`; None and False leave it out, True leaves it empty. Children:
-    lists are taken apart, None is nothing.
+    Attributes: a trailing `_` is dropped and `_` becomes `-`; None and False leave it out, True
+    leaves it empty. Children: lists are taken apart, None is nothing.
     """
     inside = "".join(_text(child) for child in children)
     end = "" if element in {"img", "input", "meta"} else f"</{element}>"
@@ -79,43 +85,79 @@ def _text(child: object) -> str:
 
 
 def _attributes(attributes: Mapping[str, object]) -> str:
-    kept = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value not in (None, False)}
-    return "".join(f" {name}" + ("" if value is True else f'="{escape(visible(str(value)))}"') for name, value in kept.items())
+    kept = {
+        name.rstrip("_").replace("_", "-"): value
+        for name, value in attributes.items()
+        if value not in (None, False)
+    }
+    return "".join(
+        f" {name}" + ("" if value is True else f'="{escape(visible(str(value)))}"')
+        for name, value in kept.items()
+    )
 
 
 def visible(text: str) -> str:
-    """The text with everything in it shown: controls and direction overrides as `⟨U+202E⟩`, lone surrogates as `?`."""
-    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text).encode("utf-8", "replace").decode()
+    """The text with everything in it shown: controls and direction overrides as `⟨U+202E⟩`,
+    lone surrogates as `?`.
+    """
+    return (
+        _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+        .encode("utf-8", "replace")
+        .decode()
+    )
 
 
 def name(text: object, length: int = LONG) -> Html:
-    """A name out of a run: isolated, so that its direction stays its own, and shortened with the whole of it as a title."""
+    """A name out of a run: isolated, so that its direction stays its own, and shortened with
+    the whole of it as a title.
+    """
     full = visible(str(text))
     if len(full) <= length:
         return tag("bdi", full)
-    return tag("bdi", full[: length - 1] + "…", title=full[:TITLE] + ("…" if len(full) > TITLE else ""))
+    return tag(
+        "bdi", full[: length - 1] + "…", title=full[:TITLE] + ("…" if len(full) > TITLE else "")
+    )
 
 
 def data_block(identifier: str, data: object) -> Html:
-    """JSON for the script; `<`, `>`, `&` and the line separators of JavaScript are written as escapes."""
+    """JSON for the script; `<`, `>`, `&` and the line separators of JavaScript are written as
+    escapes.
+    """
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII only
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return tag("script", Html(text), type="application/json", id=identifier)
 
 
-def document(title: str, head: object, contents: Sequence[tuple[str, str]], *sections: object, wide: bool = False) -> str:
-    """A whole page: the policy that forbids the network, the style, the head line, the sections, the script."""
-    style, script = (files("wassail.report").joinpath(file).read_text("utf-8") for file in ("page.css", "page.js"))
+def document(
+    title: str,
+    head: object,
+    contents: Sequence[tuple[str, str]],
+    *sections: object,
+    wide: bool = False,
+) -> str:
+    """A whole page: the policy that forbids the network, the style, the head line, the
+    sections, the script.
+    """
+    style, script = (
+        files("wassail.report").joinpath(file).read_text("utf-8")
+        for file in ("page.css", "page.js")
+    )
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     links = [tag("li", tag("a", text, href=f"#{anchor}")) for anchor, text in contents]
     theme = tag("button", "Dark theme", class_="theme", type="button", hidden=True)
     body = [
         tag("a", "Skip to the results", class_="skip", href="#main"),
-        tag("header", tag("div", "wassail", tag("span", " report"), class_="mark"), theme, class_="top"),
+        tag(
+            "header",
+            tag("div", "wassail", tag("span", " report"), class_="mark"),
+            theme,
+            class_="top",
+        ),
         tag("nav", tag("ul", links), class_="contents", aria_label="Sections"),
         tag("main", head, sections, id="main", tabindex="-1"),
         tag("footer", "One file, no network. The same run writes the same bytes."),
@@ -131,7 +173,11 @@ def document(title: str, head: object, contents: Sequence[tuple[str, str]], *sec
             tag("title", title),
             tag("style", Html(style)),
         ),
-        tag("body", tag("div", body, class_="page wide" if wide else "page"), tag("script", Html(script))),
+        tag(
+            "body",
+            tag("div", body, class_="page wide" if wide else "page"),
+            tag("script", Html(script)),
+        ),
         lang="en",
     )
     return f"<!DOCTYPE html>\n{html}\n"
@@ -150,7 +196,9 @@ def section(identifier: str, title: str, *children: object, lead: object = None)
     """A part of the page with its heading."""
     heading = tag("h2", title, id=f"{identifier}-title")
     inside = tag("p", lead, class_="lead") if lead is not None else None
-    return tag("section", heading, inside, children, id=identifier, aria_labelledby=f"{identifier}-title")
+    return tag(
+        "section", heading, inside, children, id=identifier, aria_labelledby=f"{identifier}-title"
+    )
 
 
 # ---- figures as text
@@ -188,7 +236,11 @@ def duration(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+    return (
+        f"{minutes} min {rest:02d} s"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60:02d} min"
+    )
 
 
 def setting(threat: Threat) -> str:
@@ -200,13 +252,26 @@ def setting(threat: Threat) -> str:
 def number_cell(text: object, value: float | None, **attributes: object) -> Html:
     """A cell of a table with the number it is sorted by; nothing to sort by comes last."""
     known = value is not None and not math.isnan(value)
-    return tag("td", text, data_sort=repr(float(value)) if known and value is not None else "", **attributes)
+    return tag(
+        "td",
+        text,
+        data_sort=repr(float(value)) if known and value is not None else "",
+        **attributes,
+    )
 
 
 def table(caption: str, heads: Sequence[object], rows: Sequence[Html], label: str) -> Html:
-    """A sortable table in a frame of its own, which scrolls where the page is too narrow. A head may be a ready cell."""
+    """A sortable table in a frame of its own, which scrolls where the page is too narrow. A
+    head may be a ready cell.
+    """
     cells = [head if isinstance(head, Html) else tag("th", head, scope="col") for head in heads]
-    inside = tag("table", tag("caption", caption), tag("thead", tag("tr", cells)), tag("tbody", list(rows)), class_="sortable")
+    inside = tag(
+        "table",
+        tag("caption", caption),
+        tag("thead", tag("tr", cells)),
+        tag("tbody", list(rows)),
+        class_="sortable",
+    )
     classes = "scroll tall" if len(rows) > TALL else "scroll"
     return tag("div", inside, class_=classes, tabindex="0", role="region", aria_label=label)
 
@@ -215,7 +280,9 @@ def table(caption: str, heads: Sequence[object], rows: Sequence[Html], label: st
 
 
 def axis_end(curves: Iterable[RiskCurve], mark: float) -> float:
-    """Where the axis of eps ends: where nearly every known flip is paid for, and well past the budget that is pointed out."""
+    """Where the axis of eps ends: where nearly every known flip is paid for, and well past the
+    budget that is pointed out.
+    """
     ends = [1.6 * mark]
     for curve in curves:
         bends = curve.breakpoints()[0]
@@ -233,50 +300,90 @@ def plot(
     *,
     overlay: bool = False,
 ) -> Html:
-    """The curves of runs with one norm and domain: drawn here for every order, switchable with the script.
+    """The curves of runs with one norm and domain: drawn here for every order, switchable with the
+    script.
 
-    legend, reading: the key of the lines, and where the script writes the figures at an eps; overlay: every run has its own
-    colour for both sides, and no band is filled; otherwise there is one run, and each side has its colour.
+    legend, reading: the key of the lines, and where the script writes the figures at an eps;
+    overlay: every run has its own colour for both sides, and no band is filled; otherwise there is
+    one run, and each side has its colour.
     """
     threat = runs[0].threat
     ends = {order: axis_end([run.curve(order) for run in runs], threat.eps) for order in orders}
     unit = _unit(threat, max(ends.values()))
     block = {
-        "norm": f"{threat.norm:g}", "order": _javascript(threat.order), "eps": threat.eps, "unit": unit, "overlay": overlay,
+        "norm": f"{threat.norm:g}",
+        "order": _javascript(threat.order),
+        "eps": threat.eps,
+        "unit": unit,
+        "overlay": overlay,
         "orders": [(_javascript(order), end) for order, end in ends.items()],
         "runs": [_packed(run.curve(threat.order)) for run in runs],
-    }  # fmt: skip
+    }
     radios = [
         (
             tag(
-                "input", type="radio", name=f"{identifier}-order", id=f"{identifier}-order-{place}", value=_javascript(order),
+                "input",
+                type="radio",
+                name=f"{identifier}-order",
+                id=f"{identifier}-order-{place}",
+                value=_javascript(order),
                 checked=order == threat.order,
             ),
             tag("label", spell(order), for_=f"{identifier}-order-{place}"),
         )
         for place, order in enumerate(orders)
-    ]  # fmt: skip
+    ]
     controls = tag(
         "div",
         tag("fieldset", tag("legend", "order p"), radios, class_="choice"),
         tag(
             "div",
             tag("label", "eps", for_=f"{identifier}-slider"),
-            tag("input", type="range", id=f"{identifier}-slider", min="0", max="1000", step="1", value="0"),
             tag(
-                "input", type="text", inputmode="decimal", aria_label="eps as a number", autocomplete="off", spellcheck="false"
+                "input",
+                type="range",
+                id=f"{identifier}-slider",
+                min="0",
+                max="1000",
+                step="1",
+                value="0",
+            ),
+            tag(
+                "input",
+                type="text",
+                inputmode="decimal",
+                aria_label="eps as a number",
+                autocomplete="off",
+                spellcheck="false",
             ),
             class_="budget",
         ),
         class_="controls",
     )
-    meanings = [tag("p", _meaning(order), class_="meaning", data_meaning=_javascript(order), hidden=True) for order in orders]
+    meanings = [
+        tag("p", _meaning(order), class_="meaning", data_meaning=_javascript(order), hidden=True)
+        for order in orders
+    ]
     canvas = tag("div", class_="canvas", data_label=label)
     hint = (
-        "p is the order of the Wasserstein ball. Move eps with the slider, in the picture, or by typing: 8/255 is understood."
+        "p is the order of the Wasserstein ball. Move eps with the slider, in the picture, or "
+        "by typing: 8/255 is understood."
     )
-    live = tag("div", controls, tag("p", hint, class_="hint"), meanings, canvas, reading, class_="live", hidden=True)
-    still = tag("div", [_still(runs, order, end, unit, overlay) for order, end in ends.items()], class_="static")
+    live = tag(
+        "div",
+        controls,
+        tag("p", hint, class_="hint"),
+        meanings,
+        canvas,
+        reading,
+        class_="live",
+        hidden=True,
+    )
+    still = tag(
+        "div",
+        [_still(runs, order, end, unit, overlay) for order, end in ends.items()],
+        class_="static",
+    )
     figure = tag("figure", live, still, legend, class_="plot", data_plot=f"{identifier}-data")
     return Html(figure + data_block(f"{identifier}-data", block))
 
@@ -286,11 +393,15 @@ def _javascript(order: float) -> str:
 
 
 def _meaning(order: float) -> str:
-    return MEANING.get(order, f"Order {order:g}: the Wasserstein-{order:g} distance to the data is at most eps.")
+    return MEANING.get(
+        order, f"Order {order:g}: the Wasserstein-{order:g} distance to the data is at most eps."
+    )
 
 
 def _packed(curve: RiskCurve) -> dict[str, Any]:
-    """Both sides of a curve for the script: finite distances, sorted, and their masses unless all are 1/N."""
+    """Both sides of a curve for the script: finite distances, sorted, and their masses unless
+    all are 1/N.
+    """
     even = bool((curve.mu == curve.mu[:1]).all())
 
     def side(distances: Tensor) -> dict[str, str | None]:
@@ -300,18 +411,26 @@ def _packed(curve: RiskCurve) -> dict[str, Any]:
 
     certified = None if curve.radii is None else side(curve.radii)
     return {
-        "n": len(curve.mu), "total": 1.0 if even else float(curve.mu.sum()), "attacked": side(curve.distances),
+        "n": len(curve.mu),
+        "total": 1.0 if even else float(curve.mu.sum()),
+        "attacked": side(curve.distances),
         "certified": certified,
-    }  # fmt: skip
+    }
 
 
 def _floats(values: Tensor) -> str:
     return base64.b64encode(values.numpy().astype("<f8").tobytes()).decode()
 
 
-def _still(runs: Sequence[Evaluation], order: float, end: float, unit: int | None, overlay: bool) -> Html:
+def _still(
+    runs: Sequence[Evaluation], order: float, end: float, unit: int | None, overlay: bool
+) -> Html:
     """The same picture without the script: one panel for an order."""
-    width, height, left, top, bottom = 360, 250, 40, 10, 212
+    width = 360
+    height = 250
+    left = 40
+    top = 10
+    bottom = 212
     right = width - 12
 
     def px(eps: float) -> float:
@@ -331,36 +450,60 @@ def _still(runs: Sequence[Evaluation], order: float, end: float, unit: int | Non
     parts.append(_label((left + right) / 2, height - 4, "accuracy in % against eps", "middle"))
     where = np.linspace(0, end, 181).tolist()
     for place, run in enumerate(runs):
-        curve, alone = run.curve(order), not overlay
+        curve = run.curve(order)
+        alone = not overlay
         sides = list(zip(*(curve(eps) for eps in where)))
-        above, below = ([(px(eps), py(share)) for eps, share in zip(where, side)] for side in reversed(sides))
+        above, below = (
+            [(px(eps), py(share)) for eps, share in zip(where, side)] for side in reversed(sides)
+        )
         tone = "" if alone else f" run run-{place % 6} dash-{place // 6 % 4}"
         if curve.radii is not None:
             if alone:
                 floor = [(float(right), float(bottom)), (float(left), float(bottom))]
                 parts.append(tag("path", class_="area certified", d=_path(below + floor)))
                 parts.append(tag("path", class_="area band", d=_path(above + below[::-1])))
-            parts.append(tag("path", class_="line certified" if alone else f"line proved{tone}", d=_path(below)))
-        parts.append(tag("path", class_="line attacked" if alone else f"line{tone}", d=_path(above)))
+            parts.append(
+                tag(
+                    "path",
+                    class_="line certified" if alone else f"line proved{tone}",
+                    d=_path(below),
+                )
+            )
+        parts.append(
+            tag("path", class_="line attacked" if alone else f"line{tone}", d=_path(above))
+        )
     head = f"Order {spell(order)}"
-    picture = tag("svg", parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=f"{head}: accuracy against eps")
+    picture = tag(
+        "svg",
+        parts,
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_label=f"{head}: accuracy against eps",
+    )
     return tag("div", tag("h3", head), picture)
 
 
 def _unit(threat: Threat, end: float) -> int | None:
-    """Budgets of images are read in steps of 8 bits where they were given so, as long as they are small ones."""
+    """Budgets of images are read in steps of 8 bits where they were given so, as long as they
+    are small ones.
+    """
     return 255 if show(threat.eps).endswith("/255") and end <= 0.6 else None
 
 
 def _ticks(end: float, unit: int | None, most: int) -> list[tuple[float, str]]:
     span = end * (unit or 1)
     if unit:
-        step = next((float(step) for step in (1, 2, 4, 8, 16, 32, 64) if span / step <= most), 128.0)
+        step = next(
+            (float(step) for step in (1, 2, 4, 8, 16, 32, 64) if span / step <= most), 128.0
+        )
     else:
         power = 10.0 ** math.floor(math.log10(span / most))
         step = next(step * power for step in (1, 2, 5, 10) if span / (step * power) <= most)
     places = [place * step for place in range(int(span / step + 1e-9) + 1)]
-    return [(value / (unit or 1), f"{value:g}/{unit}" if unit and value else f"{value:.6g}") for value in places]
+    return [
+        (value / (unit or 1), f"{value:g}/{unit}" if unit and value else f"{value:.6g}")
+        for value in places
+    ]
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -376,7 +519,15 @@ def _label(x: object, y: object, text: str, anchor: str, kind: str | None = None
 
 
 def _rect(kind: str, x: object, y: object, width: object, height: object, **more: object) -> Html:
-    return tag("rect", class_=kind, x=_short(x), y=_short(y), width=_short(width), height=_short(height), **more)
+    return tag(
+        "rect",
+        class_=kind,
+        x=_short(x),
+        y=_short(y),
+        width=_short(width),
+        height=_short(height),
+        **more,
+    )
 
 
 def _short(value: object) -> object:
@@ -387,13 +538,17 @@ def _short(value: object) -> object:
 
 
 def write_report(
-    run: Evaluation, path: str | PathLike[str], *, fragile: int = 24, verified: Verification | None = None
+    run: Evaluation,
+    path: str | PathLike[str],
+    *,
+    fragile: int = 24,
+    verified: Verification | None = None,
 ) -> Path:
     """Write the page of a run to `path`, which is returned.
 
-    fragile: how many of the samples with the nearest flips are shown as images; verified: what `Evaluation.verify` found, which
-    the page then says; without it the page says that nobody looked. The page holds no date and no path of its own: the same run
-    gives the same bytes.
+    fragile: how many of the samples with the nearest flips are shown as images; verified: what
+    `Evaluation.verify` found, which the page then says; without it the page says that nobody
+    looked. The page holds no date and no path of its own: the same run gives the same bytes.
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")
@@ -416,30 +571,46 @@ def report(run: Evaluation, *, fragile: int = 24, verified: Verification | None 
     shown = [part for part in parts if part[2] is not None]
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
     title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"
-    return document(title, _head(run, verified), [part[:2] for part in shown], *(part[2] for part in shown))
+    return document(
+        title, _head(run, verified), [part[:2] for part in shown], *(part[2] for part in shown)
+    )
 
 
 def unverified(verified: Verification | None) -> Html:
     """Whether somebody who reads the run has looked at it with the model in hand."""
     if verified is None:
         text = (
-            "Not verified by its reader: these are the figures that the run states. Anyone can write a run; with the model, "
+            "Not verified by its reader: these are the figures that the run states. Anyone can "
+            "write a run; with the model, "
             "wassail verify RUN MODEL computes them again."
         )
     elif verified:
         text = (
-            "Verified by its reader: nothing that was checked against the model is false. What was not checked is listed below."
+            "Verified by its reader: nothing that was checked against the model is false. "
+            "What was not checked is listed below."
         )
     else:
-        text = f"FALSE: {len(verified.problems)} statements of this run do not hold for the model. They are listed below."
-    return tag("p", text, class_="note", data_verified="no" if verified is None else "yes" if verified else "false")
+        text = (
+            f"FALSE: {len(verified.problems)} statements of this run do not hold for the "
+            "model. They are listed below."
+        )
+    return tag(
+        "p",
+        text,
+        class_="note",
+        data_verified="no" if verified is None else "yes" if verified else "false",
+    )
 
 
 def _verified(verified: Verification | None) -> Html | None:
     """What was compared with the model, and what was not."""
     if verified is None:
         return None
-    kinds = (("⚠ False", verified.problems), ("✓ Checked", verified.checked), ("Not checked", verified.unchecked))
+    kinds = (
+        ("⚠ False", verified.problems),
+        ("✓ Checked", verified.checked),
+        ("Not checked", verified.unchecked),
+    )
     items = [
         tag(
             "li",
@@ -450,7 +621,10 @@ def _verified(verified: Verification | None) -> Html | None:
         for word, texts in kinds
         for text in texts
     ]
-    lead = f"What the reader of the run computed again with the model at hand; random choices with seed {verified.seed}."
+    lead = (
+        "What the reader of the run computed again with the model at hand; random choices "
+        f"with seed {verified.seed}."
+    )
     return section("verified", "Verified", tag("ul", items, class_="findings"), lead=lead)
 
 
@@ -465,7 +639,9 @@ def _head(run: Evaluation, verified: Verification | None) -> Html:
         tag("span", value, tag("span", " %", class_="unit"), class_="number"),
         class_="big",
     )
-    facts: list[tuple[str, object, str]] = [("Clean accuracy", percent(run.clean), _interval(run.clean_interval))]
+    facts: list[tuple[str, object, str]] = [
+        ("Clean accuracy", percent(run.clean), _interval(run.clean_interval))
+    ]
     pooled = next((row for row in run.best if row.threat == threat), None)
     if pooled is not None:
         facts.append(("Attacked", attacked_percent(attacked), _interval(pooled.interval)))
@@ -485,7 +661,8 @@ def _head(run: Evaluation, verified: Verification | None) -> Html:
 def _facts(facts: Sequence[tuple[str, object, str]]) -> Html:
     """A few figures side by side: what, how much, and a remark."""
     listed = [
-        tag("div", tag("dt", what), tag("dd", figure, tag("small", more) if more else None)) for what, figure, more in facts
+        tag("div", tag("dt", what), tag("dd", figure, tag("small", more) if more else None))
+        for what, figure, more in facts
     ]
     return tag("dl", listed, class_="facts")
 
@@ -503,34 +680,56 @@ def _bracket(run: Evaluation, certified: float, attacked: float) -> Html:
     clean = max(run.clean, attacked)
     at = [0.0, certified, attacked, clean, 1.0]
     kinds = ("certified", "band", "attacked", "wrong")
-    bars = [_rect(f"fill {kind}", _share(a), 0, _share(b - a), 22) for kind, a, b in zip(kinds, at, at[1:]) if b > a]
+    bars = [
+        _rect(f"fill {kind}", _share(a), 0, _share(b - a), 22)
+        for kind, a, b in zip(kinds, at, at[1:])
+        if b > a
+    ]
     ends = {0.0: "start", 1.0: "end"}
     scale = [
-        _label(_share(share), 40, f"{100 * share:g}{' %' if share == 1 else ''}", ends.get(share, "middle"))
+        _label(
+            _share(share),
+            40,
+            f"{100 * share:g}{' %' if share == 1 else ''}",
+            ends.get(share, "middle"),
+        )
         for share in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
     words = (
-        ("certified", proved(certified), "proved: every distribution in the ball keeps this much correct"),
+        (
+            "certified",
+            proved(certified),
+            "proved: every distribution in the ball keeps this much correct",
+        ),
         ("band", percent(attacked - certified), "not known: neither proved nor attacked"),
-        ("attacked", percent(clean - attacked), "lost to a distribution in the ball that was built and verified"),
+        (
+            "attacked",
+            percent(clean - attacked),
+            "lost to a distribution in the ball that was built and verified",
+        ),
         ("wrong", percent(1 - clean), "wrong to begin with"),
     )
     kept = [word for word in words if word[0] != "certified" or run.radii is not None]
     items = [
-        tag("li", tag("span", class_=f"swatch {kind}"), tag("span", tag("b", figure), " ", text)) for kind, figure, text in kept
+        tag("li", tag("span", class_=f"swatch {kind}"), tag("span", tag("b", figure), " ", text))
+        for kind, figure, text in kept
     ]
     label = f"of all mass: {'; '.join(f'{figure} {text}' for _, figure, text in kept)}"
     picture = tag("svg", bars, scale, role="img", aria_label=label)
     note = (
         None
         if run.radii is not None
-        else "Nothing was certified in this run: the truth lies between 0 and the attacked accuracy."
+        else "Nothing was certified in this run: the truth lies between 0 and the attacked "
+        "accuracy."
     )
     caption = (
-        "What the bracket means: an attack gives an upper bound on robust accuracy, a certificate a lower one, and the truth "
+        "What the bracket means: an attack gives an upper bound on robust accuracy, a "
+        "certificate a lower one, and the truth "
         f"lies between the two, for this threat ({run.threat}) and these samples."
     )
-    return tag("figure", picture, tag("ul", items), tag("figcaption", caption, " ", note), class_="bracket")
+    return tag(
+        "figure", picture, tag("ul", items), tag("figcaption", caption, " ", note), class_="bracket"
+    )
 
 
 def _share(value: float) -> str:
@@ -541,7 +740,12 @@ def _findings(run: Evaluation) -> Html | None:
     """What the checks and the indicators of attack failure say, warnings first."""
     if not run.findings:
         return None
-    loud = [finding for level in ("warning", "note") for finding in run.findings if finding.level == level]
+    loud = [
+        finding
+        for level in ("warning", "note")
+        for finding in run.findings
+        if finding.level == level
+    ]
     fine = [finding for finding in run.findings if finding.level == "ok"]
     items = [
         tag(
@@ -553,14 +757,20 @@ def _findings(run: Evaluation) -> Html | None:
         for finding in loud
     ]
     if fine:
-        told = [tag("li", name(finding.text, TITLE), " ", tag("span", name(finding.name), class_="name")) for finding in fine]
+        told = [
+            tag(
+                "li", name(finding.text, TITLE), " ", tag("span", name(finding.name), class_="name")
+            )
+            for finding in fine
+        ]
         word = tag("span", "✓ In order", class_="level")
         items.append(tag("li", word, tag("ul", told, class_="fine", aria_label="In order")))
     count = len(run.warnings)
     lead = (
         "No check and no indicator of attack failure raised a warning."
         if not count
-        else f"{count} warning{'s' if count > 1 else ''}: explain {'them' if count > 1 else 'it'} before trusting the figures."
+        else f"{count} warning{'s' if count > 1 else ''}: explain "
+        f"{'them' if count > 1 else 'it'} before trusting the figures."
     )
     return section("findings", "Findings", tag("ul", items, class_="findings"), lead=lead)
 
@@ -572,39 +782,70 @@ def _curve(run: Evaluation) -> Html | None:
     certified = run.radii is not None
     keys = [("attacked", "attacked: some distribution is this bad")]
     if certified:
-        keys = [("certified", "certified: proved, never below"), ("band", "not known: between the two"), *keys]
-    legend = tag("ul", [tag("li", tag("span", class_=f"swatch {kind}"), text) for kind, text in keys], class_="legend")
+        keys = [
+            ("certified", "certified: proved, never below"),
+            ("band", "not known: between the two"),
+            *keys,
+        ]
+    legend = tag(
+        "ul",
+        [tag("li", tag("span", class_=f"swatch {kind}"), text) for kind, text in keys],
+        class_="legend",
+    )
     tiles = [("attacked", "attacked, at most")]
     if certified:
         tiles = [("certified", "certified, at least"), *tiles, ("gap", "not known")]
-    tones = [tag("data", value="", data_read=f"0:{side}", class_=f"tone-{side}") for side, _ in tiles]
+    tones = [
+        tag("data", value="", data_read=f"0:{side}", class_=f"tone-{side}") for side, _ in tiles
+    ]
     words = [tag("span", text, " at eps ", tag("b", data_eps=True)) for _, text in tiles]
     figures = [tag("span", word, tone) for word, tone in zip(words, tones)]
     reading = tag("output", figures, class_="reading", for_="sandwich-slider")
     orders = sorted({*run.orders, 1.0, 2.0, math.inf})
-    noscript = tag("noscript", tag("p", "Scripts are off: every order is drawn, and nothing moves.", class_="note"))
+    noscript = tag(
+        "noscript",
+        tag("p", "Scripts are off: every order is drawn, and nothing moves.", class_="note"),
+    )
     lead = "Robust accuracy over every budget eps, from one set of distances."
-    shown = plot("sandwich", [run], orders, "certified and attacked accuracy against eps", legend, reading)
+    shown = plot(
+        "sandwich", [run], orders, "certified and attacked accuracy against eps", legend, reading
+    )
     return section("curve", "Both curves", noscript, shown, lead=lead)
 
 
 def _attacks(run: Evaluation) -> Html | None:
     """Every attack over every threat, and all of them pooled."""
-    rows = [_attack(row, pooled=True) for row in run.best] + [_attack(row, pooled=False) for row in run.rows]
+    rows = [_attack(row, pooled=True) for row in run.best] + [
+        _attack(row, pooled=False) for row in run.rows
+    ]
     if not rows:
         return None
     heads = [
-        "Attack", "p", "eps", "Accuracy", "95 % interval", tag("th", "0 to 100 %", scope="col", data_fixed=True), "Spent",
-        "Passes F + B", "Flipped", "Time",
-    ]  # fmt: skip
+        "Attack",
+        "p",
+        "eps",
+        "Accuracy",
+        "95 % interval",
+        tag("th", "0 to 100 %", scope="col", data_fixed=True),
+        "Spent",
+        "Passes F + B",
+        "Flipped",
+        "Time",
+    ]
     lead = (
-        "A lower accuracy is a stronger attack. Spent: what the flips cost, as a share of eps; points that moved and flipped "
-        "nothing are left out, the accuracy is the same without them. Passes: forward and backward, the mean over samples "
-        "that were correct to begin with. Flipped: of those. A search that serves several threats shows its time once. All "
+        "A lower accuracy is a stronger attack. Spent: what the flips cost, as a share of eps; "
+        "points that moved and flipped "
+        "nothing are left out, the accuracy is the same without them. Passes: forward and "
+        "backward, the mean over samples "
+        "that were correct to begin with. Flipped: of those. A search that serves several "
+        "threats shows its time once. All "
         "attacks: for every sample the nearest flip of all of them."
     )
     return section(
-        "attacks", "Attacks", table(f"All threats: {setting(run.threat)}", heads, rows, "Table of attacks"), lead=lead
+        "attacks",
+        "Attacks",
+        table(f"All threats: {setting(run.threat)}", heads, rows, "Table of attacks"),
+        lead=lead,
     )
 
 
@@ -614,7 +855,9 @@ def _attack(row: Row, *, pooled: bool) -> Html:
     return tag(
         "tr",
         tag("th", name("all attacks" if pooled else row.title, 40), scope="row"),
-        number_cell(spell(row.threat.order), 1e300 if row.threat.order == math.inf else row.threat.order),
+        number_cell(
+            spell(row.threat.order), 1e300 if row.threat.order == math.inf else row.threat.order
+        ),
         number_cell(show(row.threat.eps), row.threat.eps),
         number_cell(attacked_percent(row.accuracy), row.accuracy),
         number_cell("–" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f}", low),
@@ -633,7 +876,13 @@ def _whisker(value: float, low: float, high: float) -> Html | None:
         return None
     track = _rect("fill track", 0, 7, "100%", 4, rx=2)
     span = None if math.isnan(low) else _line("whisker", _share(low), 9, _share(high), 9)
-    return tag("svg", track, span, tag("circle", class_="fill attacked", cx=_share(value), cy=9, r=4.5), aria_hidden="true")
+    return tag(
+        "svg",
+        track,
+        span,
+        tag("circle", class_="fill attacked", cx=_share(value), cy=9, r=4.5),
+        aria_hidden="true",
+    )
 
 
 def _distances(run: Evaluation) -> Html | None:
@@ -646,7 +895,10 @@ def _distances(run: Evaluation) -> Html | None:
     end = max(1.05 * float(np.quantile(known.numpy(), 0.98)), 1.3 * run.threat.eps)
     above, below = (_counts(values, end) for values in (flips, radii))
     most = max([*above, *below, 1])
-    width, left, zero, up = 760, 40, 126, 112
+    width = 760
+    left = 40
+    zero = 126
+    up = 112
     bar = (width - 8 - left) / BINS
     down = up if radii is not None else 0
     height = zero + down + 44
@@ -656,7 +908,13 @@ def _distances(run: Evaluation) -> Html | None:
             size = up * count / most
             if count:
                 parts.append(
-                    _rect(f"bar {kind}", left + place * bar + 0.5, zero - size if sign < 0 else float(zero), bar - 1, size)
+                    _rect(
+                        f"bar {kind}",
+                        left + place * bar + 0.5,
+                        zero - size if sign < 0 else float(zero),
+                        bar - 1,
+                        size,
+                    )
                 )
     parts.append(_line("axis", left, zero, width - 8, zero))
     base = zero + down
@@ -668,9 +926,20 @@ def _distances(run: Evaluation) -> Html | None:
         _line("cursor", mark, zero - up, mark, base),
         _label(mark + 5, zero - up + 10, f"eps {show(run.threat.eps)}", "start", "strong"),
     ]
-    parts += [_label(left - 6, zero - up + 8, str(most), "end"), _label(left - 6, zero + 4, "0", "end")]
-    parts.append(_label((left + width) / 2, height - 6, f"distance from the sample (l{run.threat.norm:g})", "middle"))
-    wrong, none = int((run.distances == 0).sum()), int((run.distances == math.inf).sum())
+    parts += [
+        _label(left - 6, zero - up + 8, str(most), "end"),
+        _label(left - 6, zero + 4, "0", "end"),
+    ]
+    parts.append(
+        _label(
+            (left + width) / 2,
+            height - 6,
+            f"distance from the sample (l{run.threat.norm:g})",
+            "middle",
+        )
+    )
+    wrong = int((run.distances == 0).sum())
+    none = int((run.distances == math.inf).sum())
     beyond = int((known > end).sum())
     told = [
         f"{len(flips):,} samples with a flip",
@@ -680,24 +949,42 @@ def _distances(run: Evaluation) -> Html | None:
     if beyond:
         told.append(f"{beyond:,} beyond the axis, in its last bar")
     middle = f"Median distance of the flips {length(float(flips.median()))}." if len(flips) else ""
-    picture = tag("svg", parts, viewBox=f"0 0 {width} {height}", role="img", aria_label="histogram of distances")
+    picture = tag(
+        "svg",
+        parts,
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_label="histogram of distances",
+    )
     keys = [("attacked", "nearest flips found, upwards")] + (
         [("certified", "certified radii, downwards")] if radii is not None else []
     )
-    legend = tag("ul", [tag("li", tag("span", class_=f"swatch {kind}"), words) for kind, words in keys], class_="legend")
-    figure = tag("figure", picture, legend, tag("figcaption", "; ".join(told) + ". ", middle), class_="card")
-    return section("distances", "Distances", figure, lead="How far each sample is from its nearest known flip.")
+    legend = tag(
+        "ul",
+        [tag("li", tag("span", class_=f"swatch {kind}"), words) for kind, words in keys],
+        class_="legend",
+    )
+    figure = tag(
+        "figure", picture, legend, tag("figcaption", "; ".join(told) + ". ", middle), class_="card"
+    )
+    return section(
+        "distances", "Distances", figure, lead="How far each sample is from its nearest known flip."
+    )
 
 
 def _counts(values: Tensor | None, end: float) -> list[int]:
     if values is None:
         return []
-    found: list[int] = np.histogram(values.clamp(max=end).numpy(), bins=BINS, range=(0, end))[0].tolist()
+    found: list[int] = np.histogram(values.clamp(max=end).numpy(), bins=BINS, range=(0, end))[
+        0
+    ].tolist()
     return found
 
 
 def _certificate(run: Evaluation) -> Html | None:
-    """What is proved: by which method, for how many samples exactly, and the certified accuracy at every threat."""
+    """What is proved: by which method, for how many samples exactly, and the certified accuracy
+    at every threat.
+    """
     if run.radii is None:
         return None
     right = run.radii[run.distances > 0]
@@ -706,7 +993,11 @@ def _certificate(run: Evaluation) -> Html | None:
         ("Method", name(run.certificate.get("method", "not recorded")), ""),
         ("Arithmetic", name(run.certificate.get("arithmetic", "exact")), "that the radii hold for"),
         ("Exact radii", f"{exact:,}", f"of {len(run):,}"),
-        ("Median radius", length(float(right.median())) if len(right) else "–", "of the correct samples"),
+        (
+            "Median radius",
+            length(float(right.median())) if len(right) else "–",
+            "of the correct samples",
+        ),
         ("Positive radii", f"{int((right > 0).sum()):,}", f"of {len(right):,} correct samples"),
     ]
     if run.certificate.get("seconds") is not None:
@@ -753,11 +1044,16 @@ def _fragile(run: Evaluation, count: int) -> Html | None:
         change = (_class(run, int(run.y[i])), " → ", _class(run, int(run.labels[i])))
         method = run.methods[int(run.found_by[i])] if run.methods else "unknown"
         found = (f"distance {length(float(run.distances[i]))}, by ", name(method, 30))
-        lines = [tag("p", found, class_="detail"), tag("p", "id ", name(run.ids[i], 40), class_="detail")]
+        lines = [
+            tag("p", found, class_="detail"),
+            tag("p", "id ", name(run.ids[i], 40), class_="detail"),
+        ]
         items.append(tag("li", pictures, tag("p", change, class_="change"), lines))
     lead = (
-        f"The {len(chosen)} correct samples with the nearest flips, the nearest first: label, then the class predicted at the "
-        f"flip. In the third picture grey is no change, and the change is enlarged by the factor below it. {note}"
+        f"The {len(chosen)} correct samples with the nearest flips, the nearest first: label, "
+        "then the class predicted at the "
+        "flip. In the third picture grey is no change, and the change is enlarged by the factor "
+        f"below it. {note}"
     )
     return section("fragile", "Most fragile samples", tag("ol", items, class_="samples"), lead=lead)
 
@@ -769,18 +1065,25 @@ def _class(run: Evaluation, label: int) -> Html:
 
 def _range(*tensors: Tensor) -> tuple[float, float]:
     """Without a box: from the least to the greatest value there is."""
-    low, high = min(float(t.min()) for t in tensors), max(float(t.max()) for t in tensors)
+    low = min(float(t.min()) for t in tensors)
+    high = max(float(t.max()) for t in tensors)
     return (low, high) if high > low else (low, low + 1)
 
 
 def _layout(shape: tuple[int, ...], count: int) -> tuple[Any, str]:
-    """How samples of a shape become pictures `(H, W)` or `(C, H, W)`: a function, or None, and a sentence where it matters."""
+    """How samples of a shape become pictures `(H, W)` or `(C, H, W)`: a function, or None, and
+    a sentence where it matters.
+    """
     size = math.prod(shape)
     if len(shape) == 1 and math.isqrt(size) ** 2 == size and size >= FOLDED:
         side = math.isqrt(size)
-        return (lambda x: x.reshape(side, side)), f"Samples are {size} numbers, shown folded into {side} × {side}."
+        return (
+            lambda x: x.reshape(side, side)
+        ), f"Samples are {size} numbers, shown folded into {side} × {side}."
     if len(shape) == 1 and size <= STRIP:
-        return (lambda x: x.reshape(1, size)), f"Samples are {size} numbers, shown as strips from left to right."
+        return (
+            lambda x: x.reshape(1, size)
+        ), f"Samples are {size} numbers, shown as strips from left to right."
     if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)):
         return None, f"Samples of shape {shape} are no pictures, so only their figures are listed."
     step = max(1, math.ceil(math.sqrt(3 * count * size / BYTES)))
@@ -801,7 +1104,11 @@ def _triple(sample: Tensor, flip: Tensor, low: float, high: float) -> Html:
     factor = _factor(0.5 * (high - low) / largest) if largest > 0 else 1
     middle = (low + high) / 2 + factor * change
     strips = sample.shape[-2] == 1
-    pictures = (("sample", sample), ("flip", flip), (f"change ×{factor if factor < 1000 else f'{factor / 1000:g}k'}", middle))
+    pictures = (
+        ("sample", sample),
+        ("flip", flip),
+        (f"change ×{factor if factor < 1000 else f'{factor / 1000:g}k'}", middle),
+    )
     figures = []
     for word, picture in pictures:
         height, width = picture.shape[-2:]
@@ -819,7 +1126,13 @@ def _factor(most: float) -> int:
 
 def _uri(picture: Tensor, low: float, high: float) -> str:
     grey = picture.ndim == 2 or picture.shape[0] == 1
-    scaled = (255 * (picture.double() - low) / (high - low)).nan_to_num(0.0).clamp(0, 255).round().to(torch.uint8)
+    scaled = (
+        (255 * (picture.double() - low) / (high - low))
+        .nan_to_num(0.0)
+        .clamp(0, 255)
+        .round()
+        .to(torch.uint8)
+    )
     pixels = scaled.reshape(scaled.shape[-2:]) if grey else scaled.permute(1, 2, 0)
     return "data:image/png;base64," + base64.b64encode(encode(pixels.contiguous().numpy())).decode()
 
@@ -828,7 +1141,9 @@ def _uri(picture: Tensor, low: float, high: float) -> str:
 
 
 def _classes(run: Evaluation) -> Html | None:
-    """Each class on its own: how many samples, clean, and what the pooled allocation leaves of it at the headline's threat."""
+    """Each class on its own: how many samples, clean, and what the pooled allocation leaves of
+    it at the headline's threat.
+    """
     if not len(run):
         return None
     bought = knapsack(run.distances, run.threat.eps, run.threat.order, run.mu)
@@ -838,7 +1153,10 @@ def _classes(run: Evaluation) -> Html | None:
     for label in torch.unique(run.y).tolist():
         mine = run.y == label
         mass = float(run.mu[mine].sum())
-        clean, robust = (float((run.mu[mine] * share[mine]).sum()) / mass if mass else math.nan for share in (correct, kept))
+        clean, robust = (
+            float((run.mu[mine] * share[mine]).sum()) / mass if mass else math.nan
+            for share in (correct, kept)
+        )
         reached = run.distances[mine & correct]
         middle = float(reached.quantile(0.5, interpolation="higher")) if len(reached) else math.nan
         cells = [
@@ -850,39 +1168,69 @@ def _classes(run: Evaluation) -> Html | None:
             number_cell(length(middle), 1e300 if middle == math.inf else middle),
         ]
         rows.append(tag("tr", cells))
-    heads = ["Class", "N", "Clean", "Robust", tag("th", "robust within clean", scope="col", data_fixed=True), "Median distance"]
+    heads = [
+        "Class",
+        "N",
+        "Clean",
+        "Robust",
+        tag("th", "robust within clean", scope="col", data_fixed=True),
+        "Median distance",
+    ]
     lead = (
-        f"Robust: the share of the class that the worst distribution found for {run.threat} leaves correct. The budget is "
-        "spent where flips are near, so classes pay unequally; over all samples it is the headline. Median distance: of the "
+        f"Robust: the share of the class that the worst distribution found for {run.threat} "
+        "leaves correct. The budget is "
+        "spent where flips are near, so classes pay unequally; over all samples it is the "
+        "headline. Median distance: of the "
         "samples that are correct to begin with."
     )
-    return section("classes", "Classes", table(f"{len(rows)} classes occur", heads, rows, "Table of classes"), lead=lead)
+    return section(
+        "classes",
+        "Classes",
+        table(f"{len(rows)} classes occur", heads, rows, "Table of classes"),
+        lead=lead,
+    )
 
 
 def _bars(clean: float, robust: float) -> Html | None:
     if math.isnan(clean):
         return None
-    bars = [_rect("fill track", 0, 4, "100%", 10, rx=2), _rect("fill band", 0, 4, _share(clean), 10, rx=2)]
-    return tag("svg", bars, _rect("fill attacked", 0, 4, _share(robust), 10, rx=2), aria_hidden="true")
+    bars = [
+        _rect("fill track", 0, 4, "100%", 10, rx=2),
+        _rect("fill band", 0, 4, _share(clean), 10, rx=2),
+    ]
+    return tag(
+        "svg", bars, _rect("fill attacked", 0, 4, _share(robust), 10, rx=2), aria_hidden="true"
+    )
 
 
 def _provenance(run: Evaluation) -> Html:
     """Everything that is needed to run it again."""
-    orders = ", ".join(f"p = {spell(threat.order)} at eps {show(threat.eps)}" for threat in run.threats)
+    orders = ", ".join(
+        f"p = {spell(threat.order)} at eps {show(threat.eps)}" for threat in run.threats
+    )
     facts = [
         ("model", run.name),
         ("data", f"{run.data}, {len(run):,} samples"),
         ("threats", f"{orders}; {setting(run.threat)}"),
     ]
     command = run.info.get("command")
-    facts += flat({**run.info, "command": shlex.join(map(str, command)) if isinstance(command, (list, tuple)) else command})
+    facts += flat(
+        {
+            **run.info,
+            "command": shlex.join(map(str, command))
+            if isinstance(command, (list, tuple))
+            else command,
+        }
+    )
     listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
     lead = "What was evaluated, with what, and how to do it again."
     return section("provenance", "Provenance", tag("dl", listed, class_="provenance"), lead=lead)
 
 
 def flat(info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Nested plain values as lines: `model · sha256` and its value as text; an entry of a list of mappings is one line."""
+    """Nested plain values as lines: `model · sha256` and its value as text; an entry of a list
+    of mappings is one line.
+    """
     lines: list[tuple[str, str]] = []
     for key, value in info.items():
         if isinstance(value, Mapping):

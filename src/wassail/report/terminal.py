@@ -1,4 +1,6 @@
-"""An evaluation on the terminal: the table of attacks, both sides where radii were certified, findings, one headline."""
+"""An evaluation on the terminal: the table of attacks, both sides where radii were certified,
+findings, one headline.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,23 @@ from wassail.network import versions
 from wassail.threat import ceil_percent, floor_percent, show
 
 DEFINITIONS = """\
-Omega_p: all distributions within Wasserstein-p distance eps of the data; Omega_inf: every sample may move by eps.
-accuracy: mass of the adversarial distribution that is classified correctly, rounded up; a tie is an error. Lower = stronger.
-WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps. WDA++, nearest and other attacks for the nearest
-flip spend the budget on the nearest flips first; nearest is our engine, WDA++ the paper's. W-PGD moves all samples at
-once. Attacks with a ball for every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
-spent: what the flips cost, as a share of eps. Points that moved and flipped nothing are left out: the accuracy is the same
-without them (Distribution.spent; Distribution.cost counts them). F + B: forward and backward passes, mean per sample that
-was correct to begin with. 95 %: bootstrap interval over the samples."""
+Omega_p: all distributions within Wasserstein-p distance eps of the data; at order inf every sample
+may move by eps.
+accuracy: mass of the adversarial distribution that is classified correctly, rounded up; a tie is an
+error. Lower = stronger. WDA moves the share 1/kappa of every sample by up to kappa^(1/p) eps.
+WDA++, nearest and other attacks for the nearest flip spend the budget on the nearest flips first;
+nearest is our engine, WDA++ the paper's. W-PGD moves all samples at once. Attacks with a ball for
+every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips serve all.
+spent: what the flips cost, as a share of eps. Points that moved and flipped nothing are left out:
+the accuracy is the same without them (Distribution.spent; Distribution.cost counts them).
+F + B: forward and backward passes, mean per sample that was correct to begin with.
+95 %: bootstrap interval over the samples."""
 SANDWICH_DEFINITIONS = """\
-certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point within a sample's radius is
-misclassified; rounded down. attacked: all attacks pooled. The truth lies between the two. gap: what is not known, in
-percentage points; largest: over all eps. 50 % at eps: accuracy falls to one half somewhere between these two budgets."""
+certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point
+within a sample's radius is misclassified; rounded down.
+attacked: all attacks pooled. The truth lies between the two.
+gap: what is not known, in percentage points; largest: over all eps.
+50 % at eps: accuracy falls to one half somewhere between these two budgets."""
 
 
 def console() -> Any:
@@ -39,38 +46,79 @@ def print_evaluation(run: Evaluation) -> None:
     for finding in run.findings:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
-    out.print(f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} %):\n{_plain(run.definition)}")
+    out.print(
+        f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} "
+        f"%):\n{_plain(run.definition)}"
+    )
     out.print(f"[dim]{_plain(made(run))}[/dim]")
 
 
 def where(run: Evaluation) -> str:
     """Model, data and threat in one line."""
-    box = "no box" if run.threat.domain is None else f"box [{run.threat.domain[0]:g}, {run.threat.domain[1]:g}]"
+    box = (
+        "no box"
+        if run.threat.domain is None
+        else f"box [{run.threat.domain[0]:g}, {run.threat.domain[1]:g}]"
+    )
     budgets = ", ".join(show(eps) for eps in dict.fromkeys(threat.eps for threat in run.threats))
-    return f"{run.name} on {len(run)} samples of {run.data}, l{run.threat.norm:g}, eps {budgets}, {box}"
+    return (
+        f"{run.name} on {len(run)} samples of {run.data}, l{run.threat.norm:g}, eps "
+        f"{budgets}, {box}"
+    )
 
 
 def made(run: Evaluation) -> str:
     """Seed and versions."""
-    return f"seed {run.info.get('seed')}, " + ", ".join(f"{k} {v}" for k, v in (run.info.get("versions") or versions()).items())
+    return f"seed {run.info.get('seed')}, " + ", ".join(
+        f"{k} {v}" for k, v in (run.info.get("versions") or versions()).items()
+    )
 
 
 def _print_attacks(run: Evaluation) -> None:
     table = _table("attack", "over", ("accuracy %", "95 %", "spent", "F + B", "time s"))
-    table.add_row("none (clean)", "data", f"{100 * run.clean:.2f}", _span(run.clean_interval), "0", "1 + 0", "")
+    table.add_row(
+        "none (clean)",
+        "data",
+        f"{100 * run.clean:.2f}",
+        _span(run.clean_interval),
+        "0",
+        "1 + 0",
+        "",
+    )
     several = len({threat.eps for threat in run.threats}) > 1
     before: Row | None = None
     for row in run.rows:
-        same = before is not None and (before.attack, before.title) == (row.attack, row.title) and row.seconds is None
-        effort = ("same", "") if same else (_passes(row), "" if row.seconds is None else f"{row.seconds:.1f}")
+        same = (
+            before is not None
+            and (before.attack, before.title) == (row.attack, row.title)
+            and row.seconds is None
+        )
+        effort = (
+            ("same", "")
+            if same
+            else (_passes(row), "" if row.seconds is None else f"{row.seconds:.1f}")
+        )
         table.add_row(
-            _plain(row.title), _over(row, several), ceil_percent(row.accuracy), _span(row.interval), _spent(row), *effort
+            _plain(row.title),
+            _over(row, several),
+            ceil_percent(row.accuracy),
+            _span(row.interval),
+            _spent(row),
+            *effort,
         )
         before = row
     table.add_section()
     for row in run.best:
         bold = f"[bold]{ceil_percent(row.accuracy)}"
-        table.add_row(f"[bold]{row.title}", _over(row, several), bold, _span(row.interval), _spent(row), "", "")
+        table.add_row(
+            f"[bold]{row.title}",
+            _over(row, several),
+            bold,
+            _span(row.interval),
+            _spent(row),
+            "",
+            "",
+        )
     out = console()
     out.print(f"[bold]{_plain(where(run))}[/bold]")
     out.print(table)
@@ -85,14 +133,19 @@ def _print_sandwich(run: Evaluation) -> None:
         curve = run.curve(row.threat.order)
         (certified, attacked), (gap, at) = curve(row.threat.eps), curve.largest_gap()
         table.add_row(
-            _over(row, several), f"[bold]{floor_percent(certified)}", f"[bold]{ceil_percent(attacked)}",
-            f"{100 * (attacked - certified):.2f}", f"{100 * gap:.2f} at {at:.3g}",
+            _over(row, several),
+            f"[bold]{floor_percent(certified)}",
+            f"[bold]{ceil_percent(attacked)}",
+            f"{100 * (attacked - certified):.2f}",
+            f"{100 * gap:.2f} at {at:.3g}",
             f"{curve.inverse(0.5, 'certified'):.3g}..{curve.inverse(0.5):.3g}",
-        )  # fmt: skip
+        )
     seconds = run.certificate.get("seconds")
     spent = "" if seconds is None else f", {seconds:.1f} s"
     exact = f"{int(run.exact.sum())} of {len(run)} exact"
-    how = f"{run.certificate.get('method')}, {run.certificate.get('arithmetic', 'exact')} arithmetic"
+    how = (
+        f"{run.certificate.get('method')}, {run.certificate.get('arithmetic', 'exact')} arithmetic"
+    )
     out = console()
     out.print(f"[bold]From both sides[/bold] (radii by {_plain(how)}, {exact}{spent})")
     out.print(table)
@@ -129,7 +182,9 @@ def _span(interval: tuple[float, float]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of a run as it is: square brackets would be taken for styles, control characters for commands to the terminal."""
+    """Text of a run as it is: square brackets would be taken for styles, control characters for
+    commands to the terminal.
+    """
     from rich.markup import escape
 
     return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))

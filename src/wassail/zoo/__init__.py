@@ -1,12 +1,14 @@
-"""Models and data from anywhere, and a few built in, so that everything can be tried without downloads or training.
+"""Models and data from anywhere, and a few built in, so that everything can be tried without
+downloads or training.
 
 >>> from wassail import zoo
 >>> model = zoo.load("digits-cnn-adv")
 >>> x, y = zoo.data("digits")
 
-`open_model` and `open_data` take every name that the command line takes; see `docs/models.md`. Torch is imported by what needs
-it only: listing the models needs none of it. Where the built-in data come from, how they were split and how the networks were
-trained is written in ``DIGITS.md`` next to this file.
+`open_model` and `open_data` take every name that the command line takes; see `docs/models.md`.
+Torch is imported by what needs it only: listing the models needs none of it. Where the built-in
+data come from, how they were split and how the networks were trained is written in ``DIGITS.md``
+next to this file.
 """
 
 from __future__ import annotations
@@ -27,9 +29,22 @@ if TYPE_CHECKING:
     from wassail.zoo.weights import fingerprint
 
 __all__ = [
-    "DATASETS", "MODELS", "SPLITS", "Data", "Entry", "Logits", "Normalized", "Source", "builtin", "data", "fingerprint", "load",
-    "load_onnx", "open_data", "open_model",
-]  # fmt: skip
+    "DATASETS",
+    "MODELS",
+    "SPLITS",
+    "Data",
+    "Entry",
+    "Logits",
+    "Normalized",
+    "Source",
+    "builtin",
+    "data",
+    "fingerprint",
+    "load",
+    "load_onnx",
+    "open_data",
+    "open_model",
+]
 
 _HOME = {
     **dict.fromkeys(("Logits", "Normalized", "Source", "open_model"), "models"),
@@ -50,7 +65,9 @@ class Entry:
 
 
 MODELS: dict[str, Entry] = {
-    f"digits-{architecture}{'-adv' if adversarial else ''}": Entry(architecture, adversarial, summary)
+    f"digits-{architecture}{'-adv' if adversarial else ''}": Entry(
+        architecture, adversarial, summary
+    )
     for architecture, summary in {
         "mlp": "ReLU perceptron 64-32-32-10",
         "cnn": "ReLU network of two convolutions and two linear layers",
@@ -59,19 +76,25 @@ MODELS: dict[str, Entry] = {
     }.items()
     for adversarial in (False, True)
 }
-"""The built-in networks by name; the measured figures of each are kept in the header of its weight file."""
+"""The built-in networks by name; the measured figures of each are kept in the header of its
+weight file.
+"""
 
 DATASETS = ("digits",)
 SPLITS = ("train", "test")
 
 
 def builtin() -> dict[str, str]:
-    """Names of the built-in networks, each with one line that says what it is and how accurate it was measured."""
+    """Names of the built-in networks, each with one line that says what it is and how accurate
+    it was measured.
+    """
     return {name: _describe(name, entry) for name, entry in MODELS.items()}
 
 
 def load(name: str) -> nn.Module:
-    """The built-in network of that name in eval mode: images (N, 1, 8, 8) in [0, 1] -> logits (N, 10)."""
+    """The built-in network of that name in eval mode: images (N, 1, 8, 8) in [0, 1] -> logits
+    (N, 10).
+    """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     from safetensors.torch import load_file
@@ -84,7 +107,9 @@ def load(name: str) -> nn.Module:
 
 
 def data(name: str = "digits", split: str = "test") -> tuple[Tensor, Tensor]:
-    """Images, float32 (N, 1, 8, 8) in [0, 1], and labels, int64 (N,): N = 500 for "test", 1297 for "train"."""
+    """Images, float32 (N, 1, 8, 8) in [0, 1], and labels, int64 (N,): N = 500 for "test", 1297
+    for "train".
+    """
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     if split not in SPLITS:
@@ -93,13 +118,16 @@ def data(name: str = "digits", split: str = "test") -> tuple[Tensor, Tensor]:
     import torch
 
     with np.load(data_file(name)) as arrays:
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        images = arrays[f"{split}_images"]
+        labels = arrays[f"{split}_labels"]
     # Pixels count the inked cells of a 4x4 grid, 0..16, so sixteenths are exact in float32.
     return torch.from_numpy(images).float().div(16).unsqueeze(1), torch.from_numpy(labels).long()
 
 
 def load_onnx(path: str | Path, mean: Any = None, std: Any = None) -> nn.Module:
-    """The classifier in an ONNX file, normalisation `(x - mean) / std` inside; see `wassail.zoo.onnx.load_onnx`."""
+    """The classifier in an ONNX file, normalisation `(x - mean) / std` inside; see
+    `wassail.zoo.onnx.load_onnx`.
+    """
     from wassail.zoo.onnx import load_onnx as read
 
     return read(path, mean, std)
@@ -116,7 +144,9 @@ def weight_file(name: str) -> Path:
 
 
 def _figures(name: str) -> dict[str, Any]:
-    """What scripts/train_digits.py measured, from the header of the weight file (reads no tensor)."""
+    """What scripts/train_digits.py measured, from the header of the weight file (reads no
+    tensor).
+    """
     from safetensors import safe_open
 
     with safe_open(weight_file(name), framework="numpy") as file:
@@ -126,7 +156,11 @@ def _figures(name: str) -> dict[str, Any]:
 
 def _describe(name: str, entry: Entry) -> str:
     figures = _figures(name)
-    training = f"adversarial training (linf {figures['train_eps']:g})" if entry.adversarial else "standard training"
+    training = (
+        f"adversarial training (linf {figures['train_eps']:g})"
+        if entry.adversarial
+        else "standard training"
+    )
     accuracies = f"{figures['clean_accuracy']:.1f} % clean, {figures['pgd_accuracy']:.1f} % PGD"
     return f"{entry.summary}, {training}; test accuracy {accuracies} at linf {figures['pgd_eps']:g}"
 

@@ -1,8 +1,8 @@
 """The four network architectures of the built-in digits zoo.
 
-Every network takes float images of shape (N, 1, 8, 8) in [0, 1] and returns logits of shape (N, 10). They are written
-with plain modules and shape arithmetic that never depends on the batch, so that ``torch.fx`` traces each of them into
-one straight-line graph.
+Every network takes float images of shape (N, 1, 8, 8) in [0, 1] and returns logits of shape (N,
+10). They are written with plain modules and shape arithmetic that never depends on the batch, so
+that ``torch.fx`` traces each of them into one straight-line graph.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _CLASSES = 10
 
 
 def mlp() -> nn.Sequential:
-    """ReLU multilayer perceptron 64-32-32-10; its 64 hidden units leave exact certificates within reach.
+    """ReLU multilayer perceptron 64-32-32-10; its 64 hidden units leave exact certificates within
+    reach.
 
     (N, 1, 8, 8) -> (N, 10).
     """
@@ -24,7 +25,8 @@ def mlp() -> nn.Sequential:
 
 
 def gelu() -> nn.Sequential:
-    """The perceptron of `mlp` with (erf) GELU in place of ReLU, so the two differ in smoothness only.
+    """The perceptron of `mlp` with (erf) GELU in place of ReLU, so the two differ in smoothness
+    only.
 
     (N, 1, 8, 8) -> (N, 10).
     """
@@ -62,12 +64,15 @@ def cnn() -> nn.Sequential:
 class Attention(nn.Module):
     """Multi-head softmax self-attention, (N, tokens, width) -> (N, tokens, width).
 
-    Written out instead of calling a fused kernel: every step is an elementary operation in the traced graph.
+    Written out instead of calling a fused kernel: every step is an elementary operation in the
+    traced graph.
     """
 
     def __init__(self, tokens: int, width: int, heads: int) -> None:
         super().__init__()
-        self.tokens, self.width, self.heads = tokens, width, heads
+        self.tokens = tokens
+        self.width = width
+        self.heads = heads
         self.scale = (width // heads) ** -0.5
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
@@ -80,7 +85,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Mix the tokens of x, (N, tokens, width) -> (N, tokens, width)."""
-        query, key, value = self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x))
+        query = self._split(self.query(x))
+        key = self._split(self.key(x))
+        value = self._split(self.value(x))
         scores = torch.matmul(query, key.transpose(-2, -1)) * self.scale
         mixed = torch.matmul(torch.softmax(scores, dim=-1), value)
         result: Tensor = self.out(mixed.transpose(1, 2).reshape(-1, self.tokens, self.width))
@@ -88,7 +95,9 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-LN transformer block: attention and a GELU perceptron, each normalised first and added to its input."""
+    """Pre-LN transformer block: attention and a GELU perceptron, each normalised first and
+    added to its input.
+    """
 
     def __init__(self, tokens: int, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -105,7 +114,9 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Pre-LN vision transformer: sixteen 2x2 patches, width 32, 2 blocks of 2 heads, mean pooling, LayerNorm, head."""
+    """Pre-LN vision transformer: sixteen 2x2 patches, width 32, 2 blocks of 2 heads, mean
+    pooling, LayerNorm, head.
+    """
 
     def __init__(self, width: int = 32, depth: int = 2, heads: int = 2, hidden: int = 64) -> None:
         super().__init__()
@@ -125,5 +136,12 @@ class ViT(nn.Module):
         return logits
 
 
-ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "gelu": gelu, "vit": ViT}
-"""Constructors of the randomly initialised networks, by the architecture names that `wassail.zoo` uses."""
+ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "gelu": gelu,
+    "vit": ViT,
+}
+"""Constructors of the randomly initialised networks, by the architecture names that
+`wassail.zoo` uses.
+"""

@@ -3,15 +3,18 @@
 >>> from wassail.zoo.exported import load_exported
 >>> model = load_exported("network.pt2")  # doctest: +SKIP
 
-`torch.export.load` trusts its file: it unpickles sample inputs, constants and some weights, and hands sizes to `sympy.sympify`,
-which evaluates them. Either runs code out of the file. What a classifier needs of it is plain: a list of operators, written in
-JSON, and weights, written as bytes. That is all that is read here. Operators are looked up in a list of those that a classifier
-in eval mode needs (`wassail.zoo.operators`), and for every size of a batch the whole program is first gone through without
-memory, each argument and each shape compared with what its operator assumes. Nothing is unpickled but by torch's restricted
-unpickler (files of torch 2.8 and before keep their weights in a `.pt`), and nothing is evaluated.
+`torch.export.load` trusts its file: it unpickles sample inputs, constants and some weights, and
+hands sizes to `sympy.sympify`, which evaluates them. Either runs code out of the file. What a
+classifier needs of it is plain: a list of operators, written in JSON, and weights, written as
+bytes. That is all that is read here. Operators are looked up in a list of those that a classifier
+in eval mode needs (`wassail.zoo.operators`), and for every size of a batch the whole program is
+first gone through without memory, each argument and each shape compared with what its operator
+assumes. Nothing is unpickled but by torch's restricted unpickler (files of torch 2.8 and before
+keep their weights in a `.pt`), and nothing is evaluated.
 
-Exports have a batch of any size or of one that is fixed. A fixed one is made batchable: the operators are tried on several rows
-at once, and kept that way if the logits are those of the rows alone; else the rows run one by one (`torch.vmap` where it can).
+Exports have a batch of any size or of one that is fixed. A fixed one is made batchable: the
+operators are tried on several rows at once, and kept that way if the logits are those of the rows
+alone; else the rows run one by one (`torch.vmap` where it can).
 """
 
 from __future__ import annotations
@@ -41,9 +44,11 @@ __all__ = ["ExportedClassifier", "load_exported"]
 
 
 def load_exported(path: str | Path) -> ExportedClassifier:
-    """The classifier in a `.pt2` file, in eval mode: a batch `(n, *shape)` of any size -> logits `(n, K)`.
+    """The classifier in a `.pt2` file, in eval mode: a batch `(n, *shape)` of any size -> logits
+    `(n, K)`.
 
-    The graph must have one tensor as its input; the logits are its first output of two dimensions. Weights ask for no gradient.
+    The graph must have one tensor as its input; the logits are its first output of two dimensions.
+    Weights ask for no gradient.
     """
     path = Path(path)
     regular(path, "a model")
@@ -56,40 +61,76 @@ def load_exported(path: str | Path) -> ExportedClassifier:
         raise
     except (OSError, zipfile.BadZipFile) as error:
         reason = (getattr(error, "strerror", None) or str(error)).rstrip(".")
-        raise InputError(f"cannot read {str(path)!r}: {reason}; write it with torch.export.save.") from None
-    except Exception as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
+        raise InputError(
+            f"cannot read {str(path)!r}: {reason}; write it with torch.export.save."
+        ) from None
+    except (
+        Exception
+    ) as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"{str(path)!r} is no graph that can be run: {reason}; export the classifier again.") from error
+        raise InputError(
+            f"{str(path)!r} is no graph that can be run: {reason}; export the classifier again."
+        ) from error
     return model
 
 
-# ---- The archive ---------------------------------------------------------------------------------------------------------
+# ---- The archive
+# --------------------------------------------------------------------------------------------------
 
 _DTYPES = {
-    1: torch.uint8, 2: torch.int8, 3: torch.int16, 4: torch.int32, 5: torch.int64, 6: torch.float16, 7: torch.float32,
-    8: torch.float64, 12: torch.bool, 13: torch.bfloat16,
-}  # fmt: skip
-GROWTH, SMALL = 2, 1 << 12  # by which a result may grow faster than the batch, and the numbers that do not matter
-REPEATED = 1 << 20  # numbers of a weight that says the same bytes over and over, as expanded tensors do
-_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d, 4: torch.preserve_format}
+    1: torch.uint8,
+    2: torch.int8,
+    3: torch.int16,
+    4: torch.int32,
+    5: torch.int64,
+    6: torch.float16,
+    7: torch.float32,
+    8: torch.float64,
+    12: torch.bool,
+    13: torch.bfloat16,
+}
+# by which a result may grow faster than the batch, and the numbers that do not matter
+GROWTH = 2
+SMALL = 1 << 12
+REPEATED = (
+    1 << 20
+)  # numbers of a weight that says the same bytes over and over, as expanded tensors do
+_FORMATS = {
+    1: torch.contiguous_format,
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
+    4: torch.preserve_format,
+}
 
 
 def _read(archive: zipfile.ZipFile, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The program and all tensors by name, from the layout of torch 2.8 and after, or the one before."""
+    """The program and all tensors by name, from the layout of torch 2.8 and after, or the one
+    before.
+    """
     names = archive.namelist()
     if len(set(names)) != len(names):
-        raise InputError(f"{str(path)!r} has two members of one name: no program writes such archives.")
+        raise InputError(
+            f"{str(path)!r} has two members of one name: no program writes such archives."
+        )
     if "serialized_exported_program.json" in names:  # torch 2.7 and before
         program = json.loads(_bytes(archive, "serialized_exported_program.json", path))
-        parts = [_plain(archive, f"serialized_{part}.pt", path) for part in ("state_dict", "constants")]
+        parts = [
+            _plain(archive, f"serialized_{part}.pt", path) for part in ("state_dict", "constants")
+        ]
         return program, {**parts[0], **parts[1]}
     programs = [name for name in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", name)]
     if len(programs) != 1:
-        what = "compiled code, which is never run" if any("aotinductor/" in name for name in names) else "no exported program"
-        raise InputError(
-            f"{str(path)!r} holds {what if not programs else 'several programs'}: save one with torch.export.save."
+        what = (
+            "compiled code, which is never run"
+            if any("aotinductor/" in name for name in names)
+            else "no exported program"
         )
-    root, model = programs[0].split("/")[0], programs[0].split("/")[2].removesuffix(".json")
+        raise InputError(
+            f"{str(path)!r} holds {what if not programs else 'several programs'}: save one with "
+            "torch.export.save."
+        )
+    root = programs[0].split("/")[0]
+    model = programs[0].split("/")[2].removesuffix(".json")
     program = json.loads(_bytes(archive, programs[0], path))
     weights: dict[str, Tensor] = {}
     for kind in ("weights", "constants"):
@@ -98,7 +139,9 @@ def _read(archive: zipfile.ZipFile, path: Path) -> tuple[dict[str, Any], dict[st
             weights.update(_plain(archive, f"{folder}{model}.pt", path))
             continue
         config = json.loads(_bytes(archive, f"{folder}{model}_{kind}_config.json", path))["config"]
-        weights.update({name: _payload(archive, folder, name, meta, path) for name, meta in config.items()})
+        weights.update(
+            {name: _payload(archive, folder, name, meta, path) for name, meta in config.items()}
+        )
     return program, weights
 
 
@@ -107,9 +150,14 @@ def _bytes(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     try:
         info = archive.getinfo(name)
     except KeyError:
-        raise InputError(f"{str(path)!r} lacks {name!r}: write it with torch.export.save.") from None
+        raise InputError(
+            f"{str(path)!r} lacks {name!r}: write it with torch.export.save."
+        ) from None
     if info.file_size > path.stat().st_size:
-        raise InputError(f"{name!r} in {str(path)!r} would unpack to more than the whole file: export the model again.")
+        raise InputError(
+            f"{name!r} in {str(path)!r} would unpack to more than the whole file: export the "
+            "model again."
+        )
     return archive.read(info)
 
 
@@ -123,44 +171,67 @@ def _plain(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Tensor]
             file = Path(folder, "state.pt")
             file.write_bytes(data)
             state = load_tensors(file)
-            if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+            if not isinstance(state, Mapping) or not all(
+                isinstance(value, Tensor) for value in state.values()
+            ):
                 raise ValueError("it is no state dict")
             plain_tensors(state)
             return {str(key): value.clone() for key, value in state.items()}
     except Exception:
         raise InputError(
-            f"{name!r} in {str(path)!r} holds more than tensors, and code in a file is never run: export it again."
+            f"{name!r} in {str(path)!r} holds more than tensors, and code in a file is never "
+            "run: export it again."
         ) from None
 
 
-def _payload(archive: zipfile.ZipFile, folder: str, name: str, meta: Mapping[str, Any], path: Path) -> Tensor:
+def _payload(
+    archive: zipfile.ZipFile, folder: str, name: str, meta: Mapping[str, Any], path: Path
+) -> Tensor:
     """A tensor from the bytes of one member."""
-    member, about = str(meta["path_name"]), meta.get("tensor_meta")
+    member = str(meta["path_name"])
+    about = meta.get("tensor_meta")
     if meta.get("use_pickle") or about is None or not re.fullmatch(r"(weight|tensor)_\d+", member):
-        raise InputError(f"{name!r} in {str(path)!r} is a pickle, and code in a file is never run: export plain tensors.")
+        raise InputError(
+            f"{name!r} in {str(path)!r} is a pickle, and code in a file is never run: export "
+            "plain tensors."
+        )
     if about["dtype"] not in _DTYPES:
-        raise InputError(f"{name!r} in {str(path)!r} has a number type that is not supported: export the model in float32.")
+        raise InputError(
+            f"{name!r} in {str(path)!r} has a number type that is not supported: export the "
+            "model in float32."
+        )
     data = _bytes(archive, folder + member, path)
-    size, stride = (tuple(int(part["as_int"]) for part in about[key]) for key in ("sizes", "strides"))
+    size, stride = (
+        tuple(int(part["as_int"]) for part in about[key]) for key in ("sizes", "strides")
+    )
     start = int(about["storage_offset"]["as_int"])
     dtype = _DTYPES[about["dtype"]]
-    count, held = math.prod(size), len(data) // dtype.itemsize
+    count = math.prod(size)
+    held = len(data) // dtype.itemsize
     if len(size) != len(stride) or min((*size, *stride, start), default=0) < 0:
-        raise InputError(f"{name!r} in {str(path)!r} has shape {size} and strides {stride}: the file is damaged.")
+        raise InputError(
+            f"{name!r} in {str(path)!r} has shape {size} and strides {stride}: the file is damaged."
+        )
     if not count:
         if max(size, default=0) > LARGEST:
             raise InputError(f"{name!r} in {str(path)!r} has shape {size}: the file is damaged.")
         return torch.zeros(size, dtype=dtype)
     last = start + sum((s - 1) * step for s, step in zip(size, stride))
     if last >= held or (count > held and count > REPEATED):
-        raise InputError(f"{name!r} in {str(path)!r} has shape {size} but no bytes for it ({len(data)}): the file is damaged.")
+        raise InputError(
+            f"{name!r} in {str(path)!r} has shape {size} but no bytes for it ({len(data)}): the "
+            "file is damaged."
+        )
     flat = torch.frombuffer(bytearray(data), dtype=dtype, count=held)
     return flat.as_strided(size, stride, start).clone()
 
 
-# ---- The graph -----------------------------------------------------------------------------------------------------------
+# ---- The graph
+# --------------------------------------------------------------------------------------------------
 
-_ASSERTIONS = re.compile(r"torch\.ops\.aten\.(_assert\w*|sym_constrain_range\w*)\.\w+")  # they hold for the export's own types
+_ASSERTIONS = re.compile(
+    r"torch\.ops\.aten\.(_assert\w*|sym_constrain_range\w*)\.\w+"
+)  # they hold for the export's own types
 
 
 @dataclass(frozen=True)
@@ -176,21 +247,28 @@ class _Device:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One operator: what it is called with, the names of its results, and the values that nobody needs after it."""
+    """One operator: what it is called with, the names of its results, and the values that
+    nobody needs after it.
+    """
 
     what: Operator | Arithmetic
     positional: tuple[Any, ...]
     named: dict[str, Any]
-    results: tuple[Any, ...]  # names; None for a result that is not used; a tuple of names for a list
+    results: tuple[
+        Any, ...
+    ]  # names; None for a result that is not used; a tuple of names for a list
     finished: tuple[str, ...] = ()
-    keeps: str | None = None  # the argument whose shape and type the result must have, as it took its place
+    keeps: str | None = (
+        None  # the argument whose shape and type the result must have, as it took its place
+    )
 
 
 class ExportedClassifier(nn.Module):
     """The operators of an exported program, `(n, *shape) -> (n, K)`. Made by `load_exported`.
 
-    shape: of one sample; batch: the size the export was fixed to, None if it takes any; rows: how more of them are run,
-    "together", "vmap" or "one by one"; version: of the torch that exported it.
+    shape: of one sample; batch: the size the export was fixed to, None if it takes any; rows: how
+    more of them are run, "together", "vmap" or "one by one"; version: of the torch that exported
+    it.
     """
 
     def __init__(
@@ -203,10 +281,15 @@ class ExportedClassifier(nn.Module):
         version: str,
     ) -> None:
         super().__init__()
-        self.steps, self.logits, self.batch, self.version = steps, logits, batch, version
+        self.steps = steps
+        self.logits = logits
+        self.batch = batch
+        self.version = version
         self.sample, self.shape, self.kind = sample
         self.rows = "together"
-        self.approved: set[tuple[int, torch.dtype]] = set()  # batches for which every call was looked at
+        self.approved: set[tuple[int, torch.dtype]] = (
+            set()
+        )  # batches for which every call was looked at
         self.measured: dict[int, tuple[int, int]] = {}  # by step: rows, and numbers of its results
         self.places: dict[str, str] = {}
         for place, (name, value) in enumerate(tensors.items()):
@@ -218,7 +301,9 @@ class ExportedClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the samples, `(n, *shape) -> (n, K)`."""
-        x = x.reshape(x.shape[0], *self.shape)  # with the batch written out: half a sample must not pass for one
+        x = x.reshape(
+            x.shape[0], *self.shape
+        )  # with the batch written out: half a sample must not pass for one
         if self.batch is None or self.rows == "together" or x.shape[0] == self.batch:
             self._approve(x, len(x))
             return self._run(x)
@@ -230,11 +315,20 @@ class ExportedClassifier(nn.Module):
         self._approve(x, self.batch)
         short = -len(x) % self.batch  # the last group is filled up with rows that are cut off again
         filled = torch.cat([x, x.new_zeros(short, *self.shape)]) if short else x
-        groups = [self._run(filled[start : start + self.batch]) for start in range(0, len(filled), self.batch)]
-        return torch.cat(groups)[: len(x)] if groups else self._run(x.new_zeros(self.batch, *self.shape))[:0]
+        groups = [
+            self._run(filled[start : start + self.batch])
+            for start in range(0, len(filled), self.batch)
+        ]
+        return (
+            torch.cat(groups)[: len(x)]
+            if groups
+            else self._run(x.new_zeros(self.batch, *self.shape))[:0]
+        )
 
     def decide(self) -> None:
-        """Find out how a fixed batch can take more rows: together only if that gives the logits of the rows alone."""
+        """Find out how a fixed batch can take more rows: together only if that gives the logits
+        of the rows alone.
+        """
         if self.batch is None:
             with torch.no_grad():
                 self(torch.zeros(2, *self.shape, dtype=self.kind))
@@ -251,38 +345,57 @@ class ExportedClassifier(nn.Module):
 
     @torch.no_grad()
     def _same(self, size: int) -> bool:
-        x = torch.rand(size * (self.batch or 1) + (self.batch != 1), *self.shape, generator=torch.Generator().manual_seed(size))
+        x = torch.rand(
+            size * (self.batch or 1) + (self.batch != 1),
+            *self.shape,
+            generator=torch.Generator().manual_seed(size),
+        )
         x = x.to(self.kind)
-        how, self.rows = self.rows, "one by one"
-        alone, self.rows = self(x), how
+        how = self.rows
+        self.rows = "one by one"
+        alone = self(x)
+        self.rows = how
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # vmap warns where it would be as slow as one by one
                 found = self(x)
         except Exception:  # a size that is written into the graph
             return False
-        return found.shape == alone.shape and bool((found - alone).abs().max() <= 1e-4 * alone.abs().max())
+        return found.shape == alone.shape and bool(
+            (found - alone).abs().max() <= 1e-4 * alone.abs().max()
+        )
 
     @torch.no_grad()
     def _approve(self, x: Tensor, rows: int) -> None:
-        """Go through the program without memory for a batch of that many rows: every argument, shape and size is looked at.
+        """Go through the program without memory for a batch of that many rows: every argument,
+        shape and size is looked at.
 
-        Nothing in the program depends on the values of the samples, so once for each number of rows is enough.
+        Nothing in the program depends on the values of the samples, so once for each number of rows
+        is enough.
         """
-        if (rows, x.dtype) in self.approved or type(x) not in (Tensor, nn.Parameter):  # what traces the model computes nothing
+        if (rows, x.dtype) in self.approved or type(x) not in (
+            Tensor,
+            nn.Parameter,
+        ):  # what traces the model computes nothing
             return
         try:
             self._run(torch.empty(rows, *self.shape, dtype=x.dtype, device="meta"), check=True)
-        except Exception as error:  # torch's operators raise whatever hostile arguments make them stumble over
+        except (
+            Exception
+        ) as error:  # torch's operators raise whatever hostile arguments make them stumble over
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise InputError(f"the exported program cannot run on a batch of {rows}: {reason}.") from error
+            raise InputError(
+                f"the exported program cannot run on a batch of {rows}: {reason}."
+            ) from error
         self.approved.add((rows, x.dtype))
 
     def _run(self, x: Tensor, check: bool = False) -> Tensor:
         values: dict[str, Any] = {self.sample: x}
         for place, step in enumerate(self.steps):
             positional = [self._value(argument, values, x) for argument in step.positional]
-            named = {name: self._value(argument, values, x) for name, argument in step.named.items()}
+            named = {
+                name: self._value(argument, values, x) for name, argument in step.named.items()
+            }
             if check and isinstance(step.what, Operator):
                 names = step.results[0] if step.results else ()
                 step.what.check(named, len(names) if isinstance(names, tuple) else 1)
@@ -293,10 +406,18 @@ class ExportedClassifier(nn.Module):
             if len(step.results) == 1:
                 found = (found,)
             for names, result in zip(step.results, found):
-                values.update(zip(names, result) if isinstance(names, tuple) else {names: result}.items())
-            for name in step.finished:  # else every activation would stay in memory, even without gradients
+                values.update(
+                    zip(names, result) if isinstance(names, tuple) else {names: result}.items()
+                )
+            for name in (
+                step.finished
+            ):  # else every activation would stay in memory, even without gradients
                 values.pop(name, None)
-        logits: Tensor = values[self.logits] if self.logits in values else getattr(self, self.places[self.logits])
+        logits: Tensor = (
+            values[self.logits]
+            if self.logits in values
+            else getattr(self, self.places[self.logits])
+        )
         if check and (not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x)):
             raise ValueError(f"the logits have shape {tuple(logits.shape)} for {len(x)} samples")
         return logits
@@ -304,7 +425,9 @@ class ExportedClassifier(nn.Module):
     def _look(self, step: _Step, found: Any, named: Mapping[str, Any], rows: int) -> None:
         """Raise ValueError where a result is too large, or is not what the program says."""
         operators.limit(found, rows, str(getattr(step.what, "target", "")))
-        several = len(step.results) > 1 or (len(step.results) == 1 and isinstance(step.results[0], tuple))
+        several = len(step.results) > 1 or (
+            len(step.results) == 1 and isinstance(step.results[0], tuple)
+        )
         if several != isinstance(found, (list, tuple)):
             raise ValueError("an operator has other results than the program says")
         expected = step.results[0] if len(step.results) == 1 and several else step.results
@@ -316,12 +439,17 @@ class ExportedClassifier(nn.Module):
                 raise ValueError("an operator that writes into its argument changes its shape")
 
     def _measure(self, place: int, found: Any, rows: int) -> None:
-        """Raise ValueError where a result grows faster than the batch: the batch that was tried says nothing then."""
+        """Raise ValueError where a result grows faster than the batch: the batch that was tried
+        says nothing then.
+        """
         tensors = found if isinstance(found, (list, tuple)) else (found,)
         numbers = sum(math.prod(value.shape) for value in tensors if isinstance(value, Tensor))
         first, then = self.measured.setdefault(place, (max(rows, 1), numbers))
         if numbers > GROWTH * then * max(rows / first, 1) + SMALL:
-            raise ValueError(f"a value has {then} numbers for {first} samples and would have {numbers} for {rows}")
+            raise ValueError(
+                f"a value has {then} numbers for {first} samples and would have {numbers} for "
+                f"{rows}"
+            )
 
     def _value(self, argument: Any, values: Mapping[str, Any], x: Tensor) -> Any:
         if isinstance(argument, _Name):
@@ -334,62 +462,104 @@ class ExportedClassifier(nn.Module):
         return x.device if isinstance(argument, _Device) else argument
 
 
-def _build(program: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path) -> ExportedClassifier:
+def _build(
+    program: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
+) -> ExportedClassifier:
     """The module from the program, everything in it looked at once."""
     module = program["graph_module"]
-    graph, signature = module["graph"], module["signature"]
+    graph = module["graph"]
+    signature = module["signature"]
     tensors: dict[str, Tensor] = {}
     samples: list[str] = []
     for spec in signature["input_specs"]:
         ((kind, entry),) = spec.items()
         if kind in _HELD:
             if entry[_HELD[kind]] not in weights:
-                raise InputError(f"{str(path)!r} lacks the weights {entry[_HELD[kind]]!r}: export the model again.")
+                raise InputError(
+                    f"{str(path)!r} lacks the weights {entry[_HELD[kind]]!r}: export the model "
+                    "again."
+                )
             tensors[entry["arg"]["name"]] = weights[entry[_HELD[kind]]]
         elif kind == "user_input" and "as_tensor" in entry["arg"]:
             samples.append(entry["arg"]["as_tensor"]["name"])
         else:
-            raise InputError(f"{str(path)!r} takes an input of kind {kind!r}: export a classifier of one tensor.")
+            raise InputError(
+                f"{str(path)!r} takes an input of kind {kind!r}: export a classifier of one tensor."
+            )
     if len(samples) != 1:
-        raise InputError(f"{str(path)!r} takes {len(samples)} inputs: export a classifier of one tensor.")
+        raise InputError(
+            f"{str(path)!r} takes {len(samples)} inputs: export a classifier of one tensor."
+        )
     outputs = []
     for spec in signature["output_specs"]:
         ((kind, entry),) = spec.items()
         if kind != "user_output":
-            raise InputError(f"{str(path)!r} changes its own weights ({kind}): export the model in eval mode.")
+            raise InputError(
+                f"{str(path)!r} changes its own weights ({kind}): export the model in eval mode."
+            )
         outputs += [entry["arg"]["as_tensor"]["name"]] if "as_tensor" in entry["arg"] else []
     metas = graph["tensor_values"]
     logits = next((name for name in outputs if len(metas[name]["sizes"]) == 2), None)
     if logits is None:
-        raise InputError(f"{str(path)!r} has no output of two dimensions: a classifier's logits have shape (N, classes).")
+        raise InputError(
+            f"{str(path)!r} has no output of two dimensions: a classifier's logits have shape "
+            "(N, classes)."
+        )
     sizes = [size.get("as_int") for size in metas[samples[0]]["sizes"]]
     if len(sizes) < 2 or None in sizes[1:]:
-        raise InputError(f"{str(path)!r} takes samples of any size: export it with only the batch dynamic.")
+        raise InputError(
+            f"{str(path)!r} takes samples of any size: export it with only the batch dynamic."
+        )
     numbers = math.prod(int(size) for size in sizes[1:])
-    if min(int(size) for size in sizes[1:]) < 1 or numbers > LARGEST or not 0 < int(sizes[0] or 1) * numbers <= LARGEST:
-        raise InputError(f"{str(path)!r} takes samples of shape {tuple(sizes)}, which no data set has: export it again.")
+    if (
+        min(int(size) for size in sizes[1:]) < 1
+        or numbers > LARGEST
+        or not 0 < int(sizes[0] or 1) * numbers <= LARGEST
+    ):
+        raise InputError(
+            f"{str(path)!r} takes samples of shape {tuple(sizes)}, which no data set has: export "
+            "it again."
+        )
     if samples[0] in tensors or _DTYPES.get(metas[samples[0]]["dtype"], torch.bool) == torch.bool:
-        raise InputError(f"{str(path)!r} takes samples of an unknown number type: export the classifier in float32.")
+        raise InputError(
+            f"{str(path)!r} takes samples of an unknown number type: export the classifier in "
+            "float32."
+        )
     nodes, logits = _without_writing(graph["nodes"], logits, set(tensors), path)
     steps = _free([step for node in nodes if (step := _step(node, path)) is not None], logits)
-    sample = (samples[0], tuple(int(size) for size in sizes[1:]), _DTYPES[metas[samples[0]]["dtype"]])
-    return ExportedClassifier(steps, tensors, sample, logits, sizes[0], str(program.get("torch_version", "unknown")))
+    sample = (
+        samples[0],
+        tuple(int(size) for size in sizes[1:]),
+        _DTYPES[metas[samples[0]]["dtype"]],
+    )
+    return ExportedClassifier(
+        steps, tensors, sample, logits, sizes[0], str(program.get("torch_version", "unknown"))
+    )
 
 
-_HELD = {"parameter": "parameter_name", "buffer": "buffer_name", "tensor_constant": "tensor_constant_name"}
+_HELD = {
+    "parameter": "parameter_name",
+    "buffer": "buffer_name",
+    "tensor_constant": "tensor_constant_name",
+}
 
 
 def _step(node: Mapping[str, Any], path: Path) -> _Step | None:
     target = str(node["target"])
     if _ASSERTIONS.fullmatch(target):
         return None
-    arguments = [(str(entry["name"]), _argument(entry["arg"], target, path)) for entry in node["inputs"]]
+    arguments = [
+        (str(entry["name"]), _argument(entry["arg"], target, path)) for entry in node["inputs"]
+    ]
     results = tuple(name for entry in node["outputs"] for name in _results(entry, target, path))
     if target in operators.ARITHMETIC:
         return _Step(Arithmetic(target), tuple(value for _, value in arguments), {}, results)
     what = operators.find(target)
     if what is None:
-        raise InputError(f"{str(path)!r} uses the operator {target!r}, which this loader does not know: export it without.")
+        raise InputError(
+            f"{str(path)!r} uses the operator {target!r}, which this loader does not know: "
+            "export it without."
+        )
     what.check_names([name for name, _ in arguments])
     named = dict(arguments)
     if "device" in what.schema:
@@ -397,15 +567,20 @@ def _step(node: Mapping[str, Any], path: Path) -> _Step | None:
     return _Step(what, (), named, results, keeps=node.get("keeps"))
 
 
-def _without_writing(nodes: list[Any], logits: str, weights: set[str], path: Path) -> tuple[list[dict[str, Any]], str]:
+def _without_writing(
+    nodes: list[Any], logits: str, weights: set[str], path: Path
+) -> tuple[list[dict[str, Any]], str]:
     """The program with no operator that writes into its argument, and the name of its logits.
 
-    An activation in place becomes one that returns a new value, which takes the place of its argument from there on. That is
-    the same program unless something else shares the memory of the argument and is used afterwards: such programs are refused.
+    An activation in place becomes one that returns a new value, which takes the place of its
+    argument from there on. That is the same program unless something else shares the memory of the
+    argument and is used afterwards: such programs are refused.
     """
     last: dict[str, int] = {logits: len(nodes)}  # where each value is used last
     for place, node in enumerate(nodes):
-        for name in _mentioned([_argument(entry["arg"], str(node["target"]), path) for entry in node["inputs"]]):
+        for name in _mentioned(
+            [_argument(entry["arg"], str(node["target"]), path) for entry in node["inputs"]]
+        ):
             last[name] = max(last.get(name, -1), place)
     shares: dict[str, set[str]] = {}  # names whose memory may be the same, one set for all of them
     renamed: dict[str, str] = {}
@@ -414,18 +589,39 @@ def _without_writing(nodes: list[Any], logits: str, weights: set[str], path: Pat
         target = str(node["target"])
         inputs = [{**entry, "arg": _renamed(entry["arg"], renamed)} for entry in node["inputs"]]
         results = [name for entry in node["outputs"] for name in _results(entry, target, path)]
-        names = [name for part in results for name in (part if isinstance(part, tuple) else (part,)) if name]
+        names = [
+            name
+            for part in results
+            for name in (part if isinstance(part, tuple) else (part,))
+            if name
+        ]
         plain = operators.functional(target)
         if plain is not None:
             written = node["inputs"][0]["arg"].get("as_tensor", {}).get("name")
             now = renamed.get(written, written)
-            if written is None or len(names) != 1 or now in weights or not weights.isdisjoint(shares.get(now, ())):
-                raise InputError(f"{str(path)!r} writes to its own weights ({target}): export the model in eval mode.")
+            if (
+                written is None
+                or len(names) != 1
+                or now in weights
+                or not weights.isdisjoint(shares.get(now, ()))
+            ):
+                raise InputError(
+                    f"{str(path)!r} writes to its own weights ({target}): export the model in "
+                    "eval mode."
+                )
             others = shares.get(now, set()) - {now}
             if any(last.get(origin, -1) > place for origin in others):
-                raise InputError(f"{str(path)!r} writes over a value that it uses again ({target}): export it without.")
-            found.append({**node, "target": plain, "inputs": inputs, "keeps": str(node["inputs"][0]["name"])})
-            renamed.update({name: names[0] for name, new in renamed.items() if new == now} | {written: names[0]})
+                raise InputError(
+                    f"{str(path)!r} writes over a value that it uses again ({target}): export it "
+                    "without."
+                )
+            found.append(
+                {**node, "target": plain, "inputs": inputs, "keeps": str(node["inputs"][0]["name"])}
+            )
+            renamed.update(
+                {name: names[0] for name, new in renamed.items() if new == now}
+                | {written: names[0]}
+            )
             last[names[0]] = max(last.get(names[0], -1), last.get(written, -1))
             continue
         found.append({**node, "inputs": inputs})
@@ -441,10 +637,14 @@ def _renamed(argument: Any, names: Mapping[str, str]) -> Any:
     """An argument with other names for the tensors in it."""
     if isinstance(argument, Mapping):
         return {
-            key: names.get(value, value) if key == "name" and isinstance(value, str) else _renamed(value, names)
+            key: names.get(value, value)
+            if key == "name" and isinstance(value, str)
+            else _renamed(value, names)
             for key, value in argument.items()
         }
-    return [_renamed(entry, names) for entry in argument] if isinstance(argument, list) else argument
+    return (
+        [_renamed(entry, names) for entry in argument] if isinstance(argument, list) else argument
+    )
 
 
 def _argument(argument: Mapping[str, Any], target: str, path: Path) -> Any:
@@ -456,8 +656,16 @@ def _argument(argument: Mapping[str, Any], target: str, path: Path) -> Any:
         return _Name(str(value["name"]))
     if kind in ("as_sym_int", "as_sym_bool", "as_sym_float"):
         return _Name(str(value["as_name"])) if "as_name" in value else next(iter(value.values()))
-    if kind in ("as_tensors", "as_sym_ints", "as_sym_bools", "as_sym_floats", "as_optional_tensors"):
-        inner = {"as_tensors": "as_tensor", "as_optional_tensors": ""}.get(kind, kind.removesuffix("s"))
+    if kind in (
+        "as_tensors",
+        "as_sym_ints",
+        "as_sym_bools",
+        "as_sym_floats",
+        "as_optional_tensors",
+    ):
+        inner = {"as_tensors": "as_tensor", "as_optional_tensors": ""}.get(
+            kind, kind.removesuffix("s")
+        )
         return [_argument({inner: entry} if inner else entry, target, path) for entry in value]
     if kind == "as_optional_tensor":
         return _argument(value, target, path)
@@ -476,7 +684,8 @@ def _argument(argument: Mapping[str, Any], target: str, path: Path) -> Any:
     if kind == "as_device":
         return _Device()
     raise InputError(
-        f"{str(path)!r} gives {target!r} an argument {kind!r}, which this loader does not know: export it without."
+        f"{str(path)!r} gives {target!r} an argument {kind!r}, which this loader does not know: "
+        "export it without."
     )
 
 
@@ -489,15 +698,24 @@ def _results(entry: Mapping[str, Any], target: str, path: Path) -> Iterator[Any]
     elif kind == "as_none":
         yield None
     else:
-        raise InputError(f"{target!r} in {str(path)!r} returns {kind!r}, which this loader does not know: export it without.")
+        raise InputError(
+            f"{target!r} in {str(path)!r} returns {kind!r}, which this loader does not know: "
+            "export it without."
+        )
 
 
 def _free(steps: list[_Step], logits: str) -> list[_Step]:
     """The steps, each with the values that are not needed after it."""
-    used, found = {logits}, []
+    used = {logits}
+    found = []
     for step in reversed(steps):
         mentioned = [*_mentioned(list(step.positional)), *_mentioned(list(step.named.values()))]
-        made = [name for names in step.results for name in (names if isinstance(names, tuple) else (names,)) if name]
+        made = [
+            name
+            for names in step.results
+            for name in (names if isinstance(names, tuple) else (names,))
+            if name
+        ]
         finished = tuple(dict.fromkeys(name for name in (*mentioned, *made) if name not in used))
         used.update(mentioned)
         found.append(replace(step, finished=finished))

@@ -1,8 +1,10 @@
-"""Samples and labels in files: `.npz`, `.safetensors`, IDX (MNIST) and CIFAR's own two formats, read in pieces.
+"""Samples and labels in files: `.npz`, `.safetensors`, IDX (MNIST) and CIFAR's own two formats,
+read in pieces.
 
-Nothing in a file is trusted. Sizes are compared with the file before anything is unpacked, arrays of objects are refused,
-and CIFAR's pickles are read by an unpickler that can make lists, dicts, strings, numbers and arrays of bytes and nothing else.
-Every reader returns rows that are memory-mapped: what is not asked for is not read.
+Nothing in a file is trusted. Sizes are compared with the file before anything is unpacked, arrays
+of objects are refused, and CIFAR's pickles are read by an unpickler that can make lists, dicts,
+strings, numbers and arrays of bytes and nothing else. Every reader returns rows that are
+memory-mapped: what is not asked for is not read.
 """
 
 from __future__ import annotations
@@ -29,15 +31,21 @@ from wassail.zoo.weights import regular, sha256
 
 LIMIT = 64 << 30  # bytes that one array may have
 RATIO = 200  # images compress ten times or so; DEFLATE cannot exceed 1032
-REST = 1 << 30  # bytes after the samples that are asked for: they are unpacked too, up to here, to compare the checksum
-_SAMPLES, _LABELS = ("x", "images"), ("y", "labels")
+REST = (
+    1 << 30
+    # bytes after the samples that are asked for: they are unpacked too, up to here, to compare the
+    # checksum
+)
+_SAMPLES = ("x", "images")
+_LABELS = ("y", "labels")
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """Samples `(N, ...)` and labels `(N,)` as they are in a file.
 
-    x, y: anything with `shape` and `dtype` whose slices are arrays or tensors; info: what a run records about them.
+    x, y: anything with `shape` and `dtype` whose slices are arrays or tensors; info: what a run
+    records about them.
     """
 
     x: Any
@@ -53,27 +61,37 @@ def reading(name: str | Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # zlib, zipfile, tokenize, struct and others each raise errors of their own
+    except (
+        Exception
+    ) as error:  # zlib, zipfile, tokenize, struct and others each raise errors of their own
         text = str(getattr(error, "strerror", None) or error) or type(error).__name__
-        raise InputError(f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}.") from None
+        raise InputError(
+            f"cannot read data from {str(name)!r}: {text.splitlines()[0].rstrip('.')}."
+        ) from None
 
 
-# ---- .npz ----------------------------------------------------------------------------------------------------------------
+# ---- .npz
+# --------------------------------------------------------------------------------------------------
 
 
 def read_npz(path: Path, n: int | None = None) -> Table:
     """Arrays x (or images) and y (or labels) of an `.npz` file, the first n rows.
 
-    Members that are stored as they are get mapped where they lie; compressed ones are unpacked once, only as many rows as are
-    asked for, into a temporary file that is mapped and disappears with the table.
+    Members that are stored as they are get mapped where they lie; compressed ones are unpacked
+    once, only as many rows as are asked for, into a temporary file that is mapped and disappears
+    with the table.
     """
     regular(path, "data")
     with reading(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        keys = [next((key for key in names if key in members), None) for names in (_SAMPLES, _LABELS)]
+        keys = [
+            next((key for key in names if key in members), None) for names in (_SAMPLES, _LABELS)
+        ]
         if keys[0] is None or keys[1] is None:
             found = ", ".join(members) or "nothing"
-            raise InputError(f"{str(path)!r} has arrays {found}: name the samples x and the labels y.")
+            raise InputError(
+                f"{str(path)!r} has arrays {found}: name the samples x and the labels y."
+            )
         x, y = (_member(path, archive, members[key], n) for key in keys if key)
     return Table(x, y, {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys})
 
@@ -85,11 +103,18 @@ def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int 
         start = file.tell()
         size = math.prod(shape) * dtype.itemsize
         if info.file_size - start != size:
-            raise InputError(f"{name} should have {size} bytes and has {info.file_size - start}: the file is damaged.")
+            raise InputError(
+                f"{name} should have {size} bytes and has {info.file_size - start}: the file is "
+                "damaged."
+            )
         if fortran and len(shape) > 1:
-            raise InputError(f"{name} is stored column by column: save it with numpy.ascontiguousarray.")
+            raise InputError(
+                f"{name} is stored column by column: save it with numpy.ascontiguousarray."
+            )
         if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
-            with open(path, "rb") as raw:  # the local header may be longer than the one in the directory
+            with open(
+                path, "rb"
+            ) as raw:  # the local header may be longer than the one in the directory
                 raw.seek(info.header_offset)
                 fixed = raw.read(30)
                 if fixed[:4] != b"PK\x03\x04":
@@ -123,11 +148,18 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
     elif version == (2, 0):
         shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
     else:
-        raise InputError(f"{name} has version {version} of the npy format: save it with a plain number type.")
+        raise InputError(
+            f"{name} has version {version} of the npy format: save it with a plain number type."
+        )
     if dtype.hasobject or dtype.kind not in "buif":
-        raise InputError(f"{name} holds {dtype}, not numbers: save plain arrays (objects could run code and are never read).")
+        raise InputError(
+            f"{name} holds {dtype}, not numbers: save plain arrays (objects could run code and "
+            "are never read)."
+        )
     if dtype.itemsize > 8:
-        raise InputError(f"{name} holds {dtype}, which torch does not know: save it as float32 or float64.")
+        raise InputError(
+            f"{name} holds {dtype}, which torch does not know: save it as float32 or float64."
+        )
     if not shape:
         raise InputError(f"{name} is a single number: save arrays of shape (N, ...).")
     if len(shape) > 16 or not all(0 <= size <= LIMIT for size in shape):
@@ -136,10 +168,13 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype
 
 
 def refuse_bomb(name: str, size: int, packed: int) -> None:
-    """Raise before anything is unpacked that cannot be meant: too large at all, or absurdly compressed and large."""
+    """Raise before anything is unpacked that cannot be meant: too large at all, or absurdly
+    compressed and large.
+    """
     if size > LIMIT or (size > RATIO * packed and size > min(REST, free_memory())):
         raise InputError(
-            f"{name} would unpack {packed} bytes to {size}: that is no data set (or save it uncompressed, with numpy.savez)."
+            f"{name} would unpack {packed} bytes to {size}: that is no data set (or save it "
+            "uncompressed, with numpy.savez)."
         )
 
 
@@ -151,10 +186,15 @@ def free_memory() -> int:
         return 4 << 30
 
 
-def spool(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], size: int, name: str) -> Any:
+def spool(
+    file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], size: int, name: str
+) -> Any:
     """Copy the next `size` bytes of a stream into a temporary file without a name, and map it."""
     if size > shutil.disk_usage(tempfile.gettempdir()).free:
-        raise InputError(f"{name} needs {size} bytes of temporary space: set TMPDIR to a larger disk, or save it uncompressed.")
+        raise InputError(
+            f"{name} needs {size} bytes of temporary space: set TMPDIR to a larger disk, or save "
+            "it uncompressed."
+        )
     with tempfile.TemporaryFile(prefix="wassail-") as target:  # the mapping keeps it alive
         left = size
         while left:
@@ -173,7 +213,8 @@ def _map(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -
     return np.memmap(file, dtype, "r", offset, shape)
 
 
-# ---- .safetensors --------------------------------------------------------------------------------------------------------
+# ---- .safetensors
+# --------------------------------------------------------------------------------------------------
 
 
 class _Slices:
@@ -204,22 +245,36 @@ def read_safetensors(path: Path, n: int | None = None) -> Table:
                 names = list(file.keys())
                 shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
         except SafetensorError as error:
-            raise InputError(f"cannot read data from {str(path)!r}: {str(error).splitlines()[0].rstrip('.')}.") from None
-        keys = [next((key for key in wanted if key in names), None) for wanted in (_SAMPLES, _LABELS)]
+            raise InputError(
+                f"cannot read data from {str(path)!r}: {str(error).splitlines()[0].rstrip('.')}."
+            ) from None
+        keys = [
+            next((key for key in wanted if key in names), None) for wanted in (_SAMPLES, _LABELS)
+        ]
         if keys[0] is None or keys[1] is None:
-            raise InputError(f"{str(path)!r} has arrays {', '.join(names) or 'nothing'}: name the samples x and the labels y.")
+            raise InputError(
+                f"{str(path)!r} has arrays {', '.join(names) or 'nothing'}: name the samples x "
+                "and the labels y."
+            )
         for key in keys:
             if key and not shapes[key]:
-                raise InputError(f"{key} in {path} is a single number: save arrays of shape (N, ...).")
+                raise InputError(
+                    f"{key} in {path} is a single number: save arrays of shape (N, ...)."
+                )
         x, y = (_Slices(path, key, n) for key in keys if key)
-    return Table(x, y, {"source": "safetensors", "files": {path.name: sha256(path)}, "arrays": keys})
+    return Table(
+        x, y, {"source": "safetensors", "files": {path.name: sha256(path)}, "arrays": keys}
+    )
 
 
-# ---- IDX -----------------------------------------------------------------------------------------------------------------
+# ---- IDX
+# --------------------------------------------------------------------------------------------------
 
 
 def idx_labels(path: Path) -> Path | None:
-    """The label file beside an IDX image file, by the names that MNIST and its relatives use; None if the name is another."""
+    """The label file beside an IDX image file, by the names that MNIST and its relatives use;
+    None if the name is another.
+    """
     name = path.name
     if "images" not in name or "idx3" not in name:
         return None
@@ -230,14 +285,24 @@ def read_idx(path: Path, n: int | None = None) -> Table:
     """Images `(N, H, W)` of an IDX file, perhaps gzipped, and the labels of the file beside it."""
     labels = idx_labels(path)
     if labels is None:
-        raise InputError(f"{str(path)!r} is not named like an IDX image file: the name must contain images and idx3.")
+        raise InputError(
+            f"{str(path)!r} is not named like an IDX image file: the name must contain images "
+            "and idx3."
+        )
     if not labels.is_file():
-        other = labels.with_name(labels.name.removesuffix(".gz") if labels.suffix == ".gz" else f"{labels.name}.gz")
+        other = labels.with_name(
+            labels.name.removesuffix(".gz") if labels.suffix == ".gz" else f"{labels.name}.gz"
+        )
         if not other.is_file():
-            raise InputError(f"the labels of {str(path)!r} are missing: put {labels.name} beside it.")
+            raise InputError(
+                f"the labels of {str(path)!r} are missing: put {labels.name} beside it."
+            )
         labels = other
-    x, y = _idx(path, n, 3), _idx(labels, n, 1)
-    return Table(x, y, {"source": "idx", "files": {file.name: sha256(file) for file in (path, labels)}})
+    x = _idx(path, n, 3)
+    y = _idx(labels, n, 1)
+    return Table(
+        x, y, {"source": "idx", "files": {file.name: sha256(file) for file in (path, labels)}}
+    )
 
 
 def _idx(path: Path, n: int | None, rank: int) -> Any:
@@ -249,7 +314,8 @@ def _idx(path: Path, n: int | None, rank: int) -> Any:
             magic = file.read(4)
             if magic != bytes((0, 0, 8, rank)):
                 raise InputError(
-                    f"{str(path)!r} is no IDX file of {rank}-dimensional arrays of bytes: it starts with {magic!r}."
+                    f"{str(path)!r} is no IDX file of {rank}-dimensional arrays of bytes: it "
+                    f"starts with {magic!r}."
                 )
             shape: tuple[int, ...] = struct.unpack(f">{rank}I", file.read(4 * rank))
             rows = shape[0] if n is None else min(n, shape[0])
@@ -262,16 +328,22 @@ def _idx(path: Path, n: int | None, rank: int) -> Any:
                     drain(file, rest)
                 return unpacked
             if file.tell() + math.prod(shape) != path.stat().st_size:
-                raise InputError(f"{str(path)!r} should hold {math.prod(shape)} bytes of data and does not: it is damaged.")
+                raise InputError(
+                    f"{str(path)!r} should hold {math.prod(shape)} bytes of data and does not: "
+                    "it is damaged."
+                )
             return _map(path, np.dtype(np.uint8), (rows, *shape[1:]), 4 + 4 * rank)
 
 
-# ---- CIFAR ---------------------------------------------------------------------------------------------------------------
+# ---- CIFAR
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Cifar:
-    """One of CIFAR's official folders: its test file, where class names are, and the labels' place."""
+    """One of CIFAR's official folders: its test file, where class names are, and the labels'
+    place.
+    """
 
     test: str
     names: str
@@ -289,7 +361,9 @@ CIFAR = {
 
 
 def find_cifar(path: Path) -> tuple[Path, _Cifar] | None:
-    """The CIFAR folder that is meant: the folder itself, one inside it, or the one that holds the named test file."""
+    """The CIFAR folder that is meant: the folder itself, one inside it, or the one that holds
+    the named test file.
+    """
     if path.is_file():
         found = next((cifar for cifar in CIFAR.values() if path.name == cifar.test), None)
         return None if found is None else (path.parent, found)
@@ -303,32 +377,60 @@ def find_cifar(path: Path) -> tuple[Path, _Cifar] | None:
 
 
 def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
-    """CIFAR's test images `(N, 3, 32, 32)` in their canonical order, with labels (fine ones for CIFAR-100) and class names."""
-    test, names = folder / cifar.test, folder / cifar.names
-    info = {"source": "cifar", "files": {file.name: sha256(file) for file in (test, names) if file.is_file()}}
+    """CIFAR's test images `(N, 3, 32, 32)` in their canonical order, with labels (fine ones for
+    CIFAR-100) and class names.
+    """
+    test = folder / cifar.test
+    names = folder / cifar.names
+    info = {
+        "source": "cifar",
+        "files": {file.name: sha256(file) for file in (test, names) if file.is_file()},
+    }
     if cifar.prefix:
         with reading(test):
-            row, size = cifar.prefix + 3072, test.stat().st_size
+            row = cifar.prefix + 3072
+            size = test.stat().st_size
             if not size or size % row:
-                raise InputError(f"{str(test)!r} has {size} bytes, not rows of {row}: it is damaged, or another data set's.")
+                raise InputError(
+                    f"{str(test)!r} has {size} bytes, not rows of {row}: it is damaged, or "
+                    "another data set's."
+                )
             rows = _map(test, np.dtype(np.uint8), (size // row, row), 0)[:n]
             classes = tuple(names.read_text().split()) if names.is_file() else None
-            return Table(_Columns(rows, cifar.prefix), np.array(rows[:, cifar.prefix - 1]), info, classes)
+            return Table(
+                _Columns(rows, cifar.prefix), np.array(rows[:, cifar.prefix - 1]), info, classes
+            )
     with reading(test):
         batch = restricted_unpickle(test)
-        pixels, labels = _entry(batch, "data", test), _entry(batch, cifar.labels, test)
-        if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != 3072 or pixels.dtype != np.uint8:
-            raise InputError(f"'data' in {str(test)!r} is no array of 3072 bytes an image: it is damaged.")
+        pixels = _entry(batch, "data", test)
+        labels = _entry(batch, cifar.labels, test)
+        if (
+            not isinstance(pixels, np.ndarray)
+            or pixels.ndim != 2
+            or pixels.shape[1] != 3072
+            or pixels.dtype != np.uint8
+        ):
+            raise InputError(
+                f"'data' in {str(test)!r} is no array of 3072 bytes an image: it is damaged."
+            )
         if not isinstance(labels, list) or not all(isinstance(label, int) for label in labels):
-            raise InputError(f"{cifar.labels!r} in {str(test)!r} is no list of integers: it is damaged.")
+            raise InputError(
+                f"{cifar.labels!r} in {str(test)!r} is no list of integers: it is damaged."
+            )
         kept = np.asarray(labels, dtype=np.int64)[:n]
     classes = None
     if names.is_file():
         with reading(names):
             entries = _entry(restricted_unpickle(names), cifar.class_names, names)
-            if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, (str, bytes)) for entry in entries):
-                raise InputError(f"{cifar.class_names!r} in {str(names)!r} is no list of names: it is damaged.")
-            classes = tuple(e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in entries)
+            if not isinstance(entries, (list, tuple)) or not all(
+                isinstance(entry, (str, bytes)) for entry in entries
+            ):
+                raise InputError(
+                    f"{cifar.class_names!r} in {str(names)!r} is no list of names: it is damaged."
+                )
+            classes = tuple(
+                e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in entries
+            )
     return Table(pixels[:n].reshape(-1, 3, 32, 32), kept, info, classes)
 
 
@@ -338,7 +440,9 @@ class _Columns:
     dtype = np.dtype(np.uint8)
 
     def __init__(self, rows: Any, prefix: int) -> None:
-        self._rows, self._prefix, self.shape = rows, prefix, (len(rows), 3, 32, 32)
+        self._rows = rows
+        self._prefix = prefix
+        self.shape = (len(rows), 3, 32, 32)
 
     def __getitem__(self, index: slice) -> Any:
         return np.asarray(self._rows[index])[:, self._prefix :].reshape(-1, 3, 32, 32)
@@ -354,14 +458,24 @@ def _entry(batch: Any, key: str, path: Path) -> Any:
 
 
 class _Array:
-    """Stands in for numpy's array while a pickle is read: takes the state, and lets numpy make nothing of it unchecked."""
+    """Stands in for numpy's array while a pickle is read: takes the state, and lets numpy make
+    nothing of it unchecked.
+    """
 
     value: Any = None
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
-        plain = isinstance(dtype, _Dtype) and dtype.code in ("u1", "uint8", b"u1", b"uint8") and isinstance(data, bytes)
-        sizes = isinstance(shape, tuple) and len(shape) <= 8 and all(isinstance(s, int) and 0 <= s <= LIMIT for s in shape)
+        plain = (
+            isinstance(dtype, _Dtype)
+            and dtype.code in ("u1", "uint8", b"u1", b"uint8")
+            and isinstance(data, bytes)
+        )
+        sizes = (
+            isinstance(shape, tuple)
+            and len(shape) <= 8
+            and all(isinstance(s, int) and 0 <= s <= LIMIT for s in shape)
+        )
         if not plain or fortran or not sizes or math.prod(shape) != len(data):
             raise pickle.UnpicklingError("it holds an array that is not one of bytes")
         self.value = np.frombuffer(data, np.uint8).reshape(shape)
@@ -397,12 +511,13 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-# Numbers, text, bytes, lists, tuples, dicts, the five names above, and the memory of what came before.
+# Numbers, text, bytes, lists, tuples, dicts, the five names above, and the memory of what came
+# before.
 _OPCODES = """
-    MARK STOP PROTO FRAME NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT STRING BINSTRING
-    SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE
-    TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD PUT BINPUT LONG_BINPUT
-    GET BINGET LONG_BINGET MEMOIZE
+    MARK STOP PROTO FRAME NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT
+    STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE SHORT_BINUNICODE BINBYTES SHORT_BINBYTES
+    EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM
+    SETITEMS GLOBAL STACK_GLOBAL REDUCE BUILD PUT BINPUT LONG_BINPUT GET BINGET LONG_BINGET MEMOIZE
 """
 _PICKLER: Any = pickle._Unpickler  # in Python: it looks before it stores
 
@@ -410,14 +525,16 @@ _PICKLER: Any = pickle._Unpickler  # in Python: it looks before it stores
 class _Unpickler(_PICKLER):  # type: ignore[misc]
     """Reads a pickle by the opcodes above.
 
-    Keys are text or bytes: the hash of nested tuples may never end, and integers can be chosen that have all the same one.
+    Keys are text or bytes: the hash of nested tuples may never end, and integers can be chosen that
+    have all the same one.
 
     Args:
         data: the pickle.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {
-        code: _PICKLER.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPCODES.split())
+        code: _PICKLER.dispatch[code]
+        for code in (getattr(pickle, name)[0] for name in _OPCODES.split())
     }
 
     def __init__(self, data: bytes) -> None:
@@ -426,7 +543,9 @@ class _Unpickler(_PICKLER):  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and code in a file is never run")
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, and code in a file is never run"
+            )
         found = _ALLOWED[module, name]
         return self._encode if found is _encode else found
 
@@ -451,7 +570,8 @@ class _Unpickler(_PICKLER):  # type: ignore[misc]
         self.append({items[i]: items[i + 1] for i in range(0, len(items), 2)})
 
     def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
+        value = self.stack.pop()
+        key = self.stack.pop()
         _check_keys([key])
         self._target(dict)[key] = value
 
@@ -496,10 +616,15 @@ def _check_keys(keys: list[Any]) -> None:
 
 
 def restricted_unpickle(path: Path) -> Any:
-    """A pickle of lists, dicts, strings, numbers and arrays of bytes; everything else is refused, and nothing is run."""
+    """A pickle of lists, dicts, strings, numbers and arrays of bytes; everything else is
+    refused, and nothing is run.
+    """
     regular(path, "data")
     if path.stat().st_size > REST:
-        raise InputError(f"cannot read data from {str(path)!r}: no batch of CIFAR has {path.stat().st_size} bytes.")
+        raise InputError(
+            f"cannot read data from {str(path)!r}: no batch of CIFAR has {path.stat().st_size} "
+            "bytes."
+        )
     data = path.read_bytes()
     try:
         return _plain(_Unpickler(data).load())
@@ -513,5 +638,7 @@ def restricted_unpickle(path: Path) -> Any:
 def _plain(value: Any) -> Any:
     """Arrays in place of what stood in for them, in the entries of a batch."""
     if isinstance(value, dict):
-        return {key: entry.value if isinstance(entry, _Array) else entry for key, entry in value.items()}
+        return {
+            key: entry.value if isinstance(entry, _Array) else entry for key, entry in value.items()
+        }
     return value.value if isinstance(value, _Array) else value

@@ -1,4 +1,6 @@
-"""Images in a folder, one sub-folder for each class, in torchvision's order and with RobustBench's preprocessings."""
+"""Images in a folder, one sub-folder for each class, in torchvision's order and with
+RobustBench's preprocessings.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,32 @@ from wassail.zoo.datasets import ItemData
 from wassail.zoo.files import reading
 from wassail.zoo.weights import regular, sha256
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # those of the extensions: others start programs (PostScript)
+EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".ppm",
+    ".bmp",
+    ".pgm",
+    ".tif",
+    ".tiff",
+    ".webp",
+)  # torchvision's
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "PPM",
+    "BMP",
+    "TIFF",
+    "WEBP",
+)  # those of the extensions: others start programs (PostScript)
 PIXELS = 1 << 25  # of an image, packed or resized
-SCANS = 100  # of a progressive JPEG, which has ten or so: each goes over all pixels, and takes 14 bytes of the file
-_NAME = re.compile(r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?")
+# of a progressive JPEG, which has ten or so: each goes over all pixels, and takes 14 bytes of the
+# file
+SCANS = 100
+_NAME = re.compile(
+    r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?"
+)
 _WORDNET = re.compile(r"n\d{8}")
 _IMAGENET = 1000
 
@@ -28,20 +51,26 @@ _IMAGENET = 1000
 class Preprocessing:
     """What is done to an image before it becomes a sample, by RobustBench's names.
 
-    "Res256Crop224": the shorter side to 256, then the middle 224 x 224; "Res224": to 224 x 224 whatever the shape, as a crop
-    does not follow; "Crop288": the middle, black where the image ends; "Bicubic" in front: bicubic in place of bilinear;
-    "Gray" at the end: one channel. No name: the image as it is.
+    "Res256Crop224": the shorter side to 256, then the middle 224 x 224; "Res224": to 224 x 224
+    whatever the shape, as a crop does not follow; "Crop288": the middle, black where the image
+    ends; "Bicubic" in front: bicubic in place of bilinear; "Gray" at the end: one channel. No name:
+    the image as it is.
     """
 
     def __init__(self, name: str | None = None) -> None:
         match = _NAME.fullmatch(name or "")
         if match is None:
             raise InputError(
-                f"unknown preprocessing {name!r}: known are ResN, CropN, ResNCropM and BicubicResNCropM, as in Res256Crop224, "
+                f"unknown preprocessing {name!r}: known are ResN, CropN, ResNCropM and "
+                "BicubicResNCropM, as in Res256Crop224, "
                 "each perhaps with Gray behind it."
             )
-        self.name, self.gray, self.bicubic = name, match["gray"] is not None, match["bicubic"] is not None
-        self.resize, self.crop = (None if match[key] is None else int(match[key]) for key in ("resize", "crop"))
+        self.name = name
+        self.gray = match["gray"] is not None
+        self.bicubic = match["bicubic"] is not None
+        self.resize, self.crop = (
+            None if match[key] is None else int(match[key]) for key in ("resize", "crop")
+        )
 
     @property
     def steps(self) -> list[str]:
@@ -62,12 +91,19 @@ class Preprocessing:
         if self.resize is not None:
             wide, high = image.size
             size = (self.resize, self.resize)
-            if self.crop is not None:  # the shorter side; the longer one rounded down, as torchvision does
+            if (
+                self.crop is not None
+            ):  # the shorter side; the longer one rounded down, as torchvision does
                 short = min(wide, high)
                 size = (int(self.resize * wide / short), int(self.resize * high / short))
             if size[0] * size[1] > PIXELS:
-                raise InputError(f"an image of {wide} x {high} would be resized to {size[0]} x {size[1]}: leave it out.")
-            image = image.resize(size, Image.Resampling.BICUBIC if self.bicubic else Image.Resampling.BILINEAR)
+                raise InputError(
+                    f"an image of {wide} x {high} would be resized to {size[0]} x {size[1]}: "
+                    "leave it out."
+                )
+            image = image.resize(
+                size, Image.Resampling.BICUBIC if self.bicubic else Image.Resampling.BILINEAR
+            )
         if self.crop is not None:
             left, top = (_middle(side, self.crop) for side in image.size)
             image = image.crop((left, top, left + self.crop, top + self.crop))  # black outside
@@ -76,32 +112,55 @@ class Preprocessing:
 
 
 def _middle(side: int, crop: int) -> int:
-    """Where the middle part of a side begins; below zero where the part is longer. torchvision rounds the two cases so."""
+    """Where the middle part of a side begins; below zero where the part is longer. torchvision
+    rounds the two cases so.
+    """
     return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
 
 
 class ImageFolder(ItemData):
-    """Images below one folder for each class: classes and files sorted, as torchvision has them, or in a given order."""
+    """Images below one folder for each class: classes and files sorted, as torchvision has
+    them, or in a given order.
+    """
 
     def __init__(
-        self, name: str, n: int | None = None, ids: str | Path | None = None, preprocessing: str | None = None
+        self,
+        name: str,
+        n: int | None = None,
+        ids: str | Path | None = None,
+        preprocessing: str | None = None,
     ) -> None:
-        change, root = Preprocessing(preprocessing), Path(name)
+        change = Preprocessing(preprocessing)
+        root = Path(name)
         classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
         if not classes:
-            raise InputError(f"{name!r} has no sub-folders: put the images of each class into a folder of its own.")
-        files, labels = _listed(Path(ids), root, classes) if ids is not None else _walked(root, classes)
+            raise InputError(
+                f"{name!r} has no sub-folders: put the images of each class into a folder of its "
+                "own."
+            )
+        files, labels = (
+            _listed(Path(ids), root, classes) if ids is not None else _walked(root, classes)
+        )
         if not files:
-            raise InputError(f"{name!r} has no images ({', '.join(EXTENSIONS)}) in its sub-folders.")
+            raise InputError(
+                f"{name!r} has no images ({', '.join(EXTENSIONS)}) in its sub-folders."
+            )
         if ids is None or None in labels:
             _refuse_part_of_imagenet(name, classes)
-        files, labels = files[:n], labels[:n]
+        files = files[:n]
+        labels = labels[:n]
         info = {
-            "source": "folder", "preprocessing": change.steps, "order": "sorted" if ids is None else Path(ids).name,
-            "files": {} if ids is None else {Path(ids).name: sha256(ids)}, "sha256": _digest(root, files),
-        }  # fmt: skip
+            "source": "folder",
+            "preprocessing": change.steps,
+            "order": "sorted" if ids is None else Path(ids).name,
+            "files": {} if ids is None else {Path(ids).name: sha256(ids)},
+            "sha256": _digest(root, files),
+        }
         number = {folder: place for place, folder in enumerate(classes)}
-        chosen = [number[file.split("/")[0]] if label is None else label for file, label in zip(files, labels)]
+        chosen = [
+            number[file.split("/")[0]] if label is None else label
+            for file, label in zip(files, labels)
+        ]
 
         def item(place: int) -> tuple[Any, int]:
             path = root / files[place]
@@ -114,7 +173,9 @@ class ImageFolder(ItemData):
 
 
 def _walked(root: Path, classes: list[str]) -> tuple[list[str], list[int | None]]:
-    """All images below the class folders, sorted by folder, then by name. Links are followed, but to no folder twice."""
+    """All images below the class folders, sorted by folder, then by name. Links are followed,
+    but to no folder twice.
+    """
     files = []
     seen: set[tuple[int, int]] = set()
     for folder in classes:
@@ -124,7 +185,10 @@ def _walked(root: Path, classes: list[str]) -> tuple[list[str], list[int | None]
             place = open_folders.pop()
             about = os.stat(place)
             if (about.st_dev, about.st_ino) in seen:
-                raise InputError(f"links lead to {place!r} a second time: remove them, or images would be counted twice.")
+                raise InputError(
+                    f"links lead to {place!r} a second time: remove them, or images would be "
+                    "counted twice."
+                )
             seen.add((about.st_dev, about.st_ino))
             names = []
             for entry in os.scandir(place):
@@ -154,23 +218,37 @@ def _listed(ids: Path, root: Path, classes: list[str]) -> tuple[list[str], list[
         labelled = len(words) == 2 and words[1].isascii() and words[1].isdigit()
         file = PurePosixPath(words[0] if labelled else line)
         if file.is_absolute() or ".." in file.parts or len(file.parts) < 2 or "\\" in line:
-            raise InputError(f"{line!r} in {str(ids)!r} does not name an image below the folder: write class/image.")
+            raise InputError(
+                f"{line!r} in {str(ids)!r} does not name an image below the folder: write "
+                "class/image."
+            )
         if not labelled and file.parts[0] not in classes:
-            raise InputError(f"{line!r} in {str(ids)!r} is in no class folder of {str(root)!r}: check the two belong together.")
+            raise InputError(
+                f"{line!r} in {str(ids)!r} is in no class folder of {str(root)!r}: check the two "
+                "belong together."
+            )
         if not (root / file).is_file():
-            raise InputError(f"{str(root / file)!r} is missing, but {str(ids)!r} names it: complete the folder.")
+            raise InputError(
+                f"{str(root / file)!r} is missing, but {str(ids)!r} names it: complete the folder."
+            )
         files.append(file.as_posix())
         labels.append(int(words[1]) if labelled else None)
     if len({label is None for label in labels}) > 1:
-        raise InputError(f"some lines of {str(ids)!r} have a label and some have none: give all of them one, or none.")
+        raise InputError(
+            f"some lines of {str(ids)!r} have a label and some have none: give all of them one, "
+            "or none."
+        )
     return files, labels
 
 
 def _refuse_part_of_imagenet(name: str, classes: list[str]) -> None:
-    """ImageNet's class index is the place among all thousand folders: with fewer of them, labels would be silently wrong."""
+    """ImageNet's class index is the place among all thousand folders: with fewer of them,
+    labels would be silently wrong.
+    """
     if len(classes) < _IMAGENET and all(_WORDNET.fullmatch(folder) for folder in classes):
         raise InputError(
-            f"{name!r} has {len(classes)} of ImageNet's 1000 class folders, so a class's index cannot be told: make the other "
+            f"{name!r} has {len(classes)} of ImageNet's 1000 class folders, so a class's index "
+            "cannot be told: make the other "
             "folders too (empty ones will do), or give ids with the label behind each image."
         )
 
@@ -194,7 +272,9 @@ def open_image(file: Any, name: str) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise InputError(f"reading {name!r} needs the package pillow: install it with pip install pillow.") from error
+        raise InputError(
+            f"reading {name!r} needs the package pillow: install it with pip install pillow."
+        ) from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about odd metadata, which is not used
@@ -202,23 +282,32 @@ def open_image(file: Any, name: str) -> Any:
             with Image.open(file, formats=FORMATS) as image:
                 wide, high = image.size
                 if wide * high > PIXELS:
-                    raise ValueError(f"it would unpack to {wide} x {high} pixels, more than the {PIXELS} that are taken")
+                    raise ValueError(
+                        f"it would unpack to {wide} x {high} pixels, more than the {PIXELS} that "
+                        "are taken"
+                    )
                 if image.format in ("JPEG", "MPO"):
                     _check_scans(image.fp)
                 image.load()
                 return image.copy()
-    except Exception as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
+    except (
+        Exception
+    ) as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise InputError(f"cannot read the image {name!r}: {reason}.") from None
 
 
 def _check_scans(file: Any) -> None:
     """Raise ValueError where a JPEG file goes over its pixels again and again."""
-    place, found, size, last = file.tell(), 0, 0, b""
+    place = file.tell()
+    found = 0
+    size = 0
+    last = b""
     file.seek(0)
     while piece := file.read(1 << 20):
         found += (last + piece).count(b"\xff\xda")
-        size, last = size + len(piece), piece[-1:]
+        size = size + len(piece)
+        last = piece[-1:]
     file.seek(place)
     if found > SCANS + (size >> 16):  # in its metadata the two bytes may be by chance
         raise ValueError(f"it has {found} scans, more than the {SCANS} that are taken")

@@ -3,15 +3,18 @@
 >>> from wassail.zoo.onnx import load_onnx
 >>> model = load_onnx("network.onnx", mean=(0.4914, 0.4822, 0.4465), std=(0.2471, 0.2435, 0.2616))
 
-The graph is run once on a single image, operator by operator. Whatever does not depend on the values of the image (the
-weights, all arithmetic on shapes) turns into a constant; what is left is a straight list of tensor operations whose other
-arguments are plain numbers, so ``torch.fx`` can trace the module.
+The graph is run once on a single image, operator by operator. Whatever does not depend on the
+values of the image (the weights, all arithmetic on shapes) turns into a constant; what is left is a
+straight list of tensor operations whose other arguments are plain numbers, so ``torch.fx`` can
+trace the module.
 
-Most files were exported with a batch of one, and that one is scattered over their graphs: in the targets of Reshape and Expand,
-in class tokens, in slices. There is no need to find it. The shape `s` of every value for a single image is known, and n images
-are kept as rows `(n, *s)`, without the leading one of `s` where it has one: `(1, 3, 32, 32)` gives `(n, 3, 32, 32)`. An
-operator that leaves dimension 0 alone is applied to the rows as it is. Any other is applied to `(n, *s)` with its axes shifted
-by one. Either way no image can see another, and its logits are those that the file gives to it alone.
+Most files were exported with a batch of one, and that one is scattered over their graphs: in the
+targets of Reshape and Expand, in class tokens, in slices. There is no need to find it. The shape
+`s` of every value for a single image is known, and n images are kept as rows `(n, *s)`, without the
+leading one of `s` where it has one: `(1, 3, 32, 32)` gives `(n, 3, 32, 32)`. An operator that
+leaves dimension 0 alone is applied to the rows as it is. Any other is applied to `(n, *s)` with its
+axes shifted by one. Either way no image can see another, and its logits are those that the file
+gives to it alone.
 """
 
 from __future__ import annotations
@@ -40,13 +43,18 @@ Shape: TypeAlias = "tuple[int, ...]"
 Statistic: TypeAlias = "float | Sequence[float] | Tensor"
 
 
-def load_onnx(path: str | Path, mean: Statistic | None = None, std: Statistic | None = None) -> OnnxClassifier:
-    """The classifier in an ONNX file, in eval mode: a batch `(n, *shape)` of any size -> logits `(n, K)`.
+def load_onnx(
+    path: str | Path, mean: Statistic | None = None, std: Statistic | None = None
+) -> OnnxClassifier:
+    """The classifier in an ONNX file, in eval mode: a batch `(n, *shape)` of any size -> logits
+    `(n, K)`.
 
-    The image is the first input that is not an initialiser; the logits are the first output of two dimensions. Images of
-    another shape than the graph's own are reshaped to it in row-major order if they have as many elements (28 x 28 images fit
-    a graph that takes 784 numbers); no axes are swapped. `mean` and `std`, numbers or one for each channel, are built in:
-    the graph sees `(x - mean) / std`. All weights are float32 parameters that ask for no gradient; use `.double()` for more.
+    The image is the first input that is not an initialiser; the logits are the first output of two
+    dimensions. Images of another shape than the graph's own are reshaped to it in row-major order
+    if they have as many elements (28 x 28 images fit a graph that takes 784 numbers); no axes are
+    swapped. `mean` and `std`, numbers or one for each channel, are built in: the graph sees `(x -
+    mean) / std`. All weights are float32 parameters that ask for no gradient; use `.double()` for
+    more.
     """
     path = Path(path)
     regular(path, "a model")
@@ -58,10 +66,17 @@ def load_onnx(path: str | Path, mean: Statistic | None = None, std: Statistic | 
             found = model(torch.full((2, *model.shape), 0.5))
     except InputError:
         raise
-    except Exception as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
-        raise InputError(f"{str(path)!r} is no graph that can be run: {_reason(error)}; export the model again.") from error
+    except (
+        Exception
+    ) as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
+        raise InputError(
+            f"{str(path)!r} is no graph that can be run: {_reason(error)}; export the model again."
+        ) from error
     if found.ndim != 2 or len(found) != 2:
-        raise InputError(f"{str(path)!r} gives logits of shape {tuple(found.shape)} for two samples: export the model again.")
+        raise InputError(
+            f"{str(path)!r} gives logits of shape {tuple(found.shape)} for two samples: export "
+            "the model again."
+        )
     if mean is None and std is None:
         return model
     return OnnxClassifier(graph, logits, nodes, constants, mean, std).eval()
@@ -83,11 +98,19 @@ class OnnxClassifier(nn.Module):
         std: Statistic | None,
     ) -> None:
         super().__init__()
-        self.image, self.logits, self.nodes = graph.image, logits, nodes
+        self.image = graph.image
+        self.logits = logits
+        self.nodes = nodes
         self.shape = _row(graph.shape)
         normalised = mean is not None or std is not None
-        self.register_buffer("mean", _statistic("mean", 0.0 if mean is None else mean, self.shape) if normalised else None)
-        self.register_buffer("std", _statistic("std", 1.0 if std is None else std, self.shape) if normalised else None)
+        self.register_buffer(
+            "mean",
+            _statistic("mean", 0.0 if mean is None else mean, self.shape) if normalised else None,
+        )
+        self.register_buffer(
+            "std",
+            _statistic("std", 1.0 if std is None else std, self.shape) if normalised else None,
+        )
         # A holder of their own: a weight may be called like an attribute of this module.
         self.constants = nn.Module()
         self.attributes: dict[str, str] = {}
@@ -98,20 +121,29 @@ class OnnxClassifier(nn.Module):
             self.attributes[name] = attribute
             if value.is_floating_point():
                 # Not trained on: running statistics are among them.
-                self.constants.register_parameter(attribute, nn.Parameter(value, requires_grad=False))
+                self.constants.register_parameter(
+                    attribute, nn.Parameter(value, requires_grad=False)
+                )
             else:
                 self.constants.register_buffer(attribute, value)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of the images, `(n, *shape) -> (n, K)`."""
-        # The batch size is written out: with -1 an image of half the size would pass for half an image.
+        # The batch size is written out: with -1 an image of half the size would pass for half an
+        # image.
         x = x.reshape(x.shape[0], *self.shape)
         if self.mean is not None and self.std is not None:
             x = (x - self.mean) / self.std
         values: dict[str, Tensor] = {self.image: x}
         for node in self.nodes:
-            values.update(zip(node.outputs, _run(node, [self._value(name, values) for name in node.arguments])))
-            for name in node.finished:  # else every activation would stay in memory, even without gradients
+            values.update(
+                zip(
+                    node.outputs, _run(node, [self._value(name, values) for name in node.arguments])
+                )
+            )
+            for name in (
+                node.finished
+            ):  # else every activation would stay in memory, even without gradients
                 values.pop(name, None)
         return values[self.logits]
 
@@ -122,7 +154,9 @@ class OnnxClassifier(nn.Module):
 
 
 def _statistic(what: str, values: Statistic, shape: Shape) -> Tensor:
-    """A mean or standard deviation that broadcasts against images of that shape: `()` or `(C, 1, ...)`."""
+    """A mean or standard deviation that broadcasts against images of that shape: `()` or `(C,
+    1, ...)`.
+    """
     tensor = torch.as_tensor(values, dtype=torch.float32).detach().clone()
     if tensor.ndim == 1 and len(tensor) == 1:
         tensor = tensor[0]
@@ -132,11 +166,15 @@ def _statistic(what: str, values: Statistic, shape: Shape) -> Tensor:
             "give one number, or one for each channel."
         )
     if not torch.isfinite(tensor).all() or (what == "std" and not (tensor > 0).all()):
-        raise InputError(f"{what} is {tensor.tolist()}: give finite numbers{', all positive' if what == 'std' else ''}.")
+        raise InputError(
+            f"{what} is {tensor.tolist()}: give finite "
+            f"numbers{', all positive' if what == 'std' else ''}."
+        )
     return tensor.reshape(-1, *[1] * (len(shape) - 1)) if tensor.ndim else tensor
 
 
-# ---- The file ----------------------------------------------------------------------------------------------------------------
+# ---- The file
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -152,7 +190,9 @@ class _Node:
     shapes: list[Shape] = field(default_factory=list)  # of the inputs, for a single image
     results: list[Shape] = field(default_factory=list)  # of the outputs, likewise
     data: list[bool] = field(default_factory=list)  # which inputs depend on the image
-    fixed: list[Tensor | None] = field(default_factory=list)  # the constant inputs that are integers or single numbers
+    fixed: list[Tensor | None] = field(
+        default_factory=list
+    )  # the constant inputs that are integers or single numbers
     integer: bool = False  # arithmetic on shapes
     axes: tuple[int, ...] = ()  # along which it works, counted from the front
     shift: int = 0  # 1 where it is applied to (n, *s), 0 where to the rows as they are
@@ -172,7 +212,9 @@ class _Node:
         return self.attributes.get(attribute, default)
 
     def static(self, attribute: str, index: int) -> list[Any] | None:
-        """What older versions of the operator keep in an attribute and newer ones take as an input; None if left out."""
+        """What older versions of the operator keep in an attribute and newer ones take as an
+        input; None if left out.
+        """
         if attribute in self.attributes:
             value = self.attributes[attribute]
             return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -195,17 +237,23 @@ class _Graph:
 
 
 def _read(path: Path) -> _Graph:
-    """All that is taken from the file. The only place that touches onnx, which is incompletely typed."""
+    """All that is taken from the file. The only place that touches onnx, which is incompletely
+    typed.
+    """
     try:
         onnx: Any = importlib.import_module("onnx")
     except ImportError as error:
-        raise InputError("reading ONNX files needs the package onnx: install wassail[onnx].") from error
+        raise InputError(
+            "reading ONNX files needs the package onnx: install wassail[onnx]."
+        ) from error
     try:
         model = onnx.load(str(path), format="protobuf")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
     except Exception as error:  # protobuf and onnx raise several kinds of their own
-        raise InputError(f"{path} is not an ONNX file, or a damaged one: export the model again.") from error
+        raise InputError(
+            f"{path} is not an ONNX file, or a damaged one: export the model again."
+        ) from error
     if not model.graph.node:  # protobuf reads many other files as a model in which nothing is set
         raise InputError(f"{path} is not an ONNX file: it contains no graph.")
 
@@ -226,11 +274,15 @@ def _read(path: Path) -> _Graph:
         return value.decode() if isinstance(value, bytes) else value
 
     try:
-        version = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+        version = next(
+            (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1
+        )
         initialisers = {proto.name: tensor(proto) for proto in model.graph.initializer}
         nodes = [
             _Node(
-                op=node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
+                op=node.op_type
+                if node.domain in ("", "ai.onnx")
+                else f"{node.domain}.{node.op_type}",
                 name=node.name or (node.output[0] if node.output else ""),
                 version=version,
                 attributes={proto.name: attribute(proto) for proto in node.attribute},
@@ -240,19 +292,33 @@ def _read(path: Path) -> _Graph:
             for node in model.graph.node
         ]
     except (TypeError, ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} contains a tensor or an attribute that cannot be read: {_reason(error)}.") from error
+        raise InputError(
+            f"{path} contains a tensor or an attribute that cannot be read: {_reason(error)}."
+        ) from error
     images = [entry for entry in model.graph.input if entry.name not in initialisers]
     if not images:
-        raise InputError(f"the graph in {path} has no input but its initialisers: export it with the image as an input.")
+        raise InputError(
+            f"the graph in {path} has no input but its initialisers: export it with the image as "
+            "an input."
+        )
     image = images[0]
-    sizes = [dim.dim_value if dim.WhichOneof("value") == "dim_value" else 0 for dim in image.type.tensor_type.shape.dim]
+    sizes = [
+        dim.dim_value if dim.WhichOneof("value") == "dim_value" else 0
+        for dim in image.type.tensor_type.shape.dim
+    ]
     if sizes and sizes[0] < 1:
         sizes[0] = 1  # a batch left open
     if len(sizes) < 1 or min(sizes) < 1:
         seen = [dim.dim_value or dim.dim_param or "?" for dim in image.type.tensor_type.shape.dim]
-        raise InputError(f"input {image.name!r} of {path} has shape {seen}: export it with a fixed size of the image.")
+        raise InputError(
+            f"input {image.name!r} of {path} has shape {seen}: export it with a fixed size of "
+            "the image."
+        )
     if math.prod(sizes) > LARGEST:
-        raise InputError(f"input {image.name!r} of {path} has shape {sizes}, which no data set has: export the model again.")
+        raise InputError(
+            f"input {image.name!r} of {path} has shape {sizes}, which no data set has: export "
+            "the model again."
+        )
 
     def rank(output: Any) -> int | None:
         kind = output.type.tensor_type
@@ -266,51 +332,73 @@ def _reason(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-# ---- From the graph to a list of operations ----------------------------------------------------------------------------------
+# ---- From the graph to a list of operations
+# ----------------------------------------------------------------------------------
 
 
 def _specialise(graph: _Graph, path: Path) -> tuple[str, list[_Node], dict[str, Tensor]]:
-    """Run the graph on a single image: the name of the logits, the operations that depend on the image, their constants."""
+    """Run the graph on a single image: the name of the logits, the operations that depend on
+    the image, their constants.
+    """
     logits = next((name for name, rank in graph.outputs if rank in (2, None)), None)
     if logits is None:
-        ranks = ", ".join(f"{name!r} has {rank} dimensions" for name, rank in graph.outputs) or "there is none"
-        raise InputError(f"{path} has no output of two dimensions ({ranks}): a classifier's logits have shape (N, classes).")
+        ranks = (
+            ", ".join(f"{name!r} has {rank} dimensions" for name, rank in graph.outputs)
+            or "there is none"
+        )
+        raise InputError(
+            f"{path} has no output of two dimensions ({ranks}): a classifier's logits have shape "
+            "(N, classes)."
+        )
     values: dict[str, Tensor] = {**graph.initialisers, graph.image: torch.zeros(graph.shape)}
     live = {graph.image}  # the values that depend on the image
     nodes: list[_Node] = []
     for node in _ancestors(graph.nodes, logits):
         if node.op not in _OPERATORS:
             raise InputError(
-                f"{path} uses the ONNX operator {node.op!r} at node {node.name!r}, which this loader does not know: "
+                f"{path} uses the ONNX operator {node.op!r} at node {node.name!r}, which this "
+                "loader does not know: "
                 "export the model without it."
             )
         try:
             results = _fold(node, values, live)
         except Exception as error:  # hostile attributes make torch's operators stumble in every way
-            raise InputError(f"node {node.name!r} ({node.op}) of {path} cannot be run: {_reason(error)}.") from error
+            raise InputError(
+                f"node {node.name!r} ({node.op}) of {path} cannot be run: {_reason(error)}."
+            ) from error
         values.update(zip(node.outputs, results))
         if any(node.data) and node.op != "Shape":  # every image has the same shape
             live.update(node.outputs)
             nodes.append(node)
     if logits not in live:
-        raise InputError(f"output {logits!r} of {path} does not depend on the input {graph.image!r}: export the classifier.")
+        raise InputError(
+            f"output {logits!r} of {path} does not depend on the input {graph.image!r}: export "
+            "the classifier."
+        )
     if values[logits].ndim != 2 or len(values[logits]) != 1:
         raise InputError(
-            f"output {logits!r} of {path} has shape {tuple(values[logits].shape)} for an input of shape {graph.shape}: "
+            f"output {logits!r} of {path} has shape {tuple(values[logits].shape)} for an input "
+            f"of shape {graph.shape}: "
             "a classifier's logits have shape (N, classes), and a fixed batch must be 1."
         )
     used: set[str] = {logits}
     for node in reversed(nodes):
         node.finished = tuple(
-            dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name in live and name not in used)
+            dict.fromkeys(
+                name for name in (*node.inputs, *node.outputs) if name in live and name not in used
+            )
         )
         used.update(node.inputs)
-    wanted = dict.fromkeys(name for node in nodes for name in node.arguments if name and name not in live)
+    wanted = dict.fromkeys(
+        name for node in nodes for name in node.arguments if name and name not in live
+    )
     return logits, nodes, {name: values[name] for name in wanted}
 
 
 def _ancestors(nodes: list[_Node], output: str) -> list[_Node]:
-    """The nodes that the output depends on, in order: the others (labels, features) may be anything."""
+    """The nodes that the output depends on, in order: the others (labels, features) may be
+    anything.
+    """
     needed: set[str] = {output}
     kept: list[_Node] = []
     for node in reversed(nodes):
@@ -326,14 +414,19 @@ def _fold(node: _Node, values: dict[str, Tensor], live: set[str]) -> list[Tensor
     kind = _OPERATORS[node.op]
     missing = [name for name in node.inputs if name and name not in values]
     if missing:
-        raise ValueError(f"nothing computes its input {missing[0]!r}, and the image is the only input that is filled")
+        raise ValueError(
+            f"nothing computes its input {missing[0]!r}, and the image is the only input that is "
+            "filled"
+        )
     inputs = [values[name] if name else None for name in node.inputs]
     node.shapes = [() if value is None else tuple(value.shape) for value in inputs]
     node.data = [name in live for name in node.inputs]
     node.integer = not any(value is not None and value.is_floating_point() for value in inputs)
     node.fixed = [
         # Weights are left out: they would stay in float32 and be kept twice.
-        None if value is None or data or (value.is_floating_point() and value.numel() > 1) else value
+        None
+        if value is None or data or (value.is_floating_point() and value.numel() > 1)
+        else value
         for value, data in zip(inputs, node.data)
     ]
     if any(node.data[1:]) and kind.where != "broadcast" and node.op != "Concat":
@@ -341,7 +434,9 @@ def _fold(node: _Node, values: dict[str, Tensor], live: set[str]) -> list[Tensor
     node.axes = tuple(kind.axes(node))
     _refuse(node)
     if node.op not in _MAKE_TENSORS:  # without memory first, for the size of the result
-        weightless = [None if value is None else value.to("meta") for value in inputs[: kind.tensors]]
+        weightless = [
+            None if value is None else value.to("meta") for value in inputs[: kind.tensors]
+        ]
         expected = kind.run(node, *weightless)
         for value in [expected] if isinstance(expected, Tensor) else expected:
             if value.numel() > LARGEST:
@@ -357,12 +452,21 @@ _MAKE_TENSORS = ("Constant", "ConstantOfShape", "Shape")
 
 
 def _refuse(node: _Node) -> None:
-    """Raise ValueError where torch's kernels would be called with what they were not written for."""
+    """Raise ValueError where torch's kernels would be called with what they were not written
+    for.
+    """
     if node.op in ("Conv", "MaxPool", "AveragePool"):
-        window = [*node.get("strides", [1]), *node.get("dilations", [1]), *node.get("kernel_shape", [1]), node.get("group", 1)]
+        window = [
+            *node.get("strides", [1]),
+            *node.get("dilations", [1]),
+            *node.get("kernel_shape", [1]),
+            node.get("group", 1),
+        ]
         if node.op == "Conv":
             window += node.shapes[1]
-        if not all(isinstance(size, int) and 1 <= size <= _WIDEST for size in (*window, *node.shapes[0])):
+        if not all(
+            isinstance(size, int) and 1 <= size <= _WIDEST for size in (*window, *node.shapes[0])
+        ):
             raise ValueError("its window has a size that is not positive, or absurd")
         if not all(isinstance(size, int) and 0 <= size <= _WIDEST for size in node.get("pads", [])):
             raise ValueError("its padding is negative or absurd")
@@ -372,11 +476,17 @@ def _refuse(node: _Node) -> None:
             raise ValueError("its window has another number of axes than the image")
     if node.op == "BatchNormalization":
         channels = node.shapes[0][1:2]
-        if not channels or len(node.shapes) != 5 or any(shape != channels for shape in node.shapes[1:]):
+        if (
+            not channels
+            or len(node.shapes) != 5
+            or any(shape != channels for shape in node.shapes[1:])
+        ):
             raise ValueError(f"its statistics are not one for each of the channels {channels}")
     if node.op in ("Mod", "Div") and node.integer and not any(node.data):
         divisor = node.fixed[1]
-        if divisor is None or not bool((divisor > 0).all()):  # the least integer by -1 ends the process on some processors
+        if divisor is None or not bool(
+            (divisor > 0).all()
+        ):  # the least integer by -1 ends the process on some processors
             raise ValueError("it divides integers by what is not positive")
 
 
@@ -387,7 +497,8 @@ def _rides(node: _Node) -> bool:
         return False
     if _OPERATORS[node.op].where != "broadcast":
         return True
-    # Shapes are aligned at their ends: dimension 0 meets dimension 0 only where there are equally many.
+    # Shapes are aligned at their ends: dimension 0 meets dimension 0 only where there are equally
+    # many.
     if any(len(shape) != len(node.results[0]) for shape in shapes):
         return False
     if node.op == "Gemm":
@@ -402,16 +513,20 @@ def _row(shape: Shape) -> Shape:
 
 
 def _run(node: _Node, inputs: list[Tensor | None]) -> list[Tensor]:
-    """The node's outputs as rows, from its inputs: rows of what depends on the image, constants as the file has them.
+    """The node's outputs as rows, from its inputs: rows of what depends on the image, constants as
+    the file has them.
 
     Decides nothing by looking at a tensor, so that torch.fx can hand in its proxies.
     """
-    kind, arguments = _OPERATORS[node.op], list(inputs)
+    kind = _OPERATORS[node.op]
+    arguments = list(inputs)
     if kind.where == "view":
         return [_view(inputs[0], _row(node.shapes[0]), _row(node.results[0]))]
     for i, shape in enumerate(node.shapes[: len(inputs)]):
         if node.data[i]:
-            arguments[i] = _view(inputs[i], _row(shape), _lifted(node, i) if node.shift else shape[1:])
+            arguments[i] = _view(
+                inputs[i], _row(shape), _lifted(node, i) if node.shift else shape[1:]
+            )
     if node.op == "Concat":  # class tokens: the same for every image
         size = next(argument for argument, data in zip(arguments, node.data) if data).shape[0]  # type: ignore[union-attr]
         for i, shape in enumerate(node.shapes):
@@ -421,13 +536,19 @@ def _run(node: _Node, inputs: list[Tensor | None]) -> list[Tensor]:
     results = kind.run(node, *arguments)
     if node.op != "Split":
         results = [results]
-    # By index: a proxy cannot be iterated over. A shifted product may carry ones that its result has not.
-    have = [None if node.op == "MatMul" and node.shift else shape[1 - node.shift :] for shape in node.results]
+    # By index: a proxy cannot be iterated over. A shifted product may carry ones that its result
+    # has not.
+    have = [
+        None if node.op == "MatMul" and node.shift else shape[1 - node.shift :]
+        for shape in node.results
+    ]
     return [_view(results[i], have[i], _row(shape)) for i, shape in enumerate(node.results)]
 
 
 def _lifted(node: _Node, i: int) -> Shape:
-    """The shape, for one image, in which input `i` meets the others: of the same rank if they broadcast."""
+    """The shape, for one image, in which input `i` meets the others: of the same rank if they
+    broadcast.
+    """
     shape = node.shapes[i]
     if _OPERATORS[node.op].where != "broadcast":
         return shape
@@ -445,17 +566,19 @@ def _view(x: Any, have: Shape | None, want: Shape) -> Tensor:
     return view
 
 
-# ---- The operators -----------------------------------------------------------------------------------------------------------
-# Each takes its node and tensors of the shapes in the file, or with one more dimension in front if the node is shifted. Shapes
-# are looked up in the node, never in a tensor.
+# ---- The operators
+# --------------------------------------------------------------------------------------------------
+# Each takes its node and tensors of the shapes in the file, or with one more dimension in front if
+# the node is shifted. Shapes are looked up in the node, never in a tensor.
 
 
 @dataclass(frozen=True)
 class _Operator:
     """How to run an operator, and how it treats a batch.
 
-    where: "axes" works along `node.axes`; "broadcast" aligns the shapes of its inputs; "rows" takes a batch in dimension 0 by
-    definition; "view" only changes the shape. tensors: how many inputs are handed over as tensors, the others are static.
+    where: "axes" works along `node.axes`; "broadcast" aligns the shapes of its inputs; "rows" takes
+    a batch in dimension 0 by definition; "view" only changes the shape. tensors: how many inputs
+    are handed over as tensors, the others are static.
     """
 
     run: Callable[..., Any]
@@ -494,14 +617,19 @@ def _equal(node: _Node, a: Tensor, b: Tensor) -> Tensor:
 def _pow(node: _Node, x: Tensor, exponent: Tensor) -> Tensor:
     fixed = node.fixed[1]
     # A number is faster than a tensor, and an exponent of 2 has no trouble at negative bases.
-    return x ** (exponent if fixed is None or fixed.numel() > 1 or node.shapes[1] != () else fixed.item())
+    return x ** (
+        exponent if fixed is None or fixed.numel() > 1 or node.shapes[1] != () else fixed.item()
+    )
 
 
 def _clip(node: _Node, x: Tensor) -> Tensor:
-    low, high = node.static("min", 1), node.static("max", 2)
+    low = node.static("min", 1)
+    high = node.static("max", 2)
     if low is None and high is None:
         return x
-    return torch.clamp(x, min=None if low is None else low[0], max=None if high is None else high[0])
+    return torch.clamp(
+        x, min=None if low is None else low[0], max=None if high is None else high[0]
+    )
 
 
 def _gelu(node: _Node, x: Tensor) -> Tensor:
@@ -509,23 +637,37 @@ def _gelu(node: _Node, x: Tensor) -> Tensor:
 
 
 def _cast(node: _Node, x: Tensor) -> Tensor:
-    target = {1: torch.float32, 10: torch.float32, 11: torch.float32, 16: torch.float32, 6: torch.int32, 7: torch.int64}
+    target = {
+        1: torch.float32,
+        10: torch.float32,
+        11: torch.float32,
+        16: torch.float32,
+        6: torch.int32,
+        7: torch.int64,
+    }
     target[9] = torch.bool
     if node.get("to", 1) not in target:
         raise ValueError(f"a cast to type {node.get('to', 1)} is not supported")
     dtype = target[node.get("to", 1)]
     if node.data[0] and not dtype.is_floating_point:
         raise ValueError("it rounds values that depend on the image, which have no gradient then")
-    return x.to(dtype)  # only constants get here in a batch: there a cast is a view, and the module may be in float64
+    return x.to(
+        dtype
+        # only constants get here in a batch: there a cast is a view, and the module may be in
+        # float64
+    )
 
 
 def _expand(node: _Node, x: Tensor) -> Tensor:
     target = node.static("shape", 1)
     if target is None:
         raise ValueError("it has no target shape")
-    old, shape = node.shapes[0], torch.broadcast_shapes(node.shapes[0], target)  # type: ignore[no-untyped-call]
+    old = node.shapes[0]
+    shape = torch.broadcast_shapes(old, target)  # type: ignore[no-untyped-call]
     new = len(shape) - len(old)
-    kept = [-1 if a == b else b for a, b in zip(old, shape[new:])]  # -1 also where a batch took the place of the one
+    kept = [
+        -1 if a == b else b for a, b in zip(old, shape[new:])
+    ]  # -1 also where a batch took the place of the one
     return x.expand(*[-1] * node.shift, *shape[:new], *kept)
 
 
@@ -534,9 +676,14 @@ def _matmul(node: _Node, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _gemm(node: _Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
-    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    alpha = node.get("alpha", 1.0)
+    beta = node.get("beta", 1.0)
     a = a.transpose(-1, -2) if node.get("transA", 0) else a
-    if not node.data[1] and alpha == beta == 1 and (c is None or (len(node.shapes[2]) == 1 and not node.data[2])):
+    if (
+        not node.data[1]
+        and alpha == beta == 1
+        and (c is None or (len(node.shapes[2]) == 1 and not node.data[2]))
+    ):
         # The usual case, a linear layer, in one piece. A bias of one number is broadcast by hand.
         weight = b if node.get("transB", 0) else b.transpose(-1, -2)
         if c is None or node.shapes[2] == (node.shapes[1][0 if node.get("transB", 0) else 1],):
@@ -551,11 +698,18 @@ def _pairs(pairs: Sequence[tuple[int, int]]) -> list[int]:
     return [amount for pair in reversed(pairs) for amount in pair]
 
 
-def _window(node: _Node, kernel: Sequence[int]) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Strides, dilations and padding (before, after) of a convolution or a pooling, for each spatial axis."""
-    count, sizes = len(kernel), node.shapes[0][2:]
-    strides, dilations = list(node.get("strides", [1] * count)), list(node.get("dilations", [1] * count))
-    pads, auto = node.get("pads", [0] * 2 * count), node.get("auto_pad", "NOTSET")
+def _window(
+    node: _Node, kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Strides, dilations and padding (before, after) of a convolution or a pooling, for each
+    spatial axis.
+    """
+    count = len(kernel)
+    sizes = node.shapes[0][2:]
+    strides = list(node.get("strides", [1] * count))
+    dilations = list(node.get("dilations", [1] * count))
+    pads = node.get("pads", [0] * 2 * count)
+    auto = node.get("auto_pad", "NOTSET")
     if auto == "NOTSET":
         return strides, dilations, list(zip(pads[:count], pads[count:]))
     if auto == "VALID":
@@ -565,7 +719,11 @@ def _window(node: _Node, kernel: Sequence[int]) -> tuple[list[int], list[int], l
         for size, stride, dilation, width in zip(sizes, strides, dilations, kernel)
     ]
     upper = auto == "SAME_UPPER"
-    return strides, dilations, [(t // 2, t - t // 2) if upper else (t - t // 2, t // 2) for t in totals]
+    return (
+        strides,
+        dilations,
+        [(t // 2, t - t // 2) if upper else (t - t // 2, t // 2) for t in totals],
+    )
 
 
 def _conv(node: _Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -573,21 +731,30 @@ def _conv(node: _Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) ->
     convolve = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(strides)]
     padding = [before for before, _ in pads]
     if any(before != after for before, after in pads):
-        x, padding = F.pad(x, _pairs(pads)), [0] * len(pads)
+        x = F.pad(x, _pairs(pads))
+        padding = [0] * len(pads)
     result: Tensor = convolve(x, weight, bias, strides, padding, dilations, node.get("group", 1))
     return result
 
 
-def _pooling(node: _Node) -> tuple[list[int], list[int], list[int], list[tuple[int, int]], list[tuple[int, int]]]:
-    """Kernel, strides, dilations, the padding asked for, and the padding with which no window hangs over the end."""
+def _pooling(
+    node: _Node,
+) -> tuple[list[int], list[int], list[int], list[tuple[int, int]], list[tuple[int, int]]]:
+    """Kernel, strides, dilations, the padding asked for, and the padding with which no window
+    hangs over the end.
+    """
     kernel = list(node.attributes["kernel_shape"])
     strides, dilations, pads = _window(node, kernel)
     exact = []
-    for size, width, stride, dilation, (before, after) in zip(node.shapes[0][2:], kernel, strides, dilations, pads):
+    for size, width, stride, dilation, (before, after) in zip(
+        node.shapes[0][2:], kernel, strides, dilations, pads
+    ):
         extent = dilation * (width - 1) + 1
         span = size + before + after - extent
         last = -(-span // stride) if node.get("ceil_mode", 0) else span // stride
-        if last * stride >= size + before:  # a window that starts in the padding behind the image is left out
+        if (
+            last * stride >= size + before
+        ):  # a window that starts in the padding behind the image is left out
             last -= 1
         exact.append((before, max(last * stride + extent - size - before, 0)))
     return kernel, strides, dilations, pads, exact
@@ -614,7 +781,8 @@ def _average_pool(node: _Node, x: Tensor) -> Tensor:
     include = bool(node.get("count_include_pad", 0))
     if include and counted == exact:
         return average
-    # Divide by the share of the window that counts: the image, with the padding asked for if it is included.
+    # Divide by the share of the window that counts: the image, with the padding asked for if it is
+    # included.
     share = F.pad(x.new_ones((1, 1, *node.shapes[0][2:])), _pairs(counted), value=float(include))
     overhang = [(0, end - after) for (_, end), (_, after) in zip(exact, counted)]
     return average / pool(F.pad(share, _pairs(overhang)), kernel, strides)
@@ -624,14 +792,21 @@ def _global_pool(reduce: Callable[[Tensor, list[int]], Tensor]) -> _Operator:
     return _Operator(lambda node, x: reduce(x, list(range(2, len(node.shapes[0])))), "rows")
 
 
-def _batch_norm(node: _Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+def _batch_norm(
+    node: _Node, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
     if node.get("training_mode", 0) or not node.get("spatial", 1):
-        raise ValueError("only the form for inference, with one mean and variance for each channel, is supported")
+        raise ValueError(
+            "only the form for inference, with one mean and variance for each channel, is supported"
+        )
     return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, node.get("epsilon", 1e-5))
 
 
 def _layer_norm(node: _Node, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    x = F.layer_norm(x, [node.shapes[0][axis] for axis in node.axes], eps=node.get("epsilon", 1e-5)) * scale
+    x = (
+        F.layer_norm(x, [node.shapes[0][axis] for axis in node.axes], eps=node.get("epsilon", 1e-5))
+        * scale
+    )
     return x if bias is None else x + bias
 
 
@@ -681,15 +856,21 @@ def _concat(node: _Node, *tensors: Tensor) -> Tensor:
 
 def _gather(node: _Node, x: Tensor, indices: Tensor) -> Tensor:
     (axis,), (dim,) = node.axes, node.dims
-    size, fixed = node.shapes[0][axis], node.fixed[1]
+    size = node.shapes[0][axis]
+    fixed = node.fixed[1]
     if fixed is not None and fixed.ndim == 0:
         return x.select(dim, int(fixed) % size)
-    return torch.unflatten(x.index_select(dim, torch.remainder(indices, size).flatten()), dim, node.shapes[1])
+    return torch.unflatten(
+        x.index_select(dim, torch.remainder(indices, size).flatten()), dim, node.shapes[1]
+    )
 
 
 def _slices(node: _Node) -> list[tuple[int, range]]:
-    """The axes along which something is left out or reordered, each with the indices that it keeps."""
-    starts, ends = node.static("starts", 1), node.static("ends", 2)
+    """The axes along which something is left out or reordered, each with the indices that it
+    keeps.
+    """
+    starts = node.static("starts", 1)
+    ends = node.static("ends", 2)
     if starts is None or ends is None:
         raise ValueError("it has no starts or ends")
     axes = node.static("axes", 3) or range(len(starts))
@@ -709,7 +890,9 @@ def _slice(node: _Node, x: Tensor) -> Tensor:
         if kept.step > 0:
             x = x[(*before, slice(kept.start, kept.stop, kept.step))]
         else:  # torch slices forwards only
-            x = x[(*before, slice(kept[-1], kept[0] + 1, -kept.step) if kept else slice(0, 0))].flip(axis + node.shift)
+            x = x[
+                (*before, slice(kept[-1], kept[0] + 1, -kept.step) if kept else slice(0, 0))
+            ].flip(axis + node.shift)
     return x
 
 
@@ -718,7 +901,8 @@ def _slice_axes(node: _Node) -> Iterable[int]:
 
 
 def _split(node: _Node, x: Tensor) -> Any:
-    size, count = node.shapes[0][node.axes[0]], len(node.outputs)
+    size = node.shapes[0][node.axes[0]]
+    count = len(node.outputs)
     if (sizes := node.static("split", 1)) is None:
         piece = math.ceil(size / count)
         sizes = [piece] * (count - 1) + [size - piece * (count - 1)]
@@ -735,7 +919,8 @@ def _order(node: _Node) -> list[int]:
 
 def _amounts(node: _Node) -> list[tuple[int, int]]:
     """Padding (before, after) of every axis."""
-    rank, pads = len(node.shapes[0]), node.static("pads", 1)
+    rank = len(node.shapes[0])
+    pads = node.static("pads", 1)
     if pads is None:
         raise ValueError("it does not say how much to pad")
     axes = node.positive(node.static("axes", 3) or range(rank))
@@ -744,15 +929,21 @@ def _amounts(node: _Node) -> list[tuple[int, int]]:
 
 
 def _pad(node: _Node, x: Tensor) -> Tensor:
-    amounts, mode, value = _amounts(node), node.get("mode", "constant"), node.static("value", 2)
+    amounts = _amounts(node)
+    mode = node.get("mode", "constant")
+    value = node.static("value", 2)
     if not any(map(any, amounts)):
         return x
     if mode == "constant":
         return F.pad(x, _pairs(amounts), value=float(value[0]) if value else 0.0)
     if mode not in ("reflect", "edge") or len(amounts) < 3 or any(map(any, amounts[:2])):
-        raise ValueError(f"padding of this kind ({mode!r}) is supported along the axes of an image only")
+        raise ValueError(
+            f"padding of this kind ({mode!r}) is supported along the axes of an image only"
+        )
     # Here torch allows for one batch dimension and one of channels only.
-    padded = F.pad(x.flatten(0, node.shift), _pairs(amounts[2:]), mode="replicate" if mode == "edge" else mode)
+    padded = F.pad(
+        x.flatten(0, node.shift), _pairs(amounts[2:]), mode="replicate" if mode == "edge" else mode
+    )
     return torch.unflatten(padded, 0, (-1, node.shapes[0][0])) if node.shift else padded
 
 
@@ -761,7 +952,9 @@ def _reshape(node: _Node, x: Tensor) -> Tensor:
     if target is None:
         raise ValueError("it has no target shape")
     copied = not node.get("allowzero", 0)
-    return x.reshape([node.shapes[0][i] if size == 0 and copied else size for i, size in enumerate(target)])
+    return x.reshape(
+        [node.shapes[0][i] if size == 0 and copied else size for i, size in enumerate(target)]
+    )
 
 
 def _flatten(node: _Node, x: Tensor) -> Tensor:
@@ -770,8 +963,13 @@ def _flatten(node: _Node, x: Tensor) -> Tensor:
 
 
 def _squeeze(node: _Node, x: Tensor) -> Tensor:
-    shape, given = node.shapes[0], node.static("axes", 1)
-    axes = node.positive(given) if given is not None else [axis for axis, size in enumerate(shape) if size == 1]
+    shape = node.shapes[0]
+    given = node.static("axes", 1)
+    axes = (
+        node.positive(given)
+        if given is not None
+        else [axis for axis, size in enumerate(shape) if size == 1]
+    )
     return x.reshape([size for axis, size in enumerate(shape) if axis not in axes])
 
 
@@ -793,7 +991,8 @@ def _constant(node: _Node) -> Tensor:
 
 
 def _constant_of_shape(node: _Node) -> Tensor:
-    fill, target = node.get("value", torch.zeros(1)), node.static("shape", 0)
+    fill = node.get("value", torch.zeros(1))
+    target = node.static("shape", 0)
     if target is None:
         raise ValueError("its shape depends on the values of the image")
     if any(size < 0 for size in target) or math.prod(target) > LARGEST:
@@ -802,7 +1001,9 @@ def _constant_of_shape(node: _Node) -> Tensor:
 
 
 def _shape(node: _Node, x: Tensor) -> Tensor:
-    return torch.tensor(node.shapes[0], dtype=torch.int64)[node.get("start", 0) : node.get("end", None)]
+    return torch.tensor(node.shapes[0], dtype=torch.int64)[
+        node.get("start", 0) : node.get("end", None)
+    ]
 
 
 def _same(node: _Node, x: Tensor) -> Tensor:
@@ -842,10 +1043,17 @@ _OPERATORS: dict[str, _Operator] = {
     "Max": _variadic(torch.maximum),
     "MaxPool": _Operator(_max_pool, "rows"),
     "Min": _variadic(torch.minimum),
-    "Mod": _Operator(lambda node, a, b: (torch.fmod if node.get("fmod", 0) else torch.remainder)(a, b)),
+    "Mod": _Operator(
+        lambda node, a, b: (torch.fmod if node.get("fmod", 0) else torch.remainder)(a, b)
+    ),
     "Mul": _binary(operator.mul),
     "Neg": _unary(torch.neg),
-    "Pad": _Operator(_pad, "axes", tensors=1, axes=lambda node: [i for i, pair in enumerate(_amounts(node)) if any(pair)]),
+    "Pad": _Operator(
+        _pad,
+        "axes",
+        tensors=1,
+        axes=lambda node: [i for i, pair in enumerate(_amounts(node)) if any(pair)],
+    ),
     "Pow": _Operator(_pow),
     "Reciprocal": _unary(torch.reciprocal),
     "ReduceMax": _reduce(lambda x, dims, keep: x.amax(dims, keepdim=keep)),
@@ -866,7 +1074,9 @@ _OPERATORS: dict[str, _Operator] = {
     "Sum": _variadic(operator.add),
     "Tanh": _unary(torch.tanh),
     "Transpose": _Operator(
-        _transpose, "axes", axes=lambda node: [axis for place, axis in enumerate(_order(node)) if axis != place]
+        _transpose,
+        "axes",
+        axes=lambda node: [axis for place, axis in enumerate(_order(node)) if axis != place],
     ),
     "Unsqueeze": _Operator(_unsqueeze, "view", tensors=1),
     "Where": _Operator(lambda node, condition, a, b: torch.where(condition, a, b)),

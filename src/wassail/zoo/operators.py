@@ -1,10 +1,13 @@
-"""The operators that an exported classifier may use, and what is looked at before one of them is called.
+"""The operators that an exported classifier may use, and what is looked at before one of them is
+called.
 
-Torch's kernels were written for programs, not for files from strangers: some read beyond their arguments when the lengths do
-not fit, some divide by a number that is zero. So the list holds what a classifier in eval mode needs and nothing else, by
-exact overload: nothing that writes into its arguments, that draws random numbers, that returns memory as it finds it, or whose
-result has a size that depends on values. Every argument is compared with the operator's own schema, and the shapes with
-what the operator assumes of them. The result is computed without memory first (on torch's meta device), for its size.
+Torch's kernels were written for programs, not for files from strangers: some read beyond their
+arguments when the lengths do not fit, some divide by a number that is zero. So the list holds what
+a classifier in eval mode needs and nothing else, by exact overload: nothing that writes into its
+arguments, that draws random numbers, that returns memory as it finds it, or whose result has a size
+that depends on values. Every argument is compared with the operator's own schema, and the shapes
+with what the operator assumes of them. The result is computed without memory first (on torch's meta
+device), for its size.
 """
 
 from __future__ import annotations
@@ -21,76 +24,85 @@ from torch import Tensor
 __all__ = ["ARITHMETIC", "LARGEST", "Arithmetic", "Operator", "find", "functional", "limit"]
 
 LARGEST = 1 << 26
-"""The numbers that a sample, or a value computed from one sample, may have: a quarter of a gigabyte in float32."""
+"""The numbers that a sample, or a value computed from one sample, may have: a quarter of a
+gigabyte in float32.
+"""
 
 _BOUND = 1 << 31
 _END = (1 << 63) - 1  # how exporters write "to the end"
 
 _SAME_SHAPE = """
-    abs acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc exp exp2 expm1 floor gelu hardshrink hardsigmoid
-    hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid logical_not mish nan_to_num neg reciprocal relu relu6
-    round rsqrt selu sigmoid sign silu sin sinh softplus softshrink sqrt square tan tanh alias clone contiguous detach
-    lift_fresh_copy tril triu zeros_like ones_like full_like _to_copy
+    abs acos acosh asin asinh atan atanh ceil celu cos cosh elu erf erfc exp exp2 expm1 floor gelu
+    hardshrink hardsigmoid hardswish hardtanh leaky_relu log log10 log1p log2 log_sigmoid
+    logical_not mish nan_to_num neg reciprocal relu relu6 round rsqrt selu sigmoid sign silu sin
+    sinh softplus softshrink sqrt square tan tanh alias clone contiguous detach lift_fresh_copy tril
+    triu zeros_like ones_like full_like _to_copy
 """
 _OTHERS = """
-    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar
-    div.Tensor_mode div.Scalar_mode true_divide.Tensor true_divide.Scalar floor_divide.default floor_divide.Scalar
-    fmod.Tensor fmod.Scalar remainder.Tensor remainder.Scalar pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2.default
-    addcdiv.default addcmul.default lerp.Scalar lerp.Tensor clamp.default clamp.Tensor clamp_max.default clamp_max.Tensor
-    clamp_min.default clamp_min.Tensor maximum.default minimum.default max.other min.other eq.Tensor eq.Scalar ne.Tensor
-    ne.Scalar ge.Tensor ge.Scalar gt.Tensor gt.Scalar le.Tensor le.Scalar lt.Tensor lt.Scalar logical_and.default
-    logical_or.default logical_xor.default bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar
-    bitwise_not.default isfinite.default isinf.default isnan.default masked_fill.Scalar masked_fill.Tensor
-    where.self where.ScalarOther where.ScalarSelf where.Scalar
-    mm.default bmm.default mv.default dot.default matmul.default linear.default addmm.default addmv.default
+    add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar mul.Tensor mul.Scalar
+    div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode true_divide.Tensor true_divide.Scalar
+    floor_divide.default floor_divide.Scalar fmod.Tensor fmod.Scalar remainder.Tensor
+    remainder.Scalar pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar atan2.default addcdiv.default
+    addcmul.default lerp.Scalar lerp.Tensor clamp.default clamp.Tensor clamp_max.default
+    clamp_max.Tensor clamp_min.default clamp_min.Tensor maximum.default minimum.default max.other
+    min.other eq.Tensor eq.Scalar ne.Tensor ne.Scalar ge.Tensor ge.Scalar gt.Tensor gt.Scalar
+    le.Tensor le.Scalar lt.Tensor lt.Scalar logical_and.default logical_or.default
+    logical_xor.default bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar
+    bitwise_not.default isfinite.default isinf.default isnan.default masked_fill.Scalar
+    masked_fill.Tensor where.self where.ScalarOther where.ScalarSelf where.Scalar mm.default
+    bmm.default mv.default dot.default matmul.default linear.default addmm.default addmv.default
     baddbmm.default addbmm.default outer.default einsum.default scaled_dot_product_attention.default
-    conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding conv_transpose1d.default
-    conv_transpose2d.input convolution.default
-    batch_norm.default _native_batch_norm_legit_no_training.default instance_norm.default group_norm.default
+    conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default conv3d.padding
+    conv_transpose1d.default conv_transpose2d.input convolution.default batch_norm.default
+    _native_batch_norm_legit_no_training.default instance_norm.default group_norm.default
     native_group_norm.default layer_norm.default native_layer_norm.default rms_norm.default
-    max_pool1d.default max_pool2d.default max_pool3d.default max_pool2d_with_indices.default avg_pool1d.default
-    avg_pool2d.default avg_pool3d.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default
-    adaptive_avg_pool3d.default _adaptive_avg_pool2d.default adaptive_max_pool1d.default adaptive_max_pool2d.default
-    softmax.int _softmax.default log_softmax.int _log_softmax.default logsumexp.default glu.default prelu.default
-    dropout.default feature_dropout.default alpha_dropout.default native_dropout.default
-    mean.default mean.dim sum.default sum.dim_IntList prod.default prod.dim_int amax.default amin.default max.default
-    max.dim min.default min.dim argmax.default argmin.default std.default std.dim std.correction var.default var.dim
-    var.correction var_mean.default var_mean.dim var_mean.correction norm.Scalar norm.ScalarOpt_dim
-    linalg_vector_norm.default cumsum.default cumprod.default topk.default sort.default any.default any.dim any.dims
-    all.default all.dim all.dims
-    cat.default stack.default hstack.default vstack.default split.Tensor split.sizes split_with_sizes.default
-    chunk.default tensor_split.sections unbind.int
-    view.default _unsafe_view.default view_as.default reshape.default reshape_as.default flatten.using_ints unflatten.int
-    squeeze.default squeeze.dim squeeze.dims unsqueeze.default expand.default expand_as.default broadcast_to.default
-    broadcast_tensors.default permute.default transpose.int t.default numpy_T.default movedim.int movedim.intlist
-    flip.default roll.default repeat.default repeat_interleave.self_int tile.default slice_scatter.default
-    select_scatter.default copy.default fill.Scalar fill.Tensor select.int slice.Tensor narrow.default diagonal.default
-    diag.default unfold.default im2col.default pixel_shuffle.default pixel_unshuffle.default
-    pad.default constant_pad_nd.default reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
-    replication_pad2d.default
-    index.Tensor index_select.default gather.default embedding.default
-    upsample_nearest2d.default upsample_nearest2d.vec upsample_bilinear2d.default upsample_bilinear2d.vec
-    upsample_bicubic2d.default upsample_bicubic2d.vec
-    arange.default arange.start arange.start_step linspace.default full.default zeros.default ones.default eye.default
-    eye.m new_full.default new_ones.default new_zeros.default scalar_tensor.default
-    to.dtype to.device to.dtype_layout to.other type_as.default sym_size.int sym_size.default sym_numel.default
+    max_pool1d.default max_pool2d.default max_pool3d.default max_pool2d_with_indices.default
+    avg_pool1d.default avg_pool2d.default avg_pool3d.default adaptive_avg_pool1d.default
+    adaptive_avg_pool2d.default adaptive_avg_pool3d.default _adaptive_avg_pool2d.default
+    adaptive_max_pool1d.default adaptive_max_pool2d.default softmax.int _softmax.default
+    log_softmax.int _log_softmax.default logsumexp.default glu.default prelu.default dropout.default
+    feature_dropout.default alpha_dropout.default native_dropout.default mean.default mean.dim
+    sum.default sum.dim_IntList prod.default prod.dim_int amax.default amin.default max.default
+    max.dim min.default min.dim argmax.default argmin.default std.default std.dim std.correction
+    var.default var.dim var.correction var_mean.default var_mean.dim var_mean.correction norm.Scalar
+    norm.ScalarOpt_dim linalg_vector_norm.default cumsum.default cumprod.default topk.default
+    sort.default any.default any.dim any.dims all.default all.dim all.dims cat.default stack.default
+    hstack.default vstack.default split.Tensor split.sizes split_with_sizes.default chunk.default
+    tensor_split.sections unbind.int view.default _unsafe_view.default view_as.default
+    reshape.default reshape_as.default flatten.using_ints unflatten.int squeeze.default squeeze.dim
+    squeeze.dims unsqueeze.default expand.default expand_as.default broadcast_to.default
+    broadcast_tensors.default permute.default transpose.int t.default numpy_T.default movedim.int
+    movedim.intlist flip.default roll.default repeat.default repeat_interleave.self_int tile.default
+    slice_scatter.default select_scatter.default copy.default fill.Scalar fill.Tensor select.int
+    slice.Tensor narrow.default diagonal.default diag.default unfold.default im2col.default
+    pixel_shuffle.default pixel_unshuffle.default pad.default constant_pad_nd.default
+    reflection_pad1d.default reflection_pad2d.default replication_pad1d.default
+    replication_pad2d.default index.Tensor index_select.default gather.default embedding.default
+    upsample_nearest2d.default upsample_nearest2d.vec upsample_bilinear2d.default
+    upsample_bilinear2d.vec upsample_bicubic2d.default upsample_bicubic2d.vec arange.default
+    arange.start arange.start_step linspace.default full.default zeros.default ones.default
+    eye.default eye.m new_full.default new_ones.default new_zeros.default scalar_tensor.default
+    to.dtype to.device to.dtype_layout to.other type_as.default sym_size.int sym_size.default
+    sym_numel.default
 """
 NAMES = frozenset([f"{name}.default" for name in _SAME_SHAPE.split()] + _OTHERS.split())
 
-# Activations that write into their argument, as nn.ReLU(inplace=True) does: the reader runs the form that does not.
+# Activations that write into their argument, as nn.ReLU(inplace=True) does: the reader runs the
+# form that does not.
 _IN_PLACE = frozenset(
     """
-    relu.default relu6.default celu.default elu.default gelu.default hardsigmoid.default hardswish.default hardtanh.default
-    leaky_relu.default mish.default selu.default sigmoid.default silu.default tanh.default clamp.default add.Tensor
-    add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar div.Tensor div.Scalar masked_fill.Scalar dropout.default
-    feature_dropout.default alpha_dropout.default detach.default
+    relu.default relu6.default celu.default elu.default gelu.default hardsigmoid.default
+    hardswish.default hardtanh.default leaky_relu.default mish.default selu.default sigmoid.default
+    silu.default tanh.default clamp.default add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor
+    mul.Scalar div.Tensor div.Scalar masked_fill.Scalar dropout.default feature_dropout.default
+    alpha_dropout.default detach.default
     """.split()  # noqa: SIM905
 )
 # Those that may return (a part of) their argument although their schema does not say so.
 _ALIASES = frozenset(
     """
-    dropout feature_dropout alpha_dropout native_dropout pad constant_pad_nd type_as _unsafe_view broadcast_tensors einsum diag
-    pixel_shuffle pixel_unshuffle
+    dropout feature_dropout alpha_dropout native_dropout pad constant_pad_nd type_as _unsafe_view
+    broadcast_tensors einsum diag pixel_shuffle pixel_unshuffle
     """.split()  # noqa: SIM905
 )
 _TARGET = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
@@ -106,9 +118,15 @@ def find(target: str) -> Operator | None:
 
 
 def functional(target: str) -> str | None:
-    """The name of the operator that computes the same without writing into its first argument; None for all others."""
+    """The name of the operator that computes the same without writing into its first argument;
+    None for all others.
+    """
     match = _TARGET.fullmatch(target)
-    if match is None or not match[1].endswith("_") or f"{match[1][:-1]}.{match[2]}" not in _IN_PLACE:
+    if (
+        match is None
+        or not match[1].endswith("_")
+        or f"{match[1][:-1]}.{match[2]}" not in _IN_PLACE
+    ):
         return None
     return f"torch.ops.aten.{match[1][:-1]}.{match[2]}"
 
@@ -123,7 +141,9 @@ class Operator:
     """
 
     def __init__(self, target: str, name: str, run: Any) -> None:
-        self.target, self.name, self.run = target, name, run
+        self.target = target
+        self.name = name
+        self.run = run
         self.schema = {argument.name: argument for argument in run._schema.arguments}
 
     def __reduce__(self) -> Any:
@@ -132,30 +152,46 @@ class Operator:
     @property
     def aliases(self) -> bool:
         """Whether a result may share memory with an argument."""
-        return self.name in _ALIASES or any(value.alias_info is not None for value in self.run._schema.returns)
+        return self.name in _ALIASES or any(
+            value.alias_info is not None for value in self.run._schema.returns
+        )
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Raise ValueError unless the operator has arguments of these names, and no other that it needs."""
+        """Raise ValueError unless the operator has arguments of these names, and no other that
+        it needs.
+        """
         foreign = [name for name in names if name not in self.schema]
-        needed = [name for name, argument in self.schema.items() if not argument.has_default_value() and name not in names]
+        needed = [
+            name
+            for name, argument in self.schema.items()
+            if not argument.has_default_value() and name not in names
+        ]
         if foreign or needed or len(set(names)) != len(names):
-            raise ValueError(f"{self.target} is called with the arguments {', '.join(names) or '(none)'}")
+            raise ValueError(
+                f"{self.target} is called with the arguments {', '.join(names) or '(none)'}"
+            )
 
     def check(self, arguments: Mapping[str, Any], results: int) -> None:
         """Raise ValueError unless every argument is what the operator assumes.
 
         Args:
             arguments: by name; tensors need no memory.
-            results: how many tensors the program takes out of a list, where the operator returns one.
+            results: how many tensors the program takes out of a list, where the operator returns
+                one.
         """
         for name, value in arguments.items():
             argument = self.schema[name]
             if not _fits(value, str(argument.real_type), argument.N, name):
-                raise ValueError(f"{self.target} is called with {name} = {_show(value)}, which is no {argument.real_type}")
+                raise ValueError(
+                    f"{self.target} is called with {name} = {_show(value)}, which is no "
+                    f"{argument.real_type}"
+                )
         rule = RULES.get(self.name)
         if rule is not None:
             filled = {
-                name: arguments.get(name, argument.default_value if argument.has_default_value() else None)
+                name: arguments.get(
+                    name, argument.default_value if argument.has_default_value() else None
+                )
                 for name, argument in self.schema.items()
             }
             reason = rule(_Arguments(filled, results))
@@ -167,7 +203,10 @@ def limit(result: Any, rows: int, target: str) -> None:
     """Raise ValueError where a result has more numbers than a batch of that many rows can need."""
     for value in result if isinstance(result, (list, tuple)) else (result,):
         if isinstance(value, Tensor) and math.prod(value.shape) > LARGEST * max(rows, 1):
-            raise ValueError(f"{target} would compute a value of shape {tuple(value.shape)}, which is no classifier's")
+            raise ValueError(
+                f"{target} would compute a value of shape {tuple(value.shape)}, which is no "
+                "classifier's"
+            )
 
 
 def _show(value: Any) -> str:
@@ -177,7 +216,9 @@ def _show(value: Any) -> str:
 
 def _integer(value: Any, name: str) -> bool:
     return (
-        isinstance(value, int) and not isinstance(value, bool) and (abs(value) <= _BOUND or (name == "end" and value == _END))
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and (abs(value) <= _BOUND or (name == "end" and value == _END))
     )
 
 
@@ -186,12 +227,16 @@ def _fits(value: Any, kind: str, count: int | None, name: str) -> bool:
     if kind.startswith("Optional["):
         return value is None or _fits(value, kind[9:-1], count, name)
     if kind.startswith("List["):
-        if not isinstance(value, (list, tuple)) or not all(_fits(entry, kind[5:-1], None, name) for entry in value):
+        if not isinstance(value, (list, tuple)) or not all(
+            _fits(entry, kind[5:-1], None, name) for entry in value
+        ):
             return False
         return count is None or count == 1 or len(value) in (0, 1, count)
     match kind:
         case "Tensor":  # exporters write `x + 3` as a sum of tensors
-            return isinstance(value, Tensor) or (name == "other" and _fits(value, "number", None, name))
+            return isinstance(value, Tensor) or (
+                name == "other" and _fits(value, "number", None, name)
+            )
         case "int":
             return _integer(value, name)
         case "float":
@@ -213,8 +258,9 @@ def _fits(value: Any, kind: str, count: int | None, name: str) -> bool:
     return False
 
 
-# ---- What the shapes must be ---------------------------------------------------------------------------------------------
-# Each rule returns a reason for which the call is refused, or an empty string.
+# ---- What the shapes must be
+# --------------------------------------------------------------------------------------------- Each
+# rule returns a reason for which the call is refused, or an empty string.
 
 
 class _Arguments:
@@ -239,7 +285,9 @@ def _wide(value: Any, count: int) -> list[int]:
 
 def _vector(length: int, **tensors: Tensor | None) -> str:
     for name, tensor in tensors.items():
-        if tensor is not None and (tuple(tensor.shape) != (length,) or not tensor.is_floating_point()):
+        if tensor is not None and (
+            tuple(tensor.shape) != (length,) or not tensor.is_floating_point()
+        ):
             return f"{name} has shape {tuple(tensor.shape)} for {length} channels"
     return ""
 
@@ -247,9 +295,16 @@ def _vector(length: int, **tensors: Tensor | None) -> str:
 def _batch_norm(a: _Arguments) -> str:
     if getattr(a, "training", False):
         return "it is in training mode: export the model in eval mode"
-    if a.input.ndim < 2 or a.running_mean is None or a.running_var is None or not a.input.is_floating_point():
+    if (
+        a.input.ndim < 2
+        or a.running_mean is None
+        or a.running_var is None
+        or not a.input.is_floating_point()
+    ):
         return "it lacks its statistics, or its input has no channels"
-    return _vector(a.input.shape[1], weight=a.weight, bias=a.bias, mean=a.running_mean, variance=a.running_var)
+    return _vector(
+        a.input.shape[1], weight=a.weight, bias=a.bias, mean=a.running_mean, variance=a.running_var
+    )
 
 
 def _instance_norm(a: _Arguments) -> str:
@@ -260,13 +315,21 @@ def _instance_norm(a: _Arguments) -> str:
         return "it would change its statistics, or lacks them: export the model in eval mode"
     if math.prod(a.input.shape[2:]) < 1:
         return "its input is empty"
-    return _vector(a.input.shape[1], weight=a.weight, bias=a.bias, mean=a.running_mean, variance=a.running_var)
+    return _vector(
+        a.input.shape[1], weight=a.weight, bias=a.bias, mean=a.running_mean, variance=a.running_var
+    )
 
 
 def _group_norm(a: _Arguments) -> str:
     groups = a.num_groups if hasattr(a, "num_groups") else a.group
     shape = tuple(a.input.shape)
-    if len(shape) < 2 or groups < 1 or shape[1] < 1 or shape[1] % groups or not a.input.is_floating_point():
+    if (
+        len(shape) < 2
+        or groups < 1
+        or shape[1] < 1
+        or shape[1] % groups
+        or not a.input.is_floating_point()
+    ):
         return f"{groups} groups do not divide an input of shape {shape}"
     if hasattr(a, "HxW") and (a.N, a.C, a.HxW) != (shape[0], shape[1], math.prod(shape[2:])):
         return f"its sizes are not those of an input of shape {shape}"
@@ -275,7 +338,12 @@ def _group_norm(a: _Arguments) -> str:
 
 def _layer_norm(a: _Arguments) -> str:
     shape = tuple(a.normalized_shape)
-    if not shape or min(shape) < 1 or tuple(a.input.shape[-len(shape) :]) != shape or not a.input.is_floating_point():
+    if (
+        not shape
+        or min(shape) < 1
+        or tuple(a.input.shape[-len(shape) :]) != shape
+        or not a.input.is_floating_point()
+    ):
         return f"it normalises {shape} of an input of shape {tuple(a.input.shape)}"
     for tensor in (a.weight, getattr(a, "bias", None)):
         if tensor is not None and (tuple(tensor.shape) != shape or not tensor.is_floating_point()):
@@ -285,20 +353,42 @@ def _layer_norm(a: _Arguments) -> str:
 
 def _convolution(a: _Arguments) -> str:
     axes = a.weight.ndim - 2
-    if axes not in (1, 2, 3) or a.input.ndim not in (axes + 1, axes + 2) or a.input.dtype != a.weight.dtype:
-        return f"a kernel of shape {tuple(a.weight.shape)} meets an input of shape {tuple(a.input.shape)}"
+    if (
+        axes not in (1, 2, 3)
+        or a.input.ndim not in (axes + 1, axes + 2)
+        or a.input.dtype != a.weight.dtype
+    ):
+        return (
+            f"a kernel of shape {tuple(a.weight.shape)} meets an input of shape "
+            f"{tuple(a.input.shape)}"
+        )
     if not a.input.is_floating_point():
         return "its input is no floating-point tensor"
-    transposed = getattr(a, "transposed", False) or (hasattr(a, "output_padding") and not hasattr(a, "transposed"))
-    channels, sizes = a.input.shape[-axes - 1], a.input.shape[-axes:]
+    transposed = getattr(a, "transposed", False) or (
+        hasattr(a, "output_padding") and not hasattr(a, "transposed")
+    )
+    channels = a.input.shape[-axes - 1]
+    sizes = a.input.shape[-axes:]
     first, second, *kernel = a.weight.shape
     if min(channels, first, second, *kernel, *sizes) < 1 or a.groups < 1 or first % a.groups:
-        return f"{a.groups} groups of a kernel of shape {tuple(a.weight.shape)} meet an input of shape {tuple(a.input.shape)}"
+        return (
+            f"{a.groups} groups of a kernel of shape {tuple(a.weight.shape)} meet an input of "
+            f"shape {tuple(a.input.shape)}"
+        )
     if channels != (first if transposed else second * a.groups):
-        return f"a kernel of shape {tuple(a.weight.shape)} meets {channels} channels in {a.groups} groups"
-    stride, dilation = _wide(a.stride, axes), _wide(a.dilation, axes)
+        return (
+            f"a kernel of shape {tuple(a.weight.shape)} meets {channels} channels in "
+            f"{a.groups} groups"
+        )
+    stride = _wide(a.stride, axes)
+    dilation = _wide(a.dilation, axes)
     # With a stride of 2^31 - 1 the gradient takes for ever.
-    if len(stride) != axes or len(dilation) != axes or min(*stride, *dilation) < 1 or max(*stride, *dilation) > 1 << 16:
+    if (
+        len(stride) != axes
+        or len(dilation) != axes
+        or min(*stride, *dilation) < 1
+        or max(*stride, *dilation) > 1 << 16
+    ):
         return f"its stride is {stride} and its dilation {dilation}"
     extent = [d * (width - 1) + 1 for d, width in zip(dilation, kernel)]
     if isinstance(a.padding, str):
@@ -312,8 +402,12 @@ def _convolution(a: _Arguments) -> str:
     if transposed:
         extra = _wide(a.output_padding, axes)
         sides = zip(sizes, stride, padding, extent, extra)
-        results = [(size - 1) * step - 2 * pad + width + more for size, step, pad, width, more in sides]
-        if len(extra) != axes or any(more < 0 or more >= max(s, d) for more, s, d in zip(extra, stride, dilation)):
+        results = [
+            (size - 1) * step - 2 * pad + width + more for size, step, pad, width, more in sides
+        ]
+        if len(extra) != axes or any(
+            more < 0 or more >= max(s, d) for more, s, d in zip(extra, stride, dilation)
+        ):
             return f"its output padding is {extra}"
     else:
         results = [size + 2 * pad - width + 1 for size, pad, width in zip(sizes, padding, extent)]
@@ -326,14 +420,21 @@ def _convolution(a: _Arguments) -> str:
 
 def _pool(axes: int) -> _Rule:
     def rule(a: _Arguments) -> str:
-        kernel, padding = _wide(a.kernel_size, axes), _wide(a.padding, axes)
-        stride, dilation = _wide(a.stride or kernel, axes), _wide(getattr(a, "dilation", 1), axes)
+        kernel = _wide(a.kernel_size, axes)
+        padding = _wide(a.padding, axes)
+        stride = _wide(a.stride or kernel, axes)
+        dilation = _wide(getattr(a, "dilation", 1), axes)
         window = (kernel, padding, stride, dilation)
         if a.self.ndim not in (axes + 1, axes + 2) or any(len(part) != axes for part in window):
             return f"it pools an input of shape {tuple(a.self.shape)} with windows {kernel}"
         if min(*kernel, *stride, *dilation, *a.self.shape[-axes - 1 :]) < 1 or min(padding) < 0:
-            return f"its windows are {kernel}, stride {stride}, dilation {dilation}, padding {padding}"
-        if any(2 * pad > width for pad, width in zip(padding, kernel)) or getattr(a, "divisor_override", None) == 0:
+            return (
+                f"its windows are {kernel}, stride {stride}, dilation {dilation}, padding {padding}"
+            )
+        if (
+            any(2 * pad > width for pad, width in zip(padding, kernel))
+            or getattr(a, "divisor_override", None) == 0
+        ):
             return f"its padding is {padding} for windows {kernel}"
         sides = zip(a.self.shape[-axes:], kernel, padding, dilation)
         if any(size + 2 * pad < d * (width - 1) + 1 for size, width, pad, d in sides):
@@ -346,7 +447,11 @@ def _pool(axes: int) -> _Rule:
 def _adaptive(axes: int) -> _Rule:
     def rule(a: _Arguments) -> str:
         sizes = _wide(a.output_size, axes)
-        if a.self.ndim not in (axes + 1, axes + 2) or len(sizes) != axes or not 1 <= min(sizes) <= max(sizes) <= 1 << 16:
+        if (
+            a.self.ndim not in (axes + 1, axes + 2)
+            or len(sizes) != axes
+            or not 1 <= min(sizes) <= max(sizes) <= 1 << 16
+        ):
             return f"it pools an input of shape {tuple(a.self.shape)} to {sizes}"
         if min(a.self.shape[-axes - 1 :]) < 1 or not a.self.is_floating_point():
             return "its input is empty, or no floating-point tensor"
@@ -360,7 +465,9 @@ def _upsample(a: _Arguments) -> str:
     if image.ndim != 4 or min(image.shape[1:]) < 1 or not image.is_floating_point():
         return f"it resizes an input of shape {tuple(image.shape)}"
     height, width = image.shape[2:]
-    scales = list(a.scale_factors or []) if hasattr(a, "scale_factors") else [a.scales_h, a.scales_w]
+    scales = (
+        list(a.scale_factors or []) if hasattr(a, "scale_factors") else [a.scales_h, a.scales_w]
+    )
     sizes = a.output_size
     if (sizes is None) == (not scales and hasattr(a, "scale_factors")) and sizes is None:
         return "it names no size"
@@ -374,7 +481,10 @@ def _upsample(a: _Arguments) -> str:
         sizes = [int(height * scales[0]), int(width * scales[1])]
     elif len(sizes) != 2:
         return f"its size is {sizes}"
-    elif any(scale is not None and int(side * scale) != size for side, scale, size in zip((height, width), scales, sizes)):
+    elif any(
+        scale is not None and int(side * scale) != size
+        for side, scale, size in zip((height, width), scales, sizes)
+    ):
         return f"its size {sizes} is not that of its scales {scales}"
     return "" if min(sizes) >= 1 and math.prod(sizes) <= LARGEST else f"its size is {sizes}"
 
@@ -383,9 +493,19 @@ def _attention(a: _Arguments) -> str:
     q, k, v = (tuple(tensor.shape) for tensor in (a.query, a.key, a.value))
     if a.dropout_p != 0:
         return "it drops at random: export the model in eval mode"
-    if a.enable_gqa or not 2 <= len(q) <= 4 or not len(q) == len(k) == len(v) or q[:-2] != k[:-2] or k[:-1] != v[:-1]:
+    if (
+        a.enable_gqa
+        or not 2 <= len(q) <= 4
+        or not len(q) == len(k) == len(v)
+        or q[:-2] != k[:-2]
+        or k[:-1] != v[:-1]
+    ):
         return f"query, key and value have shapes {q}, {k} and {v}"
-    if q[-1] != k[-1] or min(*q[1:], *k[1:], *v[1:]) < 1 or len({a.query.dtype, a.key.dtype, a.value.dtype}) > 1:
+    if (
+        q[-1] != k[-1]
+        or min(*q[1:], *k[1:], *v[1:]) < 1
+        or len({a.query.dtype, a.key.dtype, a.value.dtype}) > 1
+    ):
         return f"query, key and value have shapes {q}, {k} and {v}"
     if not a.query.is_floating_point() or math.prod(q[-3:-1]) * k[-2] > LARGEST:
         return f"it compares {q[-2]} tokens with {k[-2]}"
@@ -393,7 +513,11 @@ def _attention(a: _Arguments) -> str:
     if mask is not None:
         scores = (*q[:-1], k[-2])
         sizes = zip(reversed(mask.shape), reversed(scores))
-        if mask.ndim > len(scores) or mask.ndim < 2 or any(size not in (1, wanted) for size, wanted in sizes):
+        if (
+            mask.ndim > len(scores)
+            or mask.ndim < 2
+            or any(size not in (1, wanted) for size, wanted in sizes)
+        ):
             return f"its mask has shape {tuple(mask.shape)} for scores of shape {scores}"
         if mask.dtype not in (torch.bool, a.query.dtype) or a.is_causal:
             return "its mask is of another number type, or one of two"
@@ -401,14 +525,26 @@ def _attention(a: _Arguments) -> str:
 
 
 def _linear(a: _Arguments) -> str:
-    if a.weight.ndim != 2 or a.input.ndim < 1 or a.input.shape[-1] != a.weight.shape[1] or a.input.dtype != a.weight.dtype:
-        return f"a matrix of shape {tuple(a.weight.shape)} meets an input of shape {tuple(a.input.shape)}"
+    if (
+        a.weight.ndim != 2
+        or a.input.ndim < 1
+        or a.input.shape[-1] != a.weight.shape[1]
+        or a.input.dtype != a.weight.dtype
+    ):
+        return (
+            f"a matrix of shape {tuple(a.weight.shape)} meets an input of shape "
+            f"{tuple(a.input.shape)}"
+        )
     return _vector(a.weight.shape[0], bias=a.bias)
 
 
 def _prelu(a: _Arguments) -> str:
     channels = a.self.shape[1] if a.self.ndim > 1 else 1
-    return "" if a.weight.ndim <= 1 and a.weight.numel() in (1, channels) else "it has not one slope for each channel"
+    return (
+        ""
+        if a.weight.ndim <= 1 and a.weight.numel() in (1, channels)
+        else "it has not one slope for each channel"
+    )
 
 
 def _eval_only(a: _Arguments) -> str:
@@ -417,7 +553,8 @@ def _eval_only(a: _Arguments) -> str:
 
 def _view(a: _Arguments) -> str:
     sizes = list(a.size if hasattr(a, "size") else a.shape)
-    numel, known = math.prod(a.self.shape), math.prod(size for size in sizes if size != -1)
+    numel = math.prod(a.self.shape)
+    known = math.prod(size for size in sizes if size != -1)
     if len(sizes) > 16 or any(size < -1 for size in sizes) or sizes.count(-1) > 1:
         return f"its shape is {sizes}"
     if (known != numel) if -1 not in sizes else (known == 0 or numel % known):
@@ -433,25 +570,38 @@ def _unflatten(a: _Arguments) -> str:
     if len(a.sizes) > 16 or any(part < -1 for part in a.sizes) or a.sizes.count(-1) > 1:
         return f"its shape is {a.sizes}"
     return (
-        f"{size} is not of the size {a.sizes}" if ((known != size) if -1 not in a.sizes else known == 0 or size % known) else ""
+        f"{size} is not of the size {a.sizes}"
+        if ((known != size) if -1 not in a.sizes else known == 0 or size % known)
+        else ""
     )
 
 
 def _expand(a: _Arguments) -> str:
     fits = len(a.size) >= a.self.ndim and len(a.size) <= 16 and all(size >= -1 for size in a.size)
     known = math.prod(size for size in a.size if size != -1)
-    return "" if fits and known <= LARGEST << 10 else f"it expands an input of shape {tuple(a.self.shape)} to {list(a.size)}"
+    return (
+        ""
+        if fits and known <= LARGEST << 10
+        else f"it expands an input of shape {tuple(a.self.shape)} to {list(a.size)}"
+    )
 
 
 def _made(a: _Arguments) -> str:
     sizes = list(a.size) if hasattr(a, "size") else [a.n, getattr(a, "m", a.n)]
-    fits = len(sizes) <= 16 and all(size >= 0 for size in sizes) and math.prod(sizes) <= LARGEST << 10
+    fits = (
+        len(sizes) <= 16 and all(size >= 0 for size in sizes) and math.prod(sizes) <= LARGEST << 10
+    )
     return "" if fits else f"it makes a tensor of shape {sizes}"
 
 
 def _arange(a: _Arguments) -> str:
-    start, step = getattr(a, "start", 0), getattr(a, "step", 1)
-    if not all(map(math.isfinite, (start, a.end, step))) or step == 0 or not 0 <= (a.end - start) / step <= LARGEST:
+    start = getattr(a, "start", 0)
+    step = getattr(a, "step", 1)
+    if (
+        not all(map(math.isfinite, (start, a.end, step)))
+        or step == 0
+        or not 0 <= (a.end - start) / step <= LARGEST
+    ):
         return f"it counts from {start} to {a.end} by {step}"
     return ""
 
@@ -469,23 +619,34 @@ def _repeat(a: _Arguments) -> str:
 
 
 def _interleave(a: _Arguments) -> str:
-    fits = a.output_size is None and 0 <= a.repeats <= LARGEST and a.repeats * math.prod(a.self.shape) <= LARGEST << 10
+    fits = (
+        a.output_size is None
+        and 0 <= a.repeats <= LARGEST
+        and a.repeats * math.prod(a.self.shape) <= LARGEST << 10
+    )
     return "" if fits else f"it repeats an input of shape {tuple(a.self.shape)} by {a.repeats}"
 
 
 def _scatter(a: _Arguments) -> str:
-    """What is written has the shape of what it replaces: a part along one axis, or one entry of it."""
+    """What is written has the shape of what it replaces: a part along one axis, or one entry of
+    it.
+    """
     size = _axis(a)
     if size is None or a.src.dtype != a.self.dtype:
         return f"it replaces a part of an input of shape {tuple(a.self.shape)}"
-    shape, axis = list(a.self.shape), a.dim % a.self.ndim
+    shape = list(a.self.shape)
+    axis = a.dim % a.self.ndim
     if hasattr(a, "index"):
         del shape[axis]
         fits = -size <= a.index < size
     else:
         fits = a.step >= 1
         shape[axis] = len(range(*slice(a.start, a.end, max(a.step, 1)).indices(size)))
-    return "" if fits and list(a.src.shape) == shape else f"what it writes has shape {tuple(a.src.shape)}"
+    return (
+        ""
+        if fits and list(a.src.shape) == shape
+        else f"what it writes has shape {tuple(a.src.shape)}"
+    )
 
 
 def _axis(a: _Arguments, name: str = "dim") -> int | None:
@@ -495,17 +656,27 @@ def _axis(a: _Arguments, name: str = "dim") -> int | None:
 
 
 def _pieces(a: _Arguments) -> str:
-    """The pieces of a split are as many as the program has names for: else their number alone could fill the memory."""
+    """The pieces of a split are as many as the program has names for: else their number alone
+    could fill the memory.
+    """
     size = _axis(a)
     if size is None:
         return f"an input of shape {tuple(a.self.shape)} has no axis {a.dim}"
     if hasattr(a, "chunks") or hasattr(a, "sections"):
         count = a.chunks if hasattr(a, "chunks") else a.sections
         made = count
-        if hasattr(a, "chunks") and count >= 1 and size:  # pieces of equal length, and so perhaps fewer
+        if (
+            hasattr(a, "chunks") and count >= 1 and size
+        ):  # pieces of equal length, and so perhaps fewer
             made = -(-size // -(-size // count))
         return "" if count >= 1 and made == a.results else f"it makes {count} pieces of {size}"
-    sizes = a.split_size if hasattr(a, "split_size") else a.split_sizes if hasattr(a, "split_sizes") else 1
+    sizes = (
+        a.split_size
+        if hasattr(a, "split_size")
+        else a.split_sizes
+        if hasattr(a, "split_sizes")
+        else 1
+    )
     if isinstance(sizes, int):
         fits = sizes >= 1 and -(-size // sizes) == a.results
     else:
@@ -514,7 +685,11 @@ def _pieces(a: _Arguments) -> str:
 
 
 def _slice(a: _Arguments) -> str:
-    return "" if _axis(a) is not None and a.step >= 1 else f"it slices an input of shape {tuple(a.self.shape)} along {a.dim}"
+    return (
+        ""
+        if _axis(a) is not None and a.step >= 1
+        else f"it slices an input of shape {tuple(a.self.shape)} along {a.dim}"
+    )
 
 
 def _narrow(a: _Arguments) -> str:
@@ -527,7 +702,11 @@ def _narrow(a: _Arguments) -> str:
 def _select(a: _Arguments) -> str:
     size = _axis(a)
     fits = size is not None and -size <= a.index < size
-    return "" if fits else f"an input of shape {tuple(a.self.shape)} has no entry {a.index} along {a.dim}"
+    return (
+        ""
+        if fits
+        else f"an input of shape {tuple(a.self.shape)} has no entry {a.index} along {a.dim}"
+    )
 
 
 def _unfold(a: _Arguments) -> str:
@@ -537,13 +716,25 @@ def _unfold(a: _Arguments) -> str:
 
 
 def _im2col(a: _Arguments) -> str:
-    kernel, dilation, padding, stride = (_wide(v, 2) for v in (a.kernel_size, a.dilation, a.padding, a.stride))
-    if a.self.ndim not in (3, 4) or any(len(part) != 2 for part in (kernel, dilation, padding, stride)):
+    kernel, dilation, padding, stride = (
+        _wide(v, 2) for v in (a.kernel_size, a.dilation, a.padding, a.stride)
+    )
+    if a.self.ndim not in (3, 4) or any(
+        len(part) != 2 for part in (kernel, dilation, padding, stride)
+    ):
         return f"it takes an input of shape {tuple(a.self.shape)} apart"
-    if min(*kernel, *dilation, *stride, *a.self.shape[-3:]) < 1 or min(padding) < 0 or max(*kernel, *padding) > 1 << 16:
+    if (
+        min(*kernel, *dilation, *stride, *a.self.shape[-3:]) < 1
+        or min(padding) < 0
+        or max(*kernel, *padding) > 1 << 16
+    ):
         return f"its windows are {kernel}, stride {stride}, dilation {dilation}, padding {padding}"
     sides = zip(a.self.shape[-2:], kernel, dilation, padding)
-    return "its windows are too large" if any(n + 2 * p < d * (k - 1) + 1 for n, k, d, p in sides) else ""
+    return (
+        "its windows are too large"
+        if any(n + 2 * p < d * (k - 1) + 1 for n, k, d, p in sides)
+        else ""
+    )
 
 
 def _shuffle(a: _Arguments) -> str:
@@ -551,7 +742,11 @@ def _shuffle(a: _Arguments) -> str:
     if a.self.ndim < 3 or not 1 <= factor <= 1 << 12:
         return f"it shuffles an input of shape {tuple(a.self.shape)} by {factor}"
     *_, channels, height, width = a.self.shape
-    fits = channels % factor**2 == 0 if hasattr(a, "upscale_factor") else height % factor == width % factor == 0
+    fits = (
+        channels % factor**2 == 0
+        if hasattr(a, "upscale_factor")
+        else height % factor == width % factor == 0
+    )
     return "" if fits else f"it shuffles an input of shape {tuple(a.self.shape)} by {factor}"
 
 
@@ -560,14 +755,23 @@ def _pad(mode: str) -> _Rule:
         amounts = list(a.padding if hasattr(a, "padding") else a.pad)
         kind = getattr(a, "mode", mode)
         axes = len(amounts) // 2
-        if kind not in ("constant", "reflect", "replicate", "circular") or len(amounts) % 2 or axes > a.self.ndim:
+        if (
+            kind not in ("constant", "reflect", "replicate", "circular")
+            or len(amounts) % 2
+            or axes > a.self.ndim
+        ):
             return f"it pads an input of shape {tuple(a.self.shape)} by {amounts} ({kind})"
         if kind != "constant" and not (1 <= axes <= 3 and a.self.ndim in (axes + 1, axes + 2)):
             return f"it pads an input of shape {tuple(a.self.shape)} by {amounts} ({kind})"
         for axis in range(axes):
-            size, pair = a.self.shape[-1 - axis], amounts[2 * axis : 2 * axis + 2]
+            size = a.self.shape[-1 - axis]
+            pair = amounts[2 * axis : 2 * axis + 2]
             most = {"reflect": size - 1, "circular": size}.get(kind, LARGEST)
-            if size + sum(pair) < 1 or min(pair) < (-size if kind == "constant" else 0) or max(pair) > most:
+            if (
+                size + sum(pair) < 1
+                or min(pair) < (-size if kind == "constant" else 0)
+                or max(pair) > most
+            ):
                 return f"it pads {size} by {pair} ({kind})"
         return ""
 
@@ -587,7 +791,11 @@ def _index(a: _Arguments) -> str:
 
 def _index_select(a: _Arguments) -> str:
     fits = _axis(a) is not None and a.index.ndim <= 1 and _whole(a.index)
-    return "" if fits else f"an index of shape {tuple(a.index.shape)} selects from shape {tuple(a.self.shape)}"
+    return (
+        ""
+        if fits
+        else f"an index of shape {tuple(a.index.shape)} selects from shape {tuple(a.self.shape)}"
+    )
 
 
 def _gather(a: _Arguments) -> str:
@@ -595,7 +803,11 @@ def _gather(a: _Arguments) -> str:
     if axis is None or a.sparse_grad or a.index.ndim != a.self.ndim or a.index.dtype != torch.int64:
         return f"an index of shape {tuple(a.index.shape)} gathers from shape {tuple(a.self.shape)}"
     sides = enumerate(zip(a.index.shape, a.self.shape))
-    return "its index is larger than its input" if any(i > n for k, (i, n) in sides if k != axis) else ""
+    return (
+        "its index is larger than its input"
+        if any(i > n for k, (i, n) in sides if k != axis)
+        else ""
+    )
 
 
 def _embedding(a: _Arguments) -> str:
@@ -605,13 +817,17 @@ def _embedding(a: _Arguments) -> str:
 
 
 def _floating(*names: str) -> _Rule:
-    """Integers are not divided with rounding: the least of them by -1 ends the process on some processors."""
+    """Integers are not divided with rounding: the least of them by -1 ends the process on some
+    processors.
+    """
 
     def rule(a: _Arguments) -> str:
         if getattr(a, "rounding_mode", "floor") is None:
             return ""
         values = [getattr(a, name) for name in names]
-        floats = [v.is_floating_point() if isinstance(v, Tensor) else isinstance(v, float) for v in values]
+        floats = [
+            v.is_floating_point() if isinstance(v, Tensor) else isinstance(v, float) for v in values
+        ]
         tensors = [v.is_floating_point() for v in values if isinstance(v, Tensor)]
         return "" if any(floats) and all(tensors) else "it divides integers"
 
@@ -619,11 +835,17 @@ def _floating(*names: str) -> _Rule:
 
 
 def _mask(name: str) -> _Rule:
-    return lambda a: "" if getattr(a, name).dtype == torch.bool else f"its {name} is no tensor of truth values"
+    return lambda a: (
+        "" if getattr(a, name).dtype == torch.bool else f"its {name} is no tensor of truth values"
+    )
 
 
 def _einsum(a: _Arguments) -> str:
-    fits = re.fullmatch(r"[A-Za-z., ]{1,100}(->[A-Za-z. ]{0,50})?", a.equation) and a.path is None and len(a.tensors) <= 4
+    fits = (
+        re.fullmatch(r"[A-Za-z., ]{1,100}(->[A-Za-z. ]{0,50})?", a.equation)
+        and a.path is None
+        and len(a.tensors) <= 4
+    )
     return "" if fits else f"it sums by {a.equation[:60]!r}"
 
 
@@ -637,7 +859,11 @@ def _softmax(a: _Arguments) -> str:
 
 
 def _roll(a: _Arguments) -> str:
-    return "" if len(a.shifts) == max(len(a.dims), 1) else f"it shifts by {list(a.shifts)} along {list(a.dims)}"
+    return (
+        ""
+        if len(a.shifts) == max(len(a.dims), 1)
+        else f"it shifts by {list(a.shifts)} along {list(a.dims)}"
+    )
 
 
 def _several(a: _Arguments) -> str:
@@ -645,33 +871,85 @@ def _several(a: _Arguments) -> str:
 
 
 RULES: dict[str, _Rule] = {
-    "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm, "instance_norm": _instance_norm,
-    "group_norm": _group_norm, "native_group_norm": _group_norm, "layer_norm": _layer_norm, "native_layer_norm": _layer_norm,
-    "rms_norm": _layer_norm, "linear": _linear, "scaled_dot_product_attention": _attention, "prelu": _prelu,
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "convolution"), _convolution),
-    "max_pool1d": _pool(1), "max_pool2d": _pool(2), "max_pool3d": _pool(3), "max_pool2d_with_indices": _pool(2),
-    "avg_pool1d": _pool(1), "avg_pool2d": _pool(2), "avg_pool3d": _pool(3), "adaptive_avg_pool1d": _adaptive(1),
-    "adaptive_avg_pool2d": _adaptive(2), "_adaptive_avg_pool2d": _adaptive(2), "adaptive_avg_pool3d": _adaptive(3),
-    "adaptive_max_pool1d": _adaptive(1), "adaptive_max_pool2d": _adaptive(2),
+    "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "instance_norm": _instance_norm,
+    "group_norm": _group_norm,
+    "native_group_norm": _group_norm,
+    "layer_norm": _layer_norm,
+    "native_layer_norm": _layer_norm,
+    "rms_norm": _layer_norm,
+    "linear": _linear,
+    "scaled_dot_product_attention": _attention,
+    "prelu": _prelu,
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "convolution"),
+        _convolution,
+    ),
+    "max_pool1d": _pool(1),
+    "max_pool2d": _pool(2),
+    "max_pool3d": _pool(3),
+    "max_pool2d_with_indices": _pool(2),
+    "avg_pool1d": _pool(1),
+    "avg_pool2d": _pool(2),
+    "avg_pool3d": _pool(3),
+    "adaptive_avg_pool1d": _adaptive(1),
+    "adaptive_avg_pool2d": _adaptive(2),
+    "_adaptive_avg_pool2d": _adaptive(2),
+    "adaptive_avg_pool3d": _adaptive(3),
+    "adaptive_max_pool1d": _adaptive(1),
+    "adaptive_max_pool2d": _adaptive(2),
     **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"), _upsample),
     **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "native_dropout"), _eval_only),
-    "view": _view, "_unsafe_view": _view, "reshape": _view, "unflatten": _unflatten, "expand": _expand,
-    "broadcast_to": _expand, **dict.fromkeys(("full", "zeros", "ones", "eye", "new_full", "new_ones", "new_zeros"), _made),
-    "arange": _arange, "linspace": _linspace, "repeat": _repeat, "tile": _repeat,
+    "view": _view,
+    "_unsafe_view": _view,
+    "reshape": _view,
+    "unflatten": _unflatten,
+    "expand": _expand,
+    "broadcast_to": _expand,
+    **dict.fromkeys(("full", "zeros", "ones", "eye", "new_full", "new_ones", "new_zeros"), _made),
+    "arange": _arange,
+    "linspace": _linspace,
+    "repeat": _repeat,
+    "tile": _repeat,
     **dict.fromkeys(("split", "split_with_sizes", "chunk", "tensor_split", "unbind"), _pieces),
-    "repeat_interleave": _interleave, "slice_scatter": _scatter, "select_scatter": _scatter,
-    "slice": _slice, "narrow": _narrow, "select": _select, "unfold": _unfold, "im2col": _im2col, "pixel_shuffle": _shuffle,
-    "pixel_unshuffle": _shuffle, "pad": _pad("constant"), "constant_pad_nd": _pad("constant"),
-    "reflection_pad1d": _pad("reflect"), "reflection_pad2d": _pad("reflect"), "replication_pad1d": _pad("replicate"),
-    "replication_pad2d": _pad("replicate"), "index": _index, "index_select": _index_select, "gather": _gather,
-    "embedding": _embedding, **dict.fromkeys(("floor_divide", "fmod", "remainder"), _floating("self", "other")),
-    "div": lambda a: _floating("self", "other")(a) if getattr(a, "rounding_mode", None) is not None else "",
-    "where": _mask("condition"), "masked_fill": _mask("mask"), "einsum": _einsum, "topk": _topk, "_softmax": _softmax,
-    "_log_softmax": _softmax, "roll": _roll, **dict.fromkeys(("cat", "stack", "hstack", "vstack"), _several),
-}  # fmt: skip
+    "repeat_interleave": _interleave,
+    "slice_scatter": _scatter,
+    "select_scatter": _scatter,
+    "slice": _slice,
+    "narrow": _narrow,
+    "select": _select,
+    "unfold": _unfold,
+    "im2col": _im2col,
+    "pixel_shuffle": _shuffle,
+    "pixel_unshuffle": _shuffle,
+    "pad": _pad("constant"),
+    "constant_pad_nd": _pad("constant"),
+    "reflection_pad1d": _pad("reflect"),
+    "reflection_pad2d": _pad("reflect"),
+    "replication_pad1d": _pad("replicate"),
+    "replication_pad2d": _pad("replicate"),
+    "index": _index,
+    "index_select": _index_select,
+    "gather": _gather,
+    "embedding": _embedding,
+    **dict.fromkeys(("floor_divide", "fmod", "remainder"), _floating("self", "other")),
+    "div": lambda a: (
+        _floating("self", "other")(a) if getattr(a, "rounding_mode", None) is not None else ""
+    ),
+    "where": _mask("condition"),
+    "masked_fill": _mask("mask"),
+    "einsum": _einsum,
+    "topk": _topk,
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "roll": _roll,
+    **dict.fromkeys(("cat", "stack", "hstack", "vstack"), _several),
+}
 
 
-# ---- Arithmetic on sizes -------------------------------------------------------------------------------------------------
+# ---- Arithmetic on sizes
+# -------------------------------------------------------------------------------------------------
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -698,7 +976,8 @@ class Arithmetic:
     """An operation on sizes, by the name that exported programs have for it."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.run = name, ARITHMETIC[name]
+        self.name = name
+        self.run = ARITHMETIC[name]
 
     def __reduce__(self) -> Any:
         return Arithmetic, (self.name,)
@@ -707,7 +986,20 @@ class Arithmetic:
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{
         f"_operator.{name}": _bounded(getattr(operator, name))
-        for name in ("add", "sub", "mul", "floordiv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge")
+        for name in (
+            "add",
+            "sub",
+            "mul",
+            "floordiv",
+            "mod",
+            "neg",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+        )
     },
     "_operator.getitem": _entry,
 }

@@ -1,10 +1,13 @@
-"""The first pass over a model file from a stranger, in a process of its own with limits on memory and time.
+"""The first pass over a model file from a stranger, in a process of its own with limits on memory
+and time.
 
-Readers check what they call. Should a check be missing, the pass ends in a crash, fills the memory or does not end; here that
-happens to a child process, and the caller gets a sentence. The child is no sandbox: it may read what its user may read.
+Readers check what they call. Should a check be missing, the pass ends in a crash, fills the memory
+or does not end; here that happens to a child process, and the caller gets a sentence. The child is
+no sandbox: it may read what its user may read.
 
-The time is that of the processor, so that a busy machine refuses nothing that an idle one reads. Memory is limited on
-Linux, and the time of the processor where there is `setrlimit`; elsewhere the clock is all there is.
+The time is that of the processor, so that a busy machine refuses nothing that an idle one reads.
+Memory is limited on Linux, and the time of the processor where there is `setrlimit`; elsewhere the
+clock is all there is.
 """
 
 from __future__ import annotations
@@ -26,21 +29,29 @@ from wassail.errors import InputError
 __all__ = ["attempt"]
 
 # Windows has none.
-resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None
+resource: Any = (
+    importlib.import_module("resource") if importlib.util.find_spec("resource") else None
+)
 
 SECONDS = 5.0  # of the processor, after the libraries are loaded
 SECONDS_FOR_EACH_BYTE = 1 / (4 << 20)  # large networks take longer
 MEMORY = 600 << 20  # bytes on top of what the libraries take
 MEMORY_FOR_EACH_BYTE = 8
 _LONGEST = 1 << 16  # bytes of the child's answer
-_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from wassail.zoo.trial import main; main(sys.argv[2:])"
+_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from wassail.zoo.trial import "
+    "main; main(sys.argv[2:])"
+)
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
-_answers: dict[tuple[str, str], dict[str, Any]] = {}  # of files that were tried, by kind and content
+_answers: dict[
+    tuple[str, str], dict[str, Any]
+] = {}  # of files that were tried, by kind and content
 
 
 def attempt(path: str | Path, kind: str, digest: str) -> dict[str, Any]:
-    """Read the model and run it forwards and backwards in a child process; raise InputError if that does not end well.
+    """Read the model and run it forwards and backwards in a child process; raise InputError if that
+    does not end well.
 
     A file is tried once in each process: copies and later calls are known by their content.
 
@@ -62,18 +73,38 @@ def _attempt(path: Path, kind: str) -> dict[str, Any]:
     seconds = math.ceil(SECONDS + size * SECONDS_FOR_EACH_BYTE)
     memory = MEMORY + MEMORY_FOR_EACH_BYTE * size
     # Not the current folder: the file may lie beside a module of its author's.
-    folders = [str(Path(__file__).parents[2]), *(os.path.abspath(folder) for folder in sys.path if folder)]
-    command = [sys.executable, "-I", "-c", _CODE, json.dumps(folders), kind, str(path.resolve()), str(seconds), str(memory)]
+    folders = [
+        str(Path(__file__).parents[2]),
+        *(os.path.abspath(folder) for folder in sys.path if folder),
+    ]
+    command = [
+        sys.executable,
+        "-I",
+        "-c",
+        _CODE,
+        json.dumps(folders),
+        kind,
+        str(path.resolve()),
+        str(seconds),
+        str(memory),
+    ]
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, **_ONE_THREAD}, start_new_session=True,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **_ONE_THREAD},
+            start_new_session=True,
+        )
     except OSError as error:
         raise InputError(
-            f"cannot start a process to try {str(path)!r} in ({error.strerror}): trust the file with --trust to go without."
+            f"cannot start a process to try {str(path)!r} in ({error.strerror}): trust the file "
+            "with --trust to go without."
         ) from None
-    wait = 600 + 10 * seconds if resource is not None else 20 + 4 * seconds  # nothing in the child waits for anything
+    wait = (
+        600 + 10 * seconds if resource is not None else 20 + 4 * seconds
+    )  # nothing in the child waits for anything
     try:
         answer, _ = process.communicate(timeout=wait)
     except subprocess.TimeoutExpired:
@@ -110,10 +141,14 @@ def _read(path: Path, code: int, answer: bytes, seconds: int) -> dict[str, Any]:
 
 
 def _sentence(path: Path, what: str) -> str:
-    return f"the first pass over {str(path)!r}, in a process of its own, {what}: export the model again (--trust skips this)."
+    return (
+        f"the first pass over {str(path)!r}, in a process of its own, {what}: export the "
+        "model again (--trust skips this)."
+    )
 
 
-# ---- In the child --------------------------------------------------------------------------------------------------------
+# ---- In the child
+# --------------------------------------------------------------------------------------------------
 
 
 def main(arguments: list[str]) -> None:
@@ -135,14 +170,18 @@ def main(arguments: list[str]) -> None:
     except InputError as error:
         found = {"error": str(error)}
     except Exception as error:
-        found = {"error": f"{path!r} cannot be run ({type(error).__name__}): export the model again."}
+        found = {
+            "error": f"{path!r} cannot be run ({type(error).__name__}): export the model again."
+        }
     text = json.dumps(found)
     os.write(answer, text.encode()[:_LONGEST])
     os._exit(0)  # nothing is left to do, and a library that was misled may not end well
 
 
 def read_and_run(path: str | Path, kind: str) -> dict[str, Any]:
-    """What the child does: read the model, run it forwards and backwards, compare it with onnxruntime."""
+    """What the child does: read the model, run it forwards and backwards, compare it with
+    onnxruntime.
+    """
     from wassail.zoo import exported, models, onnx
 
     model: Any = exported.load_exported(path) if kind == "pt2" else onnx.load_onnx(path)
@@ -162,9 +201,13 @@ def limit(seconds: int, memory: int, written: int) -> None:
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used) + seconds, math.ceil(used) + seconds + 1))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (math.ceil(used) + seconds, math.ceil(used) + seconds + 1)
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (written, written))
-    with contextlib.suppress(OSError, ValueError):  # other systems do not say how much is taken already
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # other systems do not say how much is taken already
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -1,7 +1,8 @@
 """Weights from a file, and what a model is known by. Nothing here runs code out of a file.
 
-`.safetensors` holds tensors only. A `.pt` file is a pickle, which can name any function to be called on loading: it is read by
-torch's restricted unpickler, which knows tensors and containers and refuses everything else.
+`.safetensors` holds tensors only. A `.pt` file is a pickle, which can name any function to be
+called on loading: it is read by torch's restricted unpickler, which knows tensors and containers
+and refuses everything else.
 """
 
 from __future__ import annotations
@@ -22,18 +23,34 @@ from torch import Tensor, nn
 
 from wassail.errors import InputError
 
-_HOLDERS = ("state_dict", "model_state_dict", "model", "net", "last")  # where training scripts put their state dict
-_REPEATED = 1 << 20  # numbers of a tensor that says the same bytes over and over, as expanded ones do
+_HOLDERS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "last",
+)  # where training scripts put their state dict
+_REPEATED = (
+    1 << 20
+)  # numbers of a tensor that says the same bytes over and over, as expanded ones do
 _PREFIXES = ("module.", "model.")  # left behind by DataParallel and by wrappers that normalise
 _EXPANDED = 1 << 22  # values of a pickle if those that it uses again were written out each time
 _LONG = 1 << 14  # integers beyond 32 bits: as keys, they can be chosen to have one hash
 _COPIED = 64 << 20  # bytes that are made out of text
-_MAKERS = ("torch Tensor", "builtins bytearray", "__builtin__ bytearray")  # called with a number: memory, as it is found
-_OLD_PICKLES = 5  # of a file without an archive: three about the file, the object, the names of its storages
+_MAKERS = (
+    "torch Tensor",
+    "builtins bytearray",
+    "__builtin__ bytearray",
+)  # called with a number: memory, as it is found
+_OLD_PICKLES = (
+    5  # of a file without an archive: three about the file, the object, the names of its storages
+)
 
 
 def regular(path: str | Path, what: str) -> None:
-    """Raise unless the path is an ordinary file: a pipe would be waited for, a device read without end."""
+    """Raise unless the path is an ordinary file: a pipe would be waited for, a device read
+    without end.
+    """
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -48,8 +65,8 @@ def regular(path: str | Path, what: str) -> None:
 def load_tensors(path: str | Path) -> Any:
     """What torch's restricted unpickler reads from a `.pt` file.
 
-    The archive's checksums are compared first. The file is mapped: a tensor that says it is larger than its bytes is refused
-    then, and would else be filled up with whatever was in the memory.
+    The archive's checksums are compared first. The file is mapped: a tensor that says it is larger
+    than its bytes is refused then, and would else be filled up with whatever was in the memory.
     """
     if not zipfile.is_zipfile(path):  # as torch 1.5 and before wrote them
         with open(path, "rb") as file:
@@ -62,7 +79,9 @@ def load_tensors(path: str | Path) -> Any:
             raise ValueError("it is no archive as torch.save writes them")
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(f"{info.filename} in it is compressed, which torch.save does not do")
+                raise ValueError(
+                    f"{info.filename} in it is compressed, which torch.save does not do"
+                )
         damaged = archive.testzip()
     if damaged is not None:
         raise ValueError(f"{damaged} in it is damaged")
@@ -71,12 +90,15 @@ def load_tensors(path: str | Path) -> Any:
 
 
 def check_pickle(file: IO[bytes]) -> None:
-    """Raise ValueError where the restricted unpickler would take time or memory out of proportion to a pickle.
+    """Raise ValueError where the restricted unpickler would take time or memory out of proportion
+    to a pickle.
 
-    It runs no code, but hashes a tuple of tuples of tuples for as long as that takes, and makes arrays of any size.
-    What is followed here is how the values nest, and nothing is made of them.
+    It runs no code, but hashes a tuple of tuples of tuples for as long as that takes, and makes
+    arrays of any size. What is followed here is how the values nest, and nothing is made of them.
     """
-    stack: list[Any] = []  # a number of values for each value, the name for a function, None for a mark
+    stack: list[
+        Any
+    ] = []  # a number of values for each value, the name for a function, None for a mark
     memory: dict[Any, Any] = {}
     expanded = long = copies = longest = 0
     for opcode, argument, _ in pickletools.genops(file):
@@ -104,7 +126,11 @@ def check_pickle(file: IO[bytes]) -> None:
             copies += opcode.name == "REDUCE" and taken[-1] == "_codecs encode"
             long += opcode.name in ("LONG", "LONG1", "LONG4")
             longest = max(longest, len(argument) if isinstance(argument, (str, bytes)) else 0)
-            size = 1 + sum(value for value in taken if isinstance(value, int)) if "TUPLE" in opcode.name else 1
+            size = (
+                1 + sum(value for value in taken if isinstance(value, int))
+                if "TUPLE" in opcode.name
+                else 1
+            )
             stack += [argument if opcode.name == "GLOBAL" else size] * len(opcode.stack_after)
         if expanded > _EXPANDED or long > _LONG or (copies > 1 and copies * longest > _COPIED):
             raise ValueError("it uses its values over and over, which no state dict does")
@@ -115,9 +141,15 @@ def plain_tensors(state: Mapping[Any, Any]) -> None:
     for name, value in state.items():
         if not isinstance(value, Tensor):
             continue
-        if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized or value.is_meta:
+        if (
+            type(value) not in (Tensor, nn.Parameter)
+            or value.layout != torch.strided
+            or value.is_quantized
+            or value.is_meta
+        ):
             raise ValueError(f"{name} is no plain tensor")
-        count, size = value.numel(), value.untyped_storage().nbytes()
+        count = value.numel()
+        size = value.untyped_storage().nbytes()
         if count * value.itemsize > max(size, _REPEATED * value.itemsize):
             raise ValueError(f"{name} has {count} numbers in {size} bytes")
 
@@ -125,7 +157,11 @@ def plain_tensors(state: Mapping[Any, Any]) -> None:
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file, in hexadecimal, read in pieces."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(file)
+        return (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if hasattr(hashlib, "file_digest")
+            else _digest(file)
+        )
 
 
 def _digest(file: Any) -> str:
@@ -136,22 +172,31 @@ def _digest(file: Any) -> str:
 
 
 def fingerprint(model: object) -> str | None:
-    """The SHA-256 of a module's parameters and buffers, names, shapes and bytes; None for a callable that shows none."""
+    """The SHA-256 of a module's parameters and buffers, names, shapes and bytes; None for a
+    callable that shows none.
+    """
     if not isinstance(model, nn.Module):
         return None
     found = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         if isinstance(value, Tensor):
             if value.is_meta:
-                raise InputError("the model's weights are on the meta device, where they have no values: load them first.")
+                raise InputError(
+                    "the model's weights are on the meta device, where they have no values: load "
+                    "them first."
+                )
             found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             # As bytes: numpy knows no bfloat16.
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            found.update(
+                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
     return found.hexdigest()
 
 
 def read_state(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a `.safetensors` or `.pt` file, looked for under the keys that training scripts use."""
+    """The state dict in a `.safetensors` or `.pt` file, looked for under the keys that training
+    scripts use.
+    """
     path = Path(path)
     refuse_html(path)
     try:
@@ -160,33 +205,60 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
 
             return load_file(path)
         state: Any = load_tensors(path)
-    except Exception as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
+    except (
+        Exception
+    ) as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
         text = str(error) if isinstance(error, OSError) or "weights_only" not in str(error) else ""
-        reason = (text.splitlines() or ["it holds more than tensors, and code in a file is never run"])[0].rstrip(".")
-        raise InputError(f"cannot read weights from {str(path)!r}: {reason}; save model.state_dict() to it.") from None
-    while isinstance(state, Mapping) and (key := next((k for k in _HOLDERS if isinstance(state.get(k), Mapping)), None)):
+        reason = (
+            text.splitlines() or ["it holds more than tensors, and code in a file is never run"]
+        )[0].rstrip(".")
+        raise InputError(
+            f"cannot read weights from {str(path)!r}: {reason}; save model.state_dict() to it."
+        ) from None
+    while isinstance(state, Mapping) and (
+        key := next((k for k in _HOLDERS if isinstance(state.get(k), Mapping)), None)
+    ):
         state = state[key]
-    if not isinstance(state, Mapping) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+    if (
+        not isinstance(state, Mapping)
+        or not state
+        or not all(isinstance(v, Tensor) for v in state.values())
+    ):
         raise InputError(f"{str(path)!r} holds no state dict: save model.state_dict() to it.")
     try:
         plain_tensors(state)
     except ValueError as error:
-        raise InputError(f"cannot read weights from {str(path)!r}: {error}; save model.state_dict() to it.") from None
+        raise InputError(
+            f"cannot read weights from {str(path)!r}: {error}; save model.state_dict() to it."
+        ) from None
     return {str(key): value for key, value in state.items()}
 
 
 def fill(model: Any, path: str | Path, name: str) -> None:
     """Load the weights into the model; prefixes that the model's own names lack are taken off."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"the weights {str(path)!r} do not fit {name!r}: it is no torch module, so it takes none.")
-    state, wanted = read_state(path), set(model.state_dict())
+        raise InputError(
+            f"the weights {str(path)!r} do not fit {name!r}: it is no torch module, so it takes "
+            "none."
+        )
+    state = read_state(path)
+    wanted = set(model.state_dict())
     state = {_strip(key, wanted): value for key, value in state.items()}
     # A counter that only training reads; older files lack it.
-    lacking = [key for key in wanted if key not in state and not key.endswith("num_batches_tracked")]
+    lacking = [
+        key for key in wanted if key not in state and not key.endswith("num_batches_tracked")
+    ]
     foreign = [key for key in state if key not in wanted]
     if lacking or foreign:
-        parts = [f"{what} {_some(keys)}" for what, keys in (("they lack", lacking), ("they have", foreign)) if keys]
-        raise InputError(f"the weights {str(path)!r} do not fit {name!r}: {' and '.join(parts)}; check the architecture.")
+        parts = [
+            f"{what} {_some(keys)}"
+            for what, keys in (("they lack", lacking), ("they have", foreign))
+            if keys
+        ]
+        raise InputError(
+            f"the weights {str(path)!r} do not fit {name!r}: {' and '.join(parts)}; check the "
+            "architecture."
+        )
     try:
         model.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -210,25 +282,33 @@ def _some(keys: list[str]) -> str:
 
 
 def refuse_html(path: str | Path) -> None:
-    """Raise where a web page was saved under the name of a checkpoint, as blocked downloads leave behind."""
+    """Raise where a web page was saved under the name of a checkpoint, as blocked downloads
+    leave behind.
+    """
     regular(path, "weights")
     try:
         with open(path, "rb") as file:
             start = file.read(512).lstrip().lower()
     except OSError as error:
-        raise InputError(f"cannot read weights from {str(path)!r}: {error.strerror or error}.") from None
+        raise InputError(
+            f"cannot read weights from {str(path)!r}: {error.strerror or error}."
+        ) from None
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         raise InputError(
-            f"{str(path)!r} is a web page, not a checkpoint: the download was refused, so fetch the file in a browser "
+            f"{str(path)!r} is a web page, not a checkpoint: the download was refused, so fetch "
+            "the file in a browser "
             "and put it there."
         )
 
 
 @contextlib.contextmanager
 def weights_only() -> Iterator[None]:
-    """While other libraries load: their `torch.load` gets the restricted unpickler whatever they ask for."""
+    """While other libraries load: their `torch.load` gets the restricted unpickler whatever
+    they ask for.
+    """
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before, contrary = os.environ.get(name), os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
+    before = os.environ.get(name)
+    contrary = os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
     os.environ[name] = "1"
     try:
         yield
