@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from wassail.certificates import attention
+from wassail.certificates.lipschitz import attention
 
 TOKENS = (16, 64, 197)
 WIDTHS = (16, 64)

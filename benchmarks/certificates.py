@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.condense import condensed
-from wassail.certificates.propagate import crown, gradients
-from wassail.certificates.region import Region
-from wassail.certificates.structure import read
+from wassail.certificates.bounds.propagate import crown, gradients
+from wassail.certificates.graph.condense import condensed
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
 from zoo_path import ZOO, images, load
 
 NETWORKS = {

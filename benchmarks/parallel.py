@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from wassail.certificates.branch import Bracket, branch
-from wassail.certificates.parallel import OnRay, Processes
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Region
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
+from wassail.certificates.search.constants import Bracket, branch
+from wassail.certificates.search.workers import OnRay, Processes
 
 PROBLEMS = (
     ("exlipbab_wine_11-24-24-1", None),

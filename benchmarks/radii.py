@@ -27,12 +27,13 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.linear import margin_bounds
-from wassail.certificates.structure import Graph, read
-from wassail.report.sandwich import draw_sandwich
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
 from wassail.testing import corpus
 from wassail.threat import show
-from wassail.transport import RiskCurve
+from wassail.transport.curve import RiskCurve
+from wassail.transport.picture import draw_sandwich
 from zoo_path import ROOT, ZOO, images, load
 
 INF = math.inf

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 
 import wassail as ws
 from radii import Units, rivals
-from wassail.certificates.linear import margin_bounds
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
 from wassail.threat import show
 from zoo_path import ZOO, images, load
 

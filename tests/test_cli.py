@@ -15,8 +15,10 @@ import torch
 
 import wassail as ws
 from wassail.attacks import catalogue
-from wassail.certificates import certify, radii
-from wassail.cli import (
+from wassail.certificates import radii
+from wassail.certificates.loss import certificate as certificate_module
+from wassail.cli.certificate import rounded_down, rounded_up
+from wassail.cli.options import (
     ATTACKS,
     CHUNK,
     EXPORTS,
@@ -25,13 +27,11 @@ from wassail.cli import (
     METHODS,
     PRECISIONS,
     SLOPES,
-    _down,
-    _up,
-    main,
 )
+from wassail.cli.parser import main
 from wassail.evaluation import export, protocol
 from wassail.losses import LIPSCHITZ
-from wassail.report import figures
+from wassail.paper import figures
 from wassail.threat import ceil_percent, floor_percent
 
 
@@ -492,7 +492,7 @@ def test_certify_checks_its_arguments_before_torch() -> None:
 
 
 def test_certify_knows_the_slopes_and_losses() -> None:
-    assert tuple(SLOPES) == certify.SLOPES and set(LOSSES) == set(LIPSCHITZ)
+    assert tuple(SLOPES) == certificate_module.SLOPES and set(LOSSES) == set(LIPSCHITZ)
 
 
 def test_certify_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
@@ -615,9 +615,12 @@ def test_certify_a_built_in_network_within_its_time(capsys) -> None:
 
 def test_printed_bounds_are_rounded_outward() -> None:
     for value in (24.26274139, -0.3333333333, 1234567.8, 1e-9 / 3, 0.1, -2.0, 0.0):
-        assert float(_down(value)) <= value <= float(_up(value)) and len(_down(value)) <= 12
-        assert float(_up(value)) - float(_down(value)) <= 1.0001e-5 * abs(value)
-    assert (_down(0.0), _up(3.0), _up(math.inf)) == ("0", "3", "inf")
+        assert (
+            float(rounded_down(value)) <= value <= float(rounded_up(value))
+            and len(rounded_down(value)) <= 12
+        )
+        assert float(rounded_up(value)) - float(rounded_down(value)) <= 1.0001e-5 * abs(value)
+    assert (rounded_down(0.0), rounded_up(3.0), rounded_up(math.inf)) == ("0", "3", "inf")
 
 
 def test_own_model_with_weights(files, capsys, monkeypatch) -> None:

@@ -9,21 +9,17 @@ import sys
 import pytest
 import torch
 
-from wassail.certificates.infinity import infinity_by_cells
-from wassail.certificates.piecewise import Piecewise
-from wassail.cli import FIGURES, main
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.search.infinity import infinity_by_cells
+from wassail.cli.options import FIGURES
+from wassail.cli.parser import main
 from wassail.errors import InputError
-from wassail.report import figures
-from wassail.report.figures import (
-    Instance,
-    convergence,
-    draw_convergence,
-    draw_witness,
-    instance,
-    pgd_loss,
-    witness,
-    write,
-)
+from wassail.paper import convergence as convergence_module
+from wassail.paper import figures
+from wassail.paper.convergence import convergence, draw_convergence, pgd_loss
+from wassail.paper.figures import write
+from wassail.paper.instance import Instance, instance
+from wassail.paper.witness import draw_witness, witness
 
 NORMS = (1.0, 2.0, math.inf)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -180,7 +176,7 @@ def test_no_ray_is_told() -> None:
 
 def test_files(tmp_path, monkeypatch) -> None:
     found = convergence(kinked(), math.inf, "margin", eps=(), budget=1.0)
-    monkeypatch.setattr(figures, "convergence", lambda case, norm, seed: found)
+    monkeypatch.setattr(convergence_module, "convergence", lambda case, norm, seed: found)
     paths = write(tmp_path / "new" / "folder", ["convergence"], seed=7, norm=found.norm)
     assert {p.name for p in paths} == {
         "convergence.png", "convergence-tight.png", "convergence-masks.csv", "convergence-eps.csv",

@@ -573,7 +573,7 @@ def test_an_end_of_the_child_is_a_sentence(
 
 
 def test_the_command_line_takes_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wassail import cli
+    from wassail.cli import parser, shared
 
     path = build.convolutional(tmp_path / "net.pt2")
     asked: list[bool] = []
@@ -584,8 +584,8 @@ def test_the_command_line_takes_trust(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(trial, "attempt", attempt)
     for more in ([], ["--trust"]):
-        options = cli._parser().parse_args(["evaluate", str(path), "--eps", "0.1", *more])
-        cli._model(options, 2.0)
+        options = parser._parser().parse_args(["evaluate", str(path), "--eps", "0.1", *more])
+        shared.model_from(options, 2.0)
         assert len(asked) == 1
 
 

@@ -23,7 +23,8 @@ from wassail import zoo
 from wassail.errors import InputError, ModelWarning
 from wassail.zoo.datasets import open_data
 from wassail.zoo.exported import load_exported
-from wassail.zoo.models import KINDS, Logits, Normalized, open_model
+from wassail.zoo.models import KINDS, open_model
+from wassail.zoo.source import Logits, Normalized
 from wassail.zoo.weights import fill, fingerprint, read_state, weights_only
 
 
@@ -765,7 +766,9 @@ def test_robustbench(tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
     library.load_model = load_model
     monkeypatch.setitem(sys.modules, "robustbench", types.ModuleType("robustbench"))
     monkeypatch.setitem(sys.modules, "robustbench.utils", library)
-    monkeypatch.setattr("wassail.zoo.models._versions", lambda *names: dict.fromkeys(names, "1"))
+    monkeypatch.setattr(
+        "wassail.zoo.hubs.library_versions", lambda *names: dict.fromkeys(names, "1")
+    )
     folder = tmp_path / "models" / "cifar100" / "L2"
     folder.mkdir(parents=True)
     torch.save(small(1).state_dict(), folder / "Net2024.pt")
@@ -825,7 +828,9 @@ def test_timm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timm.is_model = lambda name: name != "nett"
     timm.__version__ = "1"
     monkeypatch.setitem(sys.modules, "timm", timm)
-    monkeypatch.setattr("wassail.zoo.models._versions", lambda *names: dict.fromkeys(names, "1"))
+    monkeypatch.setattr(
+        "wassail.zoo.hubs.library_versions", lambda *names: dict.fromkeys(names, "1")
+    )
     source = open_model("timm:cached")
     torch.testing.assert_close(source.model(batch(3)), small()((batch(3) - 0.25) / 0.5))
     assert (
@@ -895,7 +900,9 @@ def test_huggingface(
     )
     monkeypatch.setitem(sys.modules, "transformers", transformers)
     monkeypatch.setitem(sys.modules, "transformers.image_processing_base", base)
-    monkeypatch.setattr("wassail.zoo.models._versions", lambda *names: dict.fromkeys(names, "1"))
+    monkeypatch.setattr(
+        "wassail.zoo.hubs.library_versions", lambda *names: dict.fromkeys(names, "1")
+    )
     source = open_model("hf:people/net")
     assert calls == [
         ("people/net", {"trust_remote_code": False, "attn_implementation": "eager"}, "1")

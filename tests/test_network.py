@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import wassail as ws
-from wassail.network import Network, check_data, frozen, mixed, search
+from wassail.checks import check_data
+from wassail.network import Network, frozen, mixed, search
 from wassail.testing import LinearClassifier, samples
 
 

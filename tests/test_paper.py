@@ -16,24 +16,20 @@ from scipy.optimize import linprog
 from wassail import zoo
 from wassail.attacks.walk import walk
 from wassail.attacks.wda_pp import wda_pp
-from wassail.cli import main
+from wassail.cli.parser import main
 from wassail.errors import InputError
-from wassail.evaluation.table import Line, Table, table
 from wassail.network import Network
-from wassail.report import figures, paper
-from wassail.report.paper import (
-    Case,
-    ball,
-    curve,
-    draw_runtime,
-    inclusion,
-    kappa,
-    runtime,
-    step,
-    steps,
-)
+from wassail.paper import figures, sweeps
+from wassail.paper import pages as pages_module
+from wassail.paper import runtime as runtime_module
+from wassail.paper import step as step_module
+from wassail.paper.inclusion import ball, inclusion
+from wassail.paper.runtime import Case, curve, draw_runtime, runtime
+from wassail.paper.step import step
+from wassail.paper.sweeps import kappa, steps
+from wassail.paper.table import Line, Table, table
 from wassail.threat import dual
-from wassail.transport import allocate
+from wassail.transport.distribution import allocate
 
 PNG = b"\x89PNG\r\n\x1a\n"
 ORDERS = (1.0, 2.0, math.inf)
@@ -162,7 +158,7 @@ def test_a_step_is_the_attacks_own(norm) -> None:
             assert float(torch.linalg.vector_norm(path[-1] - data.x, norm)) >= data.distance * (
                 1 - 1e-9
             )
-    f, g = paper._margins(data.network, data.x, data.y)
+    f, g = step_module._margins(data.network, data.x, data.y)
     crossed = f + g @ (data.deepfool - data.x)
     near = (-f / torch.linalg.vector_norm(g, dual(norm), dim=1)).min()
     assert float(torch.linalg.vector_norm(data.deepfool - data.x, norm)) == pytest.approx(
@@ -179,7 +175,7 @@ def test_runtime_counts_what_the_attacks_count(case) -> None:
         assert data.passes("wda++")[t] == int(alone.forwards.sum() + alone.backwards.sum())
     assert all(seconds > 0 for row in data.seconds.values() for seconds in row)
     assert data.growth([5.0, 10.0, 20.0]) == pytest.approx(1.0)
-    columns = paper.runtime_tables(data)["runtime"][1]
+    columns = runtime_module.runtime_tables(data)["runtime"][1]
     assert (
         list(columns["samples"]) == [3, 6, 12] * 2
         and columns["forwards"][:3] == data.forwards["wda++"]
@@ -203,7 +199,7 @@ def test_curve_is_the_allocation_at_every_eps(case) -> None:
         ("w-pgd", math.inf),
     }
     assert float(data.dots["wda", 1.0][1]) == case.run("wda", 1.0, float(data.budgets[1])).accuracy
-    assert len(paper.draw_curve(data).axes) == 3
+    assert len(runtime_module.draw_curve(data).axes) == 3
 
 
 def test_kappa_one_has_no_order(case) -> None:
@@ -223,7 +219,7 @@ def test_kappa_one_has_no_order(case) -> None:
         0.99 * data.clean
     )  # a hundredth of each sample moves anywhere in the box
     assert data.levels["wda++_1"] == wda_pp(case.model, case.x, case.y, case.threat(1.0)).accuracy
-    assert len(paper.draw_kappa([data]).axes) == 1
+    assert len(sweeps.draw_kappa([data]).axes) == 1
 
 
 def test_steps_that_are_too_short_do_nothing(case) -> None:
@@ -240,7 +236,7 @@ def test_steps_that_are_too_short_do_nothing(case) -> None:
         data.lines["wda++_1_20"][2] < data.lines["wda++_1_5"][2]
         and data.lines["wda_inf_20"][2] < data.lines["wda_inf_5"][2]
     )
-    assert len(paper.draw_steps([data, data]).axes) == 2
+    assert len(sweeps.draw_steps([data, data]).axes) == 2
 
 
 def read(path) -> list[dict[str, str]]:
@@ -249,8 +245,8 @@ def read(path) -> list[dict[str, str]]:
 
 
 def test_files(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(paper, "curve", lambda case: curve(case, points=5, budgets=1))
-    monkeypatch.setattr(paper, "step", lambda seed, norm: step(seed, norm, tries=2))
+    monkeypatch.setattr(runtime_module, "curve", lambda case: curve(case, points=5, budgets=1))
+    monkeypatch.setattr(step_module, "step", lambda seed, norm: step(seed, norm, tries=2))
     paths = figures.write(
         tmp_path, ["inclusion", "step", "curve"], norm="2", model="digits-mlp", n=3, eps="0.4"
     )
@@ -322,7 +318,7 @@ def test_pages_of_the_table(tmp_path) -> None:
     found = table(["digits-mlp@inf=0.05"], None, ["inf"], folder=tmp_path, n=4, attacks=["wda++"])
     line = found.rows[0]
     bad = Line(evil, evil, 2.0, 0.5, problem=f"put the file at {evil}")
-    pages = paper.write_pages(
+    pages = pages_module.write_pages(
         Table((replace(line, model=evil, published={"wda++-1": 48.4}), bad)), tmp_path
     )
     names = ["index.html", "digits-mlp-linf-0.05/report.html", "comparison.html"]
@@ -337,4 +333,4 @@ def test_pages_of_the_table(tmp_path) -> None:
     for link in re.findall(r'href="([^"#]+)"', text):
         assert (tmp_path / link).is_file(), link
     assert f"{100 * line.accuracies['wda++-1']:.2f}" in text
-    assert "comparison.html" not in paper.index(Table((bad,)))  # there is none without a run
+    assert "comparison.html" not in pages_module.index(Table((bad,)))  # there is none without a run

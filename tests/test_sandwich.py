@@ -10,9 +10,9 @@ import torch
 
 import wassail as ws
 from wassail.errors import InputError
-from wassail.report.sandwich import INK, draw_sandwich, plot_curve
 from wassail.threat import ceil_percent, floor_percent
-from wassail.transport import RiskCurve
+from wassail.transport.curve import RiskCurve
+from wassail.transport.picture import INK, draw_sandwich, plot_curve
 
 INF = math.inf
 

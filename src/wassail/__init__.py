@@ -35,79 +35,73 @@ if TYPE_CHECKING:
     from wassail.attacks.wda import wda
     from wassail.attacks.wda_pp import wda_pp
     from wassail.certificates.bound import Bound
-    from wassail.certificates.certify import Certificate, certify, worst_case
-    from wassail.certificates.lipschitz import lipschitz
-    from wassail.certificates.loss_curve import LossCurve, loss_curve
-    from wassail.certificates.radii import Radii, radii, verify
-    from wassail.certificates.region import Ball
-    from wassail.certificates.slopes import paper_smooth_slope
-    from wassail.certificates.transformer import Corollary, corollary
+    from wassail.certificates.graph.region import Ball
+    from wassail.certificates.lipschitz.corollary import Corollary, corollary
+    from wassail.certificates.lipschitz.ladder import lipschitz
+    from wassail.certificates.loss.certificate import Certificate
+    from wassail.certificates.loss.certify import certify, worst_case
+    from wassail.certificates.loss.curve import LossCurve
+    from wassail.certificates.loss.loss_curve import loss_curve
+    from wassail.certificates.loss.slopes import paper_smooth_slope
+    from wassail.certificates.radii import radii, verify
+    from wassail.certificates.radius_search import Radii
     from wassail.errors import InputError, ModelWarning
     from wassail.evaluation.intervals import Comparison, compare
     from wassail.evaluation.protocol import evaluate
-    from wassail.evaluation.result import Evaluation
+    from wassail.evaluation.run import Evaluation
     from wassail.threat import Threat
-    from wassail.transport import (
-        Distribution,
-        Flips,
-        RiskCurve,
-        Verification,
-        allocate,
-        knapsack,
-        risk_curve,
-        transport_cost,
-    )
+    from wassail.transport.allocation import knapsack, transport_cost
+    from wassail.transport.curve import RiskCurve, risk_curve
+    from wassail.transport.distribution import Distribution, Verification, allocate
+    from wassail.transport.flips import Flips
 
 __version__ = metadata.version("wassail")
 
 _HOME = {
     "AutoAttack": "attacks.autoattack",
+    "Ball": "certificates.graph.region",
+    "Bound": "certificates.bound",
+    "Certificate": "certificates.loss.certificate",
+    "Comparison": "evaluation.intervals",
+    "Corollary": "certificates.lipschitz.corollary",
+    "Distribution": "transport.distribution",
+    "Evaluation": "evaluation.run",
+    "Flips": "transport.flips",
+    "InputError": "errors",
+    "LossCurve": "certificates.loss.curve",
+    "ModelWarning": "errors",
+    "Radii": "certificates.radius_search",
+    "RiskCurve": "transport.curve",
+    "Threat": "threat",
+    "Verification": "transport.distribution",
+    "a3": "attacks.a3",
+    "allocate": "transport.distribution",
+    "apgd": "attacks.apgd",
+    "autoattack": "attacks.autoattack",
+    "certify": "certificates.loss.certify",
+    "compare": "evaluation.intervals",
+    "corollary": "certificates.lipschitz.corollary",
+    "cw": "attacks.cw",
+    "deepfool": "attacks.deepfool",
+    "evaluate": "evaluation.protocol",
+    "fab": "attacks.fab",
+    "fgsm": "attacks.fgsm",
+    "knapsack": "transport.allocation",
+    "lipschitz": "certificates.lipschitz.ladder",
+    "loss_curve": "certificates.loss.loss_curve",
+    "nearest": "attacks.nearest",
+    "paper_smooth_slope": "certificates.loss.slopes",
+    "pgd": "attacks.pgd",
+    "radii": "certificates.radii",
+    "risk_curve": "transport.curve",
+    "square": "attacks.square",
+    "transport_cost": "transport.allocation",
+    "verify": "certificates.radii",
     "w_fgsm": "attacks.w_pgd",
-    **{
-        name: f"attacks.{name}"
-        for name in (
-            "a3",
-            "apgd",
-            "autoattack",
-            "cw",
-            "deepfool",
-            "fab",
-            "fgsm",
-            "nearest",
-            "pgd",
-            "square",
-            "w_pgd",
-        )
-    },
+    "w_pgd": "attacks.w_pgd",
     "wda": "attacks.wda",
     "wda_pp": "attacks.wda_pp",
-    "Ball": "certificates.region",
-    "paper_smooth_slope": "certificates.slopes",
-    **dict.fromkeys(("Corollary", "corollary"), "certificates.transformer"),
-    "Bound": "certificates.bound",
-    "lipschitz": "certificates.lipschitz",
-    **dict.fromkeys(("LossCurve", "loss_curve"), "certificates.loss_curve"),
-    **dict.fromkeys(("Radii", "radii", "verify"), "certificates.radii"),
-    **dict.fromkeys(("Certificate", "certify", "worst_case"), "certificates.certify"),
-    **dict.fromkeys(("Comparison", "compare"), "evaluation.intervals"),
-    "Evaluation": "evaluation.result",
-    "evaluate": "evaluation.protocol",
-    "InputError": "errors",
-    "ModelWarning": "errors",
-    "Threat": "threat",
-    **dict.fromkeys(
-        (
-            "Distribution",
-            "Flips",
-            "RiskCurve",
-            "Verification",
-            "allocate",
-            "knapsack",
-            "risk_curve",
-            "transport_cost",
-        ),
-        "transport",
-    ),
+    "worst_case": "certificates.loss.certify",
 }
 _MODULES = (
     "attacks",

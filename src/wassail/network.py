@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from wassail.errors import InputError, ModelWarning
 from wassail.losses import flip_tolerance, predict
-from wassail.threat import Domain
+from wassail.progress import Progress, Tick, progress_bar
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
-Progress: TypeAlias = "bool | Callable[[float], None]"
+
+
 BATCH_SIZE = 250  # AutoAttack's default; no model call ever sees more rows than the batch size
 
 
@@ -64,7 +65,7 @@ def mixed(model: Model, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     """
     if dtype not in (torch.bfloat16, torch.float16):
         raise InputError(
-            f"mixed precision in {_name(dtype)} is not possible: choose bfloat16 or float16."
+            f"mixed precision in {name_of(dtype)} is not possible: choose bfloat16 or float16."
         )
     return _Mixed(model, dtype)
 
@@ -145,56 +146,6 @@ def generators(x: Tensor, seed: int, number: int = 0) -> list[torch.Generator]:
     """
     keys = (((seed * 1_000_003 + key) * 1_009 + number) % 2**63 for key in sample_keys(x))
     return [torch.Generator().manual_seed(key) for key in keys]
-
-
-def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
-    wrong with them.
-    """
-    x = torch.as_tensor(x)
-    y = torch.as_tensor(y)
-    if x.dtype not in (torch.float32, torch.float64):
-        scale = " and divide by 255 if they are 8-bit images" if not x.is_floating_point() else ""
-        raise InputError(f"the samples are {_name(x.dtype)}: convert them with x.float(){scale}.")
-    if x.ndim < 2:
-        raise InputError(
-            f"the samples have shape {tuple(x.shape)}: a batch has shape (N, ...), use x[None] "
-            "for one."
-        )
-    if (
-        y.dtype.is_floating_point
-        or y.dtype in (torch.bool, torch.complex64, torch.complex128)
-        or y.ndim != 1
-    ):
-        raise InputError(
-            f"the labels are {_name(y.dtype)} of shape {tuple(y.shape)}: give class indices of "
-            "shape (N,)."
-        )
-    if len(x) != len(y):
-        raise InputError(
-            f"there are {len(x)} samples but {len(y)} labels: give one label for each sample."
-        )
-    if y.device != x.device:
-        y = y.to(x.device)
-    if not torch.isfinite(x).all():
-        bad = (~torch.isfinite(x.flatten(1))).any(1).nonzero()[0].item()
-        raise InputError(
-            f"sample {bad} contains NaN or infinity: remove such samples or repair the "
-            "preprocessing."
-        )
-    low, high = (float(x.min()), float(x.max())) if domain is not None and x.numel() else (0.0, 0.0)
-    if domain is not None and x.numel() and not (domain[0] <= low and high <= domain[1]):
-        seen = (
-            f"the samples range over [{low:.4g}, {high:.4g}] but the domain is "
-            f"[{domain[0]:g}, {domain[1]:g}]"
-        )
-        if 2 < high <= 255 and low >= 0 and domain == (0.0, 1.0):
-            raise InputError(f"{seen}: these look like 8-bit images, divide them by 255.")
-        raise InputError(
-            f"{seen}: put any normalisation inside the model, clamp the samples, or give their "
-            "domain."
-        )
-    return x.detach(), y.long()
 
 
 def check_model(model: Model, x: Tensor, y: Tensor) -> None:
@@ -389,7 +340,6 @@ class Search:
     checks: Tensor
 
 
-Tick: TypeAlias = Callable[[float], None]
 ChunkAttack: TypeAlias = Callable[[Network, Tensor, Tensor, Tick], "tuple[Tensor, Tensor]"]
 
 
@@ -420,7 +370,7 @@ def search(
     device = device_of(model, x.device)
     tolerance = flip_tolerance(x.dtype) if tolerance is None else tolerance
     parts: list[tuple[Tensor, ...]] = []
-    with frozen(model), _bar(progress, description) as report:
+    with frozen(model), progress_bar(progress, description) as report:
         check_model(model, x, y)
         size, home = (max(len(x), 1), x.device) if whole else (batch_size, device)
         for start in range(0, len(x), size):
@@ -457,25 +407,6 @@ def search(
     return Search(*(torch.cat(column) for column in zip(*parts)))
 
 
-@contextlib.contextmanager
-def _bar(progress: Progress, description: str) -> Iterator[Callable[[float], None]]:
-    """A reporter of the share done: the caller's own, a progress bar with the time left on a
-    terminal, or none.
-    """
-    if callable(progress):
-        yield progress
-    elif progress:
-        from rich.console import Console
-        from rich.progress import Progress as Bars
-
-        with Bars(
-            console=Console(stderr=True), transient=True
-        ) as bars:  # results go to stdout, progress does not
-            task = bars.add_task(description, total=1.0)
-            yield lambda share: bars.update(task, completed=share)
-    else:
-        yield lambda share: None
-
-
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """A type's name without its module."""
     return str(dtype).removeprefix("torch.")

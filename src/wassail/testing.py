@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from wassail.geometry import clip, maximiser, operator_norm, plane_step, vector_norm
 from wassail.losses import cross_entropy, margin
 from wassail.threat import Domain, Threat, dual
-from wassail.transport import Distribution, knapsack
+from wassail.transport.allocation import knapsack
+from wassail.transport.distribution import Distribution
 
 if TYPE_CHECKING:
-    from wassail.certificates.certify import Certificate
+    from wassail.certificates.loss.certificate import Certificate
 
 Attack: TypeAlias = Callable[..., Distribution]
 

@@ -24,7 +24,7 @@ from wassail.errors import InputError
 from wassail.losses import cross_entropy, dlr, margin
 from wassail.network import Tape
 from wassail.testing import LinearClassifier, check_attack, samples
-from wassail.transport import transport_cost
+from wassail.transport.allocation import transport_cost
 
 INF = math.inf
 LOSSES = {"redlr": dlr, "dlr": dlr, "ce": cross_entropy, "margin": margin}

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.intervals import interval
-from wassail.evaluation.result import Evaluation, Finding, Row
+from wassail.evaluation.result import Finding, Row
+from wassail.evaluation.run import Evaluation
 from wassail.threat import Threat
-from wassail.transport import knapsack, transport_cost
+from wassail.transport.allocation import knapsack, transport_cost
 
 INF = math.inf
 HOSTILE = (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates.activations import ACTIVATIONS, ROUNDING, Activation
+from wassail.certificates.graph.activations import ACTIVATIONS, ROUNDING, Activation
 from wassail.errors import InputError
 
 NAMES = list(ACTIVATIONS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from wassail.certificates import attention as at
+from wassail.certificates.lipschitz import attention as at
 from wassail.errors import InputError
 
 

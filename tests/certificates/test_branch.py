@@ -11,10 +11,12 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from conftest import ZOO
-from wassail.certificates import branch as module
-from wassail.certificates import multipliers
-from wassail.certificates.branch import Bracket, branch
-from wassail.certificates.multipliers import (
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.search import constants, multipliers, paths
+from wassail.certificates.search import polytope as polytope_module
+from wassail.certificates.search.constants import Bracket, branch
+from wassail.certificates.search.multipliers import (
     INFLATE,
     Form,
     forms,
@@ -24,8 +26,6 @@ from wassail.certificates.multipliers import (
     start,
     tighten,
 )
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Ball, Region
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 
@@ -307,7 +307,7 @@ def test_interrupt_inside_a_step(monkeypatch: pytest.MonkeyPatch, where: str) ->
     net = random_net([4, 8, 8, 2], 3)
     region = Region.make(None, 4)
     value = branch(net, region, 2, 2)
-    method = getattr(module._Search, where)
+    method = getattr(constants._Search, where)
     calls = []
 
     def stop(*args: object) -> object:
@@ -316,7 +316,7 @@ def test_interrupt_inside_a_step(monkeypatch: pytest.MonkeyPatch, where: str) ->
             raise KeyboardInterrupt
         return method(*args)
 
-    monkeypatch.setattr(module._Search, where, stop)
+    monkeypatch.setattr(constants._Search, where, stop)
     found = branch(net, region, 2, 2)
     assert not found.complete and found.lower <= value.upper and value.lower <= found.upper < INF
 
@@ -326,7 +326,7 @@ def test_nodes_closed_by_a_new_lower_bound_still_count_above(
 ) -> None:
     net = random_net([4, 8, 8, 2], 3)
     region = Region.make(None, 4)
-    search = module._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
+    search = constants._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
     search.open()
     while len(search.heap) < 5:
         search.step()
@@ -484,12 +484,14 @@ def test_certificates_of_emptiness() -> None:
     for seed in range(60):
         net = random_net([3, 6, 2], seed)
         state = torch.randint(0, 2, (1, 6), generator=g).to(torch.int8)
-        polytope = module._polytope(reduce(net, state), 0, state[0].numpy(), region, 1.0, None)
+        polytope = polytope_module.polytope_of(
+            reduce(net, state), 0, state[0].numpy(), region, 1.0, None
+        )
         assert polytope is not None
-        y, empty = module._feasible(polytope)
+        y, empty = polytope_module.feasible(polytope)
         margin = widest(net.A.numpy(), net.c.numpy(), state[0].numpy() == 1, region)
         assert empty == (margin < 0) and (y is None) == empty
-        assert module._widest(polytope)[1] == empty
+        assert polytope_module.widest_point(polytope)[1] == empty
         if y is not None:
             assert (net.mask(torch.from_numpy(y)[None]) == (state == 1)).all()
         counts[empty] += 1
@@ -502,7 +504,7 @@ def test_points_on_a_wall_or_outside_are_no_witness() -> None:
     net = Piecewise(
         one, 0 * one, zero, one, -one, zero, zero, torch.zeros(1, dtype=torch.int64)
     )  # x - relu(x): flat for x > 0
-    search = module._Search(
+    search = constants._Search(
         net, Region.make((0.0, 1.0), 1), 2.0, 2.0, torch.Generator().manual_seed(0)
     )
     assert search.visit(torch.tensor([[0.0], [-0.5]]).double()) == [None, None]
@@ -516,7 +518,7 @@ def test_linear_bounds_hold_and_beat_intervals() -> None:
     region = Region.make((-0.3, 0.3), 4)
     state = torch.full((1, 18), -1, dtype=torch.int8)
     reduced = reduce(net, state)
-    low, high = module._preactivations(reduced, net, region)
+    low, high = paths.preactivations(reduced, net, region)
     v = net.preactivations(region.sample(4000, torch.Generator().manual_seed(0)))
     assert (v >= low).all() and (v <= high).all()
     deep = slice(12, 18)

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from conftest import ZOO
-from wassail.certificates.cells import (
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.search.cells import (
     enumerate_cells,
     inequalities,
     masks_at,
     nearest_point,
     steepest,
 )
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Ball, Region
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 

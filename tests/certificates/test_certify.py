@@ -15,9 +15,10 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
-from wassail.certificates.certify import Certificate
-from wassail.certificates.slopes import Chords, allocate_gains, ray_slope
-from wassail.certificates.structure import read
+from wassail.certificates.graph.reader import read
+from wassail.certificates.loss.certificate import Certificate
+from wassail.certificates.loss.chords import Chords
+from wassail.certificates.loss.slopes import allocate_gains, ray_slope
 from wassail.testing import check_certificate, corpus
 
 NORMS = (1.0, 2.0, math.inf)
@@ -219,7 +220,7 @@ def test_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*args: object, **options: object) -> Bound:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("wassail.certificates.certify.infinity", stop)
+    monkeypatch.setattr("wassail.certificates.loss.certify.infinity", stop)
     found = ws.certify(model, x, y, 2, "margin")
     assert (
         found.margin is not None
@@ -316,7 +317,7 @@ def test_large_networks_get_brackets() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_rays_of_a_graph_match_the_dense_form(norm: float) -> None:
-    from wassail.certificates.infinity import infinity
+    from wassail.certificates.search.infinity import infinity
 
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)).double()
@@ -389,11 +390,13 @@ def test_a_contradiction_is_not_clipped_away(monkeypatch: pytest.MonkeyPatch) ->
     """A certified slope below an evaluated chord stops the line; a difference in the last
     digits does not.
     """
-    from wassail.certificates import certify as module
+    from wassail.certificates.loss import certify
 
     model, x, y = corpus()["leaky"]
     true = ws.lipschitz(model, 2, labels=y.tolist()).upper
-    monkeypatch.setattr(module, "lipschitz", lambda *args, **options: Bound(0.0, 0.3 * true, "lie"))
+    monkeypatch.setattr(
+        certify, "lipschitz", lambda *args, **options: Bound(0.0, 0.3 * true, "lie")
+    )
     with pytest.raises(AssertionError, match="report this bug"):
         ws.certify(model, x, y, 2, "margin")
     assert below(1.0 + 1e-15, 1.0, "rounding") == 1.0

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates import clock
-from wassail.certificates.infinity import infinity
-from wassail.certificates.linear import Balls, Sweep
-from wassail.certificates.semidefinite import semidefinite
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.lipschitz.semidefinite import semidefinite
+from wassail.certificates.search.infinity import infinity
 
 INF = math.inf
 METHODS = ("crown", "alpha-crown", "branch", "exact", "lipschitz")
@@ -142,7 +144,7 @@ def test_a_sweep_looks_between_nodes_and_chunks(
     with clock.limited(1e9):
         Sweep(graph, balls).run()
         coarse = ticks.asked
-        monkeypatch.setattr("wassail.certificates.linear.CHUNK", 64)
+        monkeypatch.setattr("wassail.certificates.bounds.chunks.CHUNK", 64)
         Sweep(graph, balls).run()
     assert coarse > len(graph.nodes)
     assert ticks.asked - coarse > 4 * coarse

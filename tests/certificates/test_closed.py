@@ -9,9 +9,9 @@ import torch
 from test_distance import mixed_integer
 
 import wassail as ws
-from wassail.certificates.propagate import crown
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import read
+from wassail.certificates.bounds.propagate import crown
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region
 
 
 def _case(name: str, count: int):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from wassail.certificates.condense import condensed
-from wassail.certificates.propagate import crown, gradients
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import read
+from wassail.certificates.bounds.propagate import crown, gradients
+from wassail.certificates.graph.condense import condensed
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region
 
 
 def network(kind: str) -> tuple[nn.Module, tuple[int, ...]]:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
-from wassail.certificates.linear import Balls, Sweep, margin_bounds, margins
-from wassail.certificates.lipschitz import jacobians
-from wassail.certificates.split import branch_margins
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.certificates.search.margins import branch_margins
 from wassail.threat import Domain, dual
 
 INF = math.inf

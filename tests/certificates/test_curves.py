@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from wassail.certificates.curves import Curve, Normalise, Plane, Product, Softmax, Span, _jensen
+from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.planes import Curve, Plane, Span, jensen
+from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.softmax import Softmax
 from wassail.errors import InputError
 
 EPS = 1e-5
@@ -331,7 +334,7 @@ def test_the_gap_of_a_log_sum_exp() -> None:
         q = torch.logspace(-40, 0, 4001, dtype=torch.float64)[:-1]
         p = torch.stack([0 * q + 1e-9, q * (1 - 1e-9), (1 - q) * (1 - 1e-9)], -1)
         gap = torch.log((1 - q) * math.exp(-r) + q * math.exp(r)) - (2 * q - 1) * r
-        bound = _jensen(p, 1 - p, torch.full_like(p, r))[:, 0]
+        bound = jensen(p, 1 - p, torch.full_like(p, r))[:, 0]
         assert (gap <= bound + 1e-15 * (1 + r)).all()
         if r >= 0.3:
             assert float(gap.max()) == pytest.approx(float(bound.max()), rel=2e-3)
@@ -342,7 +345,7 @@ def test_the_gap_of_a_log_sum_exp() -> None:
         e = r * torch.tensor(list(itertools.product((-1.0, 1.0), repeat=5)), dtype=torch.float64)
         weight = p[0, 1:] / p[0, 1:].sum()
         gap = torch.logsumexp(weight.log() + e[:, 1:], -1) - e[:, 1:] @ weight
-        assert gap.max() <= _jensen(p, 1 - p, r)[0, 0] * (1 + 1e-12)
+        assert gap.max() <= jensen(p, 1 - p, r)[0, 0] * (1 + 1e-12)
 
 
 def test_a_constant_where_the_box_is_wide() -> None:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.second_device import second_device
-from wassail.certificates import split
-from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.search import margins as split
 
 INF = math.inf
 BOX = (0.0, 1.0)

@@ -16,12 +16,15 @@ from torch import Tensor
 import wassail as ws
 from wassail import zoo as digits
 from wassail.certificates import clock
-from wassail.certificates import distance as module
-from wassail.certificates.cells import enumerate_cells, inequalities, nearest_point
-from wassail.certificates.distance import Distances, nearest_flip
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import Graph, Matrix, Node, read
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.search import nearest_flip as nearest_flip_module
+from wassail.certificates.search import programs, relaxed
+from wassail.certificates.search.cells import enumerate_cells, inequalities, nearest_point
+from wassail.certificates.search.nearest_flip import Distances, nearest_flip
 from wassail.errors import InputError
 from wassail.geometry import distances
 from wassail.testing import LinearClassifier, corpus, samples
@@ -335,7 +338,7 @@ def test_the_farthest_corner_is_reached_and_not_passed() -> None:
 
 
 def test_a_flip_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Search, "offer", lambda *_: None)
+    monkeypatch.setattr(nearest_flip_module._Search, "offer", lambda *_: None)
     y = torch.zeros(1, dtype=torch.int64)
     x = torch.zeros(1, 2).double()
     model = network(
@@ -440,7 +443,7 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
     for norm in NORMS:
         away = torch.linalg.vector_norm(cloud - x, norm, dim=1)
         radius = 0.6
-        net = module._Relaxed(graph, x, y, radius, norm, (0.0, 1.0))
+        net = relaxed.Relaxed(graph, x, y, radius, norm, (0.0, 1.0))
         inside = away <= radius
         states = {
             i: (v[inside] > 0).reshape(int(inside.sum()), -1)
@@ -450,7 +453,9 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
         free = torch.cat(
             [
                 (s < 0).flatten()
-                for s in module.crown(graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3))
+                for s in nearest_flip_module.crown(
+                    graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3)
+                )
                 .states()
                 .values()
             ]
@@ -491,7 +496,7 @@ def test_programs_have_no_gap(norm: float) -> None:
         upper = float(
             nearest_flip(graph, x[None], torch.tensor([y]), norm, (0.0, 1.0), time_limit=0.0).upper
         )
-        net = module._Relaxed(graph, x, y, upper, norm, (0.0, 1.0))
+        net = relaxed.Relaxed(graph, x, y, upper, norm, (0.0, 1.0))
         checked = 0
         nodes = net.roots()
         margin = logits[y] - logits[[j for j in range(10) if j != y]]
@@ -501,7 +506,7 @@ def test_programs_have_no_gap(norm: float) -> None:
         nodes = nodes.join(replace(nodes, side=forced))
         for i in range(len(nodes)):
             node = nodes.take(torch.tensor([i]))
-            answer = module._program(net, node, margin, 0.0, upper)
+            answer = programs.solve_program(net, node, margin, 0.0, upper)
             assert answer is not None
             better = replace(node, alpha=answer.alpha[None], beta=answer.beta[None])
             proved = float(

@@ -17,10 +17,12 @@ from torch.nn import functional as F
 
 import wassail as ws
 from wassail import losses
-from wassail.certificates.executed import ahead, arithmetic_of, gamma, margin_errors, refusal
-from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.radii import Radii
-from wassail.certificates.structure import Graph, Node, read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.executed import ahead, arithmetic_of, gamma, margin_errors, refusal
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.reader import read
+from wassail.certificates.radius_search import Radii
 from wassail.errors import InputError
 
 

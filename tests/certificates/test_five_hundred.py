@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wassail as ws
-from wassail.certificates.region import Ball, Region, Where
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.losses import LIPSCHITZ
 from wassail.threat import dual
 

@@ -11,20 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-import wassail.certificates.infinity as module
+import wassail.certificates.search.infinity as module
 from conftest import ZOO
-from wassail.certificates.cells import enumerate_cells
-from wassail.certificates.infinity import (
-    _Rounding,
-    _Search,
-    _support,
-    infinity,
-    infinity_at,
-    infinity_by_cells,
-    tightness,
-)
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Region
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
+from wassail.certificates.search.cells import enumerate_cells
+from wassail.certificates.search.cones import ConeSearch, Rounding, support
+from wassail.certificates.search.infinity import infinity, infinity_at, infinity_by_cells, tightness
 from wassail.errors import InputError
 from wassail.geometry import operator_norm, vector_norm
 from wassail.threat import dual
@@ -161,7 +154,7 @@ def test_stopped_early_the_bracket_still_holds(
 
     for name in ("solve", "relax", "branch", "ascend"):
         with monkeypatch.context() as patch:
-            patch.setattr(_Search, name, interrupted)
+            patch.setattr(ConeSearch, name, interrupted)
             stopped.append(infinity(net, norm, [0, 1, 2]))
     for bound in stopped:
         assert bound.lower <= exact.upper and bound.upper >= exact.lower
@@ -187,7 +180,7 @@ def test_node_bounds_hold_at_sampled_directions(norm: float, slope: float) -> No
     that respects the sides.
     """
     net = random_net((3, 4, 4, 4, 3), seed=8, slope=slope)
-    search = _Search(net, norm, [0, 1, 2], seed=0)
+    search = ConeSearch(net, norm, [0, 1, 2], seed=0)
     g = torch.Generator().manual_seed(9)
     search.ceiling = 1.0
     u = directions(3, 5_000, 1, norm)
@@ -218,7 +211,7 @@ def test_held_neurons_tighten_the_bounds_after_them(norm: float) -> None:
     # positive.
     layers = [torch.eye(2), torch.tensor([[1.0, -1.0]]), torch.tensor([[1.0], [0.0]])]
     net = Piecewise.from_layers([(weight, torch.zeros(len(weight))) for weight in layers])
-    low, high = _Search(net, norm, [0], seed=0).intervals(
+    low, high = ConeSearch(net, norm, [0], seed=0).intervals(
         torch.tensor([[0, 1, -1]], dtype=torch.int8)
     )
     assert high[0, 2] <= 1e-6 and low[0, 2] == pytest.approx(-1.0)
@@ -232,7 +225,7 @@ def test_support_of_a_cone_is_certified_on_both_sides(norm: float) -> None:
             a = torch.randn(n, generator=g, dtype=torch.float64).numpy()
             cone = torch.randn(walls, n, generator=g, dtype=torch.float64)
             cone = (cone / vector_norm(cone, 2)[:, None]).numpy()
-            u, y = _support(a, cone, norm)
+            u, y = support(a, cone, norm)
             length = np.linalg.norm(u, norm)
             u = u / length if length > 1e-9 else 0 * u
             assert (y >= 0).all() and (cone @ u <= 1e-8).all()
@@ -241,9 +234,9 @@ def test_support_of_a_cone_is_certified_on_both_sides(norm: float) -> None:
 
 def test_support_uses_the_whole_set_of_maximisers() -> None:
     # r = inf: sign(0) is free, u = (1, t); r = 1: at a tie the hull of both axes.
-    u, _ = _support(np.array([1.0, 0.0]), np.array([[0.5, -1.0]]) / math.sqrt(1.25), INF)
+    u, _ = support(np.array([1.0, 0.0]), np.array([[0.5, -1.0]]) / math.sqrt(1.25), INF)
     assert u[0] == pytest.approx(1) and 0.5 - 1e-9 <= u[1] <= 1
-    u, _ = _support(np.array([1.0, 1.0]), np.array([[1.0, -1.0]]) / math.sqrt(2), 1.0)
+    u, _ = support(np.array([1.0, 1.0]), np.array([[1.0, -1.0]]) / math.sqrt(2), 1.0)
     assert u.sum() == pytest.approx(1) and u[1] >= u[0] - 1e-9
 
 
@@ -356,7 +349,7 @@ def test_what_cannot_be_answered_is_refused() -> None:
 
 def test_rounding_slack_is_small_and_covers_another_order_of_summation() -> None:
     net = random_net((3, 5, 5, 2), seed=6).homogeneous()
-    slack = _Rounding.of(net, 2.0)
+    slack = Rounding.of(net, 2.0)
     u = directions(3, 1000, 2, 2.0)
     turned = replace(net, A=net.A.flip(1), C=net.C.flip(1)).logits(u.flip(1))
     assert ((turned - net.logits(u)).abs() <= slack.output).all() and (slack.output < 1e-10).all()
@@ -413,7 +406,7 @@ def test_a_linear_node_is_solved_with_the_held_constraints_only(norm: float) -> 
     )
     low = torch.tensor([0.0, -1.0]).double()
     high = torch.ones(2).double()
-    value, split = _Search(net, norm, [0], seed=0).solve(
+    value, split = ConeSearch(net, norm, [0], seed=0).solve(
         torch.tensor([1, -1], dtype=torch.int8), 0, low, high, INF
     )
     assert value == pytest.approx(1.0, rel=1e-12) and value >= 1 and split == -1
@@ -424,7 +417,7 @@ def test_a_linear_node_is_solved_with_the_held_constraints_only(norm: float) -> 
     low = torch.tensor([-1.0, -1.0]).double()
     high = torch.tensor([1.0, 0.0]).double()
     assert (
-        _Search(net, norm, [0], seed=0).solve(
+        ConeSearch(net, norm, [0], seed=0).solve(
             torch.tensor([-1, 0], dtype=torch.int8), 0, low, high, INF
         )[1]
         == 0

@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
-from wassail.certificates import lipschitz as ladder
-from wassail.certificates.activations import ACTIVATIONS
-from wassail.certificates.curves import Normalise, Product, Softmax
-from wassail.certificates.jacobian import (
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.jacobian import (
     Rays,
     adjoint,
     entries,
@@ -32,22 +30,21 @@ from wassail.certificates.jacobian import (
     secants,
     smooth_bounds,
 )
-from wassail.certificates.linear import Balls
-from wassail.certificates.lipschitz import (
-    ascend,
-    jacobian_norms,
-    jacobians,
-    lipschitz,
-    margin_rows,
-    modules,
-    propagated,
-)
-from wassail.certificates.norms import product, steepest_slope
-from wassail.certificates.pieces import Search
-from wassail.certificates.region import Ball, Region, Where
-from wassail.certificates.semidefinite import semidefinite
-from wassail.certificates.structure import Graph, Matrix, Node, Sum, read
-from wassail.certificates.tangents import centred, middle
+from wassail.certificates.bounds.norms import product, steepest_slope
+from wassail.certificates.bounds.tangents import centred, middle
+from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix, Sum
+from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region, Where
+from wassail.certificates.graph.softmax import Softmax
+from wassail.certificates.lipschitz import ladder
+from wassail.certificates.lipschitz.ladder import lipschitz, modules, propagated
+from wassail.certificates.lipschitz.semidefinite import semidefinite
+from wassail.certificates.lipschitz.steepest import ascend, jacobian_norms, jacobians, margin_rows
+from wassail.certificates.search.pieces import Search
 from wassail.zoo.onnx import load_onnx
 
 inf = math.inf

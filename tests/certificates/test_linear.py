@@ -13,23 +13,20 @@ from test_structure import Net, prelu, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates import linear
-from wassail.certificates.activations import ACTIVATIONS
-from wassail.certificates.linear import (
-    Arithmetic,
-    Balls,
-    Span,
-    Sweep,
-    _chunks,
-    _Shape,
-    _Turned,
-    margin_bounds,
-    margins,
-)
-from wassail.certificates.lipschitz import jacobians
-from wassail.certificates.propagate import crown, linear_upper
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import Average, Conv, Graph, Matrix, Node, Pick, Sum, read
+from wassail.certificates.bounds import chunks
+from wassail.certificates.bounds import crown as crown_module
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.chunks import chunks_of
+from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
+from wassail.certificates.bounds.lines import Arithmetic, Shape
+from wassail.certificates.bounds.propagate import crown, linear_upper
+from wassail.certificates.bounds.rows import Span, Turned
+from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Average, Conv, Matrix, Pick, Sum
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.geometry import project, steepest
 from wassail.threat import Domain, dual
 
@@ -45,7 +42,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """CROWN's own slopes for the margins too: closed forms and other implementations know no
     other.
     """
-    monkeypatch.setattr(linear, "POLISH", 0)
+    monkeypatch.setattr(crown_module, "POLISH", 0)
 
 
 def branches() -> nn.Module:
@@ -388,7 +385,7 @@ def test_the_lines_of_a_neuron_hold_and_touch(kind: str, dtype: torch.dtype) -> 
         "leaky": torch.rand(300, dtype=torch.float64, generator=g),
     }.get(kind)
     node = Node((0,), (300,), "", slope=slope, activation=kind if kind in ACTIVATIONS else None)
-    shape = _Shape(node, c, low, high)
+    shape = Shape(node, c, low, high)
     up, down = shape.slopes()
     arithmetic = Arithmetic(network("mlp"), dtype)
     v = torch.cat(
@@ -583,8 +580,8 @@ def test_a_batch_is_as_good_as_its_samples_alone(
         mixed = margin_bounds(graph, x[order], y[order], radius[order], norm, BOX, steps)
         assert torch.allclose(mixed, whole[order], **same)
         with monkeypatch.context() as patch:
-            patch.setattr(linear, "CHUNK", 1024)
-            patch.setattr(linear, "ALONE", 2)
+            patch.setattr(chunks, "CHUNK", 1024)
+            patch.setattr(chunks, "ALONE", 2)
             cut = margin_bounds(graph, x, y, radius, norm, BOX, steps)
         assert torch.allclose(cut, whole, **same)
 
@@ -594,7 +591,7 @@ def test_chunks_are_every_wanted_entry_once() -> None:
     for share, most in itertools.product((0.0, 0.02, 0.3, 1.0), (0, 1, 7, 50, 10**6)):
         wanted = torch.rand(9, 60, generator=g) < share
         wanted[4] = True
-        parts = list(_chunks(wanted, most))
+        parts = list(chunks_of(wanted, most))
         rows = [torch.stack([owner.expand(len(place)), place], 1) for owner, place in parts]
         assert torch.equal(torch.cat(rows), wanted.nonzero())
         for owner, place in parts:
@@ -860,7 +857,7 @@ def test_turned_convolutions_are_the_transposes(
     w = torch.randn(out.shape, dtype=torch.float64, generator=g)
     (exact,) = torch.autograd.grad(out, x, w)
     for layed in (w, w.contiguous(memory_format=torch.channels_last)):
-        (found,) = _Turned(conv, dtype).transpose(layed.to(dtype))
+        (found,) = Turned(conv, dtype).transpose(layed.to(dtype))
         assert found.dtype == dtype and found.shape == exact.shape
         assert torch.allclose(
             found.double(), exact, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-4
@@ -888,7 +885,7 @@ def test_turned_maps_of_every_other_kind_are_the_transposes(dtype: torch.dtype) 
         out = node.map.forward(*given)
         w = torch.randn(out.shape, dtype=torch.float64, generator=g)
         exact = torch.autograd.grad(out, given, w)
-        for found, want in zip(_Turned(node.map, dtype).transpose(w.to(dtype)), exact):
+        for found, want in zip(Turned(node.map, dtype).transpose(w.to(dtype)), exact):
             assert found.dtype == dtype and torch.allclose(
                 found.double(), want, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-4
             )
@@ -942,7 +939,7 @@ def test_a_few_steps_on_the_margins_own_slopes_only_tighten(
     graph = network("mlp")
     x, y, radius = samples(graph, 5, 3)
     bare = margin_bounds(graph, x, y, radius, norm, BOX)
-    monkeypatch.setattr(linear, "POLISH", 4)
+    monkeypatch.setattr(crown_module, "POLISH", 4)
     polished = margin_bounds(graph, x, y, radius, norm, BOX)
     assert (polished >= bare - 1e-9).all()
     assert (polished > bare + 1e-6).any()
@@ -954,10 +951,10 @@ def test_wide_networks_bounded_inside_in_float32_stay_sound_and_nearly_as_tight(
     graph = network("blocks")
     x, y, radius = samples(graph, 4, 3)
     fine = margin_bounds(graph, x, y, radius, INF, BOX)
-    monkeypatch.setattr(linear, "WIDE", 1)
+    monkeypatch.setattr(crown_module, "WIDE", 1)
     coarse = Sweep(graph, Balls.make(x, radius, INF, BOX)).run()
     assert coarse.coarse
-    bounds = linear.margins(coarse, y)[0]
+    bounds = crown_module.margins(coarse, y)[0]
     assert torch.allclose(bounds, fine, rtol=1e-2, atol=1e-2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):

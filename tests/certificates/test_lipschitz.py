@@ -11,21 +11,15 @@ from test_structure import jacobian, one_sentence, seeded
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates import lipschitz as module
-from wassail.certificates.cells import enumerate_cells
-from wassail.certificates.lipschitz import (
-    Ladder,
-    jacobian_norms,
-    jacobians,
-    lipschitz,
-    margin_rows,
-    propagated,
-)
-from wassail.certificates.norms import product
-from wassail.certificates.propagate import crown, intervals
-from wassail.certificates.region import Region, Where
-from wassail.certificates.semidefinite import segmented, semidefinite
-from wassail.certificates.structure import Graph
+from wassail.certificates.bounds.norms import product
+from wassail.certificates.bounds.propagate import crown, intervals
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.region import Region, Where
+from wassail.certificates.lipschitz import ladder
+from wassail.certificates.lipschitz.ladder import Ladder, lipschitz, propagated
+from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite
+from wassail.certificates.lipschitz.steepest import jacobian_norms, jacobians, margin_rows
+from wassail.certificates.search.cells import enumerate_cells
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.threat import dual
@@ -227,7 +221,7 @@ def test_an_interrupt_returns_the_bracket_so_far(
 
     graph = mlp([3, 6, 5, 3], 6)
     truth = brute(margins(graph), None, 2, inf)
-    monkeypatch.setattr(module, rung, interrupted)
+    monkeypatch.setattr(ladder, rung, interrupted)
     bound = lipschitz(graph, 2, method=method)
     assert bound.info["interrupted"] is True
     assert bound.lower <= truth <= bound.upper < inf
@@ -236,7 +230,7 @@ def test_an_interrupt_returns_the_bracket_so_far(
 
 
 def test_a_bound_below_a_jacobian_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "product", lambda *_: 1e-3)
+    monkeypatch.setattr(ladder, "product", lambda *_: 1e-3)
     with pytest.raises(AssertionError, match="report this bug"):
         lipschitz(mlp([3, 6, 3], 6), 2)
 

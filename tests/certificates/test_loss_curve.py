@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wassail.certificates.certify import certify, worst_case
-from wassail.certificates.lipschitz import lipschitz
-from wassail.certificates.loss_curve import LossCurve, _envelope, loss_curve
-from wassail.certificates.structure import read
+from wassail.certificates.graph.reader import read
+from wassail.certificates.lipschitz.ladder import lipschitz
+from wassail.certificates.loss.certify import certify, worst_case
+from wassail.certificates.loss.curve import LossCurve, envelope
+from wassail.certificates.loss.loss_curve import loss_curve
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ
 from wassail.testing import corpus
@@ -291,7 +292,7 @@ def test_the_witness_is_what_the_lower_side_claims(order: float, curves) -> None
 def test_envelopes_in_closed_form_and_in_order() -> None:
     gain = tensor([[1.0, 3.0, 3.5, 2.0], [4.0, -INF, 5.0, -INF]])
     price = tensor([[1.0, 2.0, 4.0, 3.0], [1.0, 1.0, 5.0, 9.0]])
-    steps = _envelope(gain, price)  # slopes 3/2 and 1/4; 4 and 1/4: the steepest first
+    steps = envelope(gain, price)  # slopes 3/2 and 1/4; 4 and 1/4: the steepest first
     assert list(zip(steps.sample.tolist(), steps.to.tolist(), steps.price.tolist())) == [
         (1, 0, 1.0), (0, 1, 2.0), (0, 2, 2.0), (1, 2, 4.0),
     ]  # fmt: skip
@@ -299,7 +300,7 @@ def test_envelopes_in_closed_form_and_in_order() -> None:
     # places.
     generator = torch.Generator().manual_seed(0)
     price = torch.rand(200, 12, dtype=torch.float64, generator=generator).sort(1).values
-    steps = _envelope(0.3 * price, price)
+    steps = envelope(0.3 * price, price)
     for i in range(200):
         assert (steps.to[steps.sample == i].diff() > 0).all()
 

@@ -8,8 +8,8 @@ from test_structure import dense, jacobian
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates import norms
-from wassail.certificates.norms import (
+from wassail.certificates.bounds import norms
+from wassail.certificates.bounds.norms import (
     change,
     map_norm,
     matrix_norm,
@@ -17,18 +17,8 @@ from wassail.certificates.norms import (
     positive_norms,
     product,
 )
-from wassail.certificates.structure import (
-    Average,
-    Concat,
-    Conv,
-    Graph,
-    Linear,
-    Matrix,
-    Node,
-    Pick,
-    Scale,
-    Sum,
-)
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Average, Concat, Conv, Linear, Matrix, Pick, Scale, Sum
 from wassail.geometry import operator_norm
 
 PAIRS = list(itertools.product(NORMS, NORMS))

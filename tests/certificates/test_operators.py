@@ -12,12 +12,14 @@ from torch import Tensor
 
 import wassail as ws
 from support.operators import REFUSED, TABLE, Headed, Operator
-from wassail.certificates.jacobian import entries, ranges
-from wassail.certificates.linear import Balls, margin_bounds
-from wassail.certificates.lipschitz import jacobians
-from wassail.certificates.propagate import intervals
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.bounds.jacobian import entries, ranges
+from wassail.certificates.bounds.propagate import intervals
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.lipschitz.steepest import jacobians
 from wassail.errors import InputError
 from wassail.losses import cross_entropy
 

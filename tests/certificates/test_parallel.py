@@ -20,17 +20,19 @@ from torch import Tensor, nn
 
 import wassail as ws
 from conftest import ZOO
-from wassail.certificates import branch as branching
-from wassail.certificates import distance as distances
-from wassail.certificates import parallel
-from wassail.certificates.branch import Bracket, branch
-from wassail.certificates.distance import nearest_flip
-from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.parallel import OnRay, Pool, Processes, crew
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Region
-from wassail.certificates.split import branch_margins
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
+from wassail.certificates.search import constants, relaxed
+from wassail.certificates.search import nearest_flip as nearest_flip_module
+from wassail.certificates.search import workers as parallel
+from wassail.certificates.search.constants import Bracket, branch
+from wassail.certificates.search.margins import branch_margins
+from wassail.certificates.search.nearest_flip import nearest_flip
+from wassail.certificates.search.workers import OnRay, Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 
@@ -265,22 +267,22 @@ def test_limits_and_interrupts_leave_a_valid_bracket() -> None:
 def test_what_is_out_counts() -> None:
     net = random_net(3)
     region = Region.make((-1.0, 1.0), 3)
-    search = branching._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
+    search = constants._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
     search.open()
     while len(search.heap) < 4:
         search.step()
-    shared = branching._Shared(search, None, 2, lambda: None)
+    shared = constants._Shared(search, None, 2, lambda: None)
     first = shared.take(2)
     second = shared.take(1)
     assert first is not None and second is not None and shared.take(1) is None and not shared.over
     low = search.cut + 0.1 * (first.bound - search.cut)
-    shared.merge(second, branching._Report([], search.lower, search.witness, low, 5))
+    shared.merge(second, constants._Report([], search.lower, search.witness, low, 5))
     assert search.upper == first.bound, "the first part is still out"
     shared.back(first, lost=False)
     assert len(shared) == len(first.nodes) and search.upper == first.bound
     again = shared.take(1)
     assert again is not None
-    shared.merge(again, branching._Report([], search.lower, search.witness, 0.0, 5))
+    shared.merge(again, constants._Report([], search.lower, search.witness, 0.0, 5))
     assert shared.over and search.upper == low, "the largest bound that anybody closed"
 
 
@@ -348,14 +350,19 @@ def test_hanging_workers_prove_no_distance(digits: tuple[Graph, Tensor, Tensor])
 
 def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) -> None:
     graph, x, y = digits
-    search = distances._Search(graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9)
+    search = nearest_flip_module._Search(
+        graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9
+    )
     search.upper = 0.5
-    net = distances._Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
-    shared = distances._Shared(search, net.roots(), 0.2, 0.2)
+    net = relaxed.Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
+    shared = nearest_flip_module._Shared(search, net.roots(), 0.2, 0.2)
     part = shared.take(1)
     assert part is not None and not len(shared)
     shared.merge(
-        part, distances._Report(part.nodes.take(torch.tensor([0])), 0.15, 0.19, part.point + 1, 7)
+        part,
+        nearest_flip_module._Report(
+            part.nodes.take(torch.tensor([0])), 0.15, 0.19, part.point + 1, 7
+        ),
     )
     assert (search.upper, shared.settled, search.nodes, len(shared)) == (0.19, 0.15, 7, 1)
     assert torch.equal(search.point, part.point + 1)

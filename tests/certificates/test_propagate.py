@@ -9,8 +9,8 @@ from test_structure import Net, jacobian, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates import propagate
-from wassail.certificates.propagate import (
+from wassail.certificates.bounds import propagate
+from wassail.certificates.bounds.propagate import (
     Bounds,
     Gradients,
     Span,
@@ -19,8 +19,10 @@ from wassail.certificates.propagate import (
     intervals,
     substitute,
 )
-from wassail.certificates.region import Ball, Region, Where
-from wassail.certificates.structure import Graph, Matrix, Node, read
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region, Where
 
 NORMS = [1.0, 2.0, math.inf]
 

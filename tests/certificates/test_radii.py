@@ -11,12 +11,15 @@ from test_structure import seeded
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates.linear import margin_bounds
-from wassail.certificates.radii import Radii, radii, verify
-from wassail.certificates.structure import Graph, Matrix, Node, Pick, read
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix, Pick
+from wassail.certificates.graph.reader import read
+from wassail.certificates.radii import radii, verify
+from wassail.certificates.radius_search import Radii
 from wassail.testing import LinearClassifier, samples
 from wassail.threat import Domain
-from wassail.transport import Flips
+from wassail.transport.flips import Flips
 
 INF = math.inf
 NORMS = [1.0, 2.0, INF]

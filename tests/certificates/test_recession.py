@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates.curves import Normalise, Product
-from wassail.certificates.recession import highest, recession, shadow, spans
-from wassail.certificates.structure import Concat, Graph, Matrix, Node, Sum, read
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Concat, Matrix, Sum
+from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.reader import read
+from wassail.certificates.loss.recession import highest, recession, shadow, spans
 from wassail.errors import InputError
 
 LIKE_RELU = ("gelu", "gelu_tanh", "silu", "softplus", "elu")

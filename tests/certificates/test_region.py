@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from wassail.certificates.region import Ball, Region, Where
+from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.errors import InputError
 from wassail.geometry import steepest
 

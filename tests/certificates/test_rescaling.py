@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rescaled import ALL, NORMS, PIECEWISE, case, random_graph, rescaled
-from wassail.certificates.linear import margin_bounds
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.graph.equilibrate import equilibrated
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.radii import radii
-from wassail.certificates.structure import Graph, Matrix, Node, equilibrated
 from wassail.losses import cross_entropy, margin
 
 INF = math.inf

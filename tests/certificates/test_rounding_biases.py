@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
 from wassail.certificates.radii import radii
-from wassail.certificates.structure import Graph, read
 
 HIGH = 1.5  # where the second class loses
 WEIGHT = 1e-6

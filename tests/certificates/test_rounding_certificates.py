@@ -15,28 +15,22 @@ from test_rounding_parts import scattered
 from torch import Tensor
 
 from support.rounding import MODES, long, rounded, serial
-from wassail.certificates import (
-    attention,
-    curves,
-    infinity,
-    jacobian,
-    multipliers,
-    norms,
-    recession,
-    semidefinite,
-    slopes,
-    tangents,
-    transformer,
-)
-from wassail.certificates import certify as certify_module
-from wassail.certificates import loss_curve as loss_curve_module
 from wassail.certificates.bound import Bound
-from wassail.certificates.certify import Certificate, _Work
-from wassail.certificates.linear import Balls
-from wassail.certificates.loss_curve import LossCurve, _ends, _total
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.structure import Average, Concat, Conv, Graph, Matrix, Node, Scale, Sum
-from wassail.transport import transport_cost
+from wassail.certificates.bounds import jacobian, norms, tangents
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.graph import normalise, planes, softmax
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Average, Concat, Conv, Matrix, Scale, Sum
+from wassail.certificates.lipschitz import attention, semidefinite
+from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.loss import certify, chords, loss_curve, recession
+from wassail.certificates.loss.certificate import Certificate
+from wassail.certificates.loss.certify import Work
+from wassail.certificates.loss.curve import LossCurve, total_of
+from wassail.certificates.loss.loss_curve import ends_of
+from wassail.certificates.search import cones, infinity, multipliers
+from wassail.transport.allocation import transport_cost
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -147,8 +141,8 @@ def test_intervals_of_one_step(mode: str) -> None:
         leaky = jacobian._relu((low, high), slope)
         product = jacobian._times((low, high), (high, more))
         ((back, forth),) = jacobian._pulled(node, node.map, (g, wide), 0.0)  # type: ignore[arg-type]
-        halves = [curves._halves(low, high), tangents._halves((low, high))]
-        outward = curves._times((low, high), (high, high))
+        halves = [planes.halves_of(low, high), tangents._halves((low, high))]
+        outward = planes.interval_product((low, high), (high, high))
     w = long(weight)
     plus = np.maximum(w, 0)
     minus = np.minimum(w, 0)
@@ -178,14 +172,14 @@ def test_pieces_of_curves(mode: str) -> None:
     low = -scattered(2, 20, seed=10).abs()
     high = scattered(2, 20, seed=11).abs()
     with rounded(mode):
-        z, m, r = curves._middle(c, low, high)
-        bottom, top = curves._ends(c, low, high)
-        least, most = curves._mean_squares(low, high)
-        away = curves._mean_squares(high, 2 * high)
-        others = curves._sum_of_others((low, high))
-        rates = curves.Normalise(1e-5)._rates(high[:, :1], 2 * high[:, :1])
-        unit = curves.Normalise(1e-5).span((low, high))
-        share = curves.Softmax().span((low / 40, high / 40))
+        z, m, r = planes.middle_of(c, low, high)
+        bottom, top = planes.end_points(c, low, high)
+        least, most = planes.mean_squares(low, high)
+        away = planes.mean_squares(high, 2 * high)
+        others = planes.sum_of_others((low, high))
+        rates = normalise.Normalise(1e-5)._rates(high[:, :1], 2 * high[:, :1])
+        unit = normalise.Normalise(1e-5).span((low, high))
+        share = softmax.Softmax().span((low / 40, high / 40))
     for end in (low, high):
         assert (np.abs(long(c) + long(end) - long(z)) <= long(r)).all()
     assert (np.abs(long(z) - long(c) - long(m)) <= long(r)).all()
@@ -224,9 +218,9 @@ def test_losses_from_margins(mode: str) -> None:
     low = scattered(4, 5, 3, seed=17)
     high = low + scattered(4, 5, 3, seed=18).abs()
     with rounded(mode):
-        loss = slopes.loss_above(lowest, y, "cross_entropy")
-        ratio = slopes._quotient(above, under)
-        ends = [slopes._sum_of_products(least, most, low, high, side) for side in (-1.0, 1.0)]
+        loss = chords.loss_above(lowest, y, "cross_entropy")
+        ratio = chords._quotient(above, under)
+        ends = [chords._sum_of_products(least, most, low, high, side) for side in (-1.0, 1.0)]
     exact = np.log(np.exp(-long(lowest)).sum(1))
     assert (long(loss) >= exact).all()
     assert (long(ratio) * long(under) >= long(above)).all()
@@ -304,7 +298,7 @@ def test_sums_of_losses(mode: str) -> None:
     values = scattered(200, seed=20)
     exact = sum(Fraction(a) * Fraction(b) for a, b in zip(mu.tolist(), values.tolist()))
     with rounded(mode):
-        found = _total(mu, values)
+        found = total_of(mu, values)
     assert Fraction(found) >= exact
 
 
@@ -355,7 +349,7 @@ def test_lines_of_a_ball_in_a_linear_network(mode: str) -> None:
     before = 0.1
     radius = 1 / 3
     with rounded(mode):
-        far, near, line = _ends(graph, x, y, before, radius, INF, None, 0)
+        far, near, line = ends_of(graph, x, y, before, radius, INF, None, 0)
     gap = long(weight)[y.numpy()][:, None] - long(weight)
     here = (gap * long(x)[:, None]).sum(2) + long(bias)[y.numpy()][:, None] - long(bias)
     swing = np.abs(gap).sum(2)
@@ -439,7 +433,7 @@ def test_cuts_of_the_unit_ball(mode: str) -> None:
     a = side - 1e6 * wall
     across = long(a) - (long(a) @ long(wall))[:, None] / (long(wall) ** 2).sum() * long(wall)
     with rounded(mode):
-        found = infinity._cut(
+        found = cones._cut(
             a[None],
             torch.zeros(1, 20, dtype=DOUBLE),
             wall[None, None],
@@ -473,11 +467,11 @@ def test_directions_to_infinity_are_no_longer_than_one(norm: float, mode: str) -
     network = perceptron(
         weight, [torch.zeros(8, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE)]
     ).piecewise()
-    gaps = infinity._gaps(network, [(0, 1)])
-    rounding = infinity._Rounding.of(gaps, norm)
+    gaps = cones.gaps_of(network, [(0, 1)])
+    rounding = cones.Rounding.of(gaps, norm)
     u = scattered(50, 6, seed=34)
     with rounded(mode):
-        short, values = infinity._values(gaps, rounding, u, norm)
+        short, values = cones.values_at(gaps, rounding, u, norm)
     size = [[abs(Fraction(v)) for v in row] for row in short.tolist()]
     for row in size:
         assert (
@@ -578,17 +572,17 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
         torch.zeros(n, 1, dtype=DOUBLE), torch.full((n,), radius, dtype=DOUBLE), INF, None
     )
     monkeypatch.setattr(
-        loss_curve_module,
+        loss_curve,
         "Sweep",
         lambda *_: SimpleNamespace(run=lambda: SimpleNamespace(inputs=inputs)),
     )
     monkeypatch.setattr(
-        loss_curve_module, "margins", lambda *_: (base, base, torch.zeros(n, 2, 1, dtype=DOUBLE))
+        loss_curve, "margins", lambda *_: (base, base, torch.zeros(n, 2, 1, dtype=DOUBLE))
     )
     monkeypatch.setattr(Balls, "upper", lambda *_: rho.flatten())
     graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
     with rounded(mode):
-        _, near, line = _ends(graph, inputs.x, y, before, radius, INF, None, 0)  # type: ignore[arg-type]
+        _, near, line = ends_of(graph, inputs.x, y, before, radius, INF, None, 0)  # type: ignore[arg-type]
     ratio = np.longdouble(radius) / np.longdouble(before)
     assert (long(near) <= long(base) - long(rho))[:, 1].all()
     assert (long(line) <= long(base) - long(rho) * ratio * (1 - np.longdouble(2) ** -60))[
@@ -597,14 +591,12 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     lower = scattered(n, 2, seed=62)
     higher = scattered(n, 2, seed=63).abs()
     least = lower - higher
-    monkeypatch.setattr(loss_curve_module, "_ends", lambda *_: (least, lower, least))
-    monkeypatch.setattr(loss_curve_module, "margin_bounds", lambda *_: lower)
-    monkeypatch.setattr(
-        loss_curve_module, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE)
-    )
-    monkeypatch.setattr(loss_curve_module, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, ""))
+    monkeypatch.setattr(loss_curve, "ends_of", lambda *_: (least, lower, least))
+    monkeypatch.setattr(loss_curve, "margin_bounds", lambda *_: lower)
+    monkeypatch.setattr(loss_curve, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE))
+    monkeypatch.setattr(loss_curve, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, ""))
     with rounded(mode):
-        (_, grid, _, left, rise), _ = loss_curve_module._above(
+        (_, grid, _, left, rise), _ = loss_curve._above(
             graph,
             inputs.x,
             y,
@@ -629,11 +621,11 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
     for k in range(40):
         low, high = sorted(scattered(2, seed=70 + k).abs().tolist())
         monkeypatch.setattr(
-            certify_module, "lipschitz", lambda *_, low=low, high=high, **__: Bound(low, high, "")
+            certify, "lipschitz", lambda *_, low=low, high=high, **__: Bound(low, high, "")
         )
         work = SimpleNamespace(norm=2.0, graph=None, domain=None, seed=0, found={})
         with rounded(mode):
-            _Work._paper(work)  # type: ignore[arg-type]
+            Work._paper(work)  # type: ignore[arg-type]
         found = work.found["paper"]
         assert (
             Fraction(found.lower) ** 2 <= 2 * Fraction(low) ** 2
@@ -642,9 +634,7 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
     x = scattered(20, 30, seed=71)
     drift = scattered(2, 2, seed=72).abs()
     x[::2] *= 1e-12
-    monkeypatch.setattr(
-        certify_module, "highest_loss", lambda *_: torch.full((2,), INF, dtype=DOUBLE)
-    )
+    monkeypatch.setattr(certify, "highest_loss", lambda *_: torch.full((2,), INF, dtype=DOUBLE))
     work = SimpleNamespace(
         graph=SimpleNamespace(inputs=30),
         labels=[0, 1],
@@ -657,8 +647,8 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
         shadow=SimpleNamespace(drift=lambda k: drift[k]),
     )
     with rounded(mode):
-        tail = _Work._tail(work)  # type: ignore[arg-type]
-        mean = _Work._rounded_up(SimpleNamespace(mu=uniform(20, seed=73)), x[:, 0])  # type: ignore[arg-type]
+        tail = Work._tail(work)  # type: ignore[arg-type]
+        mean = Work._rounded_up(SimpleNamespace(mu=uniform(20, seed=73)), x[:, 0])  # type: ignore[arg-type]
     assert tail is not None
     for i in range(20):
         exact = Fraction(float(drift[i % 2, 1 - i % 2])) + Fraction(tail.lam) * sum(
@@ -693,7 +683,7 @@ def test_the_highest_margin_of_bounded_networks_whose_rows_cancel(mode: str) -> 
             Node((1,), (2,), "", Matrix(weight), shift),
             Node((2,), (2,), "", Matrix(head), nothing),
         )
-        token = replace(nodes[1], activation=None, curve=curves.Normalise(1e-5))
+        token = replace(nodes[1], activation=None, curve=normalise.Normalise(1e-5))
         with rounded(mode):
             top = recession.highest(Graph(nodes), [0])
             reached = recession.highest(Graph((nodes[0], token, *nodes[2:])), [0])
@@ -783,13 +773,13 @@ def test_transformer_tokens_are_no_longer_than_their_radius(mode: str) -> None:
         graph = Graph(
             (
                 Node((), (4, d), ""),
-                Node((0,), (4, d), "", curve=curves.Normalise(1e-5)),
+                Node((0,), (4, d), "", curve=normalise.Normalise(1e-5)),
                 Node((1,), (4, d), "", Scale(gain), bias),
             )
         )
         with rounded(mode):
-            plain = transformer.radius(graph, 1)
-            scaled = transformer.radius(graph, 2)
+            plain = walk_module.radius(graph, 1)
+            scaled = walk_module.radius(graph, 2)
         root = np.sqrt(np.longdouble(d))
         assert np.longdouble(plain) >= root
         assert np.longdouble(scaled) >= root * long(gain).max() + np.sqrt((long(bias) ** 2).sum())
@@ -803,13 +793,13 @@ def test_transformer_derivatives_by_tokens(mode: str) -> None:
     row = scattered(2, 3, seed=92)
     wide = 1e-3 * scattered(2, 3, seed=93).abs()
     weight = scattered(5, 3, seed=94)
-    tokens = transformer._Tokens(0, centre, radius)
+    tokens = walk_module._Tokens(0, centre, radius)
     node = Node((0,), (2, 5), "", Matrix(weight))
-    walk = transformer.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
+    walk = walk_module.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
     with rounded(mode):
         found = tokens.times(row, wide)
         mapped = walk._carry(1, [tokens])
-        length = transformer._Tokens(0, centre[:, :1], torch.zeros_like(centre[:, :1])).norm()
+        length = walk_module._Tokens(0, centre[:, :1], torch.zeros_like(centre[:, :1])).norm()
     for a in (-1, 1):
         for b in (-1, 1):
             value = (long(centre) + a * long(radius)) * (long(row) + b * long(wide))[..., None]
@@ -838,7 +828,7 @@ def test_transformer_matrices_that_cancel_in_their_product(mode: str) -> None:
             Node((1,), (1,), "", Matrix(second)),
         )
     )
-    walk = transformer.Walk(graph, {}, {})
+    walk = walk_module.Walk(graph, {}, {})
     with rounded(mode):
         *_, (_, found) = walk._linear(2)
     exact = np.sqrt(((long(second) @ long(first)) ** 2).sum())
@@ -915,7 +905,7 @@ def test_the_slope_at_infinity_behind_walls_that_cancel(mode: str) -> None:
         half = torch.full((1, 4), 0.5, dtype=DOUBLE)
         beta = torch.tensor([[0, 0, 0, 2.0**50]], dtype=DOUBLE)
         with rounded(mode):
-            search = infinity._Search(network, 2.0, [0], 0)
+            search = cones.ConeSearch(network, 2.0, [0], 0)
             search.ceiling = 1.0
             low, high = search.intervals(free)
             value = search.relax(state, output, *search.intervals(state), half, beta)[0]
@@ -944,7 +934,7 @@ def test_the_slope_at_infinity_of_a_node_without_walls(mode: str) -> None:
     )
     free = torch.tensor([-1], dtype=torch.int8)
     with rounded(mode):
-        search = infinity._Search(network, INF, [0], 0)
+        search = cones.ConeSearch(network, INF, [0], 0)
         found, _ = search.solve(free, 0, none - 1, none + 1, INF)
     assert np.longdouble(found) >= np.abs(long(weight)[1] - long(weight)[0]).sum()
 

@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from support.rounding import MODES, Array, long, rounded
-from wassail.certificates.jacobian import adjoint, one_region, ranges
-from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.propagate import Gradients, crown, gradients, intervals, linear_upper
-from wassail.certificates.recession import spans
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import Graph, Matrix, Node
-from wassail.certificates.tangents import centred
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.jacobian import adjoint, one_region, ranges
+from wassail.certificates.bounds.propagate import (
+    Gradients,
+    crown,
+    gradients,
+    intervals,
+    linear_upper,
+)
+from wassail.certificates.bounds.tangents import centred
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.loss.recession import spans
 from wassail.threat import Domain
 
 INF = math.inf

@@ -19,22 +19,17 @@ from test_rounding_linear import normal, perceptron, uniform, values
 from torch import Tensor
 
 from support.rounding import MODES, long, rounded
-from wassail.certificates import linear
-from wassail.certificates.activations import ACTIVATIONS, Activation, _Gated, _up
-from wassail.certificates.distance import _Relaxed, nearest_flip
-from wassail.certificates.linear import (
-    Arithmetic,
-    Balls,
-    Span,
-    Sweep,
-    _ends,
-    _rounding,
-    _Shape,
-    _Spread,
-    margins,
-)
-from wassail.certificates.split import _Tree
-from wassail.certificates.structure import Graph, Matrix, Node
+from wassail.certificates.bounds import chunks, crown
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread, ends_of, rounding_of
+from wassail.certificates.bounds.rows import Span
+from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, _up
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.search.margins import _Tree
+from wassail.certificates.search.nearest_flip import nearest_flip
+from wassail.certificates.search.relaxed import Relaxed
 
 INF = math.inf
 SINGLE = torch.float32
@@ -68,7 +63,7 @@ def spans(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_the_ends_of_a_span(mode: str) -> None:
     c, low, high = spans(200, 1)
     with rounded(mode):
-        bottom, top = _ends(c, low, high)
+        bottom, top = ends_of(c, low, high)
     assert (long(bottom) <= long(c) + long(low)).all() and (long(top) >= long(c) + long(high)).all()
 
 
@@ -98,7 +93,7 @@ def test_the_shifts_of_a_relu(slope: float, mode: str) -> None:
     the output.
     """
     c, low, high = spans(400, 5)
-    shape = _Shape(Node((0,), (400,), "", slope=torch.tensor(slope, dtype=DOUBLE)), c, low, high)
+    shape = Shape(Node((0,), (400,), "", slope=torch.tensor(slope, dtype=DOUBLE)), c, low, high)
 
     def f(v: np.ndarray) -> np.ndarray:
         return np.where(v > 0, v, v * np.longdouble(slope))
@@ -130,7 +125,7 @@ def test_the_shifts_of_a_smooth_activation(mode: str) -> None:
     sums.
     """
     c, low, high = (v / 8 for v in spans(200, 7))
-    shape = _Shape(Node((0,), (200,), "", activation="tanh"), c, low, high)
+    shape = Shape(Node((0,), (200,), "", activation="tanh"), c, low, high)
     here = np.tanh(long(c))
     f = ACTIVATIONS["tanh"]
     for tilt in (f.derivative(c), 0.5 * uniform(1, 200, seed=8)):
@@ -161,7 +156,7 @@ def test_lines_pay_for_the_products_with_them(dtype: torch.dtype) -> None:
     for width in (1, 64):
         c, low, high = spans(width, 9 + width)
         node = Node((0,), (width,), "", slope=torch.tensor(0.0, dtype=DOUBLE))
-        shape = _Shape(node, c, low, high)
+        shape = Shape(node, c, low, high)
         graph = SimpleNamespace(nodes=(node,))
         kind = Arithmetic(graph, dtype)  # type: ignore[arg-type]
         up, down = shape.slopes()
@@ -210,7 +205,7 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
         inputs=SimpleNamespace(upper=lambda a, owner: reach),
     )
     assert torch.equal(
-        owners, next(linear._chunks(torch.ones(n, k, dtype=torch.bool), 2**19 // k))[0]
+        owners, next(chunks.chunks_of(torch.ones(n, k, dtype=torch.bool), 2**19 // k))[0]
     )
     with rounded(mode):
         lower, base, _ = margins(sweep, y)  # type: ignore[arg-type]
@@ -266,7 +261,7 @@ def test_two_bounds_become_one_linear_function_and_a_rest(mode: str) -> None:
     down[::2] = -up[::2] * (1 + 1e-15)
     radius = torch.tensor([1 / 3], dtype=DOUBLE)
     balls = Balls.make(torch.zeros(1, n).double(), radius, INF, None)
-    spread = _Spread(*(torch.zeros(1, count, *more, dtype=DOUBLE) for more in ((n,), (), ())))
+    spread = Spread(*(torch.zeros(1, count, *more, dtype=DOUBLE) for more in ((n,), (), ())))
     with rounded(mode):
         spread.put(
             torch.zeros(count).long(),
@@ -354,12 +349,12 @@ def test_a_chain_of_forty_layers_loses_the_same_half_ulp_in_each(
 
 
 def test_rounding_is_relative_to_the_sum_of_a_node() -> None:
-    """`_rounding`: a sum of `size` products is off by at most that, in either type."""
+    """`rounding_of`: a sum of `size` products is off by at most that, in either type."""
     for dtype in (SINGLE, DOUBLE):
-        kind = SimpleNamespace(tiny=linear.TINY[dtype], sums=8)
+        kind = SimpleNamespace(tiny=crown.TINY[dtype], sums=8)
         for size in (1, 10, 1000):
             node = Node((0,), (size,), "", Matrix(torch.ones(size, 1, dtype=DOUBLE)))
-            assert _rounding(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
+            assert rounding_of(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
     assert replace(Node((0,), (1,), ""), shape=(2,)).size == 2
 
 
@@ -370,7 +365,7 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     """
     count = 200
     c, low, high = (v[0] for v in spans(count, 21))
-    shape = _Shape(
+    shape = Shape(
         Node((0,), (count,), "", slope=torch.tensor(0.0, dtype=DOUBLE)),
         c[None],
         low[None],
@@ -445,7 +440,7 @@ def test_distances_to_planes(norm: float, mode: str) -> None:
         x=torch.zeros(7, dtype=DOUBLE), norm=norm, domain=None, below=far, above=far
     )
     with rounded(mode):
-        reach = _Relaxed.reach(net, SimpleNamespace(a=a, b=b))  # type: ignore[arg-type]
+        reach = Relaxed.reach(net, SimpleNamespace(a=a, b=b))  # type: ignore[arg-type]
     size = np.abs(long(a))
     length = size.max(1) if norm == 1 else size.sum(1) if norm == INF else np.sqrt((size**2).sum(1))
     assert (long(reach) <= long(b) / length * (1 + np.longdouble(2) ** -60)).all()
@@ -479,7 +474,7 @@ def test_room_of_a_relaxed_network(mode: str) -> None:
     )
     x = torch.tensor([1 / 3, 0.7, 1e-3], dtype=DOUBLE)
     with rounded(mode):
-        net = _Relaxed(graph, x, 0, 2.0, INF, (-1.0, 1.0))
+        net = Relaxed(graph, x, 0, 2.0, INF, (-1.0, 1.0))
     for room, wall in ((net.below, long(x) + 1), (net.above, 1 - long(x))):
         assert (long(room) >= wall).all()
 
@@ -497,7 +492,7 @@ def test_distances_from_spans_of_chosen_sides_that_cancel(mode: str) -> None:
         second = torch.tensor([[1e6 * near * ratio, -1e6 * ratio]], dtype=DOUBLE)
         zero = torch.zeros(2, dtype=DOUBLE)
         graph = perceptron([first, second, torch.ones(2, 1, dtype=DOUBLE)], [zero, zero[:1], zero])
-        net = _Relaxed(graph, torch.zeros(1, dtype=DOUBLE), 0, 1 / 3, INF, None)
+        net = Relaxed(graph, torch.zeros(1, dtype=DOUBLE), 0, 1 / 3, INF, None)
         root = net.roots()
         assert root.side.shape == (1, 3)
         side = root.side.clone()
@@ -528,7 +523,7 @@ def test_distances_from_spans_behind_a_wide_layer(mode: str) -> None:
         [torch.zeros(width, dtype=DOUBLE), bias, torch.zeros(2, dtype=DOUBLE)],
     )
     with rounded(mode):
-        net = _Relaxed(graph, torch.ones(1, dtype=DOUBLE), 0, 2.0**-40, INF, None)
+        net = Relaxed(graph, torch.ones(1, dtype=DOUBLE), 0, 2.0**-40, INF, None)
     assert len(net.low) == 1
     slope = sum(Fraction(a) * Fraction(b) for a, b in zip(first[:, 0].tolist(), second[0].tolist()))
     low, high = (
@@ -564,7 +559,7 @@ class Kinked(Activation):
     def derivative(self, v: Tensor) -> Tensor:
         return torch.where(self.right * v < self.kink, 0.0, -self.right)
 
-    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+    def ends_of(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
         return slope.new_full((), -INF), slope.new_full((), INF)
 
     def _where(self, slope: Tensor, above: bool) -> Tensor:

@@ -11,14 +11,15 @@ from test_propagate import layers, mlp, network, where
 from test_structure import Net, seeded
 from torch import Tensor, nn
 
-from wassail.certificates import semidefinite as module
-from wassail.certificates.multipliers import forms, prove, reduce, split
-from wassail.certificates.norms import matrix_norm, product
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.propagate import Bounds, crown
-from wassail.certificates.region import Region
-from wassail.certificates.semidefinite import segmented, semidefinite, start
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.norms import matrix_norm, product
+from wassail.certificates.bounds.propagate import Bounds, crown
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
+from wassail.certificates.lipschitz import semidefinite as module
+from wassail.certificates.lipschitz.semidefinite import segmented, semidefinite, start
+from wassail.certificates.search.multipliers import forms, prove, reduce, split
 from wassail.geometry import operator_norm
 
 ABOUT = 5e-3  # the iteration stops within one per cent of the best squared bound

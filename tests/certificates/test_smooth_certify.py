@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates import clock
-from wassail.certificates.activations import ACTIVATIONS
-from wassail.certificates.certify import Certificate
-from wassail.certificates.slopes import highest_loss, paper_smooth_slope
-from wassail.certificates.structure import Graph, Matrix, Node, read
+from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.reader import read
+from wassail.certificates.loss.certificate import Certificate
+from wassail.certificates.loss.slopes import highest_loss, paper_smooth_slope
 from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.threat import dual
@@ -108,7 +110,7 @@ class Shallow:
         )
 
 
-def curve_points(
+def draw_line(
     net: Shallow, x: Tensor, k: int, norm: float, loss: str, axis: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Distance and loss on the lattice `x + axis^n`, of shape `(len(axis),) * n`."""
@@ -192,7 +194,7 @@ def brute_force(
     cells = []
     tails = []
     for point, k in zip(x, y.tolist()):
-        distance, height = curve_points(net, point, k, norm, loss, axis)
+        distance, height = draw_line(net, point, k, norm, loss, axis)
         hulls.append(envelope(distance, height))
         cells.append(cells_above(distance, height, axis, norm, lip))
         more = math.log(len(net.e)) if loss == "cross_entropy" else 0.0

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from wassail.certificates import clock
-from wassail.certificates.distance import nearest_flip
-from wassail.certificates.linear import Balls, Sweep, margins
-from wassail.certificates.split import _Rows, _Tree, branch_margins
-from wassail.certificates.structure import read
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.graph.reader import read
+from wassail.certificates.search.margins import _Rows, _Tree, branch_margins
+from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.testing import _Residual
 
 NETWORKS = {
@@ -92,7 +93,7 @@ def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
     """The bound of each domain against thousands of points of the ball that have the signs of
     the domain.
     """
-    from wassail.certificates import split
+    from wassail.certificates.search import margins as split
 
     model, x, y = _case("mlp", 5)
     graph = read(model, (3,))

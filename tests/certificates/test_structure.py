@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates.curves import Normalise
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.propagate import crown
-from wassail.certificates.region import Region
-from wassail.certificates.structure import Concat, Conv, Graph, Linear, Matrix, Pick, Scale, read
+from wassail.certificates.bounds.propagate import crown
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.maps import Concat, Conv, Linear, Matrix, Pick, Scale
+from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
 from wassail.errors import InputError
 from wassail.zoo import load, load_onnx
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from wassail.certificates.infinity import infinity
-from wassail.certificates.lipschitz import lipschitz
-from wassail.certificates.region import Ball
-from wassail.certificates.slopes import chords, ray_slope
-from wassail.certificates.structure import read
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball
+from wassail.certificates.lipschitz.ladder import lipschitz
+from wassail.certificates.loss.chords import chords
+from wassail.certificates.loss.slopes import ray_slope
+from wassail.certificates.search.infinity import infinity
 
 NORMS = (1.0, 2.0, math.inf)
 

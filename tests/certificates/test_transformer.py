@@ -11,14 +11,19 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates import transformer as tf
-from wassail.certificates.activations import ACTIVATIONS
-from wassail.certificates.attention import attend, castin, global_bound, heads
-from wassail.certificates.curves import Normalise, Product, Softmax
-from wassail.certificates.lipschitz import jacobians
-from wassail.certificates.norms import steepest_slope
-from wassail.certificates.region import Ball, Region
-from wassail.certificates.structure import Concat, Graph, Matrix, Node, Scale, Sum, read
+from wassail.certificates.bounds.norms import steepest_slope
+from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
+from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.graph.softmax import Softmax
+from wassail.certificates.lipschitz import corollary, layout
+from wassail.certificates.lipschitz import walk as walk_module
+from wassail.certificates.lipschitz.attention import attend, castin, global_bound, heads
+from wassail.certificates.lipschitz.steepest import jacobians
 
 # tokens, width, heads, width of the feed-forward part
 N = 5
@@ -181,10 +186,10 @@ def test_weights_of_torchs_attention_are_read_off_the_graph():
     a, u, v, w = weights(layer)
     g = layer.norm1.weight.detach()
     b = layer.norm1.bias.detach()
-    (outer,) = tf.find(graph, outer=True).values()
+    (outer,) = layout.find(graph, outer=True).values()
     for ours, theirs in ((outer.a, a), (outer.bias, u), (outer.value, v), (outer.out, w)):
         assert torch.allclose(ours, theirs, atol=1e-12)
-    (inner,) = tf.find(graph).values()  # tokens before gain and bias: x = g z + b
+    (inner,) = layout.find(graph).values()  # tokens before gain and bias: x = g z + b
     assert isinstance(graph.nodes[inner.source].curve, Normalise)
     assert torch.allclose(inner.a, g[:, None] * a * g, atol=1e-12)
     assert torch.allclose(inner.bias, g * (u + a @ b), atol=1e-12)
@@ -201,7 +206,7 @@ def test_weights_of_torchs_attention_are_read_off_the_graph():
 def test_constants_of_a_pre_ln_encoder_by_hand():
     model = seeded(Encoder(True), 2)
     layer = model.layers[0]
-    found = tf.corollary(model, shape=(N, 3))
+    found = corollary.corollary(model, shape=(N, 3))
     assert found.style == "pre-LN" and found.covered and found.local is None
     assert [(row.block, row.kind) for row in found.rows] == [
         (0, "embedding"),
@@ -259,12 +264,12 @@ def test_no_sampled_jacobian_is_above_the_walk(kind: str):
         centre = normal(seed, *graph.nodes[0].shape)
         for where in ((-1.0, 1.0), Ball(centre, 0.3, 2), Ball(centre, 1e-3, math.inf)):
             region = Region.make(where, graph.inputs)
-            bound = tf.modules(graph, region)
+            bound = walk_module.modules(graph, region)
             assert largest(graph, region) <= bound < math.inf, (kind, seed, str(region))
         whole = Region.make(None, graph.inputs)
-        bound = tf.modules(graph, whole)
+        bound = walk_module.modules(graph, whole)
         assert largest(graph, whole) <= bound
-        paper = tf.PaperWalk.make(graph, whole).stretch(0, len(graph.nodes) - 1)
+        paper = walk_module.PaperWalk.make(graph, whole).stretch(0, len(graph.nodes) - 1)
         assert math.isfinite(bound) == math.isfinite(paper) == (kind in ("pre", "vit", "causal"))
         assert math.isinf(bound) or math.log(bound) <= paper + 1e-9
 
@@ -275,12 +280,12 @@ def test_a_row_head_and_a_smaller_region_are_no_steeper():
     margin = graph.head(rows)
     x = normal(0, 1, 4, 4)
     sizes = [
-        tf.modules(margin, Region.make(Ball(x, radius, 2), 16))
+        walk_module.modules(margin, Region.make(Ball(x, radius, 2), 16))
         for radius in (1e-6, 1e-3, 0.1, 10.0)
     ]
     assert sizes == sorted(sizes)
-    assert sizes[-1] <= tf.modules(margin, Region.make(None, 16)) * (1 + 1e-9)
-    assert tf.modules(margin, Region.make(None, 16)) <= math.sqrt(2) * tf.modules(
+    assert sizes[-1] <= walk_module.modules(margin, Region.make(None, 16)) * (1 + 1e-9)
+    assert walk_module.modules(margin, Region.make(None, 16)) <= math.sqrt(2) * walk_module.modules(
         graph, Region.make(None, 16)
     ) * (1 + 1e-9)
     assert float(norms(margin, x.reshape(1, -1))) <= sizes[0] <= 0.1 * sizes[-1]
@@ -291,7 +296,7 @@ def test_every_step_of_a_walk_is_above_its_own_jacobian():
     # that node alone.
     graph = graph_of("vit", 1)
     region = Region.make(Ball(normal(1, 1, 4, 4), 0.05, math.inf), 16)
-    walk = tf.Walk.make(graph, region)
+    walk = walk_module.Walk.make(graph, region)
     x = region.sample(3, torch.Generator().manual_seed(0))
     for i, node in enumerate(graph.nodes):
         for j in node.inputs if len(node.inputs) == 1 else ():
@@ -343,12 +348,12 @@ def test_without_attention_a_small_ball_is_almost_exact():
     truth = float(norms(graph, x.reshape(1, -1)))
     assert (
         truth
-        <= tf.modules(graph, Region.make(Ball(x, 1e-9, math.inf), 3 * N))
+        <= walk_module.modules(graph, Region.make(Ball(x, 1e-9, math.inf), 3 * N))
         <= truth * (1 + 1e-5)
     )
     for radius in (1e-4, 1e-2, 0.3):
         region = Region.make(Ball(x, radius, math.inf), 3 * N)
-        assert largest(graph, region, 200) <= tf.modules(graph, region), radius
+        assert largest(graph, region, 200) <= walk_module.modules(graph, region), radius
 
 
 def test_single_steps_by_hand():
@@ -369,9 +374,9 @@ def test_single_steps_by_hand():
         ((Node((0,), (3,), "", curve=Normalise(1e-2)),), 10.0),
     ]
     for nodes, truth in cases:
-        found = tf.modules(Graph((start, *nodes)), Region.make((0.0, 2.0), 3))
+        found = walk_module.modules(Graph((start, *nodes)), Region.make((0.0, 2.0), 3))
         assert truth <= found <= truth * (1 + 1e-9), nodes
-    away = tf.modules(
+    away = walk_module.modules(
         Graph((start, Node((0,), (3,), "", curve=Normalise(0.0)))), Region.make((3.0, 4.0), 3)
     )
     assert (
@@ -385,10 +390,10 @@ def test_single_steps_by_hand():
         )
     )
     assert (
-        tf.modules(lost, Region.make(None, 3)) == 0.0
+        walk_module.modules(lost, Region.make(None, 3)) == 0.0
     )  # x^2 is infinitely steep on R^n, 0 x^2 is not
     pair = Graph((Node((), (2,), ""), Node((0,), (2,), "", curve=Softmax())))
-    assert 0.5 <= tf.modules(pair, Region.make((-1.0, 1.0), 2)) <= 0.5 * (1 + 1e-9)
+    assert 0.5 <= walk_module.modules(pair, Region.make((-1.0, 1.0), 2)) <= 0.5 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["normalise", "gelu"])
@@ -400,7 +405,7 @@ def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
     used = torch.zeros(2, 3, 3, dtype=torch.float64)
     for radius in (1e-3, 0.1, 1.0):
         region = Region.make(Ball(normal(4, 2, 3), radius, math.inf), 6)
-        walk = tf.Walk.make(graph, region)
+        walk = walk_module.Walk.make(graph, region)
         start = walk._start(0)
         assert start is not None
         found = walk._carry(1, [start])
@@ -419,7 +424,7 @@ def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
 
 def test_masks_are_recognised():
     graph = graph_of("causal", 0)
-    (found,) = tf.find(graph).values()
+    (found,) = layout.find(graph).values()
     hidden = torch.ones(N, N, dtype=torch.bool).triu(1)
     assert torch.equal(found.mask, torch.where(hidden, -math.inf, 0.0).double().expand(H, N, N))
 
@@ -427,11 +432,11 @@ def test_masks_are_recognised():
 def test_queries_that_mix_tokens_are_not_self_attention():
     graph = graph_of("mixer", 0)
     assert any(isinstance(node.curve, Softmax) for node in graph.nodes)
-    assert tf.find(graph) == {}
+    assert layout.find(graph) == {}
 
 
 def test_post_ln_is_told_apart_and_not_covered():
-    found = tf.corollary(graph_of("post", 0), domain=(0, 1))
+    found = corollary.corollary(graph_of("post", 0), domain=(0, 1))
     assert found.style == "post-LN" and not found.covered
     assert [row.kind for row in found.rows] == [
         "embedding",
@@ -463,8 +468,8 @@ def test_rms_norm_and_a_norm_without_gain():
         (nn.RMSNorm(3, eps=1e-3), nn.LayerNorm(3, 1e-3, elementwise_affine=False))
     ):
         graph = read(seeded(Small(norm), k), (4, 3), smooth=True)
-        assert len(tf.find(graph)) == 1
-        style, parts = tf._modules(graph)
+        assert len(layout.find(graph)) == 1
+        style, parts = corollary._modules(graph)
         assert style == "pre-LN" and [part.kind for part in parts] == [
             "embedding",
             "LayerNorm",
@@ -472,19 +477,19 @@ def test_rms_norm_and_a_norm_without_gain():
             "head",
         ]
         whole = Region.make(None, 12)
-        walk = tf.Walk.make(graph, whole)
+        walk = walk_module.Walk.make(graph, whole)
         assert math.exp(walk.stretch(*parts[1].ours)) == pytest.approx(
             1 / math.sqrt(1e-3), rel=1e-9
         )
-        assert largest(graph, whole) <= tf.modules(graph, whole)
+        assert largest(graph, whole) <= walk_module.modules(graph, whole)
 
 
 def test_constants_beyond_float64_are_carried_as_logarithms(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tf, "ROUNDS", 1)
+    monkeypatch.setattr(walk_module, "ROUNDS", 1)
     graph = read(seeded(Encoder(True, 3, eps=1e-120), 0), (N, 3), smooth=True)
-    found = tf.corollary(graph)
+    found = corollary.corollary(graph)
     assert 308 < found.ours < found.paper < math.inf
-    assert tf.modules(graph, Region.make(None, 3 * N)) == math.inf
+    assert walk_module.modules(graph, Region.make(None, 3 * N)) == math.inf
     assert found.vacuous and math.isinf(found.looseness) and math.isfinite(found.decades)
     assert "10^" in str(found) and "vacuous" in str(found)
 
@@ -492,30 +497,30 @@ def test_constants_beyond_float64_are_carried_as_logarithms(monkeypatch: pytest.
 @pytest.mark.parametrize("norm", [1, 2, math.inf])
 def test_the_conversion_to_other_norms(norm: float, tmp_path: Path):
     graph = graph_of("pre", 0)
-    found = tf.corollary(graph, norm, (0, 1))
+    found = corollary.corollary(graph, norm, (0, 1))
     factor = {1: 2.0, 2: math.sqrt(2), math.inf: math.sqrt(3 * N * 3)}[norm]
     assert found.conversion == pytest.approx(factor, rel=1e-12)
     assert found.local is not None
     assert found.slope <= found.conversion * 10**found.local
     assert found.empirical == pytest.approx(float(norms(graph, found.witness[None])), rel=1e-9)
     found.save(tmp_path / "found")
-    again = tf.Corollary.load(tmp_path / "found")
+    again = corollary.Corollary.load(tmp_path / "found")
     assert str(again) == str(found) and again.rows == found.rows
 
 
 def test_digits_vit():
     model = ws.zoo.load("digits-vit")
     graph = read(model, (1, 8, 8), smooth=True)
-    style, parts = tf._modules(graph)
+    style, parts = corollary._modules(graph)
     assert style == "pre-LN"
     assert [part.block for part in parts] == [0, 1, 1, 1, 1, 2, 2, 2, 2, 0]
-    assert len(tf.find(graph)) == 2
+    assert len(layout.find(graph)) == 2
     x = ws.zoo.data("digits")[0][0].double()
     region = Region.make(Ball(x, 1e-2, math.inf, (0, 1)), 64)
     assert (
         largest(graph, region, 8)
-        <= tf.modules(graph, region)
-        < tf.modules(graph, Region.make(None, 64))
+        <= walk_module.modules(graph, region)
+        < walk_module.modules(graph, Region.make(None, 64))
     )
 
 
@@ -528,12 +533,12 @@ def test_the_vision_transformers_of_the_zoo(name: str, zoo):
     model = load_onnx(path, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)).double()
     graph = read(model, (3, 32, 32), smooth=True)
     blocks = 2 if "pgd" in name else 3
-    assert len(tf.find(graph)) == blocks
-    style, parts = tf._modules(graph)
+    assert len(layout.find(graph)) == blocks
+    style, parts = corollary._modules(graph)
     assert style == "no LayerNorm" and [part.kind for part in parts].count("attention") == blocks
-    assert tf.modules(graph, Region.make(None, 3072)) == math.inf
+    assert walk_module.modules(graph, Region.make(None, 3072)) == math.inf
     if blocks == 3:  # the ball is only for the faster one
         return
     x = torch.rand(3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     region = Region.make(Ball(x, 1e-3, math.inf, (0, 1)), 3072)
-    assert largest(graph, region, 3) <= tf.modules(graph, region) < math.inf
+    assert largest(graph, region, 3) <= walk_module.modules(graph, region) < math.inf

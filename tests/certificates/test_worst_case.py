@@ -11,17 +11,11 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor
 
-from wassail.certificates.piecewise import Piecewise
-from wassail.certificates.region import Ball
-from wassail.certificates.worst_case import (
-    Penalty,
-    WorstCase,
-    _envelope,
-    _Problem,
-    anchor,
-    growth,
-    worst_case_network,
-)
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Ball
+from wassail.certificates.loss.penalty import Penalty, envelope
+from wassail.certificates.loss.problem import Problem, WorstCase
+from wassail.certificates.loss.worst_case import anchor, growth, worst_case_network
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ
 from wassail.threat import dual
@@ -305,7 +299,7 @@ def test_chords_are_bounded_at_any_multiplier(loss: str, norm: float) -> None:
     """
     network, x, y = random_case(43, 2, [4], 2, count=3)
     grid = grid_points(-1, 1, 201, 2)
-    problem = _Problem(network, x, y, norm, (-1.0, 1.0), loss, None, 1000)
+    problem = Problem(network, x, y, norm, (-1.0, 1.0), loss, None, 1000)
     for i, (row, k) in enumerate(zip(x, y)):
         rise = LIPSCHITZ[loss](network.logits(grid), k.expand(len(grid))) - LIPSCHITZ[loss](
             network.logits(row[None]), k[None]
@@ -504,7 +498,7 @@ def test_any_multipliers_give_an_upper_bound(
     for three penalties.
     """
     network, x, y = random_case(37, 2, [4], 3)
-    problem = _Problem(network, x, y, norm, domain, "margin", None, 1000)
+    problem = Problem(network, x, y, norm, domain, "margin", None, 1000)
     g = np.random.default_rng(0)
     points = grid_points(-1, 1, 101, 2).numpy() * (1 if domain else 5)
     for i, k in enumerate(y.tolist()):
@@ -541,7 +535,7 @@ def test_no_time_after_the_cells(loss: str, monkeypatch: pytest.MonkeyPatch) -> 
         worst_case_network(network, x, y, norm=2, order=1, eps=0.3, loss=loss, time_limit=0)
     for order in (1, 2, math.inf):
         with monkeypatch.context() as patch:
-            patch.setattr(_Problem, "late", lambda self: True)
+            patch.setattr(Problem, "late", lambda self: True)
             hurried = worst_case_network(
                 network, x, y, norm=2, order=order, eps=0.3, loss=loss
             ).bound
@@ -554,7 +548,7 @@ def test_no_time_after_the_cells(loss: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_concave_envelope() -> None:
     cost = np.array([0.0, 1.0, 2.0, 2.0, 3.0, 4.0])
     value = np.array([0.0, 2.0, 2.5, 1.0, 3.9, 3.0])
-    assert _envelope(cost, value) == [0, 1, 4]
+    assert envelope(cost, value) == [0, 1, 4]
 
 
 # Refusals
@@ -583,12 +577,12 @@ def test_a_direction_of_length_zero_is_no_ray(norm: float, monkeypatch: pytest.M
     """A solver that stops at d = 0 with multipliers a little off leaves nu above 0: nothing may
     be divided by |d|.
     """
-    from wassail.certificates import worst_case
+    from wassail.certificates.loss import programs as programs_module
 
     a = np.array([1.0, 0.0])
     rows = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     still = np.zeros(4 if norm == 1 else 2)
     off = np.array([1.0 - 1e-9, 0.0, 0.0, 0.0, 0.0])
-    monkeypatch.setattr(worst_case, "_minimise", lambda programs, bounds: [(still, off)])
-    nu, _, ray = worst_case._recessions([(a, rows)], norm)[0]
+    monkeypatch.setattr(programs_module, "_minimise", lambda programs, bounds: [(still, off)])
+    nu, _, ray = programs_module.recessions([(a, rows)], norm)[0]
     assert ray is None and 0 <= nu < 1e-8

@@ -27,10 +27,13 @@ import torch
 from torch import nn
 
 import wassail as ws
+from wassail.connection import Link
 from wassail.errors import InputError
-from wassail.evaluation import cluster, pieces
-from wassail.evaluation.cluster import Link, Ray
-from wassail.evaluation.store import Store
+from wassail.evaluation import pieces
+from wassail.evaluation.ray import actor as actor_module
+from wassail.evaluation.ray import shift
+from wassail.evaluation.ray.shift import Ray
+from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Local, Task
 
 THREATS = [ws.Threat("inf", p, "0.05") for p in (1, "inf")]
@@ -123,7 +126,9 @@ class FakeActor:
     def _work(self, number, task, samples):
         self.fate(task)
         worker = copy.copy(self.worker)  # with what was sent and nothing else
-        worker.data = cluster._Handed(worker.data.name, worker.data.shape, task.start, *samples)
+        worker.data = actor_module._Handed(
+            worker.data.name, worker.data.shape, task.start, *samples
+        )
         return worker.run(task), 1.0
 
     def step(self) -> None:
@@ -136,7 +141,7 @@ class FakeActor:
         except Hung:
             return
         except InputError as error:
-            ref.value = cluster._Failure(error, "", False)
+            ref.value = actor_module.Failure(error, "", False)
             ref.state = "done"
         self.refs.popleft() if not self.dead else None
 
@@ -187,7 +192,7 @@ class Fake:
 @pytest.fixture
 def office(monkeypatch):
     """A maker of runners whose workers meet the given fate."""
-    monkeypatch.setattr(cluster, "_packed", lambda worker: worker)
+    monkeypatch.setattr(actor_module, "packed", lambda worker: worker)
 
     def make(fate, workers=3, seed=0, **options):
         runner = Ray(workers=workers, **options)
@@ -198,7 +203,7 @@ def office(monkeypatch):
             return FakeActor(fate)
 
         fake = Fake(seed)
-        monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: fake.now))
+        monkeypatch.setattr(shift, "time", SimpleNamespace(monotonic=lambda: fake.now))
         runner._link = SimpleNamespace(ray=fake, close=lambda: None)
         runner._kind = SimpleNamespace(remote=hire)
         return runner
@@ -333,7 +338,7 @@ def test_many_deaths_are_no_reason_to_stop_while_something_gets_done(digits, off
 
     runner = office(once, workers=1)
     tasks = [Task("clean", "clean", k, k, k + 1) for k in range(24)]
-    found = list(runner.run(cluster.Worker(*_parts(digits)), tasks, lambda task, share: None))
+    found = list(runner.run(shift.Worker(*_parts(digits)), tasks, lambda task, share: None))
     assert sorted(task.start for task, _, _ in found) == list(range(24)) and runner.hired == 25
 
 
@@ -385,7 +390,7 @@ def test_memory_that_runs_out_without_a_death_is_treated_alike(
 
     def work(self, number, task, samples):
         if task.kind == "attack" and task.stop - task.start > 4:
-            return cluster._failure(
+            return actor_module._failure(
                 RuntimeError(
                     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
                 )
@@ -421,7 +426,7 @@ def test_tasks_are_made_when_a_worker_is_free_for_them(digits, office) -> None:
     made = []
     done = 0
     most = 0
-    worker = cluster.Worker(*_parts(digits))
+    worker = shift.Worker(*_parts(digits))
 
     def tasks():
         for k in range(24):
@@ -472,7 +477,7 @@ def test_pieces_joined_are_the_whole(digits) -> None:
     """A task cut anywhere and joined again: the same tensors where the batch does not matter,
     the same fields.
     """
-    worker = cluster.Worker(*_parts(digits))
+    worker = shift.Worker(*_parts(digits))
     task = Task("clean", "clean", 0, 0, 7)
     whole = worker.run(task)
     parts = [
@@ -652,7 +657,7 @@ def test_a_real_error_is_the_error_here(link, digits, tmp_path) -> None:
             evaluate(model, (x * 255, y), tmp_path / "a", runner)
         with pytest.raises(ZeroDivisionError) as error:
             evaluate(Broken(model), (x, y), tmp_path / "b", runner)
-        assert isinstance(error.value.__cause__, cluster.WorkerError) and "in forward" in str(
+        assert isinstance(error.value.__cause__, actor_module.WorkerError) and "in forward" in str(
             error.value.__cause__
         )
 
@@ -760,7 +765,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind_and_is_resumed(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.set_num_threads(1)
         import wassail as ws
-        from wassail.evaluation.cluster import Ray
+        from wassail.evaluation.ray.shift import Ray
         from test_cluster import evaluate
         x, y = ws.zoo.data()
         with Ray(workers=2) as runner:
@@ -855,7 +860,7 @@ def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
         from pathlib import Path
         from ray.cluster_utils import Cluster
         import wassail as ws
-        from wassail.evaluation.cluster import Ray
+        from wassail.evaluation.ray.shift import Ray
         from test_cluster import evaluate, tree
         x, y = ws.zoo.data()
         out = Path(sys.argv[1])
@@ -864,19 +869,19 @@ def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
         evaluate(model, data, out / "alone")
         head = {"num_cpus": 1, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        node = cluster.add_node(num_cpus=1)
-        with Ray(cluster.address, workers=2) as runner:
+        node = shift.add_node(num_cpus=1)
+        with Ray(shift.address, workers=2) as runner:
             def kill():
                 while len(runner.pids()) < 2:
                     time.sleep(0.05)
                 time.sleep(0.5)
-                cluster.remove_node(node, allow_graceful=False)
+                shift.remove_node(node, allow_graceful=False)
             thread = threading.Thread(target=kill)
             thread.start()
             evaluate(model, data, out / "run", runner)
             alive = thread.is_alive()
             thread.join()
-        cluster.shutdown()
+        shift.shutdown()
         sys.exit(1 if alive or tree(out / "run") != tree(out / "alone") else 0)
     """)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

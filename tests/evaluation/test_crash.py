@@ -20,15 +20,15 @@ import pytest
 import torch
 
 import wassail as ws
-from wassail import cli
+from wassail.cli import commands
 from wassail.errors import InputError
 from wassail.evaluation import reading
 from wassail.evaluation.export import write
-from wassail.evaluation.store import Store
+from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Local
-from wassail.report import sandwich
 from wassail.report.compare import write_comparison
 from wassail.report.page import write_report
+from wassail.transport import picture
 
 THREATS = [ws.Threat("inf", order, 0.6) for order in (1, "inf")]
 FORMATS = ("csv", "robustbench", "pt", "npz", "png")
@@ -246,7 +246,7 @@ def evaluate(run: Path, attacks: tuple[str, ...] = ("fgsm",), **more: Any) -> ws
 
 
 def pages(run: Path) -> None:
-    cli._write_pages(ws.Evaluation.load(run), run)
+    commands._write_pages(ws.Evaluation.load(run), run)
 
 
 def export(run: Path) -> None:
@@ -306,7 +306,7 @@ def tried(
     monkeypatch.setattr(
         reading, "interval", lambda *_, **__: (0.0, 1.0)
     )  # arithmetic, and most of the time
-    monkeypatch.setattr(sandwich, "draw_sandwich", lambda *_, **__: Picture())
+    monkeypatch.setattr(picture, "draw_sandwich", lambda *_, **__: Picture())
     command = COMMANDS[name]
     root = place / "disk"
     root.mkdir()

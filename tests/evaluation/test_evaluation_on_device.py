@@ -12,7 +12,7 @@ import wassail as ws
 from support.devices import WAYS, differences, network, samples, there
 from support.second_device import second_device
 from wassail.attacks.autoattack import stage
-from wassail.cli import main
+from wassail.cli.parser import main
 from wassail.evaluation import indicators
 
 THREATS = [ws.Threat(2, order, 0.3) for order in (1, 2, math.inf)]

@@ -14,7 +14,8 @@ from torch import Tensor
 import wassail as ws
 from wassail.evaluation.export import Export, to_csv, to_npz, to_png, to_pt, to_robustbench, write
 from wassail.evaluation.intervals import accuracy, interval
-from wassail.evaluation.result import Evaluation, Finding, Row
+from wassail.evaluation.result import Finding, Row
+from wassail.evaluation.run import Evaluation
 from wassail.report.png import encode, to_uint8
 
 INF = math.inf

@@ -10,7 +10,8 @@ from scipy import stats
 from wassail import Threat
 from wassail.errors import InputError
 from wassail.evaluation.intervals import _draws, _Rule, accuracy, compare, interval
-from wassail.transport import Distribution, knapsack
+from wassail.transport.allocation import knapsack
+from wassail.transport.distribution import Distribution
 
 INF = math.inf
 

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 import wassail as ws
-from wassail import cli
+from wassail.cli import commands, parser
 from wassail.errors import InputError
-from wassail.evaluation.store import Store
+from wassail.evaluation.store.store import Store
 
 KILLS = 20
 THREATS = [ws.Threat("inf", order, 0.05) for order in (1, "inf")]
@@ -344,12 +344,12 @@ def test_an_interrupt_leaves_a_run_that_goes_on(
 ) -> None:
     def command(out: str, *options: str, stop: int = 0) -> int:
         def work() -> int:
-            cli._write_pages = lambda *_: None  # type: ignore[assignment] # not what is tested, and slow
+            commands._write_pages = lambda *_: None  # type: ignore[assignment] # not what is tested, and slow
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
             )  # what a shell runs in the background ignores it
             points(signal_at(stop, signal.SIGINT))
-            return cli.main(
+            return parser.main(
                 [*COMMAND, "--quiet", "--threads", "1", "--out", str(tmp_path / out), *options]
             )
 

@@ -14,7 +14,7 @@ import wassail as ws
 from wassail.errors import InputError
 from wassail.evaluation import work
 from wassail.evaluation.plan import plan
-from wassail.evaluation.store import Store
+from wassail.evaluation.store.store import Store
 from wassail.geometry import distances as distances_between
 from wassail.testing import LinearClassifier, samples
 from wassail.threat import ceil_percent

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from wassail.errors import InputError
-from wassail.evaluation import store
-from wassail.evaluation.store import Store
+from wassail.evaluation.store import encoding
+from wassail.evaluation.store.store import Store
 
 CONFIG: dict[str, Any] = {
     "eps": 0.03,
@@ -402,11 +402,11 @@ def test_hostile_chunks_are_damaged_chunks(run: Store, content: bytes) -> None:
 )
 def test_shapes_that_no_tensor_has(run: Store, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even with the right checksum: whoever sends a run can compute one."""
-    header = store._header
+    header = encoding.header_of
     monkeypatch.setattr(
-        store, "_header", lambda layout, metadata: header([("x", "U8", shape)], metadata)
+        encoding, "header_of", lambda layout, metadata: header([("x", "U8", shape)], metadata)
     )
-    monkeypatch.setattr(store, "_sorted", lambda layout: [("x", "U8", [])])
+    monkeypatch.setattr(encoding, "_sorted", lambda layout: [("x", "U8", [])])
     run.put("hostile", 0, {"x": torch.zeros(abs(math.prod(shape)), dtype=torch.uint8)}, {})
     monkeypatch.undo()
     reader = Store.open(run.folder)

@@ -16,14 +16,16 @@ import torch
 from safetensors.torch import save_file
 
 import wassail as ws
-from wassail import cli, writing
+from wassail import writing
 from wassail.attacks.catalogue import ATTACKS
+from wassail.cli import commands, parser
 from wassail.errors import InputError
 from wassail.evaluation import export
 from wassail.evaluation.export import write
 from wassail.evaluation.reading import Reading
-from wassail.evaluation.store import Store
-from wassail.report.page import duration, report
+from wassail.evaluation.store.store import Store
+from wassail.report.html import duration
+from wassail.report.page import report
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "report": lambda run: ["report", str(run)],
@@ -92,7 +94,7 @@ def test_a_link_in_the_way_is_never_written_into(
     link.parent.mkdir(exist_ok=True)
     link.symlink_to("../victim" if link.parent == run else "../../victim")
     os.link(victim, victim.with_name("second"))
-    code = cli.main(COMMANDS[name](run))
+    code = parser.main(COMMANDS[name](run))
     assert victim.read_text() == "precious" and not victim.is_symlink()
     if ending == "":
         said = capsys.readouterr().err
@@ -115,7 +117,7 @@ def test_a_folder_that_is_a_link_is_refused(
     outside = tmp_path / "outside"
     outside.mkdir()
     (run / "export").symlink_to("../outside")
-    assert cli.main(COMMANDS[name](run)) == 2
+    assert parser.main(COMMANDS[name](run)) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "'export' in " in said and "is a symbolic link" in said
     assert list(outside.iterdir()) == []
@@ -137,10 +139,10 @@ def test_a_start_up_file_is_not_written_by_an_export(run: Path, tmp_path: Path) 
     (run / "export").mkdir()
     for ending in ("", ".part", ".tmp"):
         (run / "export" / f"samples.csv{ending}").symlink_to(start)
-    assert cli.main(["export", str(run), "csv"]) == 2
+    assert parser.main(["export", str(run), "csv"]) == 2
     assert start.read_text() == "# mine\n"
     (run / "export/samples.csv").unlink()
-    assert cli.main(["export", str(run), "csv"]) == 0
+    assert parser.main(["export", str(run), "csv"]) == 0
     assert start.read_text() == "# mine\n"
     with (run / "export/samples.csv").open(newline="", encoding="utf-8") as file:
         ids = [row["id"] for row in csv.DictReader(file)]
@@ -151,10 +153,10 @@ def test_the_pages_of_evaluate_follow_no_link(run: Path, victim: Path) -> None:
     for name in ("report.html.part", "report.html.tmp", "sandwich.png", "sandwich.png.tmp"):
         (run / name).symlink_to("../victim")
     with pytest.raises(InputError, match=r"^'sandwich.png' in '.*' is a symbolic link"):
-        cli._write_pages(ws.Evaluation.load(run), run)
+        commands._write_pages(ws.Evaluation.load(run), run)
     assert victim.read_text() == "precious"
     (run / "sandwich.png").unlink()
-    cli._write_pages(ws.Evaluation.load(run), run)
+    commands._write_pages(ws.Evaluation.load(run), run)
     assert victim.read_text() == "precious"
     assert (run / "sandwich.png").read_bytes().startswith(b"\x89PNG") and not (
         run / "sandwich.png"
@@ -181,7 +183,7 @@ def test_links_are_refused_in_what_is_read(
         ["export", str(run), "csv"],
         ["compare", str(run), "-o", str(tmp_path / "c.html")],
     ):
-        assert cli.main(command) == 2
+        assert parser.main(command) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "is a symbolic link, which a run has none of" in said, said
 
@@ -428,7 +430,7 @@ def test_a_reader_that_has_seen_enough(
         os.dup2(writing_, 1)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         try:
-            code = cli.main(words)
+            code = parser.main(words)
         except SystemExit as error:
             code = int(error.code or 0)
         sys.stdout.flush()

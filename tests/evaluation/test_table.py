@@ -13,28 +13,22 @@ from wassail import zoo
 from wassail.attacks.apgd import apgd
 from wassail.attacks.nearest import nearest
 from wassail.attacks.wda import wda
-from wassail.cli import main
+from wassail.cli.parser import main
 from wassail.errors import InputError
-from wassail.evaluation import table as module
-from wassail.evaluation.table import (
+from wassail.paper import table as table_module
+from wassail.paper.published import (
     CLAIMS,
     COLUMNS,
     PUBLISHED,
-    Cell,
     Claim,
-    Entry,
-    Line,
-    Table,
-    load_table,
     parse_budgets,
     published,
-    safe_name,
-    table,
     usual_eps,
 )
+from wassail.paper.table import Cell, Entry, Line, Table, load_table, safe_name, table
 from wassail.threat import Threat
-from wassail.transport import allocate
-from wassail.zoo.models import Source
+from wassail.transport.distribution import allocate
+from wassail.zoo.source import Source
 
 ATTACKS = ("wda", "wda++", "nearest", "w-pgd", "apgd-ce")
 
@@ -311,7 +305,7 @@ def test_published_stands_beside_ours(tmp_path, monkeypatch) -> None:
     model = zoo.load("digits-mlp")
     asked = {}
     monkeypatch.setattr(
-        module,
+        table_module,
         "open_model",
         lambda name, **options: asked.update(options) or Source(model, name, "robustbench", {}),
     )

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import wassail as ws
-from wassail import cli
+from wassail.cli import parser
 from wassail.errors import InputError
 from wassail.evaluation.reading import Reading, summary
-from wassail.evaluation.store import Store
+from wassail.evaluation.store.store import Store
 from wassail.evaluation.verifying import most_false
 from wassail.report.page import report
 
@@ -371,11 +371,11 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "--certify",
         "crown",
     ]
-    assert cli.main(["evaluate", "digits-mlp", *threats, "--out", out, "--quiet"]) == 0
+    assert parser.main(["evaluate", "digits-mlp", *threats, "--out", out, "--quiet"]) == 0
     capsys.readouterr()
     page = str(tmp_path / "page.html")
     words = ["verify", out, "digits-mlp", "--data", "digits", "--threads", "1"]
-    assert cli.main([*words, "--radii", "-o", page]) == 0
+    assert parser.main([*words, "--radii", "-o", page]) == 0
     said = capsys.readouterr().out
     assert (
         "nothing that was checked is false" in said
@@ -383,14 +383,14 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         and "--data" not in said
     )
     assert 'data-verified="yes"' in Path(page).read_text()
-    assert cli.main([*words[:3], "--radii", "0.5", "--seed", "4"]) == 0
+    assert parser.main([*words[:3], "--radii", "0.5", "--seed", "4"]) == 0
     said = capsys.readouterr().out
     assert (
         "at 95 % confidence at most" in said
         and "seed 4" in said
         and "not checked: whether the samples are those" in said
     )
-    assert cli.main(["verify", out, "digits-cnn"]) == 1
+    assert parser.main(["verify", out, "digits-cnn"]) == 1
     assert "FALSE: the model's weights are not those that the run names." in capsys.readouterr().out
-    assert cli.main([*words, "--radii", "7"]) == 2
+    assert parser.main([*words, "--radii", "7"]) == 2
     assert "give the share to prove again" in capsys.readouterr().err

@@ -45,10 +45,21 @@ import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from fuzz import build, mutate  # noqa: E402
-from wassail import cli  # noqa: E402
+from wassail.cli import parser as parser_module  # noqa: E402
 from wassail.errors import InputError  # noqa: E402
-from wassail.evaluation import store  # noqa: E402
-from wassail.zoo import exported, images, models, onnx, operators, trial, weights  # noqa: E402, F401
+from wassail.evaluation.store import encoding, store  # noqa: E402
+from wassail.evaluation.store import identity as identity_module  # noqa: E402
+from wassail.zoo import (  # noqa: E402
+    difference,
+    exported,  # noqa: F401
+    hubs,
+    images,  # noqa: F401
+    onnx,
+    operators,
+    rules,
+    trial,
+    weights,
+)
 from wassail.zoo.datasets import open_data  # noqa: E402
 
 # what one input may take
@@ -145,12 +156,12 @@ def use_weights(path: Path) -> None:
 
 
 def use_checkpoint(path: Path) -> None:
-    models._safe_checkpoint(path)
+    hubs._safe_checkpoint(path)
     use_weights(path)
 
 
 def use_onnx(path: Path) -> None:
-    models.forth_and_back(onnx.load_onnx(path))
+    difference.forth_and_back(onnx.load_onnx(path))
 
 
 # ---- Runs
@@ -180,7 +191,7 @@ def good_run(folder: Path) -> Path:
         str(folder / "run"),
     ]
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
-        if cli.main(command):
+        if parser_module.main(command):
             raise SystemExit("no run could be made")
     return folder / "run"
 
@@ -250,7 +261,7 @@ def chunk_metadata(path: Path) -> dict[str, str]:
 
 
 def write_chunk(path: Path, metadata: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
-    header, parts = store._packed(
+    header, parts = encoding.packed(
         metadata, {name: value.contiguous() for name, value in tensors.items()}
     )
     path.write_bytes(header + b"".join(bytes(part) for part in parts))
@@ -259,7 +270,7 @@ def write_chunk(path: Path, metadata: dict[str, str], tensors: dict[str, torch.T
 def forge(folder: Path) -> None:
     """Make every checksum of the run right."""
     config = store._parse((folder / "config.json").read_text())["config"]
-    identity = store._identity(config)
+    identity = identity_module.identity(config)
     for path in sorted(folder.rglob("*.safetensors")):
         metadata = chunk_metadata(path)
         if metadata.get("run") != identity:
@@ -301,7 +312,7 @@ def use_run(folder: Path) -> None:
 
 def quiet(arguments: list[str]) -> None:
     """A command without its words, its refusal as an error."""
-    options = cli._parser().parse_args(arguments)
+    options = parser_module._parser().parse_args(arguments)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
         options.run(options)
 
@@ -428,7 +439,7 @@ def know_operators() -> None:
         for overload in packet.overloads() if hasattr(packet, "overloads") else ():
             others.append(f"{name}.{overload}")
     ruled = [
-        name for name in listed if name.split(".")[0] in operators.RULES
+        name for name in listed if name.split(".")[0] in rules.RULES
     ]  # where there is something to get wrong
     mutate.OPERATORS[:] = (
         sorted(others)
@@ -754,7 +765,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     know_operators()
-    models.import_onnx()
+    difference.import_onnx()
     with tempfile.TemporaryDirectory(prefix="wassail-fuzz-", ignore_cleanup_errors=True) as folder:
         global CORPUS
         CORPUS = Path(folder, "corpus")

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
-from wassail.certificates.linear import margin_bounds
-from wassail.certificates.propagate import crown, gradients
-from wassail.certificates.region import Region
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.bounds.propagate import crown, gradients
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
 
 INF = math.inf
 # relative to the largest figure of a kind: float32 steers some of the bounds, 2e-6 was seen

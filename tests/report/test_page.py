@@ -26,18 +26,11 @@ import torch
 
 from wassail.errors import InputError
 from wassail.evaluation.intervals import compare
-from wassail.evaluation.result import Evaluation, Finding
+from wassail.evaluation.result import Finding
+from wassail.evaluation.run import Evaluation
 from wassail.report.compare import comparison, write_comparison
-from wassail.report.page import (
-    data_block,
-    duration,
-    flat,
-    number_cell,
-    report,
-    tag,
-    visible,
-    write_report,
-)
+from wassail.report.html import data_block, duration, flat, number_cell, tag, visible
+from wassail.report.page import report, write_report
 from wassail.threat import Threat
 
 INF = math.inf

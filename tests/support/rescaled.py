@@ -13,18 +13,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from wassail.certificates.structure import (
-    Average,
-    Concat,
-    Conv,
-    Graph,
-    Matrix,
-    Node,
-    Pick,
-    Scale,
-    Sum,
-    read,
-)
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import Average, Concat, Conv, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.reader import read
 
 
 class Net(nn.Module):

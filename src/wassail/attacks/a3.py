@@ -40,13 +40,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wassail.checks import check_data
 from wassail.device import write
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest, vector_norm
 from wassail.losses import flip_tolerance, predict, strongest_rival
-from wassail.network import Model, Network, Progress, Tick, check_data, generators, search
+from wassail.network import Model, Network, generators, search
+from wassail.progress import Progress, Tick
 from wassail.threat import Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 STEPS = ("pgd", "wda")
 BUDGET = 1000  # backward passes for each sample that stands after restart 0

@@ -22,9 +22,10 @@ from wassail.device import waits, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import blocked, clip, column, maximiser, project, vector_norm
 from wassail.losses import targeted_dlr_ascent
-from wassail.network import Model, Progress, Tick
+from wassail.network import Model
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 LOSSES = ("ce", "dlr", "margin", "targeted")
 

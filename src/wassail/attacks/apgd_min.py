@@ -17,7 +17,7 @@ from wassail.device import take
 from wassail.errors import InputError, unknown
 from wassail.geometry import project, steepest, vector_norm, wide_norm
 from wassail.losses import ASCENTS, strongest_rival, targeted_dlr_ascent
-from wassail.network import Tick
+from wassail.progress import Tick
 from wassail.threat import Domain, dual
 
 LOSSES = ("dlr", "margin", "targeted")

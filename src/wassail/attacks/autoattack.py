@@ -27,14 +27,16 @@ from wassail.attacks.fab import fab_engine
 from wassail.attacks.hunt import Engine, Hunt
 from wassail.attacks.pointwise import balls
 from wassail.attacks.square import square_attack
+from wassail.checks import check_data
 from wassail.device import write
 from wassail.errors import InputError, ModelWarning, unknown
 from wassail.geometry import pull_inside
 from wassail.losses import predict
-from wassail.network import Model, Network, Progress, Tick, check_data, search
+from wassail.network import Model, Network, search
+from wassail.progress import Progress, Tick
 from wassail.records import Record, check_equal
 from wassail.threat import Number, Threat, parse_eps
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 VERSIONS = ("standard", "plus", "rand")
 ATTACKS = ("apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square")

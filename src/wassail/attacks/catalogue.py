@@ -23,7 +23,7 @@ from wassail.attacks.wda import wda
 from wassail.attacks.wda_pp import wda_pp
 from wassail.errors import unknown
 from wassail.threat import Threat
-from wassail.transport import Distribution, allocate
+from wassail.transport.distribution import Distribution, allocate
 
 Attack = Callable[..., Distribution]
 

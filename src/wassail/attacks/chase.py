@@ -32,7 +32,8 @@ from wassail.attacks.hunt import Hunt
 from wassail.device import take
 from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
 from wassail.losses import strongest_rival
-from wassail.network import Tick, generators
+from wassail.network import generators
+from wassail.progress import Tick
 from wassail.ties import LOGITS, in_order, largest
 
 CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead

@@ -14,9 +14,10 @@ from wassail.attacks.pointwise import Objective, objective
 from wassail.device import has_float64, take, wide
 from wassail.errors import InputError
 from wassail.geometry import clip, column, vector_norm
-from wassail.network import Model, Progress, Tick
+from wassail.network import Model
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 MOST = 1e10  # the largest c that is tried
 LEAST = 50  # Adam steps a search should have where passes are limited

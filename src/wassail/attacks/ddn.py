@@ -11,7 +11,7 @@ from wassail.device import take
 from wassail.errors import InputError
 from wassail.geometry import clip, maximiser, steepest, vector_norm
 from wassail.losses import strongest_rival
-from wassail.network import Tick
+from wassail.progress import Tick
 
 
 def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05) -> None:

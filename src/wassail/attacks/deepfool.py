@@ -14,9 +14,10 @@ from wassail.attacks.minimal import minimal
 from wassail.attacks.walk import top_rivals
 from wassail.device import take, waits
 from wassail.geometry import clip, inner, plane_step, vector_norm, wide_norm
-from wassail.network import Model, Progress, Tick
+from wassail.network import Model
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Threat, dual
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 
 def deepfool_engine(

@@ -15,9 +15,10 @@ from wassail.attacks.walk import top_rivals
 from wassail.device import fetch, send, take
 from wassail.errors import InputError
 from wassail.geometry import clip, column, inner, plane_step, wide_norm
-from wassail.network import Model, Progress, Tick
+from wassail.network import Model
+from wassail.progress import Progress, Tick
 from wassail.threat import Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 BISECTIONS = 10
 

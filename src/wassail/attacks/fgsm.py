@@ -9,9 +9,10 @@ from torch import Tensor
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import objective, pointwise
 from wassail.geometry import clip, steepest
-from wassail.network import Model, Progress, Tick
+from wassail.network import Model
+from wassail.progress import Progress, Tick
 from wassail.threat import Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 
 def fgsm(

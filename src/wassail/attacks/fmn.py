@@ -11,7 +11,7 @@ from wassail.attacks.hunt import Hunt
 from wassail.device import take
 from wassail.geometry import maximiser, project, vector_norm
 from wassail.losses import strongest_rival
-from wassail.network import Tick
+from wassail.progress import Tick
 from wassail.threat import dual
 
 BISECTIONS = 10

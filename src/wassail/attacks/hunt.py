@@ -17,13 +17,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from wassail.checks import check_data
 from wassail.device import take, worth, write
 from wassail.errors import InputError, ModelWarning
 from wassail.geometry import project, vector_norm
 from wassail.losses import flip_tolerance, predict
-from wassail.network import Model, Network, Progress, Search, Tape, Tick, check_data, search
+from wassail.network import Model, Network, Search, Tape, search
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Number, parse_domain, parse_norm
-from wassail.transport import Flips
+from wassail.transport.flips import Flips
 
 
 class Hunt:

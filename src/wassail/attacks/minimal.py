@@ -14,9 +14,12 @@ from torch import Tensor
 
 from wassail.attacks.hunt import Engine, Hunt
 from wassail.attacks.pointwise import check_target
-from wassail.network import Model, Network, Progress, Tick, check_data, search
+from wassail.checks import check_data
+from wassail.network import Model, Network, search
+from wassail.progress import Progress, Tick
 from wassail.threat import Threat
-from wassail.transport import Distribution, Flips, allocate
+from wassail.transport.distribution import Distribution, allocate
+from wassail.transport.flips import Flips
 
 
 def minimal(

@@ -22,9 +22,11 @@ from wassail.attacks.hunt import Engine, hunt
 from wassail.attacks.pdpgd import pdpgd_engine
 from wassail.attacks.wda_pp import flips_wda_pp
 from wassail.errors import InputError, unknown
-from wassail.network import Model, Progress
+from wassail.network import Model
+from wassail.progress import Progress
 from wassail.threat import Domain, Number, parse_eps, parse_order
-from wassail.transport import Flips, knapsack
+from wassail.transport.allocation import knapsack
+from wassail.transport.flips import Flips
 
 ENGINES: dict[str, Engine] = {
     "chase": chase_engine,

@@ -12,7 +12,7 @@ from wassail.device import take
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
 from wassail.losses import margin, strongest_rival
-from wassail.network import Tick
+from wassail.progress import Tick
 
 SEARCH = 10  # bisections of the nearest flip at the end
 

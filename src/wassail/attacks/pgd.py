@@ -15,9 +15,10 @@ from wassail.attacks.pointwise import random_start as random_point
 from wassail.device import take, write
 from wassail.errors import InputError
 from wassail.geometry import blocked, maximiser, project, steepest
-from wassail.network import Model, Progress, Tape, Tick
+from wassail.network import Model, Tape
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 
 def pgd(

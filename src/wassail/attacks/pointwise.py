@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.hunt import Engine, Hunt
+from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, project, pull_inside, vector_norm
 from wassail.losses import ASCENTS
-from wassail.network import Model, Network, Progress, Tick, check_data, generators, search
+from wassail.network import Model, Network, generators, search
+from wassail.progress import Progress, Tick
 from wassail.threat import Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 # Logits `(m, K)` at points of the samples `rows` `(m,)` -> the loss to raise `(m,)`, and the
 # direction of its gradient with respect to the logits `(m, K)`, for `Tape.pull`. Steps are

@@ -24,9 +24,10 @@ from wassail.attacks.pointwise import Objective, objective, pointwise
 from wassail.device import blend, take, worth, write
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
-from wassail.network import Model, Progress, Tick, generators
+from wassail.network import Model, generators
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Threat
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 HALVINGS = (
     10,

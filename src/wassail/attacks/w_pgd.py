@@ -16,12 +16,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, column, distances, inner, maximiser, pull_inside, vector_norm
 from wassail.losses import ce_ascent, flip_tolerance, margin_ascent, predict
-from wassail.network import Model, Network, Progress, Tick, check_data, search
+from wassail.network import Model, Network, search
+from wassail.progress import Progress, Tick
 from wassail.threat import Number, Threat, number
-from wassail.transport import Distribution, sample_weights
+from wassail.transport.allocation import sample_weights
+from wassail.transport.distribution import Distribution
 
 
 def w_pgd(

@@ -20,7 +20,8 @@ from wassail.device import take, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, project, steepest
 from wassail.losses import flip_tolerance, margin, predict
-from wassail.network import Network, Tape, Tick
+from wassail.network import Network, Tape
+from wassail.progress import Tick
 from wassail.threat import Domain
 from wassail.ties import LOGITS, largest
 

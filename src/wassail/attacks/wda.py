@@ -9,11 +9,13 @@ import math
 from torch import Tensor
 
 from wassail.attacks.walk import check_walk, default_step, walk
+from wassail.checks import check_data
 from wassail.errors import InputError
 from wassail.geometry import pull_inside
-from wassail.network import Model, Network, Progress, Tick, check_data, search
+from wassail.network import Model, Network, search
+from wassail.progress import Progress, Tick
 from wassail.threat import Number, Threat, number
-from wassail.transport import Distribution
+from wassail.transport.distribution import Distribution
 
 
 def wda(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from wassail.attacks.walk import Walk, check_walk, default_step, walk
+from wassail.checks import check_data
 from wassail.errors import InputError
 from wassail.losses import flip_tolerance, predict
-from wassail.network import Model, Network, Progress, Tick, check_data
+from wassail.network import Model, Network
 from wassail.network import search as run
+from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_eps, parse_norm
-from wassail.transport import Distribution, Flips, allocate
+from wassail.transport.distribution import Distribution, allocate
+from wassail.transport.flips import Flips
 
 
 def wda_pp(

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.transport import Flips
+from wassail.transport.flips import Flips
 
 Tensors: TypeAlias = "dict[str, Tensor]"
 LEVELS = 255

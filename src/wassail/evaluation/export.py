@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail.errors import InputError, unknown
-from wassail.evaluation.result import Evaluation
+from wassail.evaluation.run import Evaluation
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
 from wassail.network import Model
 from wassail.report.png import encode, to_uint8
 from wassail.threat import Number, Threat, floor_percent, parse_eps, show
-from wassail.transport import Flips, knapsack
+from wassail.transport.allocation import knapsack
+from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
 FORMATS = ("csv", "robustbench", "pt", "npz", "png")

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.nearest import nearest
+from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
-from wassail.evaluation.result import Evaluation, Finding
+from wassail.evaluation.result import Finding, Outcome
 from wassail.losses import margin_ascent, predict
-from wassail.network import BATCH_SIZE, Model, Network, Tick, check_data, device_of, frozen, search
+from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen, search
+from wassail.progress import Tick
 from wassail.threat import Domain, Number, parse_domain, parse_norm, show
-from wassail.transport import Flips
+from wassail.transport.flips import Flips
 
 if TYPE_CHECKING:
     from wassail.evaluation.plan import Unit
@@ -395,7 +397,7 @@ def rounding(model: Model, flips: Flips, batch_size: int | None = None) -> Findi
 
 
 def indicators(
-    run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor | None = None
+    run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor | None = None
 ) -> Iterator[Finding]:
     """What the attacks of a finished evaluation say about each other.
 
@@ -437,9 +439,7 @@ def _unbounded(units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[F
         )
 
 
-def _beaten(
-    run: Evaluation, units: Sequence[Unit], known: Mapping[str, Tensor]
-) -> Iterator[Finding]:
+def _beaten(run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Samples that an attack leaves standing at eps, and another one flips within it."""
     eps_asked = sorted({threat.eps for threat in run.threats if threat.order == math.inf})
     best = torch.stack(list(known.values())).amin(0)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.threat import Threat, parse_level
-from wassail.transport import sample_weights
+from wassail.transport.allocation import sample_weights
 
 if TYPE_CHECKING:
-    from wassail.evaluation.result import Evaluation
+    from wassail.evaluation.run import Evaluation
 
 _BLOCK = (
     2**19

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.executed import ARITHMETICS, arithmetic_of
+from wassail.certificates.bounds.executed import ARITHMETICS, arithmetic_of
 from wassail.certificates.radii import METHODS
 from wassail.errors import InputError, unknown
 from wassail.evaluation import indicators
@@ -41,14 +41,17 @@ from wassail.evaluation.reading import (
     Reading,
     summary,
 )
-from wassail.evaluation.result import Evaluation, Finding, same_norm
-from wassail.evaluation.store import Store
+from wassail.evaluation.result import Finding, same_norm
+from wassail.evaluation.run import Evaluation
+from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
-from wassail.network import Model, Progress, _bar, device_of, frozen, versions
+from wassail.network import Model, device_of, frozen, versions
+from wassail.progress import Progress, progress_bar
 from wassail.threat import Threat, number
-from wassail.transport import sample_weights
-from wassail.zoo.datasets import Data, open_data
-from wassail.zoo.models import Source
+from wassail.transport.allocation import sample_weights
+from wassail.zoo.datasets import open_data
+from wassail.zoo.samples import Data
+from wassail.zoo.source import Source
 from wassail.zoo.weights import fingerprint
 
 DEFAULT = ("wda", "wda++", "nearest")
@@ -153,7 +156,7 @@ def evaluate(
             if resume
             else Store.create(folder, config)
         )
-        with opened as store, _bar(progress, "evaluation") as report:
+        with opened as store, progress_bar(progress, "evaluation") as report:
             store.log({"event": "start", **_machine()})
             reading = _Driver(store, worker, runner, report).run(mode)
     except BaseException:
@@ -162,7 +165,7 @@ def evaluate(
         raise
     if out is None:  # the folder lives as long as somebody may ask for images
         weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
-    return reading.result
+    return Evaluation.of(reading.result)
 
 
 def _checked(settings: Settings) -> Settings:

@@ -20,10 +20,10 @@ from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
 from wassail.evaluation.intervals import accuracy, interval
 from wassail.evaluation.plan import Unit, exactly, plan, read_threats
-from wassail.evaluation.result import Evaluation, Finding, Row
-from wassail.evaluation.store import Store
+from wassail.evaluation.result import Finding, Outcome, Row
+from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
-from wassail.transport import knapsack, transport_cost
+from wassail.transport.allocation import knapsack, transport_cost
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
@@ -48,7 +48,7 @@ ODD = (
 GRID = 65  # budgets at which the curves are written to the summary
 
 
-def load(folder: str | PathLike[str]) -> Evaluation:
+def load(folder: str | PathLike[str]) -> Outcome:
     """The evaluation in a run directory: see `Evaluation.load`."""
     store = Store.open(folder)
     try:
@@ -196,7 +196,7 @@ class Reading:
         return total
 
     @cached_property
-    def result(self) -> Evaluation:
+    def result(self) -> Outcome:
         """Everything that can be said from what is there."""
         if not self.complete(CLEAN):
             raise InputError(
@@ -222,7 +222,7 @@ class Reading:
         rows = [row for unit in self.finished for row in self._rows(unit, mu, wrong)]
         first = self.threats[0]
         base = (mu, wrong, torch.where(wrong, 0.0, math.inf).double(), first)
-        result = Evaluation(
+        result = Outcome(
             name=str(self.config["model"]["name"]),
             data=str(self.config["data"]["name"]),
             threats=self.threats,
@@ -376,7 +376,7 @@ class Reading:
         """
         return not str(fields["method"]).startswith("none")
 
-    def _rounding(self, result: Evaluation) -> Iterator[Finding]:
+    def _rounding(self, result: Outcome) -> Iterator[Finding]:
         """What the radii say of the network that runs: how large its rounding errors are beside
         its margins.
         """
@@ -411,7 +411,7 @@ class Reading:
         )
         yield Finding("arithmetic", "note", f"{text}{beside}.")
 
-    def _findings(self, result: Evaluation) -> Iterator[Finding]:
+    def _findings(self, result: Outcome) -> Iterator[Finding]:
         idle = [
             entry["name"]
             for entry in self.config["attacks"]
@@ -593,7 +593,7 @@ def _cost(mu: Tensor, distances: Tensor, threat: Threat, share: float | None) ->
     return cost
 
 
-def summary(result: Evaluation) -> dict[str, Any]:
+def summary(result: Outcome) -> dict[str, Any]:
     """The figures as plain values; times are in the log."""
 
     def row(item: Row) -> dict[str, Any]:

@@ -11,19 +11,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.network import BATCH_SIZE, Model
 from wassail.threat import Number, Threat, ceil_percent, floor_percent, parse_order
-from wassail.transport import Flips, RiskCurve, below
-
-if TYPE_CHECKING:
-    from wassail.evaluation.verifying import Verification
+from wassail.transport.curve import RiskCurve, below
+from wassail.transport.flips import Flips
 
 Images: TypeAlias = Callable[[Sequence[int]], "tuple[Tensor, Tensor]"]
 LEVELS = ("ok", "note", "warning")
@@ -71,7 +67,7 @@ class Finding:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation:
+class Outcome:
     """A model on N samples against several threats of one norm and domain: attacked from above,
     perhaps certified from below.
 
@@ -109,15 +105,6 @@ class Evaluation:
     info: Mapping[str, Any]
     images: Images
     folder: str | None = None
-
-    @classmethod
-    def load(cls, folder: str | PathLike[str]) -> Evaluation:
-        """The evaluation in a run directory, finished or not: what is there counts. Runs no
-        code from it.
-        """
-        from wassail.evaluation.reading import load
-
-        return load(folder)
 
     @property
     def threat(self) -> Threat:
@@ -209,33 +196,6 @@ class Evaluation:
             {"run": f"{self.name} on {self.data}"},
         )
 
-    def verify(
-        self,
-        model: Model,
-        data: Any = None,
-        radii: bool | float = False,
-        *,
-        seed: int | None = None,
-        batch_size: int = BATCH_SIZE,
-    ) -> Verification:
-        """What of a run does not hold for a model, what was looked at, and what was not. True if
-        nothing is false.
-
-        For runs from elsewhere: a run directory is checked for damage when it is read, but anyone
-        can write one.
-
-        Args:
-            model: the model that the run is about.
-            data: whatever `zoo.open_data` takes: the samples are compared with them.
-            radii: True proves every certified radius again; 0.1 a tenth of them, drawn at random.
-            seed: of the random choices. By default a new one, which nobody who forged a run could
-                know.
-            batch_size: most samples in one model call.
-        """
-        from wassail.evaluation.verifying import verify
-
-        return verify(self, model, data, radii, seed=seed, batch_size=batch_size)
-
     def __len__(self) -> int:
         return len(self.y)
 
@@ -243,7 +203,7 @@ class Evaluation:
         attacks = ", ".join(dict.fromkeys(row.attack for row in self.rows)) or "no attack"
         warned = f"; {len(self.warnings)} warnings" if self.warnings else ""
         return (
-            f"Evaluation({self.name} on {len(self)} samples of {self.data}, {attacks}: "
+            f"{type(self).__name__}({self.name} on {len(self)} samples of {self.data}, {attacks}: "
             f"{self.headline}{warned})"
         )
 

@@ -19,17 +19,20 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import radii as proofs
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.radius_search import BATCH
 from wassail.errors import InputError
 from wassail.evaluation.chunks import share_of, unpack
 from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.reading import CLEAN, ODD, Reading, summary, unreadable
-from wassail.evaluation.result import Evaluation
-from wassail.evaluation.store import Store
+from wassail.evaluation.result import Outcome
+from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Settings, Task, Worker
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
 from wassail.threat import Threat, number
-from wassail.transport import Flips, sample_weights
+from wassail.transport.allocation import sample_weights
+from wassail.transport.flips import Flips
 from wassail.zoo.datasets import open_data
 from wassail.zoo.weights import fingerprint
 
@@ -75,7 +78,7 @@ class Verification:
 
 
 def verify(
-    run: Evaluation,
+    run: Outcome,
     model: Model,
     data: Any = None,
     radii: bool | float = False,
@@ -151,7 +154,7 @@ class _Notes:
 class _Pool:
     """Every sample and its nearest flip, as the run has them in memory."""
 
-    def __init__(self, run: Evaluation, model: Model, batch_size: int, notes: _Notes) -> None:
+    def __init__(self, run: Outcome, model: Model, batch_size: int, notes: _Notes) -> None:
         self.run = run
         self.model = model
         self.batch_size = batch_size
@@ -202,7 +205,7 @@ class _Folder:
     """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
 
     def __init__(
-        self, run: Evaluation, model: Model, data: Any, batch_size: int, seed: int, notes: _Notes
+        self, run: Outcome, model: Model, data: Any, batch_size: int, seed: int, notes: _Notes
     ) -> None:
         assert run.folder is not None
         self.run = run
@@ -510,7 +513,7 @@ def _endless(unit: Unit) -> bool:
     return math.prod(max(value, 1) for value in counts) > STEPS
 
 
-def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes) -> None:
+def _radii(run: Outcome, model: Model, share: float, seed: int, notes: _Notes) -> None:
     """Prove radii again, all of them or a share drawn at random."""
     assert run.radii is not None
     claimed = (run.radii > 0).nonzero()[:, 0]
@@ -530,7 +533,7 @@ def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes
     method = method if method in proofs.METHODS else "auto"
     graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
     failed = inexact = 0
-    for part in torch.split(index, proofs.BATCH) if count else ():
+    for part in torch.split(index, BATCH) if count else ():
         bad, vague = _unproved(run, graph, part, method)
         failed = failed + bad
         inexact = inexact + vague
@@ -554,7 +557,7 @@ def _radii(run: Evaluation, model: Model, share: float, seed: int, notes: _Notes
     notes.unchecked.append(f"the other {n - count} radii.")
 
 
-def _unproved(run: Evaluation, graph: Graph, index: Tensor, method: str) -> tuple[int, int]:
+def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[int, int]:
     """How many radii of some samples are not proved, and how many of those called exact are not."""
     assert run.radii is not None and run.exact is not None
     x, _ = run.images(index.tolist())

@@ -19,28 +19,23 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.certificates.executed import refusal
-from wassail.certificates.radii import Radii, radii
-from wassail.certificates.structure import Graph, read
+from wassail.certificates.bounds.executed import refusal
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.radii import radii
+from wassail.certificates.radius_search import Radii
+from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of
 from wassail.evaluation.plan import Unit, data_hash, plan
 from wassail.geometry import distances as distances_between
 from wassail.losses import margin, predict
-from wassail.network import (
-    Model,
-    Network,
-    Progress,
-    check_data,
-    check_model,
-    device_of,
-    frozen,
-    mixed,
-)
+from wassail.network import Model, Network, check_model, device_of, frozen, mixed
+from wassail.progress import Progress
 from wassail.threat import Domain, Threat
-from wassail.transport import Flips
-from wassail.zoo.datasets import Data
+from wassail.transport.flips import Flips
+from wassail.zoo.samples import Data
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Result: TypeAlias = (

@@ -18,14 +18,14 @@ import torch
 
 from wassail.errors import InputError
 from wassail.evaluation.intervals import compare
-from wassail.report.page import (
+from wassail.report.drawing import plot
+from wassail.report.html import (
     Html,
     attacked_percent,
     document,
     name,
     number_cell,
     percent,
-    plot,
     proved,
     save,
     section,
@@ -33,12 +33,12 @@ from wassail.report.page import (
     spell,
     table,
     tag,
-    unverified,
 )
+from wassail.report.panels import unverified
 from wassail.threat import Threat, show
 
 if TYPE_CHECKING:
-    from wassail.evaluation.result import Evaluation
+    from wassail.evaluation.run import Evaluation
 
 
 def write_comparison(runs: Sequence[Evaluation], path: str | PathLike[str]) -> Path:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wassail.evaluation.result import Evaluation, Row
+from wassail.evaluation.result import Row
+from wassail.evaluation.run import Evaluation
 from wassail.network import versions
 from wassail.threat import ceil_percent, floor_percent, show
 

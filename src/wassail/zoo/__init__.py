@@ -24,8 +24,10 @@ from wassail.errors import unknown
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from wassail.zoo.datasets import Data, open_data
-    from wassail.zoo.models import Logits, Normalized, Source, open_model
+    from wassail.zoo.datasets import open_data
+    from wassail.zoo.models import open_model
+    from wassail.zoo.samples import Data
+    from wassail.zoo.source import Logits, Normalized, Source
     from wassail.zoo.weights import fingerprint
 
 __all__ = [

@@ -21,8 +21,7 @@ import importlib
 import inspect
 import io
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,47 +42,13 @@ from wassail.zoo.files import (
     read_safetensors,
     reading,
 )
+from wassail.zoo.samples import ArrayData, Data, ItemData, labels_of, layout, pair_of, split_item
 from wassail.zoo.weights import regular, sha256
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
 __all__ = ["Data", "open_data"]
-
-_CHANNELS = (1, 3, 4)
-_KEYS = (
-    ("x", "image", "images"),
-    ("y", "label", "labels"),
-)  # of samples and labels in items that are dicts
-
-
-class Data(ABC):
-    """N samples and their labels in a fixed order, read in pieces.
-
-    name: as the person gave it; info: what a run records, ready for JSON: source, files with their
-    SHA-256, preprocessing; classes: names of the classes, if known; shape: of one sample.
-    """
-
-    name: str
-    info: Mapping[str, Any]
-    classes: tuple[str, ...] | None
-    shape: tuple[int, ...]
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """The number of samples, N."""
-
-    @abstractmethod
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Samples `(n, *shape)` and labels int64 `(n,)` of the places start..stop-1; the same bytes
-        each time.
-
-        The samples are float32, or float64 if that is how they were given.
-        """
-
-    def ids(self, start: int, stop: int) -> list[str]:
-        """File names where there are some, else places in the data."""
-        return [str(place) for place in range(*slice(start, stop).indices(len(self)))]
 
 
 def open_data(
@@ -217,10 +182,6 @@ def _is_pair(source: Any) -> bool:
     )
 
 
-# ---- The kinds of data
-# --------------------------------------------------------------------------------------------------
-
-
 class _First(Data):
     """The first n samples of other data."""
 
@@ -245,208 +206,6 @@ class _First(Data):
         """As the data do."""
         start, stop, _ = slice(start, stop).indices(self._n)
         return self._whole.ids(start, stop)
-
-
-class ArrayData(Data):
-    """Samples and labels in two arrays, which may lie in a file."""
-
-    def __init__(self, name: str, table: Table) -> None:
-        self.name = name
-        self.classes = table.classes
-        self._x = table.x
-        self._y = table.y
-        if len(self._x.shape) < 2:
-            raise InputError(
-                f"the samples of {name!r} have shape {tuple(self._x.shape)}: a batch has shape "
-                "(N, ...)."
-            )
-        if len(self._y.shape) != 1 and tuple(self._y.shape[1:]) != (
-            1,
-        ):  # (N, 1) is how some libraries keep them
-            raise InputError(
-                f"the labels of {name!r} have shape {tuple(self._y.shape)}: give class indices "
-                "of shape (N,)."
-            )
-        if self._x.shape[0] != self._y.shape[0]:
-            raise InputError(
-                f"{name!r} has {self._x.shape[0]} samples but {self._y.shape[0]} labels: give "
-                "one for each sample."
-            )
-        self._change, steps = layout(tuple(self._x.shape), _kind(self._x.dtype), name)
-        _labels(self._y[0:0], name)
-        self.info = {**table.info, "preprocessing": steps}
-        self.shape = tuple(
-            self._change(
-                torch.empty(1, *self._x.shape[1:], dtype=_kind(self._x.dtype), device="meta")
-            ).shape[1:]
-        )
-
-    def __len__(self) -> int:
-        """N."""
-        return int(self._x.shape[0])
-
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The rows of the two arrays."""
-        start, stop, _ = slice(start, stop).indices(len(self))
-        return self._change(_tensor(self._x[start:stop])), _labels(self._y[start:stop], self.name)
-
-
-class ItemData(Data):
-    """Samples that are made one at a time: `item(place) -> (sample, label)`."""
-
-    def __init__(
-        self,
-        name: str,
-        item: Callable[[int], Any],
-        size: int,
-        info: Mapping[str, Any],
-        classes: tuple[str, ...] | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.name = name
-        self.classes = classes
-        self._item = item
-        self._size = size
-        self._names = names
-        self.info = dict(info)
-        if not size:
-            raise InputError(f"{name!r} holds no samples: give data with at least one.")
-        first = self._get(0)
-        again = self._get(0)
-        if not torch.equal(first[0], again[0]) or first[1] != again[1]:
-            raise InputError(
-                f"{name!r} gives another sample each time it is asked: remove random transforms "
-                "from it."
-            )
-        self._change, steps = layout((1, *first[0].shape), first[0].dtype, name)
-        self._raw = first[0].shape
-        self._kind = first[0].dtype
-        self.shape = tuple(self._change(first[0][None]).shape[1:])
-        self.info = {**self.info, "preprocessing": [*self.info.get("preprocessing", []), *steps]}
-
-    def __len__(self) -> int:
-        """N."""
-        return self._size
-
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """The items, one after the other."""
-        places = range(*slice(start, stop).indices(len(self)))
-        if not places:
-            return self._change(torch.zeros(0, *self._raw, dtype=self._kind)), torch.zeros(
-                0, dtype=torch.int64
-            )
-        items = [self._get(place) for place in places]
-        for place, (sample, _) in zip(places, items):
-            if sample.shape != self._raw:
-                raise InputError(
-                    f"sample {self.ids(place, place + 1)[0]} of {self.name!r} has shape "
-                    f"{tuple(sample.shape)} and the first "
-                    f"{tuple(self._raw)}: bring them to one size (images in files by a "
-                    "preprocessing such as Res256Crop224)."
-                )
-        return self._change(torch.stack([sample for sample, _ in items])), torch.tensor(
-            [label for _, label in items]
-        )
-
-    def ids(self, start: int, stop: int) -> list[str]:
-        """File names where there are some, else places in the data."""
-        return super().ids(start, stop) if self._names is None else list(self._names[start:stop])
-
-    def _get(self, place: int) -> tuple[Tensor, int]:
-        return split_item(self._item(place), self.name)
-
-
-def split_item(item: Any, name: str) -> tuple[Tensor, int]:
-    """Sample and label of one item: a pair, or a dict that names them as `.npz` files do."""
-    pair = _pair(item)
-    if pair[0] is None or pair[1] is None:
-        raise InputError(
-            f"an item of {name!r} is a {type(item).__name__}: it must be a pair (sample, label)."
-        )
-    label = np.asarray(pair[1].cpu() if isinstance(pair[1], Tensor) else pair[1])
-    if label.size != 1 or label.dtype.kind not in "ui":
-        raise InputError(f"a label of {name!r} is {pair[1]!r}: labels are class indices.")
-    return _tensor(pair[0] if isinstance(pair[0], Tensor) else np.asarray(pair[0])), int(
-        _labels(label, name)
-    )
-
-
-def _pair(item: Any) -> tuple[Any, Any]:
-    if isinstance(item, Mapping):
-        x, y = (next((item[k] for k in names if k in item), None) for names in _KEYS)
-        return x, y
-    return (item[0], item[1]) if isinstance(item, (tuple, list)) and len(item) > 1 else (None, None)
-
-
-# ---- Layout
-# --------------------------------------------------------------------------------------------------
-
-
-def layout(
-    shape: tuple[int, ...], dtype: torch.dtype, name: str
-) -> tuple[Callable[[Tensor], Tensor], list[str]]:
-    """How samples stored like this become images in floats with the channels first, and the same in
-    words.
-
-    Only 8-bit arrays are rearranged: they are images for certain, and their values say how they are
-    scaled.
-    """
-    if dtype in (
-        torch.float32,
-        torch.float64,
-    ):  # double precision is somebody's choice, and that of the model
-        return (lambda x: x), []
-    if dtype in (torch.float16, torch.bfloat16):
-        return (lambda x: x.float()), [f"{str(dtype).removeprefix('torch.')} to float32"]
-    if dtype != torch.uint8:
-        kind = str(dtype).removeprefix("torch.")
-        raise InputError(
-            f"the samples of {name!r} are {kind}: save 8-bit images as uint8, anything else as "
-            "float32 in its box."
-        )
-    if len(shape) == 3:
-        return (lambda x: x.unsqueeze(1).float().div(255)), ["NHW to N1HW", "divided by 255"]
-    if len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS:
-        return (lambda x: x.permute(0, 3, 1, 2).contiguous().float().div(255)), [
-            "NHWC to NCHW",
-            "divided by 255",
-        ]
-    return (lambda x: x.float().div(255)), ["divided by 255"]
-
-
-def _kind(dtype: Any) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    try:
-        return torch.from_numpy(np.zeros(0, np.dtype(dtype).newbyteorder("="))).dtype
-    except TypeError:
-        raise InputError(
-            f"the data hold {np.dtype(dtype)}, which torch does not know: save float32 or float64."
-        ) from None
-
-
-def _tensor(rows: Any) -> Tensor:
-    """A copy as a tensor: what was mapped from a file must not be written to, and stays
-    readable when the file is closed.
-    """
-    if isinstance(rows, Tensor):
-        return rows.detach().clone()
-    return torch.from_numpy(np.array(rows, dtype=rows.dtype.newbyteorder("="), order="C"))
-
-
-def _labels(rows: Any, name: str) -> Tensor:
-    rows = rows.numpy() if isinstance(rows, Tensor) else np.asarray(rows)
-    if rows.dtype.kind not in "ui":
-        raise InputError(
-            f"the labels of {name!r} are {rows.dtype}: save class indices as integers."
-        )
-    if rows.dtype == np.uint64 and rows.size and rows.max() > np.iinfo(np.int64).max:
-        raise InputError(f"a label of {name!r} is {rows.max()}: labels are class indices, 0..K-1.")
-    return torch.from_numpy(rows.astype(np.int64).reshape(-1))
-
-
-# ---- One function for each source
-# ----------------------------------------------------------------------------------------
 
 
 def _builtin(name: str) -> Data:
@@ -547,7 +306,7 @@ def _batch(batch: Any, name: str, single: bool) -> tuple[Tensor, Tensor]:
     if single:
         sample, label = split_item(batch, name)
         return sample[None], torch.tensor([label])
-    pair = _pair(batch)
+    pair = pair_of(batch)
     if pair[0] is None or pair[1] is None:
         raise InputError(
             f"{name} yields a {type(batch).__name__}: batches must be pairs (samples, labels)."
@@ -561,7 +320,7 @@ def _batch(batch: Any, name: str, single: bool) -> tuple[Tensor, Tensor]:
             f"{name} yields {len(x)} samples with {y.numel()} labels: give one label for each "
             "sample."
         )
-    return x, _labels(y, name)
+    return x, labels_of(y, name)
 
 
 def _digest(data: Data, places: range | None = None) -> str:

@@ -37,7 +37,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wassail.errors import InputError
 from wassail.zoo import operators
-from wassail.zoo.operators import LARGEST, Arithmetic, Operator
+from wassail.zoo.operators import Arithmetic, Operator
+from wassail.zoo.rules import LARGEST
 from wassail.zoo.weights import load_tensors, plain_tensors, regular
 
 __all__ = ["ExportedClassifier", "load_exported"]

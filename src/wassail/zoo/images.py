@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from wassail.errors import InputError
-from wassail.zoo.datasets import ItemData
 from wassail.zoo.files import reading
+from wassail.zoo.samples import ItemData
 from wassail.zoo.weights import regular, sha256
 
 EXTENSIONS = (

@@ -159,11 +159,11 @@ def main(arguments: list[str]) -> None:
     os.dup2(nothing, 1)
     import torch
 
-    from wassail.zoo import exported, models, onnx  # noqa: F401  all that is needed is loaded before the limits
+    from wassail.zoo import difference, exported, onnx  # noqa: F401  all that is needed
 
     torch.set_num_threads(1)
     if kind == "onnx":
-        models.import_onnx()
+        difference.import_onnx()
     limit(int(seconds), int(memory), 4 * Path(path).stat().st_size + (1 << 20))
     try:
         found = read_and_run(path, kind)
@@ -182,11 +182,11 @@ def read_and_run(path: str | Path, kind: str) -> dict[str, Any]:
     """What the child does: read the model, run it forwards and backwards, compare it with
     onnxruntime.
     """
-    from wassail.zoo import exported, models, onnx
+    from wassail.zoo import difference, exported, onnx
 
     model: Any = exported.load_exported(path) if kind == "pt2" else onnx.load_onnx(path)
-    models.forth_and_back(model)
-    return models.runtime_difference(str(path), model) if kind == "onnx" else {}
+    difference.forth_and_back(model)
+    return difference.runtime_difference(str(path), model) if kind == "onnx" else {}
 
 
 def limit(seconds: int, memory: int, written: int) -> None:

@@ -1,0 +1,1 @@
+"""What the values of a network can be on a region."""

@@ -1,0 +1,244 @@
+"""Balls of the three norms cut by a box, one for each sample: support functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from wassail import rounding
+from wassail.certificates.bounds.rows import Span, of_owner, rounded_up, row_dot
+from wassail.certificates.device import HOST
+from wassail.geometry import fill
+from wassail.rounding import FLOOR
+from wassail.threat import Domain, dual
+
+
+@dataclass(frozen=True, eq=False)
+class Balls:
+    """N regions `{x + d : ||d||_r <= radius, -below <= d <= above}`, flat, float64: x, below,
+    above `(N, n)`, radius `(N,)`.
+    """
+
+    x: Tensor
+    radius: Tensor
+    norm: float
+    below: Tensor
+    above: Tensor
+
+    @classmethod
+    def make(cls, x: Tensor, radius: Tensor, norm: float, domain: Domain) -> Balls:
+        """Around samples `(N, *shape)`, cut by a box or not. The room to the walls is rounded
+        up.
+        """
+        flat = x.detach().double().flatten(1)
+        low, high = domain if domain is not None else (-math.inf, math.inf)
+        return cls(
+            flat,
+            radius.to(flat.device).double(),
+            norm,
+            *(torch.where(side > 0, rounded_up(side), 0.0) for side in (flat - low, high - flat)),
+        )
+
+    @property
+    def box(self) -> Span:
+        """The smallest box around each, as deviations `(N, n)`."""
+        return -torch.minimum(self.below, self.radius[:, None]), torch.minimum(
+            self.above, self.radius[:, None]
+        )
+
+    def reordered(self, order: Tensor) -> Balls:
+        """The same balls with their coordinates in another order."""
+        return replace(
+            self, x=self.x[:, order], below=self.below[:, order], above=self.above[:, order]
+        )
+
+    @cached_property
+    def _halves(self) -> Span:
+        low, high = self.box
+        middle = (low + high) / 2
+        reach = (high - low) / 2
+        return middle, reach + (middle.shape[1] + 8) * 2.0**-52 * (middle.abs() + reach)
+
+    @cached_property
+    def _ways(self) -> Span:
+        """Whether the box leaves a way down and a way up, 0 or 1 in float32, `(N, n)` each."""
+        return (self.below > 0).float(), (self.above > 0).float()
+
+    def across(self, a: Tensor, owner: Tensor) -> Span:
+        """`<a, d>` lies in middle +- spread, `(R,)` each in float64, rounded up: by the box, or by
+        the ball and its open ways.
+
+        For screening, a in float32: walls that are near, but not touched by the sample, do not
+        count for r = 1 and 2.
+        """
+        if self.norm == math.inf:
+            middle, reach = (of_owner(v, owner) for v in self._halves)
+            a = a.double()
+            return row_dot(a, middle), row_dot(a.abs(), reach)
+        down, up = (of_owner(v, owner) for v in self._ways)
+        plus = a.clamp(min=0)
+        minus = plus - a
+        radius = self.radius[owner]
+        if self.norm == 1:
+            top, bottom = (
+                torch.maximum((plus * p).amax(1), (minus * m).amax(1)).double()
+                for p, m in ((up, down), (down, up))
+            )
+        else:
+            plus = plus.square()
+            minus = minus.square()
+            slack = 1 + (a.shape[1] + 8) * 2.0**-23
+            lost = a.shape[1] * FLOOR[torch.float32]  # squares that underflow
+            top, bottom = (
+                (row_dot(plus, p) + row_dot(minus, m) + lost).sqrt() * slack
+                for p, m in ((up, down), (down, up))
+            )
+        top = radius * top
+        bottom = radius * bottom
+        return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
+
+    def reach(self, a: Tensor, owner: Tensor) -> Tensor:
+        """`|<a, d>|` is at most this on ball `owner`, rounded up; quick: of the box only for r
+        = inf. `(R, n) -> (R,)`.
+        """
+        slack = 1 + (a.shape[1] + 8) * 2.0**-52
+        if self.norm == math.inf:
+            low, high = self.box
+            return row_dot(a.abs(), of_owner(torch.maximum(-low, high), owner)) * slack
+        return self.radius[owner] * rounding.length(a, dual(self.norm), 1) * slack
+
+    def stretch(self, a: Tensor) -> Span:
+        """`||A d - A d_mid||_2` over each ball is at most the second, rounded up, `(N, T, g, n) ->
+        (N, T)`; first: `A d_mid`.
+
+        d_mid: the middle of the box for r = inf, else 0. r = 2: the spectral norm. r = 1: the
+        longest column. r = inf: `max ||B s||^2` over `|s| <= 1` is at most `tr(D) lambda_max(B D^-1
+        B^T)` for every diagonal D > 0; here D has the lengths of the columns, which is exact for
+        matrices of rank 1.
+        """
+        low, high = self.box
+        open_ = ((self.below > 0) | (self.above > 0))[:, None, None]
+        middle = ((low + high) / 2 if self.norm == math.inf else torch.zeros_like(low))[:, None]
+        start = (a @ middle[..., None])[..., 0]
+        width = (high - low)[:, None, None] / 2 if self.norm == math.inf else open_.double()
+        b = a * width
+        columns = rounding.length(b, 2, 2)
+        radius = self.radius[:, None]
+        slack = (b.shape[3] + b.shape[2] + 16) * 2.0**-51
+        if self.norm == 1:
+            return start, radius * columns.amax(2) * (1 + slack)
+        weight = (
+            columns[:, :, None] if self.norm == math.inf else torch.ones_like(columns[:, :, None])
+        )
+        gram = torch.where(weight > 0, b / torch.where(weight > 0, weight, 1.0), 0.0) @ b.mT
+        known = torch.isfinite(gram).flatten(2).all(2)  # not after an overflow
+        gram = torch.where(known[:, :, None, None], gram, 0.0)
+        trace = gram.diagonal(dim1=2, dim2=3).sum(2)
+        lost = b.shape[2] * b.shape[3] * FLOOR[torch.float64]  # products that underflow
+        # The trace is at least the largest eigenvalue: its slack pays for the square root and the
+        # products after it, too.
+        top = (
+            torch.linalg.eigvalsh((gram + gram.mT) / 2)[..., -1].clamp(min=0) + slack * trace + lost
+        )
+        total = columns.sum(2) if self.norm == math.inf else radius.square()
+        return start, torch.where(known, (total * top).sqrt(), math.inf)
+
+    def upper(self, a: Tensor, owner: Tensor) -> Tensor:
+        """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up,
+        exact up to that.
+
+        The box alone where r = inf. For r = 1 and 2 by weak duality, `min_lam lam radius + sum_i
+        max { |a_i| t - lam t : 0 <= t <= room_i }` (squares for r = 2): any lam gives a bound, the
+        one that fills the ball gives the value.
+        """
+        if self.norm == math.inf:
+            middle, spread = self.across(a, owner)  # spread: rounded up for both
+            return middle + spread
+        a, slack = a.double(), (a.shape[1] + 8) * 2.0**-52
+        size = a.abs()
+        radius = self.radius[owner].expand(len(a))
+        room = torch.where(a > 0, of_owner(self.above, owner), of_owner(self.below, owner))
+        room = torch.minimum(room, radius[:, None])
+        return (
+            _fill_one(size, room, radius) if self.norm == 1 else _fill_two(size, room, radius)
+        ) * (1 + slack)
+
+
+def _fill_one(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """R = 1: the budget goes to the largest entries first; lam: the first entry that is not filled.
+
+    A budget rarely reaches far down the list. On the CPU the first few entries are looked at first;
+    a device sorts all of them at once, since it would have to be asked whether they were enough.
+    Sums from the left give the same number for both.
+    """
+    if size.device != HOST:
+        return _filled(size, room, radius, size.shape[1])[0]
+    value = torch.empty_like(radius)
+    rows = torch.arange(len(size))
+    count = 16
+    while len(rows):
+        count = min(count, size.shape[1])
+        value[rows], known = _filled(size[rows], room[rows], radius[rows], count)
+        rows = rows[~known]
+        count = 8 * count
+    return value
+
+
+def _filled(size: Tensor, room: Tensor, radius: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The value for r = 1 by the `count` largest entries of each row, and whether they are enough.
+
+    With the filled entries' room F and gain S the dual value is `lam (radius - F) + S`: no term is
+    negative, so it is off by less than n 2^-52 of itself.
+    """
+    large, order = size.topk(count, dim=1)
+    free = room.gather(1, order)
+    paid = free.cumsum(1)
+    gain = (large * free).cumsum(1)
+    place = (paid < radius[:, None]).sum(1, keepdim=True)  # entries that are filled
+    lam = torch.where(place < count, large.gather(1, place.clamp(max=count - 1)), 0.0)
+    before = (place - 1).clamp(min=0)
+    spent, won = (torch.where(place > 0, v.gather(1, before), 0.0) for v in (paid, gain))
+    known = (place < count) | (count == size.shape[1])
+    return (lam * (radius[:, None] - spent) + won)[:, 0], known[:, 0]
+
+
+def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """The value for r = 2: `rho ||a||` unless a wall is in the way."""
+    free = torch.where(room > 0, size, 0.0)
+    value = rounding.length(free, 2, 1)
+    t = radius / value.clamp(min=1e-300)
+    value = value * radius
+    late = ((free * t[:, None]) > room).any(
+        1
+    )  # the ball's own maximiser leaves the box: the others are done
+    if size.device != HOST:  # it is not asked whether there are any
+        return torch.where(late, _water(size, room, radius), value)
+    if late.any():
+        value[late] = _water(size[late], room[late], radius[late])
+    return value
+
+
+def _water(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """The value for r = 2: `d = min(t size, room)` with the t that fills the ball, and `lam = 1
+    / (2 t)`.
+    """
+    top = size.amax(1, keepdim=True)
+    unit = torch.where(
+        room > 0, size / torch.where(top > 0, top, 1), 0.0
+    )  # at most 1, so that squares do not overflow
+    t = fill(unit.square(), room.square(), radius.square(), ask=False).sqrt()[
+        :, None
+    ]  # any t gives a bound
+    lam = torch.where(torch.isfinite(t) & (t > 0), top / (2 * torch.where(t > 0, t, 1)), 0.0)
+    # The maximum of |a| d - lam d^2 over 0 <= d <= room; with a multiplier of 0 the walls alone
+    # hold.
+    step = torch.where(
+        lam > 0, torch.minimum(size / (2 * torch.where(lam > 0, lam, 1)), room), room
+    )
+    return lam[:, 0] * radius * radius + (size * step - lam * step.square()).sum(
+        1
+    )  # not radius^2, which may underflow

@@ -1,0 +1,796 @@
+"""Linear bounds (CROWN) for a batch of samples, each over its own ball cut by the box.
+
+Zhang et al. 2018 substitute a bound on a neuron backward to the input: each activation is replaced
+by a line above or below it, by the sign of its coefficient. Here this is done in DEVIATIONS from
+the sample: every value is written `v = c + d` with `c` its value at the sample in float64, so that
+biases vanish, every quantity is as large as the ball makes it, and not as large as the network's
+values are. That is what makes float32 coefficients sound AND tight, at half the cost or less:
+
+- `d_i = W d_j`, and a computed coefficient vector `fl(W^T w)` is off by at most `g |W|^T |w|` (g:
+  terms times 2^-24). That changes `<w, d>` by at most `<|w|, g |W| D_j>` with `D_j >= |d_j|` known
+  from the forward sweep: an error of `d_i` by `m_i = g |W| D_j`, known before any coefficient is.
+  So is the rounding error of `c` itself.
+- An error of a neuron's input by m is an error of its output by `slope m`: it goes into the
+  neuron's shift, for nothing.
+- A product that underflows is off by the smallest normal number, whatever w is. An entry of a
+  coefficient vector that is off by that changes `<w, d>` by that times `|d|`, so all of a
+  substitution is off by a constant that is known from the forward sweep (`Arithmetic.floors`). A
+  weight that underflows when it is converted is an error of `d_i` like any other.
+
+A curve (a product, a softmax, a normalisation) lies between two parallel planes, `J d + off +-
+far`, with a map J of each sample's own, so that a coefficient vector goes through it as through a
+layer (`curves.py`; Shi et al. 2020 for transformers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from wassail import rounding
+from wassail.certificates import clock
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.chunks import (
+    all_chunks,
+    chunks_of,
+    groups_of,
+    in_step,
+    room_of,
+    two_chunks,
+)
+from wassail.certificates.bounds.executed import step_error
+from wassail.certificates.bounds.lines import (
+    Arithmetic,
+    Bend,
+    Lines,
+    Planes,
+    Shape,
+    Spread,
+    ends_of,
+    entrywise,
+    rounding_of,
+    undecided,
+)
+from wassail.certificates.bounds.propagate import _terms
+from wassail.certificates.bounds.rows import (
+    Span,
+    add_to,
+    doubled,
+    flattened,
+    laid_out,
+    narrow_to,
+    of_owner,
+    row_dot,
+    row_norms,
+    units_of,
+)
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.activations import UNBOUNDED, within
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.maps import (
+    Concat,
+    Conv,
+    Linear,
+    Matrix,
+    Pick,
+    Scale,
+    Sum,
+    rounding_map,
+)
+from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.products import Product
+from wassail.errors import InputError
+from wassail.threat import Domain, dual
+from wassail.ties import firm, quiet
+
+POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
+
+
+# Networks with at most so many activations, and a node this large, are bounded in float32 inside;
+# so are transformers without a node this large, where the slack for rounding is far below that of
+# the planes.
+SHALLOW = 6
+
+
+WIDE = 1024
+
+
+MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
+
+
+class Sweep:
+    """One pass through a network for N balls: for every node its value at the samples and the span
+    of its deviations.
+
+    known: what `proved` returned for the same samples on larger balls; steps: of the ascent on the
+    slopes (0: CROWN's choice). centre: node -> value at the samples; spans: node -> (low <= 0, high
+    >= 0) of `v - centre`, `(N, *shape)` each, sound.
+
+    Most neurons that intervals leave undecided are decided by any linear bound. So they are
+    screened first: in float32, with parallel lines (Fast-Lin, Weng et al. 2018), where one
+    coefficient vector bounds both sides, and only until they are decided. What is left gets CROWN's
+    bounds, in float64 unless the network is shallow and wide: there the slack for rounding in
+    float32 is a few 1e-4 of the width, less than a few steps on the slopes of the margins' own
+    lines win.
+    """
+
+    def __init__(
+        self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None
+    ) -> None:
+        if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(
+            graph.device.type
+        ):
+            raise InputError(
+                "torch is set to round float32 products to fewer digits: certify outside "
+                "autocast and with "
+                "torch.set_float32_matmul_precision('highest')."
+            )
+        self.graph = graph
+        self.balls = balls
+        self.steps = steps
+        self.known = known or {}
+        nodes = graph.nodes
+        self.users = [
+            [i for i, node in enumerate(nodes) for k in node.inputs if k == j]
+            for j in range(len(nodes))
+        ]
+        self.exact = Arithmetic(graph, torch.float64)
+        self.fast = Arithmetic(graph, torch.float32)
+        self.parallel = Arithmetic(graph, torch.float32, self.fast)
+        order = flattened(
+            torch.arange(graph.inputs, device=graph.device).reshape(1, *nodes[0].shape).contiguous()
+        )[0]
+        self.inputs = balls.reordered(order)  # as coefficient vectors are laid out
+        self.centre: dict[int, Tensor] = {}
+        self.spans: dict[int, Span] = {}
+        self.boxes: set[int] = (
+            set()
+        )  # nodes whose values fill a box: maps of them are bounded exactly by intervals
+        self.tight: set[int] = set()  # nodes whose spans substitution cannot improve
+        # Where rows are asked whether they are decided: before layers that are larger, and so
+        # dearer, than those above.
+        acts = [i for i, node in enumerate(nodes) if entrywise(node)]
+        widest = max(node.size for node in nodes)
+        self.coarse = widest <= WIDE if graph.curved else len(acts) <= SHALLOW and widest >= WIDE
+        self.stops = {
+            i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size
+        } | set(acts[:1])
+        self._bends: dict[int, Bend] = {}
+        self._unasked: dict[
+            int, tuple[Tensor, partial[Bend]]
+        ] = {}  # whether there are any, and how to make them
+        self._bounded: list[Tensor] = []  # whether the inputs of activations are, one number each
+        self.halves: dict[
+            int, Span
+        ] = {}  # middle and half width of the spans where rows are asked, in float32
+        self.spreads: dict[int, Spread] = {}
+        self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
+        self.rows = 0  # coefficient vectors substituted so far
+
+    def run(self) -> Sweep:
+        """Forward, node by node; before an activation its inputs are bounded by substitution."""
+        with torch.no_grad():
+            for i, node in enumerate(self.graph.nodes):
+                clock.check()
+                if node.map is not None:
+                    self._affine(i, node, node.map)
+                elif node.curve is not None:
+                    for j in node.inputs:
+                        self._tighten(j)
+                    self._curve(i, node, node.curve)
+                elif node.inputs:
+                    self._tighten(node.inputs[0])
+                    self._activation(i, node)
+                else:
+                    low, high = self.balls.box
+                    self.centre[0] = self.balls.x.reshape(-1, *node.shape)
+                    self.spans[0] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+                    self.tight.add(0)
+                    if self.balls.norm == math.inf:
+                        self.boxes.add(0)
+                    for kind in (self.exact, self.fast):  # of the product with the input
+                        kind.floors[0] = 4 * kind.floor * (node.size + self._total(0))
+        if self._bounded and not bool(torch.stack(self._bounded).all()):
+            raise InputError(UNBOUNDED)
+        return self
+
+    def _total(self, j: int) -> Tensor:
+        """`sum |d_j|` is at most this, `(N,)`."""
+        low, high = self.spans[j]
+        return torch.maximum(-low, high).reshape(len(low), low.shape[1:].numel()).sum(1) * (
+            1 + 2.0**-20
+        )
+
+    def _sink(self, kind: Arithmetic, i: int, operations: int, total: Tensor) -> None:
+        """The floor of node i: on top of that of all nodes before it, `operations` for each entry
+        of its inputs.
+
+        total: the sum of the magnitudes that the entries are multiplied by. Errors and shifts: at
+        most 16 products a number.
+        """
+        kind.floors[i] = kind.floors[i - 1] + kind.floor * (
+            operations * total + 16 * self.graph.nodes[i].size
+        )
+
+    @property
+    def bends(self) -> dict[int, Bend]:
+        """What an ascent or a branching needs to know of the ReLU nodes with undecided neurons.
+
+        Whether a node has any is asked for all nodes at once, since the host waits for a device's
+        answer.
+        """
+        if self._unasked:
+            some = torch.stack([flag for flag, _ in self._unasked.values()]).tolist()
+            self._bends.update(
+                {i: make() for (i, (_, make)), any_ in zip(self._unasked.items(), some) if any_}
+            )
+            self._unasked.clear()
+        return self._bends
+
+    def proved(self) -> dict[int, Span]:
+        """The range of the values themselves at the inputs of activations, for sweeps on
+        smaller balls.
+        """
+        found = {}
+        for j in {j for node in self.graph.nodes if node.map is None for j in node.inputs}:
+            c, (low, high) = self.centre[j], self.spans[j]
+            slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
+            bottom = c + low - slack
+            top = c + high + slack
+            found[j] = (
+                torch.where(bottom.isnan(), -math.inf, bottom),
+                torch.where(top.isnan(), math.inf, top),
+            )
+        return found
+
+    def _affine(self, i: int, node: Node, map_: Linear) -> None:
+        """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
+        centres = [self.centre[j] for j in node.inputs]
+        spans = [self.spans[j] for j in node.inputs]
+        rough = rounding_map(map_)
+        terms = _terms(node)
+        value = map_.forward(*centres)
+        self.centre[i] = value if node.bias is None else value + node.bias
+        wide = self.graph.rounding + terms * 2.0**-52
+        residual = wide * (rough.forward(*[c.abs() for c in centres]) + node.bias_size)
+        if self.graph.arithmetic == "executed":
+            residual = residual + self._executed(i, node)
+        reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
+        middle = map_.forward(*[(a + b) / 2 for a, b in spans])
+        width = map_.magnitude().forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        low = (middle - width).clamp(max=0)
+        high = (middle + width).clamp(min=0)
+        if node.inputs == (0,) and self.balls.norm != math.inf and isinstance(map_, Matrix | Conv):
+            radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
+            # The length of a row of n entries is off by n / 2 + 3 roundings, the sum by 2. What is
+            # reached is at most the exact length times the radius, and at most `reach`: that many
+            # roundings of the smaller one are in `wide * reach`.
+            ball = radius * row_norms(map_, dual(self.balls.norm)) + wide * reach + residual
+            low = torch.maximum(low, -ball)
+            high = torch.minimum(high, ball)
+        if i in self.known:
+            bottom, top = (side - self.centre[i] for side in self.known[i])
+            slack = 2.0**-51 * (self.centre[i].abs() + torch.maximum(bottom.abs(), top.abs()))
+            low = torch.maximum(low, (bottom - slack).clamp(max=0))
+            high = torch.minimum(high, (top + slack).clamp(min=0))
+        self.spans[i] = low, high
+        # A coefficient vector is rounded when it goes through the map and when it meets others at
+        # the map's inputs.
+        count = terms + 4 + max(len(self.users[j]) for j in node.inputs)
+        total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
+        for kind in (self.exact, self.fast):
+            self._sink(kind, i, 2 * count, total)
+            error = (self.graph.rounding + 1.01 * kind.tiny * count) * reach + residual
+            if isinstance(map_, Matrix | Conv | Scale):  # weights that underflow in this type
+                error = error + kind.floor * total.reshape(-1, *[1] * len(node.shape))
+            if isinstance(map_, Sum | Concat) or (isinstance(map_, Pick) and map_.source is None):
+                # Coefficients are copied here, so the errors of the inputs may as well be charged
+                # at the output.
+                error = error + map_.forward(*[self._moved(kind, j) for j in node.inputs])
+            kind.errors[i] = laid_out(
+                rounding.up(error * (1 + rounding_of(node, kind)), kind.dtype)
+            )
+        if len(node.inputs) == 1 and node.inputs[0] in self.boxes:
+            self.tight.add(i)
+            if isinstance(map_, Pick):
+                self.boxes.add(i)
+
+    def _executed(self, i: int, node: Node) -> Tensor:
+        """What rounding adds where the network is executed (`executed.py`): an error of the
+        node like any other.
+        """
+        assert self.graph.execution is not None
+        sizes = [
+            self.centre[j].abs() + torch.maximum(-self.spans[j][0], self.spans[j][1])
+            for j in node.inputs
+        ]
+        sources = [self.graph.nodes[j] for j in node.inputs]
+        self.executed[i] = step_error(node, sizes, self.graph.execution.dtype, sources)
+        return self.executed[i]
+
+    def _moved(self, kind: Arithmetic, j: int) -> Tensor:
+        """The error of node j, charged to its only user instead; 0 if it has several."""
+        once = j in kind.errors and len(self.users[j]) == 1
+        return kind.errors.pop(j).double() if once else torch.zeros_like(self.centre[j])
+
+    def _activation(self, i: int, node: Node) -> None:
+        """The lines of an activation node, and the span of its output."""
+        j = node.inputs[0]
+        low, high = self.spans[j]
+        most = torch.maximum(-low, high)
+        shape = Shape(node, self.centre[j], low, high)
+        if node.activation is not None and low.device != HOST:  # asked once, when the sweep is done
+            self._bounded.append(within(*shape.ends).all())
+        up, down = shape.slopes()
+        for kind in (self.exact, self.fast):
+            self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
+            error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
+            if kind is self.fast:
+                self.parallel.lines[i] = shape.lines(up, up, error, kind)
+            kind.lines[i] = shape.lines(up, down, error, kind)
+            if kind is self.exact and node.slope is not None:
+                crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
+                self._unasked[i] = (
+                    crossing.any(),
+                    partial(self._bend, i, shape, crossing, error, up, down),
+                )
+        self.centre[i], self.spans[i] = shape.output()
+
+    def _curve(self, i: int, node: Node, curve: Curve) -> None:
+        """The planes of a curve node, and the span of its output: what the planes leave of the
+        curve's own range.
+        """
+        centres = [self.centre[j] for j in node.inputs]
+        spans = [self.spans[j] for j in node.inputs]
+        if isinstance(curve, Normalise):
+            along = self._along(node.inputs[0], curve.direction(centres[0], spans[0]))
+            plane = curve.plane(
+                centres, spans, along, self._length(node.inputs[0], (len(node.shape) - 1,))
+            )
+        elif isinstance(curve, Product):
+            plane = curve.plane(
+                centres,
+                spans,
+                [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())],
+            )
+        else:
+            plane = curve.plane(centres, spans)
+        for j in node.inputs:
+            if self.users[j][-1] == i:
+                self.spreads.pop(j, None)
+        reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
+        count = plane.terms + 8 + max(len(self.users[j]) for j in node.inputs)
+        total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
+        much = total + reach.reshape(len(reach), -1).sum(1)  # a plane may be several products
+        for kind in (self.exact, self.fast):
+            self._sink(kind, i, 2 * count, much)
+            error = (
+                plane.reach(*[self._moved(kind, j) for j in node.inputs])
+                + 1.01 * kind.tiny * count * reach
+            )
+            off, far = (
+                plane.off.to(kind.dtype),
+                plane.far + error + kind.floor * (1 + much.reshape(-1, *[1] * len(node.shape))),
+            )
+            rest = (plane.off - off.double()).abs() + rounding_of(node, kind) * (
+                far + off.double().abs()
+            )
+            kind.planes[i] = Planes(
+                plane.to(kind.dtype), laid_out(off), laid_out(rounding.up(far + rest, kind.dtype))
+            )
+        value = self.centre[i] = curve.value(*centres)
+        ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
+        slack = 2.0**-48 * value.abs()
+        low, high = (side - value for side in curve.span(*ends))
+        wide = (reach + plane.far + plane.off.abs()) * (1 + 2.0**-48)
+        low = torch.maximum(low - slack, -wide)
+        high = torch.minimum(high + slack, wide)
+        self.spans[i] = low.clamp(max=0), high.clamp(min=0)
+
+    def _along(self, j: int, direction: Tensor) -> Span:
+        """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ...,
+        1)`: one row for each.
+        """
+        node = self.graph.nodes[j]
+        width = direction.shape[-1]
+        count = node.size // width
+        tokens = direction.reshape(len(direction), count, width)
+        top = direction.new_empty(2, len(direction), count)
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        for owner, place in all_chunks(
+            len(direction), count, room_of(top.device) // (2 * widest), top.device
+        ):
+            rows = direction.new_zeros(len(place), count, width)
+            rows = rows.scatter(
+                1, place[:, None, None].expand(-1, 1, width), tokens[owner, place][:, None]
+            )
+            constant, a, both = self._substitute(
+                self.exact, j, laid_out(rows.reshape(-1, *node.shape)), owner, True
+            )
+            top[:, owner, place] = (constant + self.inputs.upper(a, both)).reshape(2, -1)
+        top = torch.where(torch.isnan(top), math.inf, top)  # an overflow is no bound
+        high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
+        return low, high
+
+    def _bend(
+        self, i: int, shape: Shape, crossing: Tensor, error: Tensor, up: Tensor, down: Tensor
+    ) -> Bend:
+        """What an ascent or a branching needs to know of node i."""
+        line = self.exact.lines[i]
+        slope = self.graph.nodes[i].slope
+        assert slope is not None
+        parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
+        up, above, down, c, here = (laid_out(v.float()) for v in parts)
+        return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
+
+    def _tighten(self, j: int) -> None:
+        """Bound node j, the input of an activation, by substitution where intervals leave it
+        undecided.
+        """
+        node = self.graph.nodes[j]
+        users = [self.graph.nodes[i] for i in self.users[j]]
+        spread = None
+        if j not in self.spreads and any(
+            isinstance(user.curve, Normalise | Product) for user in users
+        ):
+            spread = self.spreads[j] = Spread.zero(self.balls.x, node.size, self.graph.inputs)
+        if j in self.tight and spread is None:
+            return
+        self.tight.add(j)
+        low, high = (side.flatten(1).clone() for side in self.spans[j])
+        c = self.centre[j].flatten(1)
+        smooth = any(user.activation is not None or user.curve is not None for user in users)
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        room = room_of(c.device)
+        if (
+            not smooth and self.fast.lines | self.fast.planes
+        ):  # before the first of them all bounds are exact
+            for group in groups_of(chunks_of(undecided(c, low, high), room // widest), c.device):
+                found = in_step([self._screen(j, owner, place) for owner, place in group])
+                for (owner, place), (bottom, top) in zip(group, found):
+                    narrow_to(low, high, owner, place, bottom, top)
+        left = low < high if smooth else undecided(c, low, high)
+        # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
+        lost = (
+            (left.sum(1, keepdim=True) > MOSTLY * node.size)
+            & (node.size >= WIDE // 2)
+            & (not smooth)
+        )
+        for coarse, chunks in zip(
+            (False, True), two_chunks(left & ~lost, left & lost, room // (2 * widest))
+        ):
+            for owner, place in chunks:
+                constant, a = self._sides(j, owner, place, coarse or self.coarse)
+                upper = constant + self.inputs.upper(a, doubled(owner))
+                narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
+                if spread is not None:
+                    spread.put(owner, place, constant, a, self.inputs)
+        self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+
+    def _sides(self, j: int, owner: Tensor, place: Tensor, coarse: bool) -> tuple[Tensor, Tensor]:
+        """`d <= constant + <a, d_0>` and then the same for `-d`, for entries `place` of node j:
+        `(2 R,)`, `(2 R, n)`.
+        """
+        node = self.graph.nodes[j]
+        if coarse and not self.steps:
+            return self._substitute(
+                self.fast, j, units_of(node, place, torch.float32), owner, True
+            )[:2]
+        return self.bound(j, units_of(node, place, torch.float64), owner, self.steps, both=True)[:2]
+
+    def _length(self, j: int, axes: tuple[int, ...]) -> Tensor:
+        """Bounds on the Euclidean norm of `d - middle of its span` along some axes of node j: `(N,
+        *shape)`, length 1 there.
+
+        With `d = A d_0 + shift +- rest`: the norm of A on the ball, and that of the rest.
+        """
+        shape = self.graph.nodes[j].shape
+        spread = self.spreads[j]
+        kept = [k for k in range(len(shape)) if k not in axes]
+        width = math.prod(shape[k] for k in axes)
+        count = math.prod(shape[k] for k in kept)
+
+        def grouped(values: Tensor) -> Tensor:
+            own = values.reshape(len(values), *shape, -1)
+            own = own.permute(0, *(k + 1 for k in kept), *(k + 1 for k in axes), len(shape) + 1)
+            return own.reshape(len(values), count, width, -1)
+
+        low, high = (grouped(side)[..., 0] for side in self.spans[j])
+        middle = (low + high) / 2
+        a = grouped(spread.a)
+        start, stretch = self.inputs.stretch(a)
+        shift = start + grouped(spread.shift)[..., 0] - middle
+        size = (a.abs() @ torch.maximum(-self.inputs.box[0], self.inputs.box[1])[:, None, :, None])[
+            ..., 0
+        ]
+        error = (a.shape[-1] + 8) * 2.0**-52 * (size + middle.abs() + shift.abs())
+        apart = shift.abs() + grouped(spread.rest)[..., 0] + error
+        found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * 2.0**-52)
+        wide = rounding.length(torch.maximum(high - middle, middle - low), 2, 2) * (
+            1 + (width + 8) * 2.0**-52
+        )
+        return torch.fmin(found, wide).reshape(
+            -1, *(1 if k in axes else shape[k] for k in range(len(shape)))
+        )
+
+    def _screen(
+        self, j: int, owner: Tensor, place: Tensor
+    ) -> Generator[Tensor, Tensor | None, Span]:
+        """Bounds on `d` for entries `place` of node j, `(R,)` each: a row is dropped as soon as its
+        neuron is decided.
+
+        Yields which rows are undecided, and is sent their indices.
+        """
+        nodes = self.graph.nodes
+        kind = self.parallel
+        c = self.centre[j].flatten(1)[owner, place]
+        best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
+        weight: dict[int, Tensor] = {j: units_of(nodes[j], place, kind.dtype)}
+        # d_j lies in shift +- spread + <weight, d>
+        shift = torch.zeros_like(c)
+        spread = kind.floors[j][owner].expand(len(c))
+        alive = torch.arange(len(c), device=c.device)
+        self.rows += len(c)
+        for i in range(j, 0, -1):
+            if i not in weight:
+                continue
+            node = nodes[i]
+            w = weight.pop(i)
+            if node.map is not None:
+                if i in kind.errors:
+                    spread = spread + row_dot(w.abs(), of_owner(kind.errors[i], owner))
+                for k, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                    add_to(weight, k, part)
+                continue
+            if i in kind.planes:
+                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
+                shift = shift + off
+                spread = spread + far
+                continue
+            if i in self.stops and i < j:
+                weight[i] = w
+                bottom, top = self._meet(weight, owner, shift, spread)
+                best[0][alive] = torch.maximum(best[0][alive], bottom)
+                best[1][alive] = torch.minimum(best[1][alive], top)
+                open_ = yield (c[alive] + bottom < 0) & (c[alive] + top > 0)
+                assert open_ is not None
+                if not len(open_):
+                    return best
+                if len(open_) < len(alive):
+                    owner = owner if len(owner) == 1 else owner[open_]
+                    alive = alive[open_]
+                    shift = shift[open_]
+                    spread = spread[open_]
+                    weight = {k: v[open_] for k, v in weight.items()}
+                w = weight.pop(i)
+            line = kind.lines[i].take(owner)
+            shift = shift + row_dot(w, line.off)
+            spread = spread + row_dot(w.abs(), line.far)
+            add_to(weight, node.inputs[0], w * line.mid)
+        a = (
+            flattened(weight[0])
+            if 0 in weight
+            else shift.new_zeros(len(alive), self.graph.inputs, dtype=kind.dtype)
+        )
+        middle, reach = self.inputs.across(a, owner)
+        best[0][alive] = torch.maximum(best[0][alive], shift + middle - (spread + reach))
+        best[1][alive] = torch.minimum(best[1][alive], shift + middle + (spread + reach))
+        return best
+
+    def _meet(
+        self, weight: Mapping[int, Tensor], owner: Tensor, shift: Tensor, spread: Tensor
+    ) -> Span:
+        """`shift +- spread + <weight, d>` over the spans of the nodes that the rows have come
+        down to.
+        """
+        for k, w in weight.items():
+            if k not in self.halves:
+                low, high = self.spans[k]
+                middle = ((low + high) / 2).float()
+                reach = (high - low) / 2
+                reach = (
+                    reach
+                    + rounding_of(self.graph.nodes[k], self.fast) * (middle.abs() + reach)
+                    + self.fast.floor
+                )
+                self.halves[k] = laid_out(middle), laid_out(rounding.up(reach, torch.float32))
+            middle, reach = (of_owner(v, owner) for v in self.halves[k])
+            shift = shift + row_dot(w, middle)
+            spread = spread + row_dot(w.abs(), reach)
+        return shift - spread, shift + spread
+
+    def bound(
+        self, last: int, rows: Tensor, owner: Tensor, steps: int = 0, both: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`<row, d_last> <= constant + <a, d_0>` on each row's ball: `(R, *shape), (R,) -> (R,),
+        (R, n), (R,)`.
+
+        both: the negatives of the rows after them, `2 R` of each. With steps the slopes of the
+        lower lines are optimised for each row on its own (alpha-CROWN, Xu et al. 2021): any slope
+        between the neuron's two gives a bound.
+        """
+        constant, a, owner = found = self._substitute(self.exact, last, rows, owner, both)
+        if not steps or not any(i < last and i in self.bends for i in self.exact.lines):
+            return found
+        if both:
+            rows = torch.cat([rows, -rows])
+        alpha = self._ascend(last, rows.float(), owner, steps)
+        other, b, _ = self._substitute(
+            self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
+        )
+        better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
+        return torch.where(better, other, constant), torch.where(better[:, None], b, a), owner
+
+    def _ascend(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
+        """The slopes of the lower lines that gave each row its lowest bound, by Adam in
+        float32: nothing is proved here.
+        """
+        alpha = {
+            i: of_owner(self.bends[i].down, owner)
+            .expand(len(rows), *self.bends[i].down.shape[1:])
+            .clone()
+            for i in self.bends
+            if i < last
+        }
+        first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
+        best = rows.new_full((len(rows),), math.inf, dtype=torch.float64)
+        kept = {i: a.clone() for i, a in alpha.items()}
+        for step in range(1, steps + 1):
+            clock.check()
+            with torch.enable_grad():
+                leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
+                constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
+                value = constant + self.inputs.upper(firm(a), owner)
+                if not value.requires_grad:  # no undecided neuron feeds the rows
+                    return kept
+                pulls: tuple[Tensor | None, ...] = torch.autograd.grad(
+                    value.sum(), list(leaves.values()), allow_unused=True
+                )
+            value = value.detach()
+            better = value < best
+            best = torch.where(better, value, best)
+            for (i, old), g in zip(alpha.items(), quiet(pulls)):
+                old = old.detach()
+                kept[i] = torch.where(better.reshape(-1, *[1] * (old.ndim - 1)), old, kept[i])
+                if g is None:  # no undecided neuron of this node feeds the row's
+                    continue
+                first[i].mul_(0.9).add_(g, alpha=0.1)
+                second[i].mul_(0.99).addcmul_(g, g, value=0.01)
+                move = (first[i] / (1 - 0.9**step)) / (
+                    (second[i] / (1 - 0.99**step)).sqrt() + 1e-12
+                )
+                slope = self.bends[i].slope
+                alpha[i] = torch.minimum(
+                    torch.maximum(old - 0.3 * 0.9**step * move, slope), torch.ones_like(slope)
+                )
+        return kept
+
+    def _substitute(
+        self,
+        kind: Arithmetic,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        both: bool,
+        alpha: Mapping[int, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Backward to the input; until the first activation the rows and their negatives go
+        through as one.
+        """
+        nodes = self.graph.nodes
+        weight: dict[int, Tensor] = {last: rows}
+        constant = kind.floors[last][owner].expand(len(rows))
+        self.rows += len(rows) * (1 + both)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            node = nodes[i]
+            w = weight.pop(i)
+            if node.map is None:
+                if both:
+                    weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
+                    w = torch.cat([w, -w])
+                    constant = constant.repeat(2)
+                    owner = doubled(owner)
+                    both = False
+                if i in kind.planes:
+                    off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
+                    constant = constant + off + far
+                    continue
+                line = self._lines(kind, i, owner, alpha)
+                w = firm(w)
+                size = w.abs()
+                constant = constant + row_dot(w, line.off) + row_dot(size, line.far)
+                add_to(weight, node.inputs[0], torch.addcmul(w * line.mid, size, line.rad))
+                continue
+            if i in kind.errors:
+                constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], owner))
+            for j, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                add_to(weight, j, part)
+        if both:
+            weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
+            constant = constant.repeat(2)
+            owner = doubled(owner)
+        a = (
+            flattened(weight[0])
+            if 0 in weight
+            else constant.new_zeros(len(constant), self.graph.inputs, dtype=kind.dtype)
+        )
+        return constant, a, owner
+
+    def _lines(
+        self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None
+    ) -> Lines:
+        """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there
+        are any.
+        """
+        if alpha is None or i not in alpha:
+            return kind.lines[i].take(owner)
+        bend = self.bends[i].take(owner)
+        if kind is self.exact:
+            return bend.shape.lines(bend.shape.slopes()[0], alpha[i], bend.error, kind)
+        line = kind.lines[i].take(owner)
+        a = alpha[i]
+        below = a * bend.c - bend.here  # the line through the kink
+        mid = (bend.up + a) / 2
+        rad = (bend.up - a) / 2
+        off = (bend.above + below) / 2
+        far = (bend.above - below) / 2
+        pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
+        return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
+
+
+def margin_bounds(
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    radius: Tensor | float,
+    norm: float,
+    domain: Domain,
+    steps: int = 0,
+) -> Tensor:
+    """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box: `(N, K)`
+    float64, 0 at `j = y`.
+    """
+    x = x.to(graph.device)
+    y = y.to(graph.device)
+    radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
+    sweep = Sweep(graph, Balls.make(x, radius, norm, domain), steps).run()
+    return margins(sweep, y)[0]
+
+
+def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower bounds on the margins, `(N, K)`, and what they come from: `theta_y - theta_j >= base +
+    <a, d>`.
+
+    base `(N, K)`, a `(N, K, n)` in the order of `sweep.inputs`.
+    """
+    last = len(sweep.graph.nodes) - 1
+    outputs = sweep.graph.outputs
+    n = len(y)
+    eye = torch.eye(outputs, dtype=torch.float64, device=y.device)
+    if not n:
+        none = eye[:0]
+        return none, none, none[:, :, None].expand(-1, -1, sweep.graph.inputs)
+    widest = max(node.size for node in sweep.graph.nodes)
+    found = []
+    for owner, rival in all_chunks(n, outputs, room_of(y.device) // widest, y.device):
+        constant, a, _ = sweep.bound(
+            last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH)
+        )
+        found.append((constant, a, sweep.inputs.upper(a, owner)))
+    constant, a, reach = (torch.cat(parts) for parts in zip(*found))
+    z = sweep.centre[last]
+    here = z.gather(1, y[:, None]) - z
+    constant = constant.reshape(n, outputs)
+    reach = reach.reshape(n, outputs)
+    base = here - constant - 2.0**-50 * (z.abs().amax(1, keepdim=True) + constant)
+    lower = base - reach - 2.0**-50 * (base.abs() + reach)
+    lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
+    lower = lower.scatter(1, y[:, None], 0.0)
+    return lower, base, -a.reshape(n, outputs, -1)

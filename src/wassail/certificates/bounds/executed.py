@@ -1,0 +1,290 @@
+"""The network as it is executed: what rounding may do to each of its operations, in its own
+floating-point type.
+
+A certificate about exact arithmetic says nothing of a point whose margin is below the rounding
+error of the network that runs. An executed operation is the exact one plus an error: a sum of n
+products in type t, in any order, fused or not, is off by
+
+    |e| <= gamma_m (|W| |v| + |b|) + m s,    gamma_m = m u / (1 - m u),  m = n + 2,
+
+with u the unit roundoff of t and s its smallest positive number (underflow; Higham 2002, chapter
+3). `|v|` is what the executed values are at most: the linear bounds know it for every node. So each
+node of a graph keeps the operations that are executed for it (`Step`), which is more than one where
+a batch norm or an input scaling was folded into a layer, and a sweep over a ball adds their error
+to the node's own. From there it goes the way of every other error: through the lines, into the
+margins. Nothing is multiplied through the network in absolute values.
+
+Exact in floating point, so without a step: ReLU, maxima, max pooling, clamps to numbers of the
+type, signs, moves, joins. Not covered, and refused: smooth activations and attention; half
+precision, mixed types and weights computed by the model; settings of torch that allow products of
+fewer digits or flush subnormal numbers; convolutions that may be done by another formula
+(Winograd's or Fourier's, by NNPACK or cuDNN). A model that was compiled or fused is another
+program: certify that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.graph.execution import Execution, Step
+from wassail.errors import InputError, unknown
+from wassail.rounding import shifted
+
+if TYPE_CHECKING:
+    from wassail.certificates.bounds.crown import Sweep
+    from wassail.certificates.graph.graph import Graph, Node
+
+ARITHMETICS = ("auto", "executed", "exact")
+
+
+UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+LEAST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
+
+
+UNKNOWN = ("mps",)  # kinds of device whose arithmetic is not that of IEEE 754, or not known to be
+
+
+# roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
+# and one more
+FEW = 4
+
+
+NORM = 16  # of a frozen batch norm, whichever way it is computed
+
+
+SLACK = (
+    1 + 2.0**-24
+    # of the float64 sums in which errors are computed, here and on their way to the margins: 2^27
+    # terms
+)
+
+
+def gamma(roundings: int, dtype: torch.dtype) -> float:
+    """`gamma_m`; inf for sums so long that nothing is known.
+
+    The graph is itself computed in float64, its folded weights and biases too: that is a part of
+    it.
+    """
+    part = roundings * (UNIT[dtype] + 2 * UNIT[torch.float64])
+    return part / (1 - part) if part < 0.5 else float("inf")
+
+
+def step_error(
+    node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources: Sequence[Node]
+) -> Tensor:
+    """How far an affine node is from its exact map of the executed inputs, which are at most
+    `sizes` `(N, *shape)` each.
+
+    sources: the nodes they come from. Steps are those of the model, so sizes change to its scale
+    and the error back from it. The product of a leaky ReLU is rounded, too, and charged to those
+    who use it. Where a sum may overflow the error is infinite.
+    """
+    assert node.steps is not None and node.map is not None
+    sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
+    off = [
+        _off(() if j.slope is None else j.steps or (), [v], [torch.zeros_like(v)], dtype)
+        for j, v in zip(sources, sizes)
+    ]
+    sizes = [size + late for size, late in zip(sizes, off)]
+    return shifted(_off(node.steps or (Step(node.map),), sizes, off, dtype) * SLACK, node.exponent)
+
+
+def _off(
+    steps: Sequence[Step], sizes: Sequence[Tensor], off: Sequence[Tensor], dtype: torch.dtype
+) -> Tensor:
+    """The error after some steps, of inputs that are at most `sizes` and are off by at most
+    `off`.
+    """
+    for step in steps:
+        rough = step.map.magnitude()
+        size = rough.forward(*sizes)
+        size = size if step.bias is None else size + step.bias
+        error = rough.forward(*off)
+        if step.roundings:
+            rate = gamma(step.roundings, dtype)
+            error = error + rate * size + step.roundings * LEAST[dtype]
+            error = torch.where(size * (1 + 2 * rate) < torch.finfo(dtype).max, error, torch.inf)
+        if step.noise is not None:
+            error = error + step.noise
+        off = [error]
+        sizes = [size + error]
+    return off[0]
+
+
+@torch.no_grad()
+def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
+    """How far the executed margins `theta_y - theta_j` are from the exact ones on each ball, `(N,
+    K)`, rounded up, on the CPU.
+
+    sweep: of the executed network. The errors of all nodes go to the margins through the same
+    network: both values of a neuron lie in its span, so it passes the difference on with one of its
+    slopes, or with one between them if it is undecided.
+    """
+    found = [_margin_error(sweep, k, label) for k, label in enumerate(y.tolist())]
+    return (
+        torch.stack(found).cpu()
+        if found
+        else torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
+    )
+
+
+def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
+    """For one sample, `(K,)`: coefficients go backward as intervals, `middle +- reach`."""
+    nodes = sweep.graph.nodes
+    last = len(nodes) - 1
+    eye = torch.eye(nodes[last].size, dtype=torch.float64).to(sweep.centre[last])
+    middle = {last: eye[y] - eye}
+    reach = {last: torch.zeros_like(eye)}
+    total = torch.zeros_like(eye[0])
+    for i in range(last, 0, -1):
+        if i not in middle:
+            continue
+        node = nodes[i]
+        w = middle.pop(i)
+        r = reach.pop(i)
+        if node.map is not None:
+            total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
+            r = r + (4 + node.size) * 2.0**-52 * w.abs()  # of the products themselves
+            parts = zip(node.inputs, node.map.transpose(w), node.map.magnitude().transpose(r))
+        else:
+            assert node.slope is not None
+            j = node.inputs[0]
+            c, (low, high) = sweep.centre[j][k], (side[k] for side in sweep.spans[j])
+            least = torch.where(c + low >= 0, 1.0, node.slope)
+            most = torch.where(c + high <= 0, node.slope, 1.0)
+            parts = zip((j,), (w * (least + most) / 2,), (r * most + w.abs() * (most - least) / 2,))
+        for j, part, rest in parts:
+            middle[j] = middle[j] + part if j in middle else part
+            reach[j] = reach[j] + rest if j in reach else rest
+    total = torch.where(torch.isnan(total), torch.inf, total)
+    total[y] = 0.0
+    return total
+
+
+def arithmetic_of(graph: Graph, arithmetic: str, dtype: torch.dtype | None = None) -> Graph:
+    """The graph for certificates in an arithmetic, or an `InputError` that says what "executed"
+    does not cover.
+
+    "auto": "executed" where the network is covered, else "exact". dtype: of the samples.
+    """
+    if arithmetic not in ARITHMETICS:
+        raise unknown("arithmetic", arithmetic, ARITHMETICS)
+    reason = "" if arithmetic == "exact" else refusal(graph)
+    if (
+        not reason
+        and arithmetic != "exact"
+        and dtype is not None
+        and graph.execution
+        and dtype != graph.execution.dtype
+    ):
+        reason = f"samples in {dtype} for a network in {graph.execution.dtype}"
+    if reason and arithmetic == "executed":
+        raise InputError(f"arithmetic='executed' does not cover {reason}: use arithmetic='exact'.")
+    return replace(graph, arithmetic="exact" if reason or arithmetic == "exact" else "executed")
+
+
+def ahead(graph: Graph, slack: Tensor) -> Graph:
+    """The exact network with `slack` `(K,)`, none below 0, added to its logits, rounded up: its
+    margins are smaller by that.
+    """
+    from wassail.certificates.graph.graph import Node
+    from wassail.certificates.graph.maps import Scale
+
+    last = graph.nodes[-1]
+    if last.map is None:  # logits that are ReLUs: a layer that adds to them
+        one = Scale(torch.ones((), dtype=torch.float64, device=graph.device))
+        last = Node((len(graph.nodes) - 1,), last.shape, last.place, one)
+        graph = replace(graph, nodes=(*graph.nodes, last))
+    bias = torch.zeros_like(slack) if last.bias is None else last.bias.expand(last.shape)
+    moved = bias + slack + torch.where(slack > 0, 2.0**-51 * (bias.abs() + slack), 0.0)
+    most = None if last.bias_most is None else last.bias_most + moved.abs()
+    return replace(
+        graph,
+        nodes=(*graph.nodes[:-1], replace(last, bias=moved, bias_most=most)),
+        arithmetic="exact",
+    )
+
+
+def refusal(graph: Graph) -> str:
+    """What of this network, or of torch's settings, the bound on rounding errors does not
+    cover; nothing: it covers all.
+    """
+    run = graph.execution
+    if run is None:
+        return "a network whose operations are not known, which was not read from a model"
+    if run.refusal:
+        return run.refusal
+    if run.dtype not in UNIT:
+        return f"a network in {run.dtype}"
+    for i, node in enumerate(graph.nodes):
+        if node.activation is not None or node.curve is not None:
+            what = node.activation or type(node.curve).__name__.lower()
+            return f"{what!r} at {node.place}, which is not piecewise linear"
+        if node.inputs and node.steps is None:
+            return f"the operation at {node.place}"
+        last = node.map is None and i == len(graph.nodes) - 1
+        if (
+            node.slope is not None
+            and (last or graph.nodes[node.inputs[0]].slope is not None)
+            and _leaky(graph, i)
+        ):
+            return f"a leaky ReLU at {node.place} with no layer after it"
+    return _settings(graph, run)
+
+
+def _leaky(graph: Graph, i: int) -> bool:
+    """Whether node i, a ReLU, or the one before it rounds a product."""
+    node = graph.nodes[i]
+    before = graph.nodes[node.inputs[0]]
+    return bool(node.steps) or (before.slope is not None and bool(before.steps))
+
+
+def _nnpack() -> bool:
+    available: bool = torch.backends.nnpack.is_available()  # type: ignore[no-untyped-call]
+    return available and torch._C._get_nnpack_enabled()
+
+
+def _settings(graph: Graph, run: Execution) -> str:
+    """The settings of torch under which the bound does not hold."""
+    if run.device in UNKNOWN:
+        return f"the device {run.device!r}, whose arithmetic is not known"
+    if run.device in ("cpu", "cuda") and torch.is_autocast_enabled(run.device):
+        return "autocast"
+    if run.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return (
+            "float32 products of fewer digits (set torch.set_float32_matmul_precision('highest'))"
+        )
+    least = torch.tensor(LEAST[run.dtype], dtype=run.dtype)
+    if run.device == "cpu" and float(least * 1.0) == 0:
+        return "subnormal numbers flushed to zero (torch.set_flush_denormal)"
+    tools = [
+        torch.backends,
+        *(getattr(torch.backends.mkldnn, name, None) for name in ("conv", "matmul")),
+    ]
+    if any(getattr(tool, "fp32_precision", "none") not in ("none", "ieee") for tool in tools):
+        return "float32 products of fewer digits (set torch.backends.fp32_precision = 'ieee')"
+    wide = [node for node in graph.nodes if any(step.sliding for step in node.steps or ())]
+    nnpack = (
+        run.device == "cpu" and run.dtype == torch.float32 and not torch.backends.mkldnn.enabled
+    )
+    if wide and nnpack and _nnpack():
+        return (
+            f"convolutions by NNPACK, as at {wide[0].place} (set "
+            "torch.backends.mkldnn.enabled = True)"
+        )
+    if run.device == "cuda":
+        if torch.backends.cuda.matmul.allow_tf32:
+            return "TF32 products (set torch.backends.cuda.matmul.allow_tf32 = False)"
+        if wide and torch.backends.cudnn.enabled:
+            return (
+                f"convolutions by cuDNN, as at {wide[0].place} (set "
+                "torch.backends.cudnn.enabled = False)"
+            )
+    return ""

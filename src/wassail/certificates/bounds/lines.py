@@ -1,0 +1,257 @@
+"""Lines and planes that enclose an activation on its interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wassail import rounding
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.rows import Span, Turned, add_to, laid_out, of_owner, row_dot
+from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.planes import Plane
+from wassail.rounding import FLOOR, TINY
+from wassail.ties import steep_below
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """The lines of one activation node: `(mid - rad) d + off - far <= f(c + d) - f(c) <= (mid +
+    rad) d + off + far`.
+
+    So a coefficient w of the output is at most `w mid + |w| rad` of the input plus `w off + |w|
+    far`. `(N, *shape)` each, or a row for each coefficient vector.
+    """
+
+    mid: Tensor
+    rad: Tensor
+    off: Tensor
+    far: Tensor
+
+    def take(self, owner: Tensor) -> Lines:
+        """For rows that belong to samples `owner` `(R,)`; one view if all belong to one."""
+        return Lines(*(of_owner(v, owner) for v in (self.mid, self.rad, self.off, self.far)))
+
+
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """The planes of one curve node: `f(c + d) - f(c)` lies within `J d + off +- far`; off and
+    far `(N, *shape)`.
+    """
+
+    plane: Plane
+    off: Tensor
+    far: Tensor
+
+    def pull(
+        self, weight: dict[int, Tensor], inputs: tuple[int, ...], w: Tensor, owner: Tensor
+    ) -> Span:
+        """Adds to `weight` what coefficients w `(R, *shape)` of the output are of the inputs;
+        `<w, off>` and `<|w|, far>`.
+        """
+        for j, part in zip(inputs, self.plane.transpose(w, owner)):
+            add_to(weight, j, laid_out(part))
+        return row_dot(w, of_owner(self.off, owner)), row_dot(w.abs(), of_owner(self.far, owner))
+
+
+class Arithmetic:
+    """What a backward pass needs in one floating-point type: the maps, the lines of each
+    activation, the errors of the rest.
+
+    errors: of the nodes whose rounding error is not part of an activation's shift. floors: for each
+    node, `(N,)`, what products that underflow may take from a substitution that starts there. like:
+    the same but for the lines.
+    """
+
+    def __init__(self, graph: Graph, dtype: torch.dtype, like: Arithmetic | None = None) -> None:
+        self.dtype = dtype
+        self.tiny = TINY[dtype]
+        self.floor = FLOOR[dtype]
+        self.sums = 8 + 2 * len(graph.nodes)  # additions beyond those of a product with one node
+        self.maps: dict[int, Turned] = {} if like is None else like.maps
+        if like is None:
+            self.maps = {
+                i: Turned(node.map, dtype)
+                for i, node in enumerate(graph.nodes)
+                if node.map is not None
+            }
+        self.errors: dict[int, Tensor] = {} if like is None else like.errors
+        self.floors: dict[int, Tensor] = {} if like is None else like.floors
+        self.lines: dict[int, Lines] = {}
+        self.planes: dict[int, Planes] = {} if like is None else like.planes
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A node as a linear function of the input and a rest: `d = A d_0 + shift +- rest`; a `(N,
+    size, n)`, else `(N, size)`.
+
+    From two bounds, `d <= c + <a, d_0>` and `-d <= c' + <a', d_0>`: A = (a - a') / 2, and the rest
+    has what they differ by.
+    """
+
+    a: Tensor
+    shift: Tensor
+    rest: Tensor
+
+    @classmethod
+    def zero(cls, like: Tensor, size: int, inputs: int) -> Spread:
+        """For entries that do not move; like: samples `(N, n)`, for their number and device."""
+        return cls(*(like.new_zeros(len(like), size, *more) for more in ((inputs,), (), ())))
+
+    def put(self, owner: Tensor, place: Tensor, constant: Tensor, a: Tensor, balls: Balls) -> None:
+        """What `Sweep._sides` found for some entries."""
+        (above, below), (up, down) = torch.chunk(constant, 2), torch.chunk(a.double(), 2)
+        apart = (up + down) / 2
+        reach = balls.reach(apart, owner)
+        rounding = 2.0**-50 * (above.abs() + below.abs()) + 2.0**-52 * balls.reach(
+            up.abs() + down.abs(), owner
+        )
+        self.a[owner, place], self.shift[owner, place] = (up - down) / 2, (above - below) / 2
+        self.rest[owner, place] = (above + below) / 2 + reach + rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Bend:
+    """What the ascent needs to know of a ReLU node with undecided neurons, in float32 but for
+    the shape and its error.
+    """
+
+    shape: Shape
+    error: Tensor
+    crossing: Tensor
+    up: Tensor
+    above: Tensor
+    down: Tensor
+    c: Tensor
+    here: Tensor
+    slope: Tensor
+
+    def take(self, owner: Tensor) -> Bend:
+        """For rows that belong to samples `owner` `(R,)`."""
+        values = {
+            k: of_owner(getattr(self, k), owner)
+            for k in ("error", "crossing", "up", "above", "down", "c", "here")
+        }
+        shape = Shape(
+            self.shape.node,
+            *(of_owner(v, owner) for v in (self.shape.c, self.shape.low, self.shape.high)),
+        )
+        return Bend(shape, slope=self.slope, **values)
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """An activation over the spans of its input, `(N, *shape)` each."""
+
+    node: Node
+    c: Tensor
+    low: Tensor
+    high: Tensor
+
+    @property
+    def ends(self) -> Span:
+        """The input itself, rounded outward."""
+        return ends_of(self.c, self.low, self.high)
+
+    def slopes(self) -> Span:
+        """CROWN's slopes of the line above and the line below."""
+        low, high = self.ends
+        if self.node.activation is not None:
+            return ACTIVATIONS[self.node.activation].slopes(low, high)
+        slope = self.node.slope
+        assert slope is not None
+        crossing = (low < 0) & (high > 0)
+        up = torch.where(
+            crossing,
+            (high - slope * low) / torch.where(crossing, high - low, 1.0),
+            (low >= 0) * (1 - slope) + slope,
+        )
+        return up, torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
+
+    def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Arithmetic) -> Lines:
+        """The lines with about these slopes: slopes are rounded first, then the shifts are made to
+        hold for them.
+
+        error: of the input's deviation, what rounding may add to it.
+        """
+        dtype = kind.dtype
+        mid = ((up + down) / 2).to(dtype)
+        rad = ((up - down) / 2).to(dtype)
+        above = self.shift(mid.double() + rad.double(), True)
+        below = self.shift(mid.double() - rad.double(), False)
+        spread = (mid.abs() + rad.abs()).double() * error
+        lost = kind.floor * (1 + 2 * (self.high - self.low))  # slopes and shifts that underflow
+        off = ((above + below) / 2).to(dtype)
+        far = (above - below) / 2 + spread + lost
+        rest = ((above + below) / 2 - off.double()).abs() + rounding_of(self.node, kind) * (
+            far + off.double().abs()
+        )
+        return Lines(*(laid_out(v) for v in (mid, rad, off, rounding.up(far + rest, dtype))))
+
+    def shift(self, slope: Tensor, above: bool) -> Tensor:
+        """The least s with `f(c + d) - f(c) <= slope d + s` on the span, rounded up; mirrored
+        from below.
+        """
+        low, high = self.ends
+        sign = 1.0 if above else -1.0
+        if self.node.activation is not None:
+            f = ACTIVATIONS[self.node.activation]
+            v, slack = f.touch(slope, low, high, above)
+            here = f.value(self.c)
+            gap = f.value(v) - slope * v
+            slack = slack + 2.0**-48 * (
+                f.value(v).abs() + here.abs() + (slope * v).abs()
+            )  # of the functions themselves
+        else:  # piecewise linear: the extremum is at an end or at the kink
+            here = self._relu(self.c)
+            kink = torch.zeros_like(low).clamp(low, high)
+            gaps = [sign * (self._relu(v) - slope * v) for v in (low, high, kink)]
+            gap = sign * torch.maximum(torch.maximum(gaps[0], gaps[1]), gaps[2])
+            slack = 2.0**-50 * (1 + slope.abs()) * torch.maximum(low.abs(), high.abs())
+        tilt = slope * self.c
+        return (
+            gap - (here - tilt) + sign * (slack + 2.0**-50 * (gap.abs() + here.abs() + tilt.abs()))
+        )
+
+    def _relu(self, v: Tensor) -> Tensor:
+        slope = self.node.slope
+        assert slope is not None
+        return torch.where(v > 0, v, slope * v)
+
+    def output(self) -> tuple[Tensor, Span]:
+        """The value at the samples and the span of the output's deviation."""
+        low, high = self.ends
+        if self.node.activation is not None:
+            f = ACTIVATIONS[self.node.activation]
+            here, (least, most) = f.value(self.c), f.span(low, high)
+            ulp = 2.0**-48 * here.abs()
+        else:
+            here, least, most = (self._relu(v) for v in (self.c, low, high))
+            ulp = torch.zeros_like(here)
+        slack = ulp + 2.0**-51 * (here.abs() + torch.maximum(least.abs(), most.abs()))
+        return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
+
+
+def entrywise(node: Node) -> bool:
+    """Whether it is an activation: a function of one node, entry by entry."""
+    return node.slope is not None or node.activation is not None
+
+
+def ends_of(c: Tensor, low: Tensor, high: Tensor) -> Span:
+    """The range of a value with deviations in a span, rounded outward."""
+    slack = 2.0**-52 * (c.abs() + torch.maximum(-low, high))
+    return c + low - slack, c + high + slack
+
+
+def undecided(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Which neurons may change sides."""
+    return (c + low < 0) & (c + high > 0)
+
+
+def rounding_of(node: Node, kind: Arithmetic) -> float:
+    """The relative error of a sum over the entries of a node, and of its terms."""
+    return 1.01 * kind.tiny * (node.size + kind.sums)

@@ -1,0 +1,45 @@
+"""The operations that a model executes for a node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from wassail.certificates.graph.maps import Linear
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One executed operation, `map(inputs) + bias`, in which every term is rounded at most
+    `roundings` times; 0: it is exact.
+
+    bias: magnitudes of what is added, broadcasts against one sample; noise: how far constants are
+    from the type's own numbers; sliding: a convolution with a kernel of more than one entry, which
+    some libraries compute by another formula.
+    """
+
+    map: Linear
+    bias: Tensor | None = None
+    roundings: int = 0
+    noise: Tensor | None = None
+    sliding: bool = False
+
+    def to(self, device: torch.device) -> Step:
+        """The same with its tensors on a device."""
+        bias, noise = (None if v is None else v.to(device) for v in (self.bias, self.noise))
+        return replace(self, map=self.map.to(device), bias=bias, noise=noise)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where a graph was read from: the type and the kind of device that the model runs in;
+    refusal: why it is not covered.
+    """
+
+    dtype: torch.dtype
+    device: str = "cpu"
+    refusal: str = ""

@@ -1,0 +1,219 @@
+"""Normalised tokens: LayerNorm, RMSNorm, GroupNorm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.planes import (
+    SHARE,
+    SMALL,
+    TINY,
+    Plane,
+    Span,
+    U,
+    all_but_own,
+    end_points,
+    flushed,
+    for_each,
+    halves_of,
+    interval_minus,
+    interval_product,
+    mean_squares,
+    middle_of,
+    outward,
+    squares,
+    sum_of_others,
+    take_entries,
+    widened,
+)
+from wassail.errors import InputError
+
+
+@dataclass(frozen=True)
+class Normalise:
+    """`c / sqrt(mean(c^2) + eps)` over the last axis: what LayerNorm does to centred values,
+    and RMSNorm to any.
+    """
+
+    eps: float
+
+    def value(self, *v: Tensor) -> Tensor:
+        """Same shape."""
+        return v[0] * (v[0].square().mean(-1, keepdim=True) + self.eps).rsqrt()
+
+    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """Same shape."""
+        return shapes[0]
+
+    def span(self, *spans: Span) -> Span:
+        """`y_i` rises in `c_i`, and its magnitude falls in the magnitudes of the others: exact."""
+        low, high = widened(*spans[0])
+        least, most = squares(low, high)
+        n = low.shape[-1]
+        self._rates(*mean_squares(low, high))
+        near = all_but_own(least) / n + self.eps
+        away = all_but_own(most) / n + self.eps
+
+        def side(end: Tensor, outer: Tensor) -> Tensor:
+            """`y_i` with `c_i` at one end, the others small where that makes it larger (outer)
+            and large elsewhere.
+            """
+            value = end / (end.square() / n + torch.where(outer, near, away)).sqrt()
+            return torch.where(end.isinf(), end.sign() * math.sqrt(n), value)
+
+        bottom = side(low, low < 0)
+        top = side(high, high > 0)
+        return outward(bottom, top, terms=n + 8)
+
+    def direction(self, centre: Tensor, span: Span) -> Tensor:
+        """`z / n`, z the middle of the box: who can bound `<z / n, d>` better than by the box
+        tells `plane`.
+        """
+        return middle_of(centre, *span)[0] / centre.shape[-1]
+
+    def _rates(self, q: Tensor, top: Tensor) -> Span:
+        """The range of `rho` for a range of the mean square, rounded outward."""
+        q = q + self.eps
+        top = top + self.eps
+        if (
+            q.device == HOST and not (q > 0).all()
+        ):  # on a device it becomes infinity or NaN, which are no bounds
+            raise InputError(
+                "a LayerNorm or RMSNorm with eps=0 may divide by 0 here: give it a positive eps, "
+                "or a smaller radius or domain."
+            )
+        return top.rsqrt() * (1 - 4 * U), q.rsqrt() * (1 + 4 * U)
+
+    def plane(
+        self,
+        centres: Sequence[Tensor],
+        spans: Sequence[Span],
+        along: Span | None = None,
+        length: Tensor | None = None,
+    ) -> Plane:
+        """Rows `rate d_i + 2 slope z_i <z, d> / n`, z the middle of the box; at a point `rho (d_i -
+        y_i <y, d> / n)`.
+
+        `rho` lies within `slope q + [lower, upper]` with the slope of its chord, `q(z + e) = q(z) +
+        2 <z, e> / n + |e|^2 / n`, and `y_i = z_i rho + e_i rho`, where the last factor is taken to
+        be the middle of its range, `rate`. along: a range of `<direction, d>`, `(N, ..., 1)`, if
+        one is known that is better than the box's; length: a bound on the Euclidean norm of d minus
+        the middle of its span, `(N, ..., 1)`.
+        """
+        (c,), ((low, high),) = centres, spans
+        n = c.shape[-1]
+        here = self.value(c)
+        z, m, r = middle_of(c, low, high)
+        q = z.square().mean(-1, keepdim=True)
+        excess = r.square().mean(-1, keepdim=True)
+        if length is not None:  # the middle is rounded, and z with it
+            excess = torch.minimum(
+                excess,
+                (length + U * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
+                / n,
+            )
+        least, most = mean_squares(*end_points(c, low, high))
+        if along is not None:
+            start = (z * m).mean(-1, keepdim=True)
+            slack = (n + 16) * U * (q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True))
+            least = torch.maximum(least, q + 2 * (along[0] - start) - 4 * slack)
+            most = torch.minimum(most, q + 2 * (along[1] - start) + excess + 4 * slack)
+        rho = self._rates(least, most)
+        rate, doubt = halves_of(*rho)
+        # The chord of q^(-1/2) between q = rho^-2 at its two ends; below it the tangent of the same
+        # slope touches.
+        slope = -rho[0] * rho[1] / (1 / rho[0] + 1 / rho[1])
+        touch = (-2 * slope).pow(
+            -1 / 3
+        )  # the square root of where the derivative -q^(-3/2) / 2 is the slope
+        lower = 1 / touch - slope * touch.square() + slope * excess
+        upper = torch.maximum(*(side - slope / side.square() for side in rho))
+        error = (n + 32) * U
+        q = q + self.eps
+        centre = (upper + lower) / 2 + slope * q
+        width = (upper - lower) / 2
+        width = width + error * (
+            upper.abs() + lower.abs() - slope * (q + rho[0].square().reciprocal())
+        )
+        unit = flushed(z * rate)
+        gain = flushed(2 / n * slope * z / rate)
+        alpha = rate.expand_as(z)
+        moved = rate * m + gain * (unit * m).sum(-1, keepdim=True)
+        size = (
+            rate * (m.abs() + r)
+            + gain.abs() * (unit.abs() * (m.abs() + r)).sum(-1, keepdim=True)
+            + here.abs()
+        )
+        far = z.abs() * width + r * doubt + error * (size + z.abs() * centre.abs())
+        # What `flushed` drops from the unit and from the gain.
+        far = (
+            far
+            + SMALL
+            * (gain.abs() * r.sum(-1, keepdim=True) + (unit.abs() * r).sum(-1, keepdim=True))
+            + TINY
+        )
+        off = z * centre - moved - here
+        spread = (alpha + gain * unit).abs() * r + gain.abs() * all_but_own(unit.abs() * r)
+        least, most = self.span(end_points(c, low, high))
+        flat = (most - least) / 2 + error * here.abs() + TINY
+        better = far + SHARE * spread < flat
+        far = torch.where(better, far, flat)
+        off = torch.where(better, off, (least + most) / 2 - here)
+        return RankOne(
+            torch.where(better, alpha, 0.0), torch.where(better, gain, 0.0), unit, off, far
+        )
+
+    def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """`rho ((1 - y_i^2 / n) g_i - y_i sum_{k != i} y_k g_k / n)`, and at most `rho_max
+        ||g||_2` in magnitude.
+        """
+        low, high = widened(*spans[0])
+        n = low.shape[-1]
+        rho, y = for_each(self._rates(*mean_squares(low, high))), for_each(self.span(spans[0]))
+        least, most = squares(*y)
+        own = outward((1 - most / n).clamp(min=0), 1 - least / n, torch.ones_like(least), 2)
+        size = torch.maximum(g[0].abs(), g[1].abs())
+        norm = size.square().sum(-1, keepdim=True).sqrt() * (1 + (n + 8) * U) + TINY
+        low, high = sum_of_others(interval_product(y, g))
+        others = interval_product(y, outward(low / n, high / n))
+        found = interval_product(rho, outward(*interval_minus(interval_product(own, g), others)))
+        bound = rho[1] * norm * (1 + 4 * U)
+        return ((torch.maximum(found[0], -bound), torch.minimum(found[1], bound)),)
+
+
+@dataclass(frozen=True, eq=False)
+class RankOne:
+    """`J d = alpha d + gain <unit, d>` over the last axis."""
+
+    alpha: Tensor
+    gain: Tensor
+    unit: Tensor
+    off: Tensor
+    far: Tensor
+
+    @property
+    def terms(self) -> int:
+        """How many numbers are added up for one entry."""
+        return self.unit.shape[-1] + 4
+
+    def transpose(self, w: Tensor, owner: Tensor) -> tuple[Tensor, ...]:
+        """The transposed map on rows of coefficients, each with the plane of its sample."""
+        alpha, gain, unit = (take_entries(v, owner) for v in (self.alpha, self.gain, self.unit))
+        return (torch.addcmul(alpha * w, unit, (gain * w).sum(-1, keepdim=True)),)
+
+    def reach(self, *sizes: Tensor) -> Tensor:
+        """The largest values for inputs of these sizes."""
+        alpha, gain, unit = (v.abs().double() for v in (self.alpha, self.gain, self.unit))
+        return alpha * sizes[0] + gain * (unit * sizes[0]).sum(-1, keepdim=True)
+
+    def to(self, dtype: torch.dtype) -> RankOne:
+        """The same plane in another type."""
+        return replace(
+            self, alpha=self.alpha.to(dtype), gain=self.gain.to(dtype), unit=self.unit.to(dtype)
+        )

@@ -1,0 +1,280 @@
+"""Planes that enclose a function of several values, and interval arithmetic for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.activations import ACTIVATIONS
+
+Span: TypeAlias = "tuple[Tensor, Tensor]"
+
+
+U = 2.0**-52
+
+
+TINY = 1e-290  # what underflow may take from a sum
+
+
+SMALL = 1e-30  # numbers of J below it are set to 0, so that none underflows in float32
+
+
+LARGEST = 1e100  # beyond it squares may overflow: it counts as infinite
+
+
+STEEPEST = 2.0  # largest u of softmax: where others are almost 0 the two terms of its rows cancel
+
+
+# of the spread of J over the box that is taken to remain where the inputs depend on each other
+SHARE = 0.25
+
+
+class Plane(Protocol):
+    """`f(c + d) - f(c)` lies within `J d + off +- far` for all d in the spans; J is a linear map of
+    its own for each sample.
+
+    This holds in exact arithmetic for the numbers of J in float64 and for `f(c)` as `value`
+    computes it.
+    """
+
+    @property
+    def off(self) -> Tensor:
+        """`(N, *out)`, float64."""
+
+    @property
+    def far(self) -> Tensor:
+        """`(N, *out)`, float64, >= 0, rounded up."""
+
+    @property
+    def terms(self) -> int:
+        """An upper bound on the additions and multiplications that go into one entry of `J^T w`."""
+
+    def transpose(self, w: Tensor, owner: Tensor) -> tuple[Tensor, ...]:
+        """`J^T w`: w `(R, *out)` in the type of J, owner `(R,)` the sample of each row; `(R,
+        *in)` for each input.
+        """
+
+    def reach(self, *sizes: Tensor) -> Tensor:
+        """`|J| sizes`, by the magnitudes of J's factors: `(N, *in)` in float64 for each input,
+        >= 0, to `(N, *out)`.
+        """
+
+    def to(self, dtype: torch.dtype) -> Plane:
+        """J's numbers in another type; off and far stay float64.
+
+        An entry of J is a sum of products of at most two factors, each rounded: float32 changes `J
+        d` by at most `2.01 * 2^-24 reach(|d|)`.
+        """
+
+
+class Curve(Protocol):
+    """A smooth function of one or two nodes, of tensors `(N, *shape)` in float64."""
+
+    def value(self, *v: Tensor) -> Tensor:
+        """The function itself."""
+
+    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of its value for one sample."""
+
+    def span(self, *spans: Span) -> Span:
+        """The range of its values over ranges of the inputs, rounded outward; sides may be
+        infinite.
+        """
+
+    def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
+        """A linear bound around the centres; spans: of the deviations, low <= 0 <= high, finite."""
+
+    def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The range of `J^T g`, rounded outward: g `(N, m, *out)`, spans: ranges of the inputs;
+        `(N, m, *in)` for each.
+        """
+
+
+def take_entries(values: Tensor, owner: Tensor) -> Tensor:
+    """The values of each row's sample: owner `(R,)`, or `(1,)` if all rows are of one."""
+    return values[owner]
+
+
+def for_each(span: Span) -> Span:
+    """For every row of a batch of gradients."""
+    return span[0][:, None], span[1][:, None]
+
+
+def flushed(values: Tensor) -> Tensor:
+    """Numbers too small to matter become 0, so that they cannot underflow later."""
+    return torch.where(values.abs() < SMALL, 0.0, values)
+
+
+def halves_of(low: Tensor, high: Tensor) -> Span:
+    """A point about in the middle, and the distance to the farther end, rounded up."""
+    middle = (low + high) / 2
+    return middle, torch.maximum(high - middle, middle - low) * (1 + U)
+
+
+def middle_of(c: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`z`, a point about in the middle of the box, `z - c`, and r with `|c + d - z| <= r` for
+    all d in the span.
+    """
+    z = c + (low + high) / 2
+    m = z - c
+    return z, m, torch.maximum(high - m, m - low) * (1 + U) + U * m.abs()
+
+
+def end_points(c: Tensor, low: Tensor, high: Tensor) -> Span:
+    """The values themselves, rounded outward."""
+    slack = U * (c.abs() + torch.maximum(-low, high))
+    return c + low - slack, c + high + slack
+
+
+def widened(low: Tensor, high: Tensor) -> Span:
+    """The same ranges with infinity for what is beyond `LARGEST`."""
+    low = torch.where(low < -LARGEST, -math.inf, low.clamp(max=LARGEST))
+    return low, torch.where(high > LARGEST, math.inf, high.clamp(min=-LARGEST))
+
+
+def squares(low: Tensor, high: Tensor) -> Span:
+    """The range of squares, not rounded."""
+    inner = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
+    return inner.square(), torch.maximum(low.abs(), high.abs()).square()
+
+
+def mean_squares(low: Tensor, high: Tensor) -> Span:
+    """The range of the mean square over the last axis, `(..., 1)` each, rounded outward."""
+    least, most = (side.mean(-1, keepdim=True) for side in squares(low, high))
+    slack = (low.shape[-1] + 4) * U
+    return least * (1 - slack), most * (1 + slack)
+
+
+def outward(low: Tensor, high: Tensor, size: Tensor | None = None, terms: int = 1) -> Span:
+    """Both sides moved by the rounding error of `terms` operations on magnitudes `size`, or on
+    their own.
+    """
+    below, above = (low.abs(), high.abs()) if size is None else (size, size)
+    return low - terms * U * below - TINY, high + terms * U * above + TINY
+
+
+def interval_minus(a: Span, b: Span) -> Span:
+    """`a - b` as intervals, not rounded."""
+    return a[0] - b[1], a[1] - b[0]
+
+
+def interval_product(a: Span, b: Span) -> Span:
+    """The exact product of intervals, entry by entry, rounded outward; 0 times infinity is 0."""
+    found = torch.stack(torch.broadcast_tensors(*(u * v for u in a for v in b)))  # type: ignore[no-untyped-call]
+    found = torch.where(found.isnan(), 0.0, found)
+    return outward(found.amin(0), found.amax(0))
+
+
+def all_but_own(values: Tensor) -> Tensor:
+    """`sum_{k != j}` over the last axis from both ends: nothing cancels where the values have
+    one sign.
+    """
+    inner = F.pad(values, (1, 0))[..., :-1].cumsum(-1)
+    outer = F.pad(values, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1)
+    return inner + outer
+
+
+def sum_of_others(span: Span) -> Span:
+    """The interval of the sum of all other entries, rounded outward."""
+    size = torch.maximum(span[0].abs(), span[1].abs()).sum(-1, keepdim=True)
+    return outward(all_but_own(span[0]), all_but_own(span[1]), size, span[0].shape[-1] + 2)
+
+
+def odds(low: Tensor, high: Tensor) -> Span:
+    """The range of `s_j - log sum_{k != j} exp s_k` over a box, rounded outward; infinite where
+    there is no other.
+    """
+    slack = (2 * low.shape[-1] + 16) * U
+
+    def side(own: Tensor, others: Tensor, sign: int) -> Tensor:
+        top = torch.where(others.isinf(), -math.inf, others).amax(-1, keepdim=True)
+        top = torch.where(top.isinf(), 0.0, top)  # numbers near 0 are the most accurate ones
+        shifted = others - top
+        own = own - top
+        inner = F.pad(shifted, (1, 0), value=-math.inf)[..., :-1].logcumsumexp(-1)
+        outer = F.pad(shifted, (0, 1), value=-math.inf)[..., 1:].flip(-1).logcumsumexp(-1).flip(-1)
+        rest = torch.logaddexp(inner, outer)
+        error = slack * (1 + own.abs() + torch.where(rest.isinf(), 0.0, rest.abs()))
+        return torch.where(rest == -math.inf, math.inf, own - rest + sign * error)
+
+    return side(low, high, -1), side(high, low, 1)
+
+
+def jensen(p: Tensor, rest: Tensor, r: Tensor) -> Tensor:
+    """The most that `log E exp(e - E e)` can be for `|e_k| <= r_k` under the weights `p_k / (1 -
+    p_j)`, k != j.
+
+    At most `g(x) = log((exp x - 1) / x) - 1 + x / (exp x - 1) <= x^2 / 8` with `x = 2 max r`: for a
+    given range the worst distribution has two points. And at most `E (exp r - 1 - r)`, since `log y
+    <= y - 1`: better where few entries are wide. A weight that underflows may still count at the
+    other end of a wide box: none is 0 here.
+    """
+    x = 2 * r.amax(-1, keepdim=True)
+    y = x.clamp(min=0.1)
+    sharp = (y + (-torch.expm1(-y) / y).log() - 1 + y / torch.expm1(y)) * (
+        1 + 2.0**-36
+    )  # 0.00125 at least: cancels little
+    by_range = torch.where(x > 0.1, sharp, x.square() / 8)
+    s = r.clamp(max=500)
+    excess = torch.where(
+        s < 0.01, s.square() / 2 * (1 + s / 3 + s.square() / 3), torch.expm1(s) - s
+    )
+    excess = torch.where(r > 500, math.inf, excess)
+    by_weight = all_but_own((p + 1e-300) * excess) / rest * (1 + 2.0**-36)
+    return torch.minimum(by_range * (1 + 4 * U), by_weight)
+
+
+def chord_of(bottom: Tensor, top: Tensor) -> Tensor:
+    """The slope of the logistic function's chord: the one that parallel lines around a convex
+    or concave piece have.
+    """
+    sigma = ACTIVATIONS["sigmoid"]
+    wide = (
+        top - bottom > 1e-5
+    )  # below it a difference of values is less accurate than the derivative
+    chord = (sigma.value(top) - sigma.value(bottom)) / torch.where(wide, top - bottom, 1.0)
+    return torch.where(wide, chord, sigma.derivative((bottom + top) / 2))
+
+
+def interval_sum(times: Callable[[Tensor, Tensor], Tensor], a: Span, b: Span, terms: int) -> Span:
+    """A bilinear sum of intervals, of at most `terms` products each, rounded outward; 0 times
+    infinity is 0.
+
+    Twice, and the better taken: by signs, `a b <= max(a, 0) b + max(-a, 0) (-b)`, exact unless both
+    cross 0; and by middles and half widths, exact where both are symmetric.
+    """
+    infinite = [(side[0] < -LARGEST) | (side[1] > LARGEST) for side in (a, b)]
+    given = [tuple(torch.where(wide, 0.0, v) for v in side) for side, wide in zip((a, b), infinite)]
+    (al, ah), (bl, bh) = given
+    alp = al.clamp(min=0)
+    ahp = ah.clamp(min=0)
+    alm = (-al).clamp(min=0)
+    ahm = (-ah).clamp(min=0)
+    blp = bl.clamp(min=0)
+    bhp = bh.clamp(min=0)
+    blm = (-bl).clamp(min=0)
+    bhm = (-bh).clamp(min=0)
+    high = times(ahp, bhp) - times(alp, bhm) + times(alm, blm) - times(ahm, blp)
+    low = times(alp, blp) - times(ahp, blm) - times(alm, bhp) + times(ahm, bhm)
+    (ma, ra), (mb, rb) = halves_of(al, ah), halves_of(bl, bh)
+    middle = times(ma, mb)
+    radius = times(ma.abs(), rb) + times(ra, mb.abs() + rb)
+    size = times(torch.maximum(al.abs(), ah.abs()), torch.maximum(bl.abs(), bh.abs()))
+    low = torch.maximum(low, middle - radius)
+    high = torch.minimum(high, middle + radius)
+    low, high = outward(low, high, size, 4 * terms + 16)
+    if low.device != HOST or infinite[0].any() or infinite[1].any():  # a device is not asked
+        present = [
+            (wide | (side[0] != 0) | (side[1] != 0)).double()
+            for side, wide in zip((a, b), infinite)
+        ]
+        hit = times(infinite[0].double(), present[1]) + times(present[0], infinite[1].double()) > 0
+        low = torch.where(hit, -math.inf, low)
+        high = torch.where(hit, math.inf, high)
+    return low, high

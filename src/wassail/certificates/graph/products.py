@@ -1,0 +1,166 @@
+"""Products of two values of a network."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.graph.planes import (
+    SMALL,
+    TINY,
+    Plane,
+    Span,
+    U,
+    flushed,
+    halves_of,
+    interval_sum,
+    take_entries,
+)
+from wassail.errors import InputError
+
+
+@dataclass(frozen=True)
+class Product:
+    """The einsum of two nodes for one sample, such as `"hik,hjk->hij"`.
+
+    No letter occurs twice in one operand, and every letter of an operand occurs in the other one or
+    after the arrow.
+    """
+
+    equation: str
+
+    def __post_init__(self) -> None:
+        a, b, out = self._letters
+        parts = (a, b, out)
+        if any(len(set(part)) < len(part) for part in parts) or not set(a) ^ set(b) <= set(
+            out
+        ) <= set(a + b):
+            raise InputError(
+                f"the product {self.equation!r} sums or repeats a letter of one operand: write "
+                "it as two steps."
+            )
+
+    @cached_property
+    def _letters(self) -> tuple[str, str, str]:
+        left, out = self.equation.replace(" ", "").split("->")
+        a, b = left.split(",")
+        return a, b, out
+
+    def _times(self, x: str, y: str, out: str, u: Tensor, v: Tensor, rows: str = "") -> Tensor:
+        """The einsum `x, y -> out` for a batch; rows: a letter for a second batch axis of u and
+        of the result.
+        """
+        batch = next(k for k in string.ascii_letters if k not in self.equation + rows)
+        return torch.einsum(f"{batch}{rows}{x},{batch}{y}->{batch}{rows}{out}", u, v)
+
+    @cached_property
+    def _row(self) -> str:
+        return next(k for k in reversed(string.ascii_letters) if k not in self.equation)
+
+    def value(self, *v: Tensor) -> Tensor:
+        """`(N, *a), (N, *b) -> (N, *out)`."""
+        a, b, out = self._letters
+        return self._times(a, b, out, v[0], v[1])
+
+    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of the letters after the arrow."""
+        sizes = self._sizes(*shapes)
+        return tuple(sizes[k] for k in self._letters[2])
+
+    def _sizes(self, *shapes: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip("".join(self._letters[:2]), shapes[0] + shapes[1]))
+
+    def span(self, *spans: Span) -> Span:
+        """Interval arithmetic; 0 times infinity is 0."""
+        a, b, out = self._letters
+        sizes = self._sizes(*(tuple(side.shape[1:]) for side, _ in spans))
+        terms = math.prod(size for k, size in sizes.items() if k not in out)
+        return interval_sum(lambda u, v: self._times(a, b, out, u, v), spans[0], spans[1], terms)
+
+    def summed(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes of each operand that are summed over: a row along them meets a row of the
+        other operand.
+        """
+        a, b, out = self._letters
+        return tuple(i for i, k in enumerate(a) if k not in out), tuple(
+            i for i, k in enumerate(b) if k not in out
+        )
+
+    def plane(
+        self, centres: Sequence[Tensor], spans: Sequence[Span], lengths: Sequence[Tensor] = ()
+    ) -> Plane:
+        """`(b + mb) da + (a + ma) db - ma mb`, m the middles of the spans, +- the product of their
+        half widths.
+
+        lengths: bounds on the Euclidean norms of the rows of `da - ma` and `db - mb` along the
+        summed axes, which have length 1 there: `|<u, v>| <= |u| |v|`.
+        """
+        a, b, out = self._letters
+        sizes = self._sizes(*(tuple(c.shape[1:]) for c in centres))
+        terms = math.prod(size for k, size in sizes.items() if k not in out)
+        middle, radius = zip(*(halves_of(*span) for span in spans))
+        first, second = (flushed(c + m) for c, m in zip(centres, middle))
+        most = max(math.prod(size for k, size in sizes.items() if k not in part) for part in (a, b))
+        zero = first.new_zeros(())
+        plane = _ProductPlane(self, first, second, zero, zero, most + 1)
+        size = self.value(*(c.abs() for c in centres)) + self.value(*(m.abs() for m in middle))
+        reach = [torch.maximum(-low, high) for low, high in spans]
+        ones = [torch.full_like(v, SMALL) for v in reach]
+        lost = self.value(ones[0], reach[1]) + self.value(
+            reach[0], ones[1]
+        )  # what `flushed` drops, and more
+        rest = self.value(*radius)
+        if lengths:
+            rest = torch.minimum(
+                rest,
+                self.value(*(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))),
+            )
+        far = rest + U * ((terms + 4) * size + plane.reach(*reach)) + lost
+        return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * U) + TINY)
+
+    def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The gradient at a factor is the einsum of g with the other factor, in interval
+        arithmetic.
+        """
+        a, b, out = self._letters
+        sizes = self._sizes(*(tuple(low.shape[1:]) for low, _ in spans))
+
+        def at(own: str, other: str, span: Span) -> Span:
+            terms = math.prod(size for k, size in sizes.items() if k not in own)
+            return interval_sum(
+                lambda u, v: self._times(out, other, own, u, v, self._row), g, span, terms
+            )
+
+        return at(a, b, spans[1]), at(b, a, spans[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _ProductPlane:
+    """`J (da, db) = einsum(da, second) + einsum(first, db)`."""
+
+    product: Product
+    first: Tensor
+    second: Tensor
+    off: Tensor
+    far: Tensor
+    terms: int
+
+    def transpose(self, w: Tensor, owner: Tensor) -> tuple[Tensor, ...]:
+        a, b, out = self.product._letters
+        first = take_entries(self.first, owner)
+        second = take_entries(self.second, owner)
+        return self.product._times(out, b, a, w, second), self.product._times(out, a, b, w, first)
+
+    def reach(self, *sizes: Tensor) -> Tensor:
+        first = self.first.abs().double()
+        second = self.second.abs().double()
+        return self.product.value(sizes[0], second) + self.product.value(first, sizes[1])
+
+    def to(self, dtype: torch.dtype) -> _ProductPlane:
+        return replace(self, first=self.first.to(dtype), second=self.second.to(dtype))

@@ -1,0 +1,135 @@
+"""The softmax of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.normalise import RankOne
+from wassail.certificates.graph.planes import (
+    LARGEST,
+    SHARE,
+    SMALL,
+    STEEPEST,
+    TINY,
+    Plane,
+    Span,
+    U,
+    all_but_own,
+    chord_of,
+    end_points,
+    flushed,
+    for_each,
+    interval_minus,
+    interval_product,
+    jensen,
+    middle_of,
+    odds,
+    outward,
+    sum_of_others,
+)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """`exp(s_j) / sum_k exp(s_k)` over the last axis."""
+
+    def value(self, *v: Tensor) -> Tensor:
+        """Same shape."""
+        return torch.softmax(v[0], -1)
+
+    def output(self, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+        """Same shape."""
+        return shapes[0]
+
+    def span(self, *spans: Span) -> Span:
+        """`p_j` rises in `s_j` and falls in the others: exact, `1 / (1 + sum_{k != j} exp(h_k -
+        l_j))` and its mirror image.
+        """
+        low, high = (torch.sigmoid(side) for side in odds(*spans[0]))
+        return low * (1 - 4 * U), (high * (1 + 4 * U) + TINY).clamp(max=1)
+
+    def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
+        """Rows `u_j (d_j - <p, d>)`, p the value in the middle z of the box; at a point `u = p`,
+        the tangent.
+
+        With `a_j = s_j - lse_{k != j} s_k`: `a_j(z + e) = a_j(z) + e_j - <p, e>_{k != j} / (1 -
+        p_j) - gap`, and `sigma(a)` lies within `slope a + [lower, upper]` with the slope of its
+        chord. So `u_j = slope / (1 - p_j)`.
+        """
+        (c,), ((low, high),) = centres, spans
+        z, m, r = middle_of(c, low, high)
+        here = self.value(c)
+        p = self.value(z)
+        delta = (3 * c.shape[-1] + 800) * U
+        rest = all_but_own(p)
+        kept = flushed(p)
+        bottom, top = odds(*end_points(c, low, high))
+        useful = (rest > SMALL) & (top - bottom < LARGEST)
+        bottom, top = (torch.where(useful, side, 0.0) for side in (bottom, top))
+        at = [torch.where(useful, side, 0.0) for side in odds(z, z)]
+        start = (at[0] + at[1]) / 2
+        doubt = at[1] - at[0]
+        rest = torch.where(useful, rest, 1.0)
+        gap = jensen(p, rest, r)
+        u = flushed((chord_of(bottom, top) / rest).clamp(max=STEEPEST))
+        slope = u * rest
+        sigma = ACTIVATIONS["sigmoid"]
+        (upper, above), (lower, below) = (
+            sigma.touch(slope, bottom, top, side) for side in (True, False)
+        )
+        upper = sigma.value(upper) - slope * upper + above
+        lower = sigma.value(lower) - slope * lower - below - slope * gap
+        off = (
+            (upper + lower) / 2 + slope * start - u * (m - (kept * m).sum(-1, keepdim=True)) - here
+        )
+        reach = r + m.abs() + (kept * (r + m.abs())).sum(-1, keepdim=True)
+        far = (
+            (upper - lower) / 2
+            + slope * (doubt + delta * (top - bottom))
+            + u * (delta * reach + SMALL * r.sum(-1, keepdim=True))
+        )
+        far = (
+            far
+            + delta * here
+            + 8 * U * (upper.abs() + lower.abs() + slope * start.abs() + here)
+            + TINY
+        )
+        spread = u * (rest * r + all_but_own(kept * r))
+        least, most = self.span(end_points(c, low, high))
+        flat = (most - least) / 2 + delta * here + 4 * U
+        better = useful & (far + SHARE * spread < flat)
+        far = torch.where(better, far, flat)
+        off = torch.where(better, off, (least + most) / 2 - here)
+        u = torch.where(better, u, 0.0)
+        return RankOne(u, -u, kept, off, far)
+
+    def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """`p_j ((1 - p_j) h_j - sum_{k != j} p_k h_k)` with `h = g - mean`, and `p_j (1 - p_j)`
+        times a difference of g's.
+        """
+        low, high = p = for_each(self.span(spans[0]))
+        middle = (low + high) / 2
+        mean = (middle * (g[0] + g[1])).sum(-1, keepdim=True) / (2 * middle.sum(-1, keepdim=True))
+        mean = torch.where(mean.isfinite(), mean, 0.0)  # any number will do
+        h = outward(g[0] - mean, g[1] - mean, g[0].abs() + g[1].abs() + mean.abs(), 1)
+        one = outward(1 - high, 1 - low, torch.ones_like(low), 1)
+        own = outward(
+            *interval_minus(interval_product(one, h), sum_of_others(interval_product(p, h)))
+        )
+        found = interval_product(p, own)
+        # p (1 - p) is largest at 1/2, and a mean of the g's lies between them.
+        ends = torch.stack(
+            [low * (1 - low), high * (1 - high), torch.where((low < 0.5) & (high > 0.5), 0.25, 0.0)]
+        )
+        product = (
+            (ends[:2].amin(0) * (1 - 4 * U) - 2 * U * high).clamp(min=0),
+            ends.amax(0) * (1 + 4 * U) + 2 * U * high,
+        )
+        room = outward(g[0] - g[1].amax(-1, keepdim=True), g[1] - g[0].amin(-1, keepdim=True))
+        other = interval_product(product, room)
+        return ((torch.maximum(found[0], other[0]), torch.minimum(found[1], other[1])),)

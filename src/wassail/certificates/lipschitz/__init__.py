@@ -1,0 +1,1 @@
+"""Lipschitz constants, from cheap to exact."""

@@ -1,0 +1,472 @@
+"""Lipschitz constants of networks: a ladder of sound upper bounds, each above a real Jacobian's
+norm.
+
+From cheap to exact (THEORY 4): the product of the layers' norms; bound propagation of the Jacobian
+with the neurons that are stable on the domain fixed, or with the slopes that a smooth activation
+takes there; a semidefinite bound; branch and bound, on the neurons of a ReLU network and on the
+inputs of a smooth one, which closes the bracket on small networks.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bound import Bound, below
+from wassail.certificates.bounds.jacobian import (
+    entries,
+    entry_norms,
+    one_region,
+    ranges,
+    secants,
+    smooth_bounds,
+)
+from wassail.certificates.bounds.norms import change, matrix_norm, positive_norm, product
+from wassail.certificates.bounds.propagate import Bounds, Span, crown, gradients
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.condense import condensed
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.region import Region, Where
+from wassail.certificates.lipschitz.semidefinite import MEMORY, segmented
+from wassail.certificates.lipschitz.steepest import (
+    as_graph,
+    ascend,
+    jacobian_norms,
+    jacobians,
+    margin_rows,
+)
+from wassail.certificates.lipschitz.walk import Walk
+from wassail.certificates.search.constants import branch
+from wassail.certificates.search.pieces import Search
+from wassail.certificates.search.workers import Workers
+from wassail.errors import InputError, unknown
+from wassail.geometry import maximiser
+from wassail.network import Model, versions
+from wassail.progress import Progress, progress_bar
+from wassail.threat import Number, dual, number, parse_norm
+from wassail.ties import first_largest, largest
+
+METHODS = ("auto", "product", "propagate", "sdp", "exact")
+
+
+OUTPUTS = ("margins", "logits")
+
+
+AUTO = (
+    60 * clock.SECOND
+)  # operations that `auto` and `sdp` take at most when no time limit is given
+
+
+STEPS = (
+    0.1,
+    0.3,
+    1.0,
+    1.0,
+)  # of the search for steep points, in parts of the domain's width or of the scale
+
+
+SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
+
+
+NARROW = 64  # inputs
+
+
+DENSE = 5000  # undecided neurons up to which the dense form is built
+
+
+MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
+
+
+FEW = 6  # inputs of a smooth network up to which `auto` branches on them
+
+
+def lipschitz(
+    model: Model | Graph,
+    norm: Number,
+    domain: Where = None,
+    *,
+    outputs: str = "margins",
+    norm_out: Number | None = None,
+    labels: Iterable[int] | None = None,
+    method: str = "auto",
+    time_limit: float | None = None,
+    nodes: int | None = None,
+    shape: Sequence[int] | None = None,
+    seed: int = 0,
+    workers: Workers = None,
+    progress: Progress = False,
+) -> Bound:
+    """How fast a network's outputs can change over a domain, from both sides.
+
+    outputs: "margins", `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over labels k (`labels`,
+    default all), which is the slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm ->
+    norm_out}` (norm_out: default `norm`). norm: the input norm r. domain: None for all of R^n, a
+    box `(low, high)` of numbers or tensors, or a `Ball`. method: "product" (of transformers: by
+    their modules), "propagate", "sdp" (ReLUs and activations), "exact", or "auto", which climbs the
+    ladder until the bracket is closed or its limit is reached; every method returns the best of the
+    cheaper ones too. "exact" branches on the neurons of a ReLU network, and on the inputs of a
+    smooth one until the gap is 1e-6. time_limit: in seconds; without one "auto" and "sdp" have a
+    budget of work (about a minute), so the answer never depends on the clock; with one
+    `info["cut"]` says whether it stopped a rung. nodes: of branch and bound, which without either
+    runs until it is exact. An interrupt (Ctrl-C) returns the bracket so far. shape: of one sample,
+    where neither the domain nor the first layer tells it. workers: who shares the branch and bound
+    of a ReLU network: a number of processes, or a pool of `certificates.search.workers`. The lower
+    side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by
+    1e-12.
+    """
+    r = parse_norm(norm)
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if outputs not in OUTPUTS:
+        raise unknown("outputs", outputs, OUTPUTS)
+    if outputs == "margins" and norm_out is not None:
+        raise InputError(
+            "norm_out belongs to outputs='logits': margins are single numbers, leave it out."
+        )
+    limit = None if time_limit is None else number(time_limit, "time_limit")
+    most = None if nodes is None else int(number(nodes, "nodes"))
+    graph = as_graph(model, domain, shape)
+    region = Region.make(domain, graph.inputs, graph.device)
+    if outputs == "margins":
+        graph = graph.head(margin_rows(graph.outputs, labels))
+        q = math.inf
+    else:
+        q = r if norm_out is None else parse_norm(norm_out)
+    with progress_bar(progress, "Lipschitz constant") as report:
+        ladder = Ladder(graph, region, r, q, most, seed, report, workers)
+        free = (
+            limit is not None
+            or clock.seconds_left() < math.inf
+            or method in ("product", "propagate", "exact")
+        )
+        with clock.limited(limit, math.inf if free else AUTO):
+            bound = ladder.climb(method)
+    neurons = sum(
+        node.size for node in graph.nodes if node.slope is not None or node.activation is not None
+    )
+    info = {
+        "norm": r,
+        "norm_out": q,
+        "outputs": outputs,
+        "domain": str(region),
+        "seed": seed,
+        "versions": versions(),
+        "neurons": neurons,
+        **bound.info,
+    }
+    witness = None if bound.witness is None else bound.witness.cpu()
+    return Bound(bound.lower, bound.upper, bound.method, witness, info)
+
+
+@dataclass
+class Ladder:
+    """One climb: what is known so far is kept whatever happens next."""
+
+    graph: Graph
+    region: Region
+    norm_in: float
+    norm_out: float
+    nodes: int | None = None
+    seed: int = 0
+    report: Callable[[float], None] = lambda share: None
+    workers: Workers = None
+    lower: float = 0.0
+    upper: float = math.inf
+    method: str = "product"
+    witness: Tensor | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+    cut: bool = False  # whether the clock stopped a rung
+
+    def climb(self, method: str) -> Bound:
+        """Rung by rung up to `method`."""
+        began = time.monotonic()
+        try:
+            self._improve(product(self.graph, self.norm_in, self.norm_out), "product")
+            self._sample()
+            self._improve(self.upper, "product")
+            if self.graph.curved:
+                self._improve(
+                    modules(self.graph, self.region, self.norm_in, self.norm_out, self._spans),
+                    "modules",
+                )
+            if method != "product":
+                (self._smooth if self.graph.smooth else self._local)(method)
+        except KeyboardInterrupt:  # the bracket so far is an answer
+            self.info["interrupted"] = True
+        except clock.Late:
+            self.cut |= clock.out_of_time()
+        info = {**self.info, "cut": self.cut, "seconds": time.monotonic() - began}
+        return Bound(self.lower, self.upper, self.method, self.witness, info)
+
+    @contextmanager
+    def _share(self, parts: int = 1) -> Iterator[None]:
+        """A part of what is left for one rung; what it has not reached then is left to the
+        others.
+        """
+        with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+            with suppress(clock.Late):
+                yield
+            self.cut |= clock.out_of_time()
+
+    def _local(self, method: str) -> None:
+        bounds = condensed(crown(self.graph, self.region))
+        self.info["undecided"] = bounds.open
+        self.report(0.1)
+        self._improve(propagated(bounds, self.norm_in, self.norm_out, tighten=False), "propagate")
+        if not self._closed() and self._affordable(bounds, 1 if method == "propagate" else 2):
+            with self._share(1 if method == "propagate" else 2):
+                self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        self.report(0.2)
+        branches = method == "exact" or (
+            method == "auto" and bounds.open <= SMALL and self._dense(bounds)
+        )
+        narrow = (
+            branches and self.graph.inputs <= NARROW
+        )  # there branch and bound starts with the same bound at once
+        if not self._closed() and method in ("sdp", "auto") and not narrow:
+            with self._share(2 if branches else 1):
+                self._improve(segmented(bounds, self.norm_in, self.norm_out), "sdp")
+        self.report(0.3)
+        if not self._closed() and branches:
+            network = bounds.graph.piecewise(bounds.states(), DENSE)
+            self._branch(network)
+
+    @cached_property
+    def _spans(self) -> Mapping[int, Span]:
+        """Where the values of a smooth network lie."""
+        return ranges(self.graph, one_region(self.region))
+
+    def _smooth(self, method: str) -> None:
+        """The rungs of a network with smooth parts."""
+        spans = self._spans
+        self._improve(
+            float(entry_norms(*entries(self.graph, spans), self.norm_in, self.norm_out)),
+            "propagate",
+        )
+        self.report(0.1)
+        share = (
+            2 if self.graph.inputs <= FEW or not self.graph.curved else 1
+        )  # of the time left: is there a rung after it?
+        neurons = sum(
+            node.size for node in self.graph.nodes if node.map is None
+        )  # a tangent from each of them
+        price = 2 * self.graph.operations * neurons
+        if not self._closed() and self.region.bounded and price < clock.work_left() / share:
+            with self._share(share):
+                self._improve(
+                    float(
+                        entry_norms(*entries(self.graph, spans, True), self.norm_in, self.norm_out)
+                    ),
+                    "propagate",
+                )
+        if not self.graph.curved:
+            self._elementwise(method, spans)
+        self.report(0.3)
+        hopeless = (
+            math.isinf(self.upper) and not self.region.bounded
+        )  # cutting infinity in two leaves it infinite
+        if (
+            not self._closed()
+            and not hopeless
+            and (method == "exact" or (method == "auto" and self.graph.inputs <= FEW))
+        ):
+            self._search()
+
+    def _elementwise(self, method: str, spans: Mapping[int, Span]) -> None:
+        """What holds for ReLUs and for every function with a range of slopes."""
+        bounds = smooth_bounds(self.graph, self.region, spans)
+        steepest = {
+            i: max(float(side.abs().max()) for side in bounds.derivative(i)) for i in bounds.spans
+        }
+        self._improve(product(self.graph, self.norm_in, self.norm_out, steepest), "product")
+        if not self._closed() and self._affordable(bounds, 1 if method == "propagate" else 2):
+            with self._share(1 if method == "propagate" else 2):
+                self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
+        self.report(0.2)
+        narrow = self.graph.inputs <= FEW and method != "sdp"  # there the search does better
+        fits = bounds.open <= MANY  # no neuron is decided here
+        if not self._closed() and method in ("sdp", "auto") and not narrow and fits:
+            with self._share():
+                self._improve(segmented(secants(bounds), self.norm_in, self.norm_out), "sdp")
+
+    def _search(self) -> None:
+        def value(x: Tensor) -> Tensor:
+            return jacobian_norms(jacobians(self.graph, x), self.norm_in, self.norm_out) * (
+                1 - 1e-12
+            )
+
+        def climb(x: Tensor) -> Tensor:
+            return ascend(self.graph, self.region, x, self.norm_in, self.norm_out)
+
+        def tick(search: Search) -> None:
+            self.info["nodes"] = search.nodes
+            if search.lower > self.lower and search.witness is not None:
+                self.lower = search.lower
+                self.witness = search.witness
+            self._improve(search.upper, "branch")
+            self.report(
+                0.3 + 0.7 * self.lower / max(self.upper, 1e-300)
+                if math.isfinite(self.upper)
+                else 0.3
+            )
+
+        search = Search(
+            self.graph,
+            self.region,
+            self.norm_in,
+            self.norm_out,
+            value,
+            climb,
+            self.lower,
+            self.witness,
+            best=self.upper,
+        )
+        search.run(self.nodes, tick)
+        self.cut |= clock.out_of_time() and search.upper > search.lower * (1 + 1e-6)
+
+    def _dense(self, bounds: Bounds) -> bool:
+        """Whether the dense form fits."""
+        return (self.graph.inputs + bounds.open) * max(
+            node.size for node in bounds.graph.nodes
+        ) <= MEMORY
+
+    def _affordable(self, bounds: Bounds, parts: int) -> bool:
+        """Whether a part of the budget pays for the gradient of every undecided neuron and
+        every entry, both sides.
+        """
+        price = 4 * bounds.graph.operations * self.graph.outputs * (bounds.open + self.graph.inputs)
+        return price < clock.work_left() / parts
+
+    def _branch(self, network: Piecewise) -> None:
+        def tick(lower: float, upper: float, nodes: int) -> None:
+            self.info["nodes"] = nodes
+            self.report(0.3 + 0.7 * lower / max(upper, 1e-300) if math.isfinite(upper) else 0.3)
+
+        found = branch(  # on the CPU, where the dense form is and programs are solved
+            network,
+            self.region.to(HOST),
+            self.norm_in,
+            self.norm_out,
+            nodes=self.nodes,
+            seed=self.seed,
+            tick=tick,
+            workers=self.workers,
+        )
+        self.info["nodes"] = found.nodes
+        self.cut |= clock.out_of_time() and not found.complete
+        if found.lower > self.lower and found.witness is not None:
+            self.lower = found.lower
+            self.witness = found.witness
+        self._improve(found.upper, "branch")
+
+    def _sample(self, count: int = 64) -> None:
+        """The lower side: the Jacobian's norm at random points, on R^n at several scales, and along
+        its steepest rows.
+
+        A gap that grows along its gradient tends to meet steeper pieces there.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        low, high = self.region.box
+        spreads = (float((high - low).amax()),) if self.region.bounded else (0.1, 1.0, 10.0, 1000.0)
+        few = max(
+            4, min(count, 2**24 // max(node.size for node in self.graph.nodes)) // len(spreads)
+        )
+        for spread in spreads:
+            x = self.region.sample(few, generator, spread)
+            seen: list[tuple[Tensor, Tensor]] = []
+            for step in (*STEPS, 0.0):
+                jacobian, norms = self._keep(x)
+                clock.check()
+                seen.append((x, norms))
+                steepest = first_largest(
+                    torch.linalg.vector_norm(jacobian, dual(self.norm_in), dim=2)
+                )
+                row = maximiser(
+                    jacobian.take_along_dim(steepest[:, None, None], 1)[:, 0], self.norm_in
+                )
+                # Steps are measured entry by entry, whatever the norm.
+                x = self.region.inside(x + step * spread * row / row.abs().amax().clamp(min=1e-300))
+            if self.graph.smooth:
+                x, norms = (torch.cat(parts) for parts in zip(*seen))
+                steep = largest(norms, max(4, few // 2))
+                self._keep(
+                    ascend(self.graph, self.region, x[steep], self.norm_in, self.norm_out, spread)
+                )
+
+    def _keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The Jacobians at points `(m, n)` and their norms `(m,)`, the largest of which is kept
+        as the lower side.
+        """
+        jacobian = jacobians(self.graph, x)
+        norms = jacobian_norms(jacobian, self.norm_in, self.norm_out)
+        value, best = norms.max(0)
+        if self.witness is None or float(value) * (1 - 1e-12) > self.lower:
+            self.lower = max(0.0, float(value) * (1 - 1e-12))
+            self.witness = x[best]
+        return jacobian, norms
+
+    def _improve(self, upper: float, method: str) -> None:
+        if upper < self.upper:
+            self.upper = upper
+            self.method = method
+        if math.isinf(self.lower):
+            raise InputError("the network's Jacobian overflows float64: rescale its weights.")
+        self.lower = below(self.lower, self.upper, f"Jacobian norm, by {method}")
+
+    def _closed(self) -> bool:
+        return self.upper - self.lower <= 1e-12 * self.upper
+
+
+def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = True) -> float:
+    """`||J||_{r -> s}` by bound propagation of the Jacobian, with `tighten` by substitution, else
+    by intervals.
+
+    Entries no larger than those of M bound the norm by that of M; so do the norms of the rows, each
+    in the dual norm of r.
+    """
+    found = gradients(bounds, torch.eye(bounds.graph.outputs, dtype=torch.float64), tighten)
+    low, high = entries = found.entries(tighten)
+    best = positive_norm(torch.maximum(low.abs(), high.abs()), norm_in, norm_out)
+    if norm_in != 1:
+        best = min(
+            best, float(torch.linalg.vector_norm(found.norm(dual(norm_in), entries), norm_out))
+        )
+    return best * (1 + 1e-12)
+
+
+def modules(
+    graph: Graph,
+    region: Region,
+    norm_in: float,
+    norm_out: float,
+    known: Mapping[int, Span] | None = None,
+) -> float:
+    """`||J||_{r -> s}` of a transformer over a region by the Euclidean constants of its modules
+    (THEORY 5).
+
+    known: what `ranges` found there, if it has been called already.
+    """
+    walk = Walk.make(graph, region, known)
+    last = graph.nodes[-1]
+    size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
+    if (
+        isinstance(last.map, Matrix) and len(last.shape) == 1
+    ):  # or the last matrix changes from the 2-norm to s in one piece
+        leave = matrix_norm(last.map.weight, 2.0, norm_out)
+        size = min(size, walk.stretch(0, last.inputs[0]) + math.log(max(leave, 1e-300)))
+    return (
+        change(graph.inputs, norm_in, 2.0) * math.exp(size) * (1 + 1e-12)
+        if size < 700
+        else math.inf
+    )

@@ -1,0 +1,1 @@
+"""The worst-case loss: slopes, exact values, curves."""

@@ -1,0 +1,508 @@
+"""`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind
+the lower side.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bound import Bound, below
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.graph.region import Region
+from wassail.certificates.lipschitz.ladder import lipschitz
+from wassail.certificates.loss.certificate import SLOPES, Certificate
+from wassail.certificates.loss.chords import (
+    Chords,
+    ChordSearch,
+    Tail,
+    chords,
+    loss_above,
+    steepest_of,
+)
+from wassail.certificates.loss.problem import WorstCase
+from wassail.certificates.loss.recession import Shadow, recession, shadow
+from wassail.certificates.loss.slopes import highest_loss, ray_slope
+from wassail.certificates.loss.worst_case import anchor_and_offset, worst_case_network
+from wassail.certificates.search.infinity import infinity, tightness
+from wassail.checks import check_data
+from wassail.errors import InputError, unknown
+from wassail.geometry import vector_norm
+from wassail.losses import LIPSCHITZ, predict
+from wassail.network import Model, versions
+from wassail.progress import Progress, progress_bar
+from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm
+from wassail.transport.allocation import sample_weights
+
+# networks whose cells are all looked at
+CELLS_INPUTS = 6
+
+
+CELLS_NEURONS = 40
+
+
+CELLS = 1500
+
+
+# smooth networks whose steepest chord is closed in by boxes
+FEW_INPUTS = 2
+
+
+FEW_SAMPLES = 50
+
+
+WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
+
+
+DENSE_NEURONS = 300  # networks whose slope at infinity goes to branch and bound
+
+
+def certify(
+    model: Model | Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: Number = 2,
+    loss: str = "cross_entropy",
+    domain: Domain = None,
+    *,
+    slopes: Iterable[str] = SLOPES,
+    mu: Tensor | None = None,
+    time_limit: float | None = None,
+    seed: int = 0,
+    progress: Progress = False,
+) -> Certificate:
+    """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY
+    3).
+
+    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain:
+    None for R^n, or a box. slopes: which of "infinity", "anchor", "margin", "paper" to compute.
+    time_limit: seconds for all of them, shared evenly, and `info["cut"]` says whether it stopped
+    something; without one there is a budget of work (about a minute), so that the answer does not
+    depend on the clock. An interrupt keeps those that are done. Small networks get exact slopes by
+    their cells and by branch and bound, large ones brackets by propagation and points. Smooth
+    networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the slope at infinity
+    is that of their recession function, and the upper slopes are those of `lipschitz`.
+    """
+    r = parse_norm(norm)
+    domain = parse_domain(domain)
+    wanted = tuple(slopes)
+    for name in wanted:
+        if name not in SLOPES:
+            raise unknown("slope", name, SLOPES)
+    if loss == "dlr":
+        raise InputError(
+            "the DLR loss is a ratio of logit differences and not Lipschitz: certify 'margin' or "
+            "'cross_entropy'."
+        )
+    if loss not in LIPSCHITZ:
+        raise unknown("loss", loss, tuple(LIPSCHITZ))
+    x, y = check_data(x, y, domain)
+    if not len(x):
+        raise InputError(
+            "there are no samples: a certificate is about the loss on data, give at least one."
+        )
+    graph = _graph(model, x)
+    if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
+        raise InputError(
+            f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
+            f"{graph.outputs} classes."
+        )
+    with progress_bar(progress, "certificate") as report:
+        limit = None if time_limit is None else number(time_limit, "time_limit")
+        with clock.limited(limit, WORK if limit is None else math.inf):
+            return Work(
+                graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), seed
+            ).run(wanted, report)
+
+
+class Work:
+    """One certificate in the making: each slope is kept as soon as it is known."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        loss: str,
+        domain: Domain,
+        mu: Tensor,
+        seed: int,
+    ) -> None:
+        self.graph = graph
+        self.x = x
+        self.y = y
+        self.norm = norm
+        self.loss = loss
+        self.domain = domain
+        self.mu = mu
+        self.seed = seed
+        self.cut = False
+        self.labels = sorted(set(y.tolist()))
+        self.region = Region.make(
+            domain, graph.inputs
+        )  # the CPU's, like samples and cells; propagation has its own
+        self.found: dict[str, Bound] = {}
+        self.line: tuple[float, float] | None = None
+        self.tight: bool | None = None
+        self.seen: tuple[Tensor, Tensor] | None = None
+        # On R^n a smooth network is within a fixed distance of a piecewise-linear one; in a box
+        # that one is of no use.
+        self.shadow = (
+            Shadow(graph.to(HOST), {})
+            if not graph.smooth
+            else None
+            if self.region.bounded
+            else shadow(graph)
+        )
+        flat = None if self.shadow is None else self.shadow.graph
+        small = flat is not None and flat.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
+        self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
+
+    def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
+        """Every slope asked for, the cheap and general ones first."""
+        interrupted = False
+        try:
+            # A chord is at most as steep as the margins: without cells, S has no upper side but
+            # theirs.
+            cells = self.small is not None and not self.graph.smooth
+            todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
+            for done, name in enumerate(
+                n for n in ("margin", "paper", "infinity", "anchor") if n in todo
+            ):
+                began = time.monotonic()
+                share = len(todo) - done
+                with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
+                    with suppress(clock.Late):
+                        getattr(self, f"_{name}")()
+                    self.cut |= clock.out_of_time()
+                self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
+                bound = self.found[name]
+                self.found[name] = replace(
+                    bound, info={**bound.info, "seconds": time.monotonic() - began}
+                )
+                report((done + 1) / len(todo))
+            if "infinity" in todo or "anchor" in todo:
+                with suppress(clock.Late):
+                    self._far_line()
+        except KeyboardInterrupt:  # what is computed stays
+            interrupted = True
+        rays = []
+        if self._has_ray():
+            steepest = self.found["infinity"]
+            assert steepest.witness is not None
+            rays.append((int(steepest.info["label"]), steepest.witness))
+        found = chords(
+            self.graph, self.x, self.y, self.norm, self.domain, self.loss, rays, self.seen
+        )
+        self._settle(found)
+        z = torch.cat(
+            [
+                self.graph.logits(part.to(self.graph.device)).cpu()
+                for part in torch.split(self.x.double(), 256)
+            ]
+        )
+        clean = LIPSCHITZ[self.loss](z, self.y)
+        # The loss at the samples is computed, too: what rounding may have taken from it belongs to
+        # the upper side.
+        parts = zip(*(torch.split(v.to(self.graph.device), 256) for v in (self.x, self.y)))
+        with clock.unlimited():  # on points, where nothing is left to substitute
+            margin = torch.cat(
+                [
+                    margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain).cpu()
+                    for x, y in parts
+                ]
+            )
+        info = {
+            "empirical_above": self._rounded_up(loss_above(margin, self.y, self.loss)),
+            "versions": versions(),
+            "seed": self.seed,
+            "labels": self.labels,
+            "order": 1,
+            "smooth": self.graph.smooth,
+            **({} if self.graph.smooth else {"neurons": self.graph.neurons}),
+            **({"interrupted": True} if interrupted else {}),
+            "cut": self.cut,
+        }
+        get = {name: bound for name, bound in self.found.items() if name in wanted}.get
+        return Certificate(
+            self.x,
+            self.y,
+            self.mu,
+            self.norm,
+            self.loss,
+            self.domain,
+            math.fsum((self.mu * clean).tolist()),
+            get("infinity"),
+            get("anchor"),
+            get("margin"),
+            get("paper"),
+            self.line,
+            found.points,
+            found.root,
+            found.gain,
+            found.distance,
+            found.predicted,
+            predict(z, self.y),
+            self.tight,
+            info,
+        )
+
+    def _has_ray(self) -> bool:
+        return (
+            self.domain is None
+            and "infinity" in self.found
+            and "label" in self.found["infinity"].info
+        )
+
+    def _margin(self) -> None:
+        self.found["margin"] = lipschitz(
+            self.graph, self.norm, self.domain, labels=self.labels, seed=self.seed
+        )
+
+    def _paper(self) -> None:
+        factor = 2 ** (1 / self.norm)
+        bound = lipschitz(
+            self.graph,
+            self.norm,
+            self.domain,
+            outputs="logits",
+            norm_out=dual(self.norm),
+            seed=self.seed,
+        )
+        low = factor * bound.lower * (1 - 2.0**-50)
+        high = factor * bound.upper * (1 + 2.0**-50)
+        self.found["paper"] = Bound(low, high, bound.method, bound.witness, bound.info)
+
+    def _infinity(self) -> None:
+        far = None if self.region.bounded else recession(self.graph)
+        if far is None:
+            self.found["infinity"] = Bound(
+                0.0, 0.0, "bounded domain" if self.region.bounded else "bounded"
+            )
+        elif far.neurons <= DENSE_NEURONS:
+            self.found["infinity"] = infinity(
+                far.piecewise(), self.norm, self.labels, seed=self.seed
+            )
+        else:
+            self.found["infinity"] = ray_slope(
+                far.to(self.graph.device), self.norm, self.labels, self.seed
+            )
+
+    def _anchor(self) -> None:
+        self.found["anchor"] = Bound(
+            0.0, math.inf, "margin"
+        )  # filled from its neighbours and the chords
+        if self.small is not None:
+            parts = 2 if self.graph.smooth else 1
+            with clock.limited(clock.seconds_left() / parts, clock.work_left() / parts):
+                self._cells(self.small)
+        few = (
+            self.graph.inputs <= FEW_INPUTS
+            and len(self.x) <= FEW_SAMPLES
+            and len(self.graph.nodes[0].shape) == 1
+        )
+        if self.graph.smooth and few:
+            self._boxes()
+
+    def _cells(self, network: Piecewise) -> None:
+        """From the cells of a small network, S and the second line; of a smooth one's shadow,
+        the line and points to try.
+        """
+        assert self.shadow is not None
+        x = self.x.double().flatten(1)
+        fine = 1e-4 if self.loss == "cross_entropy" else 1e-6
+        # In a box a line that hardly rises caps the loss; on R^n nothing is finite below the slope
+        # at infinity.
+        known = self.found.get("infinity")
+        lam = (
+            1e-9
+            if self.domain is not None
+            else math.inf
+            if known is None
+            else known.upper * (1 + 1e-9)
+        )
+        try:
+            chord, offset, self.seen = anchor_and_offset(
+                network,
+                x,
+                self.y,
+                lam,
+                norm=self.norm,
+                domain=self.domain,
+                loss=self.loss,
+                mu=self.mu,
+                tolerance=fine,
+                cells_limit=CELLS,
+            )
+        except (InputError, clock.Late):  # too many cells
+            return
+        if math.isfinite(offset) and math.isfinite(lam):
+            # Either loss changes by no more than the margin that changes most.
+            error = {k: self.shadow.margin_error(k).max() for k in self.labels}
+            self.line = (
+                lam,
+                offset + self._rounded_up(torch.stack([error[k] for k in self.y.tolist()])),
+            )
+        if not self.graph.smooth:
+            self.found["anchor"] = chord
+            if self.domain is None:
+                self.tight = tightness(network, self.norm, self.labels).tight
+
+    def _tail(self) -> Tail | None:
+        """`loss(x, y_i) <= lam ||x - x_i|| + height_i` on the whole domain, for networks of any
+        size.
+
+        A loss that is bounded has lam = 0. On R^n the margins differ from those of the recession
+        function by at most their drift, so that `loss(x, k) <= l ||x|| + loss of the drift`, and
+        `||x|| <= ||x_i|| + ||x - x_i||`.
+        """
+        most = highest_loss(self.graph, self.labels, self.loss, self.domain)
+        which = torch.searchsorted(torch.tensor(self.labels), self.y)
+        if bool(torch.isfinite(most).all()):
+            return Tail(0.0, most[which])
+        known = self.found.get("infinity")
+        if known is None or self.shadow is None:
+            return None
+        drift = torch.stack([self.shadow.drift(k) for k in self.labels])
+        start = loss_above(-drift, torch.tensor(self.labels), self.loss)[which]
+        lam = known.upper * (1 + 1e-9)
+        size = (
+            lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * 2.0**-52)
+        )
+        return Tail(lam, start + size + 2.0**-52 * (start.abs() + size))
+
+    def _far_line(self) -> None:
+        """The second line from the tail, where the cells have not found one; of two with the
+        same slope the lower one.
+        """
+        if self.line is None or self.graph.smooth:
+            tail = self._tail()
+            lines = [] if self.line is None else [self.line]
+            if tail is not None:
+                lines.append((tail.lam, self._rounded_up(tail.height)))
+            self.line = min(lines, default=None)
+
+    def _boxes(self) -> None:
+        """S of a smooth network with one or two inputs."""
+        tail = None if self.region.bounded else self._tail()
+        if tail is None and not self.region.bounded:  # nothing is known far away
+            return
+        search = ChordSearch(
+            self.graph.to(HOST),
+            self.x,
+            self.y,
+            self.norm,
+            self.domain,
+            self.loss,
+            self.found["margin"].upper,
+            tail,
+        )
+        upper = search.run()
+        self.found["anchor"] = Bound(below(search.steepest, upper, "anchor"), upper, "boxes")
+        parts = [
+            (search.found.root, search.found.points),
+            *([] if self.seen is None else [self.seen]),
+        ]
+        self.seen = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+    def _rounded_up(self, values: Tensor) -> float:
+        """`sum_i mu_i v_i`, rounded up."""
+        return math.fsum((self.mu * values).tolist()) + 4 * 2.0**-52 * math.fsum(
+            (self.mu * values.abs()).tolist()
+        )
+
+    def _settle(self, found: Chords) -> None:
+        """`l <= S <= Lm <= L`: each bracket learns from its neighbours, and S from the chords."""
+        slope, place = steepest_of(self.graph, self.x, found)
+        if "anchor" in self.found and slope > self.found["anchor"].lower:
+            old = self.found["anchor"]
+            info = {**old.info, "sample": int(found.root[place])}
+            point = found.points[place].flatten().double()
+            self.found["anchor"] = Bound(
+                below(slope, old.upper, "anchor"), old.upper, old.method, point, info
+            )
+        chain = [name for name in SLOPES if name in self.found]
+        for low, high in itertools.pairwise(chain):
+            a = self.found[low]
+            b = self.found[high]
+            if a.lower > b.lower:
+                self.found[high] = Bound(
+                    below(a.lower, b.upper, high), b.upper, b.method, b.witness, b.info
+                )
+        for high, low in itertools.pairwise(reversed(chain)):
+            a = self.found[low]
+            b = self.found[high]
+            if b.upper < a.upper:
+                lower = below(a.lower, b.upper, low)
+                self.found[low] = Bound(lower, b.upper, f"{high}, {b.method}", a.witness, a.info)
+
+
+def worst_case(
+    model: Model | Graph | Piecewise,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    loss: str = "margin",
+    *,
+    mu: Tensor | None = None,
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells: int = 100_000,
+) -> WorstCase:
+    """The worst expected loss over `Omega_p(eps)` of a small network, by its cells and the
+    one-dimensional dual (THEORY 2).
+
+    To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower
+    side the loss of the distribution `result.atoms`, `result.masses`, whose transport cost is
+    `result.cost`. cells: how many pieces are acceptable. Its programs are solved on the CPU,
+    wherever the model is.
+    """
+    x, y = check_data(x, y, threat.domain)
+    return worst_case_network(
+        _dense(model, x),
+        x.cpu().double().flatten(1),
+        y.cpu(),
+        norm=threat.norm,
+        order=threat.order,
+        eps=threat.eps,
+        domain=threat.domain,
+        loss=loss,
+        mu=mu,
+        tolerance=tolerance,
+        time_limit=time_limit,
+        cells_limit=cells,
+    )
+
+
+def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
+    if isinstance(model, Piecewise):
+        return model
+    graph = _graph(model, x)
+    if graph.smooth:
+        raise InputError(
+            "worst_case goes through the cells of a ReLU network, and a smooth one has none: use "
+            "ws.loss_curve or ws.certify."
+        )
+    return graph.piecewise()
+
+
+def _graph(model: Model | Graph, x: Tensor) -> Graph:
+    return (
+        model
+        if isinstance(model, Graph)
+        else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
+    )

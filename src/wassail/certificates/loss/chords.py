@@ -1,0 +1,471 @@
+"""Steepest chords from the samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.jacobian import adjoint, boxed, ranges
+from wassail.certificates.bounds.propagate import gamma, magnitudes
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.softmax import Softmax
+from wassail.certificates.loss.recession import spans
+from wassail.geometry import maximiser, steepest, vector_norm
+from wassail.losses import LIPSCHITZ
+from wassail.threat import Domain, dual
+from wassail.ties import in_order
+
+# rays per pair of classes, steps each
+STARTS = 6
+
+
+CLIMB = 25
+
+
+# cells that are bounded at once; relative gap at which the search for the steepest chord stops
+CELLS = 512
+
+
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Chords:
+    """Evaluated points, each with the sample it is reached from.
+
+    root `(M,)`; points `(M, *shape)` in the samples' dtype; gain in loss, distance and predicted
+    class `(M,)`, in float64 and computed from the stored points.
+    """
+
+    root: Tensor
+    points: Tensor
+    gain: Tensor
+    distance: Tensor
+    predicted: Tensor
+
+
+def chords(
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: float,
+    domain: Domain,
+    loss: str,
+    rays: Sequence[tuple[int, Tensor]] = (),
+    seen: tuple[Tensor, Tensor] | None = None,
+) -> Chords:
+    """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' -
+    x_i||_r`.
+
+    For a range of distances an ascent on the loss in balls of that radius; for each ray `(label,
+    u)` points out on it; and those that others have seen already: samples `(M,)` and flat points
+    `(M, n)`. Points are looked for where the graph is; what is returned is on the CPU.
+    """
+    parts: list[tuple[Tensor, Tensor]] = []
+    device = graph.device
+    every = torch.arange(len(x), device=device)
+    wide = x.detach().to(device).double()
+    y = y.to(device)
+    spread = 1.0 if domain is None else domain[1] - domain[0]
+    full = change_of_scale(wide[0].numel(), norm) * spread
+    radii = [1e-4, 1e-3, 1e-2, 0.05, 0.2, 1.0]
+    if graph.smooth:  # nothing is known of the pieces
+        radii += [2.0**k for k in range(-6, 0)] + (
+            [] if domain is not None else [2.0**k for k in range(1, 7)]
+        )
+    for radius in (share * full for share in radii):
+        point = wide.clone()
+        for _ in range(3):  # the maximiser over the ball of the loss linearised at the last point
+            with torch.enable_grad():
+                here = point.detach().requires_grad_(True)
+                (g,) = torch.autograd.grad(LIPSCHITZ[loss](graph.logits(here), y).sum(), here)
+            point = wide + steepest(wide, g, norm, radius, domain)
+        parts.append((every, point))
+    size = max(1.0, float(wide.abs().max()))
+    for label, u in rays:
+        mine = (y == label).nonzero().flatten()
+        for far in (
+            4.0**k for k in range(-4, 13)
+        ):  # up to about 10^7, where float64 still has nine digits of the slope
+            parts.append((mine, wide[mine] + far * size * u.to(device).reshape(1, *wide.shape[1:])))
+    if seen is not None:
+        parts.append((seen[0].to(device), seen[1].to(device).reshape(-1, *wide.shape[1:])))
+    root = torch.cat([p[0] for p in parts])
+    points = torch.cat([p[1] for p in parts]).to(x.dtype)
+    if domain is not None:
+        points = points.clamp(*domain)
+    clean = LIPSCHITZ[loss](graph.logits(wide), y)
+    logits = torch.cat([graph.logits(part) for part in torch.split(points.double(), 256)])
+    gain = LIPSCHITZ[loss](logits, y[root]) - clean[root]
+    distance = vector_norm(points.double() - wide[root], norm)
+    keep = (gain > 0) & (distance > 0)
+    return Chords(*(v[keep].cpu() for v in (root, points, gain, distance, logits.argmax(1))))
+
+
+def change_of_scale(n: int, norm: float) -> float:
+    """The length in norm r of a vector of n entries of size 1: what distances in a unit box are
+    compared with.
+    """
+    return float(n ** (1 / norm)) if norm < math.inf else 1.0
+
+
+def steepest_of(graph: Graph, x: Tensor, found: Chords) -> tuple[float, int]:
+    """The steepest chord from the samples `(N, *shape)`, rounded down, and its place; 0 and -1 if
+    no point gains anything.
+
+    Either loss moves by at most twice what the logits do; those are rounded by what `_errors` says.
+    """
+    if not len(found.gain):
+        return 0.0, -1
+    error = 2 * (_errors(graph, found.points).cpu() + _errors(graph, x).cpu()[found.root])
+    slope = ((found.gain - error) / found.distance).clamp(min=0) * (1 - 1e-12)
+    best = int(slope.argmax())
+    return float(slope[best]), best
+
+
+def _errors(graph: Graph, points: Tensor) -> Tensor:
+    """By how much rounding may have changed the logits at points `(m, *shape)`: `(m,)`.
+
+    Piecewise linear: gamma times the network of magnitudes. Smooth: the width of the intervals that
+    start from the points. They hold the true values and, as their sums are widened by twice the
+    rounding error of one, the computed ones.
+    """
+    found = []
+    for part in torch.split(points.to(graph.device).double(), 256):
+        if graph.smooth:
+            low, high = spans(graph, (part, part))[-1]
+            found.append((high - low).amax(1) * (1 + 2.0**-50))
+        else:
+            found.append(gamma(graph) * magnitudes(graph, part)[-1].amax(1))
+    return torch.cat(found)
+
+
+def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
+    """The loss where every margin `theta_y - theta_j` is at its lower bound, `(N, K) -> (N,)`,
+    rounded up.
+
+    Both losses fall in every margin: cross entropy is `log sum_j exp(-margin_j)`, the margin loss
+    `max_{j != y} -margin_j`.
+    """
+    if loss == "margin":
+        return (-lowest).scatter(1, y[:, None], -math.inf).amax(1)
+    value = (-lowest).logsumexp(1)
+    return value + (lowest.shape[1] + 8) * 2.0**-52 * (1 + lowest.abs().amax(1))
+
+
+@dataclass(frozen=True, eq=False)
+class Tail:
+    """How a loss grows far away: `loss(x, y_i) <= lam ||x - x_i||_r + height_i` for all x;
+    height `(N,)`.
+    """
+
+    lam: float
+    height: Tensor
+
+
+class ChordSearch:
+    """The steepest chord `S` of a smooth network with one or two inputs from above, by cutting the
+    space around each sample.
+
+    Cells are boxes around a sample. In one that does not contain it every margin lies above a plane
+    (`linear.margins`), so that the loss lies below a convex function, and the distance above a
+    linear one, `<g, x - x_i>` with `||g||_s = 1`. A quotient of the two is quasiconvex: a chord
+    into the cell is at most as steep as the one to its steepest corner. A chord into the cube
+    around the sample is at most as steep as a gradient in it (`jacobian.adjoint`). Beyond the last
+    cell the tail tells.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        domain: Domain,
+        loss: str,
+        ceiling: float,
+        tail: Tail | None,
+    ) -> None:
+        self.graph = graph
+        self.x = x.double().flatten(1)
+        self.y = y
+        self.norm = norm
+        self.loss = loss
+        self.low, self.high = (-math.inf, math.inf) if domain is None else domain
+        self.ceiling = ceiling
+        self.tail = tail
+        z = graph.logits(x.double())
+        self.gaps = z - z.gather(1, y[:, None])
+        self.clean = LIPSCHITZ[loss](z, y)
+        self.error = 2 * _errors(graph, x)
+        self.least = self.clean - self.error
+        self.steepest = 0.0
+        self.found = Chords(y[:0], self.x[:0], self.clean[:0], self.clean[:0], y[:0])
+
+    def run(self) -> float:
+        """An upper bound on S, within `CLOSE` of the steepest chord known unless a limit
+        (`clock`) is reached.
+        """
+        scale = (
+            max(1.0, float(self.x.abs().max())) if self.high == math.inf else self.high - self.low
+        )
+        radius = torch.full((len(self.x),), scale * 2.0**-5, dtype=torch.float64)
+        every = torch.arange(len(self.x))
+        for k in range(5):
+            self._scatter(*self._ring(every, radius * 2.0**k))
+        far, settled = self._reach(scale)
+        rings = [
+            self._ring(every, radius * 2.0**k) for k in range(math.ceil(math.log2(far / scale)) + 5)
+        ]
+        root, low, high = (torch.cat(part) for part in zip(*rings))
+        self._scatter(root, low, high)
+        bound = self._cells(root, low, high)
+        inner = self._inner(radius)
+        while True:
+            target = self.steepest * (1 + CLOSE)
+            small = inner <= target
+            done = bound <= target
+            settled = max([settled, *bound[done].tolist()])
+            root = root[~done]
+            low = low[~done]
+            high = high[~done]
+            bound = bound[~done]
+            wide = (~small & (radius > 2.0**-30 * scale)).nonzero().flatten()
+            clock.spend(8 * CELLS * self.graph.operations)
+            if clock.late() or not (len(bound) or len(wide)):
+                return float(max([settled, *inner.tolist(), *bound.tolist()]))
+            before = inner.clone()  # for the larger balls, rings included
+            try:
+                order = in_order(bound, descending=True)
+                pick = order[:CELLS]
+                rest = order[CELLS:]
+                halves = _halves(root[pick], low[pick], high[pick], bound[pick])
+                radius[wide] /= 2
+                ring = self._ring(wide, radius[wide])
+                inner[wide] = torch.minimum(inner[wide], self._inner(radius)[wide])
+                new = [
+                    torch.cat(parts)
+                    for parts in zip(
+                        halves, (*ring, torch.full((len(ring[0]),), self.ceiling).double())
+                    )
+                ]
+                limit = torch.minimum(self._cells(*new[:3]), new[3])
+                root, low, high = (torch.cat([a[rest], b]) for a, b in zip((root, low, high), new))
+                bound = torch.cat([bound[rest], limit])
+            except clock.Late:  # the bounds of before hold
+                return float(max([settled, *before.tolist(), *bound.tolist()]))
+
+    def _reach(self, scale: float) -> tuple[float, float]:
+        """How far the cells go, and the steepest chord beyond them."""
+        if self.tail is None:
+            return scale, 0.0
+        rest = float((self.tail.height - self.least).max().clamp(min=0))
+        far = min(max(scale, rest / (CLOSE / 4 * max(self.steepest, 1e-9))), 2.0**40 * scale)
+        return far, self.tail.lam + rest / far * (1 + 2.0**-50)
+
+    def _ring(self, root: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cubes between `||x - x_i||_inf = radius` and twice that, cut by the box: root
+        `(M,)`, low and high `(M, n)`.
+        """
+        n = self.x.shape[1]
+        corner = torch.cartesian_prod(*[torch.arange(-2.0, 2.0, dtype=torch.float64)] * n).reshape(
+            -1, n
+        )
+        corner = corner[((corner < -1) | (corner > 0)).any(1)]
+        start = self.x[root][:, None] + radius[:, None, None] * corner
+        stop = self.x[root][:, None] + radius[:, None, None] * (corner + 1)
+        low, high = (side.clamp(self.low, self.high).flatten(0, 1) for side in (start, stop))
+        real = (high > low).all(1)
+        return root.repeat_interleave(len(corner))[real], low[real], high[real]
+
+    def _cells(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        parts = zip(*(torch.split(v, CELLS) for v in (root, low, high)))
+        return (
+            torch.cat([self._some(*part) for part in parts])
+            if len(root)
+            else torch.zeros(0, dtype=torch.float64)
+        )
+
+    def _some(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """Upper bounds on the chords into cells: by their corners, and by their highest loss
+        over their distance.
+        """
+        middle = (low + high) / 2
+        self._look(root, middle)
+        sides = [_up(side) for side in (middle - low, high - middle)]
+        far, base, a = margins(Sweep(self.graph, boxed(middle, *sides)).run(), self.y[root])
+        n = low.shape[1]
+        away = middle - self.x[root]
+        signs = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * n).reshape(-1, 1, n)
+        corners = torch.where(signs > 0, sides[1], -sides[0])  # (2^n, M, n)
+        tilt = torch.einsum("mkn,cmn->cmk", a, corners)
+        planes = (
+            base
+            + tilt
+            - (n + 8)
+            * 2.0**-52
+            * (base.abs() + torch.einsum("mkn,cmn->cmk", a.abs(), corners.abs()))
+        )
+        own = torch.arange(base.shape[1]) == self.y[root][:, None]
+        height = torch.stack(
+            [loss_above(p.masked_fill(own, 0.0), self.y[root], self.loss) for p in planes]
+        )
+        unit = maximiser(away, dual(self.norm))
+        length = ((away + corners) * unit).sum(2) - (n + 8) * 2.0**-52 * (
+            away.abs() + corners.abs()
+        ).sum(2)
+        rise = height - self.least[root]
+        fits = (length > 0).all(0) | (rise <= 0).all(
+            0
+        )  # else the quotient may have a pole in the cell
+        by_corners = torch.where(fits, _quotient(rise, length).amax(0), math.inf)
+        nearest = vector_norm(
+            torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm
+        )
+        by_top = _quotient(
+            loss_above(far, self.y[root], self.loss) - self.least[root],
+            nearest * (1 - n * 2.0**-50),
+        )
+        return torch.minimum(by_corners, by_top).clamp(max=self.ceiling)
+
+    def _scatter(self, root: Tensor, low: Tensor, high: Tensor) -> None:
+        """Look at a lattice of 16 points in every cell."""
+        n = low.shape[1]
+        count = round(16 ** (1 / n))
+        share = (
+            torch.cartesian_prod(*[torch.arange(count, dtype=torch.float64)] * n).reshape(-1, n)
+            + 0.5
+        ) / count
+        points = low[:, None] + (high - low)[:, None] * share
+        self._look(root.repeat_interleave(len(share)), points.flatten(0, 1))
+
+    def _look(self, root: Tensor, points: Tensor) -> None:
+        """Evaluate points: keep the steepest chord, rounded down, and those that no nearer
+        point of their sample reaches.
+        """
+        z = self.graph.logits(points)
+        gain = LIPSCHITZ[self.loss](z, self.y[root]) - self.clean[root]
+        length = vector_norm(points - self.x[root], self.norm)
+        top = int((gain / length).argmax())
+        if float(gain[top] / length[top]) > self.steepest:
+            error = self.error[root[top]] + 2 * _errors(self.graph, points[top : top + 1])[0]
+            self.steepest = max(
+                self.steepest, float((gain[top] - error) / length[top]) * (1 - 1e-12)
+            )
+        old = self.found
+        parts = (
+            (old.root, root),
+            (old.points, points),
+            (old.gain, gain),
+            (old.distance, length),
+            (old.predicted, z.argmax(1)),
+        )
+        self.found = _front(Chords(*(torch.cat(pair) for pair in parts)))
+
+    def _inner(self, radius: Tensor) -> Tensor:
+        """Upper bounds on the chords into the cubes around the samples, `(N,)`: no steeper than a
+        gradient of the loss there.
+
+        Margin loss: a rival that is behind at the sample catches up at its own slope only. Cross
+        entropy: the gradient is `sum_j p_j J^T (e_j - e_k)`, the probabilities and the Jacobian
+        anywhere in their ranges.
+        """
+        # To where the first ring begins, which is rounded.
+        low, high = (
+            (self.x + side * radius[:, None]).clamp(self.low, self.high) for side in (-1.0, 1.0)
+        )
+        room = [_up(side) for side in (self.x - low, high - self.x)]
+        reach, within = torch.cat(room, 1).amax(1), ranges(self.graph, boxed(self.x, *room))
+        eye = torch.eye(self.graph.outputs, dtype=torch.float64)
+        found = torch.zeros_like(radius)
+        for k in sorted(set(self.y.tolist())):
+            mine = (self.y == k).nonzero().flatten()
+            part = {i: (low[mine], high[mine]) for i, (low, high) in within.items()}
+            low, high = adjoint(self.graph, part, eye - eye[k])
+            most = torch.maximum(low.abs(), high.abs())
+            gap = self.gaps[mine]
+            if self.loss == "margin":
+                behind = (self.least[mine][:, None] - gap - self.error[mine][:, None]).clamp(min=0)
+                across = change_of_scale(self.x.shape[1], self.norm) * reach[mine][:, None]
+                slope = vector_norm(most.flatten(0, 1), dual(self.norm)).reshape(
+                    gap.shape
+                ) - behind / across * (1 - 1e-12)
+                slope[:, k] = 0.0
+                found[mine] = slope.amax(1).clamp(min=0)
+                continue
+            move = most.sum(2) * reach[mine][:, None] * (1 + 1e-12) + self.error[mine][:, None]
+            least, top = Softmax().span((gap - move, gap + move))
+            gradient = [_sum_of_products(least, top, low, high, side) for side in (-1.0, 1.0)]
+            found[mine] = vector_norm(
+                torch.maximum(gradient[0].abs(), gradient[1].abs()), dual(self.norm)
+            )
+        return (found * (1 + 1e-12)).clamp(max=self.ceiling)
+
+
+def _front(found: Chords) -> Chords:
+    """The points that gain more than every nearer point of the same sample, and more than
+    nothing.
+    """
+    order = torch.from_numpy(
+        np.lexsort((-found.gain.numpy(), found.distance.numpy(), found.root.numpy()))
+    )
+    root = found.root[order]
+    gain = found.gain[order]
+    keep = []
+    owner = -1
+    high = 0.0
+    for m, i, g in zip(order.tolist(), root.tolist(), gain.tolist()):
+        high = high if i == owner else 0.0
+        owner = i
+        if g > high:
+            keep.append(m)
+            high = g
+    return Chords(
+        *(
+            getattr(found, name)[keep]
+            for name in ("root", "points", "gain", "distance", "predicted")
+        )
+    )
+
+
+def _sum_of_products(least: Tensor, top: Tensor, low: Tensor, high: Tensor, side: float) -> Tensor:
+    """One end of `sum_j p_j G_j`, p `(N, K)` in `[least, top]`, `least >= 0`, and G `(N, K, n)`
+    in `[low, high]`: `(N, n)`.
+    """
+    edge = high if side > 0 else -low
+    terms = edge * torch.where(edge > 0, top[:, :, None], least[:, :, None])
+    return side * (terms.sum(1) + (terms.shape[1] + 4) * 2.0**-52 * terms.abs().sum(1))
+
+
+def _quotient(above: Tensor, below: Tensor) -> Tensor:
+    """`above / below`, rounded up: 0 where nothing is gained, infinite where the divisor is not
+    known to be positive.
+    """
+    safe = torch.where(below > 0, below, 1.0)
+    return torch.where(
+        above <= 0, 0.0, torch.where(below > 0, above / safe * (1 + 2.0**-50), math.inf)
+    )
+
+
+def _halves(
+    root: Tensor, low: Tensor, high: Tensor, bound: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every cell cut in two across its longest side."""
+    rows = torch.arange(len(root))
+    widest = (high - low).argmax(1)
+    middle = (low[rows, widest] + high[rows, widest]) / 2
+    left = high.clone()
+    right = low.clone()
+    left[rows, widest], right[rows, widest] = middle, middle
+    return root.repeat(2), torch.cat([low, right]), torch.cat([left, high]), bound.repeat(2)
+
+
+def _up(values: Tensor) -> Tensor:
+    return torch.nextafter(values, torch.full_like(values, math.inf))

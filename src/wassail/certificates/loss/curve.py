@@ -1,0 +1,368 @@
+"""The worst-case loss against the budget, from both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.bound import below
+from wassail.certificates.bounds.crown import margin_bounds
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.loss.chords import change_of_scale
+from wassail.errors import InputError
+from wassail.geometry import distances as distances_between
+from wassail.network import BATCH_SIZE, versions
+from wassail.records import Record
+from wassail.threat import Domain, Number, Threat, number, parse_order
+from wassail.transport.distribution import Distribution
+
+# of the default grid, each the square root of 2 times the one before, up to the width of the domain
+RADII = 22
+
+
+HALVINGS = 70  # of the bracket of the multiplier, from 2^+-120 to rounding
+
+
+ULP = 2.0**-52
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LossCurve(Record):
+    """The worst expected loss over `Omega_order(eps)` as a function of eps: `curve(eps)` is a pair
+    `(lower, upper)`.
+
+    x, y, mu: samples `(N, *shape)`, labels and weights `(N,)`; clean, clean_predicted `(N,)`: loss
+    and class at the samples; points `(M, *shape)` with root, value, distance and predicted `(M,)`:
+    evaluated points, the sample each is reached from, its loss, distance and class; start `(N,)`:
+    clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between two radii, or
+    beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius
+    before))`; slope: and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate,
+    the worst case is at most `C + lam eps`. All are the same for every order: see `of_order`.
+    arithmetic: whether the curve is of the network as it is "executed", in its own floating-point
+    type, or of the "exact" function; lift: how much higher the executed loss may be than the exact
+    one, whose slope it is, anywhere in the domain.
+    """
+
+    x: Tensor
+    y: Tensor
+    mu: Tensor
+    norm: float
+    order: float
+    loss: str
+    domain: Domain
+    clean: Tensor
+    clean_predicted: Tensor
+    points: Tensor
+    root: Tensor
+    value: Tensor
+    distance: Tensor
+    predicted: Tensor
+    start: Tensor
+    grid: Tensor
+    ceiling: Tensor
+    left: Tensor
+    rise: Tensor
+    slope: float
+    info: Mapping[str, Any] = field(default_factory=dict)
+    line: tuple[float, float] | None = None
+    arithmetic: str = "exact"
+    lift: float = 0.0
+
+    def __call__(self, eps: Number) -> tuple[float, float]:
+        """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below,
+        certified and rounded up above.
+        """
+        budget = _budget(eps)
+        high = self._upper(budget)
+        return below(self._expected(*self._plan(budget)), high, "worst-case loss"), high
+
+    def of_order(self, order: Number) -> LossCurve:
+        """The curve of another Wasserstein order, from the same points and bounds: nothing is
+        computed again.
+        """
+        return replace(self, order=parse_order(order))
+
+    @property
+    def empirical(self) -> float:
+        """The expected loss on the samples themselves."""
+        return math.fsum((self.mu * self.clean).tolist())
+
+    def witness(self, eps: Number) -> Distribution:
+        """The distribution behind the lower side: inside `Omega_order(eps)`, its expected loss
+        evaluated (`info["loss"]`).
+
+        One sample may be split between two points; it then stands in the distribution twice, with
+        the parts of its weight.
+        """
+        threat = Threat(self.norm, self.order, _budget(eps), self.domain)
+        rows, choice, mu = self._plan(threat.eps)
+        used = choice >= 0
+        x = self.x[rows]
+        points = x.clone()
+        predicted = self.clean_predicted[rows].clone()
+        points[used], predicted[used] = self.points[choice[used]], self.predicted[choice[used]]
+        zero = torch.zeros(len(rows), dtype=torch.int64)
+        info = {"loss": self._expected(rows, choice, mu), "versions": versions()}
+        return Distribution(
+            x,
+            self.y[rows],
+            points,
+            used.double(),
+            distances_between(points, x, self.norm),
+            self.clean_predicted[rows],
+            predicted,
+            mu,
+            zero,
+            zero,
+            zero,
+            threat,
+            "loss curve",
+            "fixed",
+            info,
+        )
+
+    def _expected(self, rows: Tensor, choice: Tensor, mu: Tensor) -> float:
+        """The expected loss of a plan."""
+        value = self.clean[rows].clone()
+        value[choice >= 0] = self.value[choice[choice >= 0]]
+        return math.fsum((mu * value).tolist())
+
+    def _plan(self, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The best distribution on the evaluated points: samples, where each moves (-1: nowhere),
+        masses; `(N,)` or `(N + 1,)`.
+
+        Order inf: the highest point within eps of each sample. Finite orders: from the samples on,
+        the steps of the concave envelopes in order of steepness while the budget lasts; the step
+        that it cuts splits its sample.
+        """
+        rows = torch.arange(len(self.y))
+        none = torch.full_like(self.y, -1)
+        if not len(self.points) or eps == 0:
+            return rows, none, self.mu
+        place, known = self._table
+        gain = torch.where(known, self.value[place] - self.clean[:, None], -math.inf)
+        if self.order == math.inf:
+            best = torch.where(self.distance[place] <= eps, gain, -math.inf).max(1)
+            return rows, torch.where(best.values > 0, place[rows, best.indices], -1), self.mu
+        price = (
+            self.distance[place] / eps
+        ) ** self.order  # in units of the budget: no order can overflow where it matters
+        step = envelope(gain, price)
+        bill = (self.mu[step.sample] * step.price).cumsum(0)
+        done = int(torch.searchsorted(bill, 1 - 1e-12, right=True))
+        last = torch.full_like(self.y, -1).scatter_reduce(
+            0, step.sample[:done], torch.arange(done), "amax"
+        )
+        choice = torch.where(last >= 0, place[rows, step.to[last]], -1) if done else none
+        if done == len(bill):
+            return rows, choice, self.mu
+        i = int(step.sample[done])
+        paid = float(bill[done - 1]) if done else 0.0
+        share = (1 - 1e-12 - paid) / float(bill[done] - paid)
+        mu = torch.cat([self.mu, share * self.mu[i : i + 1]])
+        mu[i] -= mu[-1]
+        return (
+            torch.cat([rows, rows[i : i + 1]]),
+            torch.cat([choice, place[i, step.to[done]][None]]),
+            mu,
+        )
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """The points of each sample, `(N, P)`: indices, and which of them are real."""
+        order = self.root.argsort(stable=True)
+        count = torch.bincount(self.root, minlength=len(self.y))
+        column_ = torch.arange(int(count.max()))
+        known = column_ < count[:, None]
+        place = torch.where(known, (count.cumsum(0) - count)[:, None] + column_, 0)
+        return order[place], known
+
+    def _upper(self, eps: float) -> float:
+        """The certified side: the best of the growth of each sample, the steepest slope and the
+        line of a certificate.
+
+        `Omega_p(eps)` is a part of `Omega_1(eps)`, so what a line says of order 1 holds for every
+        order.
+        """
+        lines = [] if self.line is None else [self.line]
+        if self.slope < math.inf:
+            lines.append((self.slope, total_of(self.mu, self.start)))
+        lines = [(lam, start + self.lift) for lam, start in lines]
+        tops = (start + lam * eps + 4 * ULP * (abs(start) + lam * eps) for lam, start in lines)
+        return min(self._grown(eps), *tops, math.inf)
+
+    def _grown(self, eps: float) -> float:
+        """By the growth of each sample: order inf one by one, finite orders by the dual at a
+        good multiplier.
+        """
+        if eps == 0:
+            return total_of(self.mu, self.start)
+        edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
+        if self.order == math.inf:
+            t = int(torch.searchsorted(self.grid, eps))
+            top = self.ceiling[:, t]
+            for left, rise in self._lines(edge):
+                line = left[:, t] + rise[:, t] * (eps - float(edge[t]))
+                top = torch.minimum(top, line + 8 * ULP * (left[:, t].abs() + line.abs()))
+            return total_of(self.mu, top)
+        low = -120.0
+        high = 120.0
+        best = total_of(self.mu, self.ceiling.amax(1))  # lam = 0
+        if (
+            self.domain is None and self.order == 1 and self.slope > 0
+        ):  # nothing is finite below the slope beyond the grid
+            low = min(math.log2(self.slope * eps) + 1e-12, high)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            value, spent = self._dual(eps, 2.0**middle, edge)
+            low, high = (middle, high) if spent > 1 else (low, middle)
+            best = min(best, value)
+        return min(best, *(self._dual(eps, 2.0**end, edge)[0] for end in (low, high)))
+
+    def _lines(self, edge: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Two lines above the growth on each interval, left end and slope, `(N, T + 1)` each:
+        of the ball, and the cone.
+        """
+        lines = [(self.left, self.rise)]
+        if self.slope < math.inf:
+            cone = self.start[:, None] + self.lift + self.slope * edge
+            lines.append(
+                (
+                    cone + 4 * ULP * (self.start[:, None].abs() + cone.abs()),
+                    torch.full_like(cone, self.slope),
+                )
+            )
+        return lines
+
+    def _dual(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
+        """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its
+        maximisers spend.
+
+        On each interval of the grid the maximum of a line, cut by the ceiling, minus a power; the
+        smaller one of two lines.
+        """
+        p = self.order
+        none = torch.full((1,), math.inf, dtype=torch.float64)
+        peaks = []
+        for left, rise in self._lines(edge):
+            free = (
+                torch.where(rise * eps > lam, math.inf, 0.0)
+                if p == 1
+                else eps * (rise * eps / (p * lam)) ** (1 / (p - 1))
+            )
+            corner = torch.where(rise > 0, edge + (self.ceiling - left).clamp(min=0) / rise, edge)
+            end = torch.minimum(torch.cat([self.grid, none]), corner)
+            where = torch.maximum(edge, torch.minimum(free, end))
+            top = torch.minimum(self.ceiling, left + rise * (where - edge))
+            price = ((where / eps) ** p).clamp(
+                max=1e200
+            )  # any smaller price is sound, and this one does not overflow
+            paid = lam * price
+            peaks.append((top - paid + (2 * p + 16) * ULP * (top.abs() + paid + left.abs()), price))
+        value, price = peaks[0]
+        for other, cost in peaks[1:]:
+            value, price = torch.minimum(value, other), torch.where(other < value, cost, price)
+        best = value.max(1)
+        spent = float((self.mu * price.gather(1, best.indices[:, None])[:, 0]).sum())
+        return lam * (1 + 4 * ULP) + total_of(self.mu, best.values), spent
+
+    def __repr__(self) -> str:
+        box = "R^n" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        eps = float(self.grid[len(self.grid) // 2])
+        low, high = self(eps)
+        return (
+            f"LossCurve({self.loss} on {len(self.y)} samples, order {self.order:g}, "
+            f"l{self.norm:g}, {box}: "
+            f"{self.empirical:.6g} at eps 0, between {low:.6g} and {high:.6g} at eps {eps:.4g})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """Steps of concave envelopes, the steepest first: sample, the point it leads to, what it
+    costs; `(S,)` each.
+    """
+
+    sample: Tensor
+    to: Tensor
+    price: Tensor
+
+
+def envelope(gain: Tensor, price: Tensor) -> _Steps:
+    """The concave envelopes of N sets of P points `(price, gain)` and the origin, `(N, P)`
+    each, as steps in order of slope.
+    """
+    n = len(gain)
+    # price and gain reached so far
+    rows = torch.arange(n)
+    at = torch.zeros(2, n, dtype=torch.float64)
+    slope = torch.full((n,), math.inf, dtype=torch.float64)
+    found = []
+    while True:
+        run = price - at[0][:, None]
+        rise = gain - at[1][:, None]
+        open_ = (rise > 0) & (run >= 0) & torch.isfinite(price)
+        best = torch.where(open_, rise / run, -math.inf).max(1)
+        slope = torch.minimum(
+            slope, best.values
+        )  # concave, not only up to rounding: each sample's steps stay in order
+        go = slope > 0
+        if not go.any():
+            break
+        i = rows[go]
+        to = best.indices[go]
+        found.append((slope[go], i, to, run[i, to]))
+        at[:, i] = torch.stack([price[i, to], gain[i, to]])
+    if not found:
+        none = torch.zeros(0, dtype=torch.int64)
+        return _Steps(none, none, none.double())
+    slopes, sample, to, cost = (torch.cat(c) for c in zip(*found))
+    order = slopes.sort(descending=True, stable=True).indices
+    return _Steps(sample[order], to[order], cost[order])
+
+
+def each(
+    graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int
+) -> Tensor:
+    """Lower bounds on the margins on balls of one radius, in batches."""
+    parts = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
+    return torch.cat([margin_bounds(graph, a, b, radius, norm, domain, steps) for a, b in parts])
+
+
+def grid_of(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domain) -> list[float]:
+    """The radii at which margins are bounded, in rising order."""
+    if grid is None:
+        full = width(x, norm, domain)
+        return [full * 2 ** (-k / 2) for k in reversed(range(RADII))]
+    radii = sorted({number(radius, "radius of the grid") for radius in grid})
+    if not radii or radii[0] <= 0 or radii[-1] == math.inf:
+        raise InputError(
+            f"the grid {grid!r} needs positive and finite radii: give for example [0.01, 0.02, "
+            "0.05, 0.1]."
+        )
+    return radii
+
+
+def width(x: Tensor, norm: float, domain: Domain) -> float:
+    """The length of the domain's diagonal in norm r, on R^n of the box around the data."""
+    low, high = (float(x.min()), float(x.max())) if domain is None else domain
+    return change_of_scale(x[0].numel(), norm) * ((high - low) or 1.0)
+
+
+def total_of(mu: Tensor, values: Tensor) -> float:
+    """`sum_i mu_i values_i`, rounded up; a value of no weight does not count, not even inf."""
+    values = torch.where(mu > 0, values, 0.0)
+    return math.fsum((mu * values).tolist()) + 4 * ULP * math.fsum((mu * values.abs()).tolist())
+
+
+def _budget(eps: Number) -> float:
+    budget = number(eps, "eps")
+    if not 0 <= budget < math.inf:
+        raise InputError(f"eps is {eps!r}: a curve is defined for finite eps >= 0.")
+    return budget

@@ -1,0 +1,401 @@
+"""The exact worst case as one problem over all samples."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bound import Bound, below
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region, Where
+from wassail.certificates.loss.penalty import (
+    BATCH,
+    FAR,
+    Atlas,
+    Family,
+    Penalty,
+    Plan,
+    Table,
+    envelope,
+    magnitudes,
+)
+from wassail.certificates.loss.programs import LIFT, Array
+from wassail.errors import InputError
+from wassail.geometry import distances, maximiser, pull_inside
+from wassail.losses import LIPSCHITZ, cross_entropy
+from wassail.threat import dual, parse_norm
+from wassail.transport.allocation import sample_weights, transport_cost
+
+
+@dataclass(frozen=True, eq=False)
+class WorstCase:
+    """The worst expected loss over `Omega_p(eps)` and a distribution that attains the lower side.
+
+    bound: the bracket; lam: the dual multiplier behind the upper side (NaN for order inf, or where
+    the upper side is a slope); atoms `(M, n)`, atom_labels `(M,)`, masses `(M,)` summing to 1, and
+    root `(M,)`, the sample each atom comes from: at most one sample has two atoms, all others have
+    one; cost: `(sum_m masses_m ||atom_m - x_root||_r^p)^(1/p)`, for order inf the largest distance,
+    recomputed in float64 and at most eps; far: an atom stands for a point at infinity, where the
+    supremum is approached and not attained.
+    """
+
+    bound: Bound
+    lam: float
+    atoms: Tensor
+    atom_labels: Tensor
+    masses: Tensor
+    root: Tensor
+    cost: float
+    far: bool
+
+
+class Problem:
+    """Samples, cells, and everything evaluated or proved so far."""
+
+    def __init__(
+        self,
+        network: Piecewise,
+        x: Tensor,
+        y: Tensor,
+        norm: float,
+        domain: Where,
+        loss: str,
+        mu: Tensor | None,
+        limit: int,
+    ) -> None:
+        if loss == "dlr":
+            raise InputError(
+                "the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or "
+                "'cross_entropy'."
+            )
+        if loss not in LIPSCHITZ:
+            raise InputError(
+                f"loss {loss!r} is not known here: choose 'margin' or 'cross_entropy'."
+            )
+        self.network = network
+        self.loss = LIPSCHITZ[loss]
+        self.norm = parse_norm(norm)
+        self.x = x.detach().cpu().double().flatten(1)
+        self.y = y.detach().cpu().long()
+        self.region = Region.make(domain, network.inputs)
+        if self.region.radius < math.inf:
+            raise InputError(
+                "the domain of a worst case is a box or None: for a ball use order inf with eps "
+                "as its radius."
+            )
+        if self.x.shape != (len(self.y), network.inputs) or not len(self.y):
+            raise InputError(
+                f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit a network of "
+                f"{network.inputs} inputs."
+            )
+        if not self.region.contains(self.x).all() or not torch.isfinite(self.x).all():
+            raise InputError(
+                "a sample lies outside the domain: clamp the samples or give the box they live in."
+            )
+        self.unbounded = not self.region.bounded
+        self.points = self.x.numpy()
+        self.mu = sample_weights(mu, len(self.y)).numpy()
+        self.clean = self.loss(network.logits(self.x), self.y).numpy()
+        self.pools = [
+            Table(2 + network.inputs) for _ in self.points
+        ]  # evaluated points: loss, distance, point
+        for pool, value, point in zip(self.pools, self.clean, self.points):
+            pool.append(np.concatenate([[value, 0.0], point]))
+        self.atlas = Atlas.make(network, self.region, self.norm, limit)
+        reach = float(np.abs(self.points).max())
+        splits = loss == "cross_entropy"
+        self.families = {
+            k: Family(self.atlas, k, splits, reach) for k in sorted(set(self.y.tolist()))
+        }
+        self.info: dict[str, Any] = {
+            "norm": self.norm,
+            "domain": str(self.region),
+            "loss": loss,
+            "cells": len(self.atlas.J),
+        }
+        # The longest gradient of a piece: Lm over the cells, rounded up.
+        self.steepest = max(float(f.cuts.rows[f.plain, -2].max()) for f in self.families.values())
+        # The smallest multiplier every piece has a certificate for: the slope at infinity; in a box
+        # nothing but rounding.
+        self.flattest = max(float(f.cuts.rows[f.flat, -2].max()) for f in self.families.values())
+
+        self.errors = self._error(self.points)
+
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return clock.late()
+
+    def average(self, values: Array) -> float:
+        """`sum_i mu_i values_i`, rounded up."""
+        return float(self.mu @ values + (len(values) + 4) * 2.0**-52 * (self.mu @ np.abs(values)))
+
+    def highest(self, i: int, penalty: Penalty) -> float:
+        """The best evaluated point of sample i."""
+        rows = self.pools[i].rows
+        return float((rows[:, 0] - penalty.cost(rows[:, 1])).max())
+
+    def add(self, i: int, points: list[Array], radius: float = math.inf) -> None:
+        """Evaluate points, pulled into the domain and the radius, and keep them for sample i."""
+        if not points:
+            return
+        x = torch.from_numpy(np.array(points)).clamp(self.region.low, self.region.high)
+        centre = self.x[i].expand(len(points), -1)
+        if radius < math.inf:
+            x = pull_inside(x, centre, self.norm, radius).clamp(self.region.low, self.region.high)
+        losses = self.loss(self.network.logits(x), self.y[i].expand(len(x)))
+        for loss, distance, point in zip(
+            losses.tolist(), distances(x, centre, self.norm).tolist(), x.numpy()
+        ):
+            self.pools[i].append(np.concatenate([[loss, distance], point]))
+
+    def add_far_points(self) -> None:
+        """On R^n the slope at infinity is approached along a ray: a point far out on the
+        steepest one of each label.
+        """
+        scale = FAR * max(1.0, float(np.abs(self.points).max()))
+        for k, family in self.families.items():
+            ray = family.rays[int(family.cuts.rows[family.flat, -2].argmax())]
+            for i in np.flatnonzero(self.y.numpy() == k).tolist():
+                self.add(i, [] if ray is None else [self.points[i] + scale * ray])
+
+    def add_near_points(self) -> None:
+        """Steps from each sample along the gradients of the pieces that meet there, to the wall
+        of their cell.
+        """
+        for i, x in enumerate(self.points):
+            for c in np.flatnonzero(self.atlas.away(x) == 0).tolist():
+                for a in self._turns(i) @ self.atlas.J[c]:
+                    d = maximiser(torch.from_numpy(a)[None], self.norm)[0].numpy()
+                    speed = self.atlas.G[c] @ d
+                    room = self.atlas.g[c] - self.atlas.G[c] @ x
+                    step = float((room[speed > 1e-12] / speed[speed > 1e-12]).min(initial=1.0))
+                    self.add(i, [x + step * d, x + 2.0**-12 * step * d] if step > 0 else [])
+
+    def evaluate(self, i: int, penalty: Penalty, tolerance: float) -> float:
+        """An upper bound on `sup_x loss(x, y_i) - phi(||x - x_i||)`, within the tolerance of a
+        point found, unless it is late.
+
+        Best first: the leaves with the highest bounds are solved, and what is solved already is
+        split.
+        """
+        family = self.families[int(self.y[i])]
+        x = self.points[i]
+        solved = np.zeros(family.forms.size, bool)
+        while True:
+            best = self.highest(i, penalty)
+            leaves = family.leaves.rows.astype(np.int64)
+            heights = family.bounds(x, penalty)[leaves] + family.offsets.rows
+            tops = heights.max(1)
+            busy = np.argsort(-tops, kind="stable")[:BATCH]
+            busy = busy[tops[busy] > best + tolerance]
+            vertices = leaves[busy, heights[busy].argmax(1)]
+            todo = sorted(set(vertices[~solved[vertices]].tolist()))
+            ripe = [
+                leaf
+                for leaf in busy[solved[vertices]].tolist()
+                if family.splits and family.excess(leaf) > tolerance / 8
+            ]
+            if self.late() or not (todo or ripe):
+                return float(max(tops.max(), best))
+            for leaf in ripe:
+                family.split(leaf)
+            clock.spend(len(todo) * clock.STEP)
+            points = family.solve(todo, x, penalty, tolerance)
+            self.add(i, points, penalty.lam if penalty.order == math.inf else math.inf)
+            solved[todo] = True
+            solved = np.append(solved, np.zeros(family.forms.size - len(solved), bool))
+
+    def dual(self, penalty: Penalty, tolerance: float) -> float:
+        """`sum_i mu_i sup_x [loss(x, y_i) - phi(||x - x_i||)]` from above."""
+        return self.average(
+            np.array([self.evaluate(i, penalty, tolerance) for i in range(len(self.clean))])
+        )
+
+    def resolution(self, i: int, tolerance: float) -> float:
+        """How finely a chord of sample i is resolved: the margin loss down to rounding, it
+        takes finitely many steps.
+        """
+        return (
+            tolerance * max(1.0, abs(self.clean[i]))
+            if self.loss is cross_entropy
+            else float(self.errors[i])
+        )
+
+    def best(self, penalty: Penalty) -> Plan:
+        """The best point of every sample."""
+        found = [pool.rows[:, 0] - penalty.cost(pool.rows[:, 1]) for pool in self.pools]
+        return [(i, int(value.argmax()), float(self.mu[i])) for i, value in enumerate(found)]
+
+    def allocate(self, budget: float, order: float) -> tuple[Plan, float]:
+        """The best distribution on the evaluated points, `max sum m_ij loss_ij : sum m_ij d_ij^p <=
+        budget`; its multiplier.
+
+        The steps of each sample's concave envelope are taken in the order of their slopes until the
+        budget is spent; the last one in part. That is the whole linear program (THEORY 2).
+        """
+        # so that no rounding overspends it
+        steps = []
+        place = [0] * len(self.pools)
+        budget = budget * (1 - 1e-14)
+        for i, pool in enumerate(self.pools):
+            cost = pool.rows[:, 1] ** order
+            loss = pool.rows[:, 0]
+            hull = envelope(cost, loss)
+            place[i] = hull[0]
+            for m, k in itertools.pairwise(hull):
+                steps.append(
+                    (
+                        float((loss[k] - loss[m]) / (cost[k] - cost[m])),
+                        i,
+                        m,
+                        k,
+                        float(cost[k] - cost[m]),
+                    )
+                )
+        for slope, i, m, k, length in sorted(steps, key=lambda step: -step[0]):
+            if self.mu[i] * length <= budget:
+                place[i], budget = k, budget - self.mu[i] * length
+                continue
+            share = budget / (self.mu[i] * length)
+            plan = [(j, at, float(self.mu[j])) for j, at in enumerate(place) if j != i]
+            return [
+                *plan,
+                (i, m, float(self.mu[i] * (1 - share))),
+                (i, k, float(self.mu[i] * share)),
+            ], slope
+        return [(j, at, float(self.mu[j])) for j, at in enumerate(place)], 0.0
+
+    def value(self, plan: Plan) -> float:
+        """The expected loss of a plan."""
+        return math.fsum(mass * self.pools[i].rows[at, 0] for i, at, mass in plan)
+
+    def report(self, plan: Plan, upper: float, lam: float, order: float) -> WorstCase:
+        """The plan as tensors, everything recomputed from them."""
+        plan = sorted(entry for entry in plan if entry[2] > 0)
+        root = torch.tensor([i for i, _, _ in plan])
+        masses = torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
+        atoms = torch.from_numpy(np.array([self.pools[i].rows[at, 2:] for i, at, _ in plan]))
+        losses = self.loss(self.network.logits(atoms), self.y[root])
+        moved = distances(atoms, self.x[root], self.norm)
+        lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
+        info = {
+            **self.info,
+            "cut": clock.out_of_time(),
+            "order": order,
+            "points": sum(pool.size for pool in self.pools),
+        }
+        cost = transport_cost(masses, torch.ones_like(masses), moved, order)
+        far = bool((moved >= FAR).any())
+        return WorstCase(
+            Bound(lower, upper, "cells", None, info),
+            lam,
+            atoms,
+            self.y[root],
+            masses,
+            root,
+            cost,
+            far,
+        )
+
+    def steepest_chord(self, i: int) -> tuple[float, Array]:
+        """The steepest chord from sample i to an evaluated point, rounded down, and that point."""
+        rows = self.pools[i].rows
+        error = self._error(rows[:, 2:])
+        rise = rows[:, 0] - self.clean[i] - error - self.errors[i]
+        chord = np.where(rows[:, 1] > 0, rise / np.where(rows[:, 1] > 0, rows[:, 1], 1.0), 0.0)
+        return float(chord.max()) * (1 - self.atlas.rounding), rows[chord.argmax(), 2:]
+
+    def chord_above(self, i: int, lam: float, height: float) -> float:
+        """An upper bound on the chords of sample i, given `height >= h_i(lam)` and the
+        certificates behind it.
+        """
+        bound = (
+            self._smooth_chord(i, lam, height)
+            if self.loss is cross_entropy
+            else self._margin_chord(i, lam)
+        )
+        return min(self.steepest, bound)
+
+    def _margin_chord(self, i: int, lam: float) -> float:
+        """Piece by piece: a chord to a point x at distance t, where the piece is the loss, is at
+        most
+
+        - `lam + (bound - loss(x_i)) / t`, for any t up to the distance of the cell, or up to where
+          a piece that is lower by `gap` at x_i overtakes the cone `loss(x_i) + lam t`, that is `gap
+          / (||a|| - lam)`;
+        - `||a||` if the cell meets x_i, or the slope of a chord to the point where the segment from
+          x_i to x enters the cell.
+        """
+        family = self.families[int(self.y[i])]
+        x = self.points[i]
+        top = lam * (1 + LIFT)
+        least = self.clean[i] - self.errors[i]
+        plain = family.cuts.rows[family.plain]
+        steep = plain[:, -2]
+        gap = least - plain[:, :-3] @ x - plain[:, -3]
+        overtakes = np.where(
+            (steep > top) & (gap > 0), gap / np.where(steep > top, steep - top, 1.0), 0.0
+        )
+        away = self.atlas.away(x)[family.cells]
+        t = np.maximum(away, overtakes)
+        rest = (family.bounds(x, Penalty(1.0, lam)) - least).clip(min=0)
+        chord = top + np.where(
+            t > 0, rest / np.where(t > 0, t, 1.0), np.where(rest > 0, math.inf, 0.0)
+        )
+        return float(np.where(away == 0, np.minimum(chord, np.maximum(steep, top)), chord).max())
+
+    def _smooth_chord(self, i: int, lam: float, height: float) -> float:
+        """Cross entropy: beyond t a chord is at most `lam + (height - loss(x_i)) / t`. Within t it
+        is at most the gradient
+
+        `||J^T (q_i - e_k)||_s` of a cell that near, `q_i` the softmax at x_i, and `c^2 t / 8` more,
+        where c is the longest `J^T (e_j - e_l)`: the softmax moves by at most `c t / 2` in the
+        1-norm, and the gradient by c times half of that.
+        """
+        x = self.points[i]
+        s = dual(self.norm)
+        top = lam * (1 + LIFT)
+        rest = max(height - float(self.clean[i] - self.errors[i]), 0.0)
+        q = (
+            torch.softmax(self.network.logits(self.x[i : i + 1]), 1).numpy()[0]
+            - np.eye(self.network.outputs)[int(self.y[i])]
+        )
+        slack = self.atlas.rounding * self.atlas.J_size.sum((1, 2))
+        gradients = np.linalg.norm(q @ self.atlas.J, s, axis=1) + slack
+        pairs = (
+            np.linalg.norm(self.atlas.J[:, :, None] - self.atlas.J[:, None], s, axis=3).max((1, 2))
+            + slack
+        )
+        away = self.atlas.away(x)
+        best = math.inf
+        for t in 2.0 ** np.arange(-30.0, 10.0):
+            near = away <= t
+            best = min(
+                best,
+                max(top + rest / t, float(gradients[near].max() + pairs[near].max() ** 2 * t / 8)),
+            )
+        return best
+
+    def _turns(self, i: int) -> Array:
+        """The directions in logit space in which the loss of sample i can rise: a rival, or the
+        softmax, less the label.
+        """
+        k = self.network.outputs
+        label = int(self.y[i])
+        if self.loss is cross_entropy:
+            return np.asarray(
+                torch.softmax(self.network.logits(self.x[i : i + 1]), 1).numpy() - np.eye(k)[label]
+            )
+        return np.asarray(np.eye(k)[[j for j in range(k) if j != label]] - np.eye(k)[label])
+
+    def _error(self, points: Array) -> Array:
+        """By how much rounding may have changed the losses at points `(m, n)`: `(m,)`."""
+        sizes = magnitudes(self.network).logits(torch.from_numpy(np.abs(points))).amax(1).numpy()
+        return np.asarray(2 * self.atlas.rounding * sizes)

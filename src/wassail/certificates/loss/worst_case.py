@@ -1,0 +1,272 @@
+"""Exact worst-case loss of small networks: `sup E_P[loss]` over a Wasserstein ball, from both sides
+(THEORY 2 and 3).
+
+    V(eps) = min_{lam >= 0} lam eps^p + sum_i mu_i h_i(lam),      h_i(lam) = sup_{x in X} [loss(x,
+    y_i) - lam ||x - x_i||_r^p].
+
+Pieces. On a cell `{G x <= g}` the logits are affine. The margin loss is the largest of `<q, theta>
+- theta_k` over the corners q of the simplex of classes (without k). Cross entropy is the largest of
+`<q, theta> - theta_k + H(q)` over all of the simplex (Gibbs), and H lies below its tangent at any
+q0, `H(q) <= -<q, log q0>`. So on a part of the simplex with corners q_v it is at most `max_v <q_v,
+theta> - theta_k - <q_v, log q0>`: affine pieces again, and better ones when the part is halved.
+
+Certificates. For `f = <a, x> + b` on a cell any `u >= 0` gives, with `w = a - G^T u`, for EVERY
+sample and every penalty phi
+
+    sup_{x in cell} f(x) - phi(||x - x_i||_r) <= <w, x_i> + b + <u, g> + phi*(||w||_s),
+    phi*(nu) = sup_t [nu t - phi(t)],
+
+so one solved piece prunes for all samples and multipliers. The best u is the multiplier of a small
+concave program, solved by HiGHS (r = 1, inf) or by projections (r = 2); whatever it returns, the
+inequality is evaluated with outward rounding.
+
+Outer problem. Each maximiser x found is a line `loss(x, y_i) - lam ||x - x_i||^p` below `h_i`. The
+smallest value of the lines' upper envelope is a linear program whose solution is a distribution:
+the lower side; the certificates at its multiplier are the upper side. For r = 1, inf, p = 1 and the
+margin loss both meet after finitely many steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bound import Bound, below
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Where
+from wassail.certificates.loss.penalty import Penalty, Plan
+from wassail.certificates.loss.problem import Problem, WorstCase
+from wassail.certificates.loss.programs import LIFT
+from wassail.errors import InputError
+from wassail.losses import strongest_rival
+from wassail.threat import parse_order
+
+
+def worst_case_network(
+    network: Piecewise,
+    x: Tensor,
+    y: Tensor,
+    *,
+    norm: float,
+    order: float,
+    eps: float,
+    domain: Where = None,
+    loss: str = "margin",
+    mu: Tensor | None = None,
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells_limit: int = 100_000,
+) -> WorstCase:
+    """The worst expected loss within Wasserstein-`order` distance `eps` of samples x `(N, n)`,
+    labels y and weights mu `(N,)`.
+
+    norm: ground norm r; domain: a box `(low, high)` or None for R^n; loss: "margin" or
+    "cross_entropy". Stops when the bracket is narrower than `tolerance * max(1, |upper|)`, or at
+    the time limit (seconds) with the bracket so far; a limit that ends before the cells are listed
+    is an `InputError`. The upper side rests on that list (`enumerate_cells`: all cells that hold a
+    ball of radius 1e-9).
+    """
+    p = parse_order(order)
+    if not 0 <= eps < math.inf:
+        raise InputError(f"eps is {eps!r}, but a budget must be finite and not negative.")
+    with _limited(time_limit):
+        problem = Problem(network, x, y, norm, domain, loss, mu, cells_limit)
+        # X is convex and Omega_p lies in Omega_1, so the margin slope holds for every order (THEORY
+        # 3).
+        clean = problem.average(problem.clean + problem.errors)
+        upper = clean + problem.steepest * eps * (1 + LIFT)
+        lam = math.nan
+        if p == math.inf or eps == 0 or problem.steepest == 0:
+            penalty = Penalty(math.inf, eps)
+            upper = min(upper, problem.dual(penalty, tolerance * max(1.0, abs(clean)) / 4))
+            plan = problem.best(penalty)
+        else:
+            upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
+        return problem.report(plan, upper, lam, p)
+
+
+@contextmanager
+def _limited(time_limit: float | None) -> Iterator[None]:
+    """A time limit; before the cells are listed nothing is known, so that there is nothing to
+    keep.
+    """
+    with clock.limited(time_limit):
+        try:
+            yield
+        except clock.Late:
+            if time_limit is None:  # the limit of somebody else
+                raise
+            raise InputError(
+                f"the cells were not listed within the time limit of {time_limit:g} s: give more "
+                "time, or use loss_curve."
+            ) from None
+
+
+def _descend(
+    problem: Problem, eps: float, p: float, upper: float, tolerance: float
+) -> tuple[float, float, Plan]:
+    """Cutting planes in the multiplier, from the first upper bound on: the final one, its
+    multiplier, the distribution.
+    """
+    if p == 1 and problem.unbounded:
+        problem.add_far_points()
+    # No certificates below the slope at infinity if p = 1, and in a box none below rounding: that
+    # costs next to nothing there.
+    least = max(
+        1e-13 * problem.steepest, problem.flattest if p == 1 or not problem.unbounded else 0.0
+    )
+    floor = least * eps ** (1 - p)
+    steep = problem.steepest * eps ** (1 - p) / p
+    # the bound to start from is the dual value at `steep`
+    lam = floor if p == 1 else steep
+    best = steep
+    tried = [lam]
+    gap = math.inf
+    plan = problem.allocate(eps**p, p)[0]
+    while True:
+        goal = tolerance * max(1.0, abs(upper))
+        fine = (
+            max(goal, (upper - problem.value(plan)) / 2) / 4
+        )  # no finer than the bracket has use for
+        value = (1 + 2 * LIFT) * lam * eps**p + problem.dual(Penalty(p, lam), fine)
+        if value < upper:
+            upper = value
+            best = (1 + 2 * LIFT) * lam
+        plan, lam = problem.allocate(eps**p, p)
+        gap, before = upper - problem.value(plan), gap
+        if gap <= goal or problem.late():
+            return upper, best, plan
+        if (
+            lam == 0 and p > 1 and problem.unbounded
+        ):  # the points known do not use up the budget: look farther out
+            lam = min(tried) / 4
+        lam = max(lam, floor)
+        if gap > 0.9 * before and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):
+            return upper, best, plan
+        tried.append(lam)
+
+
+def growth(
+    network: Piecewise,
+    x: Tensor,
+    y: Tensor,
+    radii: Sequence[float],
+    *,
+    norm: float,
+    domain: Where = None,
+    loss: str = "margin",
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells_limit: int = 100_000,
+) -> tuple[Tensor, Tensor]:
+    """`sup { loss(x', y_i) - loss(x_i, y_i) : x' in X, ||x' - x_i||_r <= radius }`, both sides,
+    `(N, len(radii))` each.
+    """
+    with _limited(time_limit):
+        problem = Problem(network, x, y, norm, domain, loss, None, cells_limit)
+        lower, upper = np.zeros((2, len(problem.clean), len(radii)))
+        for i, (place, radius) in itertools.product(range(len(lower)), enumerate(radii)):
+            penalty = Penalty(math.inf, float(radius))
+            upper[i, place] = (
+                problem.evaluate(i, penalty, tolerance) - problem.clean[i] + problem.errors[i]
+            )
+            lower[i, place] = problem.highest(i, penalty) - problem.clean[i]
+        return torch.from_numpy(np.minimum(lower, upper)), torch.from_numpy(upper)
+
+
+def anchor(
+    network: Piecewise,
+    x: Tensor,
+    y: Tensor,
+    *,
+    norm: float,
+    domain: Where = None,
+    loss: str = "margin",
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells_limit: int = 100_000,
+) -> Bound:
+    """The steepest chord `S = max(0, max_i sup_x [loss(x, y_i) - loss(x_i, y_i)] / ||x - x_i||_r)`
+    (THEORY 3).
+
+    By Dinkelbach's iteration: maximise `loss(x, y_i) - lam ||x - x_i||`, take the chord of the
+    maximiser as the next lam, until no sample has a steeper one. The lower side is a chord between
+    evaluated points. Above, a chord to a point at distance t is at most `lam + (h_i(lam) -
+    loss(x_i)) / t`; nearer than that the loss is at most as steep as the pieces that lie so near.
+    """
+    with _limited(time_limit):
+        return _steepest_chord(
+            Problem(network, x, y, norm, domain, loss, None, cells_limit), tolerance
+        )
+
+
+def anchor_and_offset(
+    network: Piecewise,
+    x: Tensor,
+    y: Tensor,
+    lam: float,
+    *,
+    norm: float,
+    domain: Where = None,
+    loss: str = "margin",
+    mu: Tensor | None = None,
+    tolerance: float = 1e-6,
+    time_limit: float | None = None,
+    cells_limit: int = 100_000,
+) -> tuple[Bound, float, tuple[Tensor, Tensor]]:
+    """`anchor`, and an upper bound on `C(lam) = sum_i mu_i sup_x [loss(x, y_i) - lam ||x -
+    x_i||_r]` from the same cells.
+
+    On R^n `lam` must not be below the slope at infinity, where the supremum is infinite (THEORY 3).
+    Last, the points evaluated on the way: the sample each belongs to `(M,)`, and the point `(M,
+    n)`.
+    """
+    with _limited(time_limit):
+        problem = Problem(network, x, y, norm, domain, loss, mu, cells_limit)
+        chord = _steepest_chord(problem, tolerance)
+        offset = problem.dual(Penalty(1.0, lam), tolerance)
+        roots = [torch.full((pool.size,), i) for i, pool in enumerate(problem.pools)]
+        points = [torch.from_numpy(pool.rows[:, 2:].copy()) for pool in problem.pools]
+        return chord, offset, (torch.cat(roots), torch.cat(points))
+
+
+def _steepest_chord(problem: Problem, tolerance: float) -> Bound:
+    problem.add_near_points()
+    if problem.unbounded:
+        problem.add_far_points()
+    count = len(problem.clean)
+    lam = max(problem.flattest, 1e-12 * problem.steepest)
+    for i in range(count):
+        lam = max(lam, problem.steepest_chord(i)[0])
+        while not problem.late():
+            problem.evaluate(i, Penalty(1.0, lam), problem.resolution(i, tolerance))
+            chord = problem.steepest_chord(i)[0]
+            if chord <= lam * (1 + 1e-13):
+                break
+            lam = chord
+    heights = [
+        problem.evaluate(i, Penalty(1.0, lam), problem.resolution(i, tolerance))
+        for i in range(count)
+    ]
+    upper = max(problem.chord_above(i, lam, height) for i, height in enumerate(heights))
+    chords = [problem.steepest_chord(i) for i in range(count)]
+    sample = max(range(count), key=lambda i: chords[i][0])
+    lower = chords[sample][0]
+    witness = torch.from_numpy(chords[sample][1].copy())
+    rival = int(
+        strongest_rival(problem.network.logits(witness[None]), problem.y[sample : sample + 1])[1]
+    )
+    return Bound(
+        below(lower, upper, "steepest chord"),
+        upper,
+        "cells",
+        witness,
+        {**problem.info, "cut": clock.out_of_time(), "sample": sample, "rival": rival},
+    )

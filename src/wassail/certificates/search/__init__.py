@@ -1,0 +1,1 @@
+"""Branch and bound, and the problems that it serves."""

@@ -1,0 +1,281 @@
+"""Masks and cells: the polyhedra on which a piecewise-linear network is affine.
+
+A mask says which neurons are active, and `C_D = {x : v_h(x) > 0 where D_h = 1, v_h(x) < 0 where D_h
+= 0}` is its cell (paper, Definition of mask and cell). Given the masks of the neurons before it a
+neuron is affine, so cells are found by a tree search over neurons in topological order: a cell is
+split where the next neuron takes both signs in it. One sign is known from a point of the cell; the
+other takes one least-distance problem, which non-negative least squares solves in microseconds.
+
+"Nonempty interior" means: holds a Euclidean ball of radius 1e-9, as far as float64 can tell.
+Thinner cells are not listed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
+from wassail.errors import InputError
+from wassail.geometry import operator_norm
+
+Array: TypeAlias = NDArray[np.float64]
+Forms: TypeAlias = Callable[[NDArray[np.bool_]], tuple[Array, Array]]
+
+THIN = 1e-9  # the smallest inner radius that counts as an interior
+MARGINS = (
+    1.0,
+    1e-2,
+    1e-4,
+    1e-6,
+)  # how far from its walls a cell's point should lie, if there is room
+ROUNDING = (
+    64 * 2.0**-52
+)  # relative to the magnitudes that make up a value: nearer to 0 than this its sign is not known
+FAR = 1e11  # a polyhedron farther from the centre than this counts as empty
+UNSURE = np.empty(0)  # in place of a point: neither found nor proved not to exist
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Cells of a network: masks bool `(m, H)` and a point inside each, `(m, n)`.
+
+    complete: no cell was left out because its sign pattern could not be told from rounding errors.
+    """
+
+    masks: Tensor
+    points: Tensor
+    complete: bool
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+
+def inequalities(network: Piecewise, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The closed cell of a mask, bool `(H,)`, as `{x : G x <= g}`: G `(H, n)`, g `(H,)`.
+
+    Its recession cone is `{u : G u <= 0}`.
+    """
+    weight, bias, _, _ = network.affine(mask[None])
+    sign = torch.where(mask, -1.0, 1.0).double()
+    return sign[:, None] * weight[0], -sign * bias[0]
+
+
+def masks_at(network: Piecewise, x: Tensor, tolerance: float = 1e-9) -> Tensor:
+    """The masks of all cells whose closure holds the point x `(n,)`: bool `(m, H)`, one row at a
+    generic point.
+
+    A neuron is on its boundary when `|v_h|` is at most `tolerance` times the magnitudes that make
+    it up. Near x only those neurons matter, and they are linear in `x' - x`: the cells there are
+    the cells of that linear arrangement.
+    """
+    point = x.detach().cpu().double().numpy()
+    forms = _affine_forms(network)
+
+    def local(mask: NDArray[np.bool_]) -> tuple[Array, Array]:
+        weight, bias = forms(mask)
+        value = weight @ point + bias
+        tied = np.abs(value) <= tolerance * (np.abs(weight) @ np.abs(point) + np.abs(bias))
+        return np.where(tied[:, None], weight, 0.0), np.where(tied, 0.0, value)
+
+    found = _walk(network, local, Region.make(None, network.inputs))
+    return torch.from_numpy(np.array([mask for mask, at in found if at is not None]))
+
+
+def enumerate_cells(network: Piecewise, region: Region, limit: int = 100_000) -> Cells:
+    """All cells with a nonempty interior in the region, by the tree search above, in depth-first
+    order.
+
+    There are at most `sum_{i <= n} C(H, i)` for one layer of H neurons (Zaslavsky 1975), and many
+    fewer in a small region. On R^n the points may be far away. More than `limit` cells are an
+    `InputError`.
+    """
+    masks = []
+    points = []
+    complete = True
+    for mask, point in _walk(network, _affine_forms(network), region):
+        clock.check()
+        clock.spend(network.neurons * (network.neurons + network.inputs) * network.inputs)
+        if point is None:
+            complete = False
+            continue
+        masks.append(mask)
+        points.append(point)
+        if len(masks) > limit:
+            raise InputError(
+                f"the network has more than {limit} cells here: raise the limit, or use a bound "
+                "by branching."
+            )
+    return Cells(torch.from_numpy(np.array(masks)), torch.from_numpy(np.array(points)), complete)
+
+
+def steepest(network: Piecewise, region: Region, norm_in: float, norm_out: float) -> float:
+    """`max ||J_D||_{r -> s}` over the cells of the region, by enumeration: for small networks."""
+    return float(
+        operator_norm(
+            network.jacobian(enumerate_cells(network, region).masks), norm_in, norm_out
+        ).max()
+    )
+
+
+def nearest_point(rows: Array, limits: Array, centre: Array) -> Array | None:
+    """The point of `{x : rows x <= limits}` nearest to the centre in the 2-norm; None when there is
+    none.
+
+    Least-distance programming (Lawson & Hanson 1974, chapter 23): for `min |u|, H u >= h`, solve
+    `min |E y - f|, y >= 0` with `E = [H^T; h^T]`, `f = (0, .., 0, 1)`; the residual r gives `u =
+    -r_{1..n} / r_{n+1}`. A residual of length delta proves that no point is nearer than `(1 -
+    delta) / delta`, so a vanishing one proves emptiness. h is rescaled until the residual is of
+    order one, since `r_{n+1} = |r|^2` loses its digits when the point is far.
+    """
+    need = rows @ centre - limits
+    if not (need > 0).any():
+        return centre
+    scale = float(max(need.max(), THIN))
+    target = np.zeros(rows.shape[1] + 1)
+    target[-1] = 1.0
+    while scale < FAR:
+        system = np.vstack([-rows.T, need / scale])
+        weights, length = nnls(system, target, maxiter=100 * len(need))
+        if length > 1e-3:
+            residual = system @ weights - target
+            return np.asarray(centre - scale * residual[:-1] / residual[-1])
+        if length < 1 / FAR:
+            return None
+        scale /= length
+    return None
+
+
+def _affine_forms(network: Piecewise) -> Forms:
+    """From a mask `(H,)` to `v = P x + p`, right where the masks of the predecessors are; 0
+    where all of it cancels.
+    """
+    start = torch.cat([network.A, network.c[:, None]], 1).abs().numpy()
+    square = network.B.abs().numpy()
+
+    def forms(mask: NDArray[np.bool_]) -> tuple[Array, Array]:
+        weight, bias, _, _ = network.affine(torch.from_numpy(mask)[None])
+        form = torch.cat([weight, bias[..., None]], 2)[0].numpy()
+        after = np.where(mask, 1.0, np.abs(network.slope.numpy()))[:, None] * np.abs(form)
+        form[np.abs(form) <= ROUNDING * (start + square @ after)] = 0.0
+        return form[:, :-1], form[:, -1]
+
+    return forms
+
+
+def _walk(
+    network: Piecewise, forms: Forms, region: Region
+) -> Iterator[tuple[NDArray[np.bool_], Array | None]]:
+    """Every cell as `(mask, point inside)`; a None for the point stands for branches given up
+    because of rounding.
+    """
+    starts = {rows.start for rows in network.blocks()}
+    rows, limits = _walls(region)
+    first = _interior(rows, limits, region)
+    if first is None or first is UNSURE:
+        raise InputError(
+            "the region has an empty interior, so it holds no cells: give a box with low below "
+            "high."
+        )
+    nothing = (np.zeros((0, network.inputs)), np.zeros(0))
+    stack = [(0, np.zeros(network.neurons, dtype=bool), rows, limits, first, nothing)]
+    while stack:
+        h, mask, rows, limits, point, form = stack.pop()
+        if h == network.neurons:
+            yield mask, point
+            continue
+        if h in starts:
+            form = forms(mask)
+        weight = form[0][h]
+        bias = form[1][h]
+        top = float(np.abs(weight).max(initial=0.0))
+        size = (
+            top * float(np.linalg.norm(weight / top)) if top > 0 else 0.0
+        )  # squares would underflow
+        if size == 0:  # the neuron is constant here
+            mask[h] = bias > 0
+            stack.append((h + 1, mask, rows, limits, point, form))
+            continue
+        weight = weight / size
+        bias = bias / size
+        height = weight @ point + bias
+        unclear = abs(height) <= ROUNDING * (np.abs(weight) @ np.abs(point) + abs(bias))
+        for side in (True, False):
+            sign = -1.0 if side else 1.0
+            more = np.vstack([rows, sign * weight])
+            most = np.append(limits, -sign * bias)
+            inside: Array | None = point
+            if unclear or sign * height > 0:
+                inside = _interior(more, most, region)
+            if inside is UNSURE:
+                yield mask, None
+            elif inside is not None:
+                child = mask.copy()
+                child[h] = side
+                stack.append((h + 1, child, more, most, inside, form))
+
+
+def _interior(rows: Array, limits: Array, region: Region) -> Array | None:
+    """A point well inside `{x in region : rows x <= limits}` (unit rows); None if empty, UNSURE
+    if rounding decides.
+    """
+    thin = _inside(rows, limits, region, THIN)
+    if thin is None:
+        return None
+    for margin in MARGINS:
+        point = _inside(rows, limits, region, margin)
+        if point is not None and _clear(rows, limits, region, point):
+            return point
+    return thin if _clear(rows, limits, region, thin) else UNSURE
+
+
+def _clear(rows: Array, limits: Array, region: Region, point: Array) -> bool:
+    """Whether the point is on the right side of every wall by more than rounding errors."""
+    if region.radius < math.inf and not _distance(region, point) < region.radius * (1 - ROUNDING):
+        return False
+    return bool(
+        (limits - rows @ point > ROUNDING * (np.abs(rows) @ np.abs(point) + np.abs(limits))).all()
+    )
+
+
+def _distance(region: Region, point: Array) -> float:
+    return float(np.linalg.norm(point - region.centre.numpy(), region.norm))
+
+
+def _inside(rows: Array, limits: Array, region: Region, margin: float) -> Array | None:
+    """A point of `{x in region : rows x <= limits - margin}`, the nearest to the region's
+    centre; None if there is none.
+    """
+    centre = region.centre.numpy()
+    limits = limits - margin
+    if region.radius == math.inf or region.norm == 2:
+        point = nearest_point(rows, limits, centre)
+        return (
+            point if point is None or _distance(region, point) + margin <= region.radius else None
+        )
+    # The l1 ball as x = centre + a - b with a, b >= 0 and sum(a + b) <= radius.
+    n = len(centre)
+    lifted = np.vstack([np.hstack([rows, -rows]), -np.eye(2 * n), np.ones((1, 2 * n))])
+    most = np.concatenate([limits - rows @ centre, np.zeros(2 * n), [region.radius - margin]])
+    parts = nearest_point(lifted, most, np.zeros(2 * n))
+    return None if parts is None else centre + parts[:n] - parts[n:]
+
+
+def _walls(region: Region) -> tuple[Array, Array]:
+    """The finite sides of the region's box as rows of length one and limits."""
+    n = len(region.low)
+    low = region.low.numpy()
+    high = region.high.numpy()
+    rows = np.vstack([np.eye(n), -np.eye(n)])
+    limits = np.concatenate([high, -low])
+    return rows[np.isfinite(limits)], limits[np.isfinite(limits)]

@@ -1,0 +1,778 @@
+"""Exact Lipschitz constants of piecewise-linear networks by an anytime branch and bound on the
+sides of neurons.
+
+    value = sup { |J_D|_{r -> s} : D the mask of a cell that meets the interior of the region },
+    r, s in {1, 2, inf}.
+
+For margins take the head with rows `e_j - e_k` and `s = inf`: `|J|_{r -> inf}` is the longest row
+in the dual norm, the `Lm` of THEORY 3.
+
+A node fixes some neurons to one side; the network on it is affine in them (`reduce`). Its upper
+bound is the smallest of an interval bound on the entries of J, the semidefinite bound of
+`multipliers`, and its parent's. Its cell is dropped when a Farkas certificate proves it empty.
+Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches, largest
+bound first, so the bracket is valid whenever the search stops.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
+from wassail.certificates.search import workers as parallel
+from wassail.certificates.search.multipliers import (
+    Form,
+    Reduced,
+    balance,
+    gather,
+    reduce,
+    split,
+    start,
+    stretched,
+    tighten,
+)
+from wassail.certificates.search.paths import (
+    CLOSE,
+    Lines,
+    brief,
+    connected,
+    influence,
+    line_rows,
+    norm_of_sizes,
+    path_entries,
+    paths_of,
+    preactivations,
+    strict,
+)
+from wassail.certificates.search.polytope import feasible, polytope_of, widest_point
+from wassail.errors import InputError
+from wassail.geometry import operator_norm
+from wassail.rounding import FAINT
+from wassail.ties import first_largest, largest
+
+# nodes taken at once, operations and numbers of a batch: at most
+BATCH = 256
+
+
+WORK = 200_000_000
+
+
+MEMORY = 16_000_000
+
+
+# of the first search from below: points per scale, best ones that walk on, and how far
+SAMPLES = 256
+
+
+WALKERS = 8
+
+
+ROUNDS = 40
+
+
+CHUNK = (
+    64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
+)
+
+
+# Newton steps per node, and how far from the best multipliers they aim
+STEPS = 3
+
+
+GAP = 1e-2
+
+
+@dataclass(frozen=True, eq=False)
+class Bracket:
+    """`lower <= value <= upper`; lower is attained at witness `(n,)`, strictly inside a cell (None
+    if no such point was found).
+
+    nodes: partial masks generated, the root included; complete: whether the bracket is closed to
+    1e-9.
+    """
+
+    lower: float
+    upper: float
+    witness: Tensor | None
+    nodes: int
+    seconds: float
+    complete: bool
+
+
+def branch(
+    network: Piecewise,
+    region: Region,
+    norm_in: float,
+    norm_out: float,
+    *,
+    time_limit: float | None = None,
+    nodes: int | None = None,
+    seed: int = 0,
+    tick: Callable[[float, float, int], None] | None = None,
+    workers: parallel.Workers = None,
+) -> Bracket:
+    """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or
+    nodes run out, or Ctrl-C.
+
+    A cell so thin that the rounding errors of a proof of its emptiness hide it (some `1e-14 (|x| +
+    scale)`) counts as empty. Everything else that could raise the value is counted in upper,
+    rounding errors included.
+
+    time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under
+    way is finished). tick: called with (lower, upper, nodes) after every batch. The answer depends
+    on the seed only (and on the clock if it stops the search). workers: who shares the open nodes
+    (see `parallel`); then lower and upper are as close, but witness and nodes may differ.
+    """
+    if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
+        raise InputError(
+            f"norms {norm_in!r} -> {norm_out!r} are not supported: choose each from 1, 2 and inf."
+        )
+    begin = time.monotonic()
+    # Outputs in units near the value itself; a power of two changes no digit.
+    size = float(norm_of_sizes(paths_of(network), norm_in, norm_out))
+    unit = 2.0 ** round(math.log2(size)) if size > 0 else 1.0
+    scaled = replace(network, C=network.C / unit, D=network.D / unit, e=network.e / unit)
+    search = _Search(
+        scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed)
+    )
+
+    def told() -> None:
+        if tick is not None:
+            tick(unit * search.lower, unit * search.upper, search.nodes)
+
+    try:
+        with parallel.crew(workers) as pool, clock.limited(time_limit):
+            search.open()
+            while search.heap and not search.late and (nodes is None or search.nodes < nodes):
+                if pool is not None and len(search.heap) >= parallel.ENOUGH * pool.workers:
+                    shared = _Shared(search, nodes, pool.workers, told)
+                    parallel.share(shared, shared.problem, pool)
+                else:
+                    search.step()
+                    told()
+            search.centre()
+    except (KeyboardInterrupt, clock.Late):
+        pass  # what is known so far is valid
+    complete = search.upper - search.lower <= 2 * CLOSE * search.upper
+    seconds = time.monotonic() - begin
+    return Bracket(
+        unit * search.lower, unit * search.upper, search.witness, search.nodes, seconds, complete
+    )
+
+
+@dataclass(eq=False)
+class _Node:
+    """A partial mask `(H,)` and a member of the norm (see `split`): what is known about it, and
+    where the search goes next.
+    """
+
+    state: np.ndarray
+    member: int
+    bound: float
+    w: np.ndarray | None = (
+        # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet
+        # bounded
+        None
+    )
+    t: np.ndarray | None = None
+    omega: np.ndarray | None = None  # how its inputs are stretched, if they are
+    pick: int = -1  # the neuron to branch on, -1 for a full mask
+    mask: np.ndarray | None = None  # of a real point in it, if one is known
+
+
+@dataclass(eq=False)
+class _Search:
+    """The state of a search. Between steps `lower <= value <= upper` holds; a step that is
+    interrupted leaves them valid.
+    """
+
+    network: Piecewise
+    region: Region
+    norm_in: float
+    norm_out: float
+    generator: torch.Generator
+    lower: float = 0.0
+    witness: Tensor | None = None
+    nodes: int = 0
+    settled: float = (
+        0.0  # the largest bound of all closed nodes: full masks, and what is within CLOSE of lower
+    )
+    heap: list[tuple[float, int, _Node]] = field(default_factory=list)
+    pushed: int = 0
+    away: float = 0.0  # the largest bound of the nodes that others work on
+
+    def __post_init__(self) -> None:
+        net = self.network
+        self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out, exact=True)
+        # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52
+        # times the sum over all paths.
+        size = float(norm_of_sizes(paths_of(net), self.norm_in, self.norm_out))
+        size = max(size, FAINT) if connected(net) else size  # what underflows adds nothing to a sum
+        self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * 2.0**-52 * size
+        self.upper = size + self.slack
+        # Batches are smaller for large networks: by the operations of a Newton step, by the numbers
+        # in a reduced network.
+        work = (net.neurons + self.how.weights) ** 3
+        numbers = net.neurons * (net.neurons + net.inputs + 1)
+        self.batch = min(BATCH, 1 + WORK // work, 1 + MEMORY // (numbers + 1))
+        lengths = torch.linalg.vector_norm(net.A, dim=1)
+        seen = (lengths > 0) & (net.c != 0)
+        self.scale = float((net.c[seen].abs() / lengths[seen]).median()) if seen.any() else 1.0
+        if self.region.bounded:
+            low, high = self.region.box
+            self.scale = max(float((high - low).max()) / 2, 1e-300)
+
+    @property
+    def late(self) -> bool:
+        """Whether the time, or the budget of work, is used up."""
+        return clock.late()
+
+    @property
+    def cut(self) -> float:
+        """Nodes bounded by this are closed."""
+        return self.lower * (1 + CLOSE)
+
+    @property
+    def goal(self) -> float:
+        """Squared members bounded by this are closed."""
+        return (max(self.cut - self.slack, 0.0) / self.how.factor) ** 2 * (1 - 1e-9)
+
+    def open(self) -> None:
+        """The first incumbent, and the root once for each member, bounded by intervals; the
+        largest of them refined.
+        """
+        self.explore()
+        state = self.settle(torch.full((1, self.network.neurons), -1, dtype=torch.int8))[0]
+        self.root = reduce(self.network, state)
+        free = (state[0] < 0).nonzero()[:, 0].tolist()
+        for begin in range(0, self.how.members, 8 * CHUNK):
+            member = torch.arange(begin, min(begin + 8 * CHUNK, self.how.members))
+            bounds = self.entries(
+                path_entries(self.how.pick(self.root.repeat(len(member)), member), self.network)
+            )
+            for i, bound in zip(member.tolist(), bounds.tolist()):
+                self.keep(_Node(state[0].numpy(), i, bound, pick=free[0] if free else -1))
+        self.nodes = 0 if self.heap else 1
+        if self.heap:
+            self.refine()
+        self.conclude()
+
+    def refine(self) -> None:
+        """Multipliers, from scratch, for the members with the largest bounds that have none yet."""
+        fresh: list[_Node] = []
+        while self.heap and self.heap[0][2].t is None and len(fresh) < min(CHUNK, self.batch):
+            fresh.append(heapq.heappop(self.heap)[2])
+        count = len(fresh)
+        free = torch.from_numpy(np.flatnonzero(fresh[0].state < 0))
+        self.nodes += count
+        member = torch.tensor([node.member for node in fresh])
+        part = self.how.pick(self.root.repeat(count), member)
+        index = free.expand(count, -1)
+        sizes = path_entries(part, self.network)[:, 0]
+        omega = (
+            sizes / sizes.sum(1, keepdim=True) + 1e-3 / self.network.inputs
+            if self.how.stretch
+            else None
+        )
+        w, t = start(self.form(part, index, omega), self.network.layer[free], self.how)
+        bounds = np.array([node.bound for node in fresh])
+        for gap in (
+            (1.0, 0.3, 0.1, 0.03, GAP, GAP, GAP) if self.how.stretch else (1.0, 0.3, 0.1, 0.03, GAP)
+        ):
+            clock.spend(count * 10 * (self.network.neurons + self.how.weights) ** 3)
+            proved, w, t, score, omega = self.tighten(part, index, w, t, omega, 10, gap)
+            bounds = np.minimum(bounds, self.norm(proved))
+            if self.late:
+                break
+        full = np.ones((count, self.network.neurons), dtype=np.float32)
+        full[:, free.numpy()] = brief(t)
+        picks = free[first_largest(score)].tolist()
+        small = brief(w)
+        for i, node in enumerate(fresh):
+            stretch = None if omega is None else brief(omega[i])
+            self.keep(
+                _Node(
+                    node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]
+                )
+            )
+
+    def form(self, part: Reduced, index: Tensor, omega: Tensor | None) -> Form:
+        """The forms of members over the neurons `index` `(m, F)`, stretched by omega `(m, n)`
+        if there is one.
+        """
+        return gather(part if omega is None else stretched(part, omega), self.how, index)
+
+    def tighten(
+        self,
+        part: Reduced,
+        index: Tensor,
+        w: Tensor,
+        t: Tensor,
+        omega: Tensor | None,
+        steps: int,
+        gap: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Proved bounds on the squared members `(m,)`, then `w, t`, scores, omega for the next
+        time.
+        """
+        form = self.form(part, index, omega)
+        total = 1.0 if omega is None else omega.sum(1) * (1 + self.network.inputs * 2.0**-52)
+        proved, w, t, score = tighten(
+            form, w, t, torch.full((len(w),), self.goal, dtype=torch.float64) / total, steps, gap
+        )
+        return proved * total, w, t, score, None if omega is None else balance(form, w, t, omega)
+
+    def norm(self, proved: Tensor) -> np.ndarray:
+        """What bounds on the squares of members say about the norm, `(m,)`, rounding included."""
+        return self.how.factor * proved.sqrt().numpy() + self.slack
+
+    def entries(self, sizes: Tensor) -> np.ndarray:
+        """What bounds on the entries of J say about the norm, `(m,)`, rounding included."""
+        return norm_of_sizes(sizes, self.norm_in, self.norm_out).numpy() + self.slack
+
+    def keep(self, node: _Node) -> None:
+        """Queue a node; a full mask is closed at once: its norm is exact, and lower knows it if
+        a real point of it is known.
+        """
+        if node.bound <= self.cut:
+            self.settled = max(self.settled, node.bound)
+        elif node.pick < 0:
+            jacobian = self.network.jacobian(torch.from_numpy(node.state)[None] == 1)
+            member = torch.tensor([node.member])
+            k = self.network.outputs
+            part = self.how.outputs(self.how.inputs(jacobian, member, k), member)
+            value = float(operator_norm(part, self.norm_in, self.norm_out)[0]) + self.slack
+            self.settled = max(self.settled, min(value, node.bound))
+        else:
+            heapq.heappush(self.heap, (-node.bound, self.pushed, node))
+            self.pushed += 1
+
+    def conclude(self) -> None:
+        """The upper bound after a step: the largest of what is open and what is closed."""
+        top = max(-self.heap[0][0] if self.heap else 0.0, self.away)
+        if top <= self.cut:
+            self.settled = max(self.settled, top)
+            self.heap = []
+        self.upper = max(self.lower, min(self.upper, max(self.settled, top)))
+
+    def step(self) -> None:
+        """Take the nodes with the largest bounds, split each on its neuron, keep the children
+        that may hold more than lower.
+        """
+        before = self.lower
+        if self.heap[0][2].t is None:
+            self.refine()
+        else:
+            count = min(self.batch, 1 + self.nodes // 8)
+            parents: list[_Node] = []
+            while self.heap and self.heap[0][2].t is not None and len(parents) < count:
+                parents.append(heapq.heappop(self.heap)[2])
+            self.expand(parents)
+        if self.lower > before:
+            assert self.witness is not None
+            self.walk(self.witness[None])
+            self.prune()
+        self.conclude()
+
+    def prune(self) -> None:
+        """Close what a better lower bound closes."""
+        self.settled = max(
+            [self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)]
+        )
+        self.heap = [entry for entry in self.heap if -entry[0] > self.cut]
+        heapq.heapify(self.heap)
+
+    def expand(self, parents: list[_Node]) -> None:
+        """Both children of each node: settled, bounded, and kept where they may be reachable."""
+        states = np.repeat(np.stack([p.state for p in parents]), 2, 0)
+        rows = np.arange(len(states))
+        states[rows, np.repeat([p.pick for p in parents], 2)] = rows % 2
+        self.nodes += len(states)
+        clock.spend(len(states) * STEPS * (self.network.neurons + self.how.weights) ** 3)
+        state, possible, low, high = self.settle(torch.from_numpy(states))
+        kept = possible.nonzero()[:, 0]
+        kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
+        for begin in range(0, len(kept), CHUNK):
+            clock.check()
+            part = kept[begin : begin + CHUNK]
+            above = [parents[i // 2] for i in part.tolist()]
+            reduced = reduce(self.network, state[part])
+            nodes = self.bound(reduced, state[part], above)
+            lines = line_rows(low[part], high[part]) if self.region.bounded else None
+            for node in self.reach(nodes, above, reduced, lines):
+                self.keep(node)
+
+    def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
+        """The children with their bounds: by intervals, then by multipliers that start from
+        those of the parents.
+        """
+        part = self.how.pick(reduced, torch.tensor([p.member for p in parents]))
+        sizes = path_entries(part, self.network)
+        entries = self.entries(sizes)
+        bounds = np.minimum([p.bound for p in parents], entries)
+        w = torch.from_numpy(np.stack([p.w for p in parents if p.w is not None])).double()
+        t = torch.from_numpy(np.stack([p.t for p in parents if p.t is not None])).double()
+        stretches = [p.omega for p in parents if p.omega is not None]
+        omega = torch.from_numpy(np.stack(stretches)).double() if stretches else None
+        free = state < 0
+        pick = torch.where(free.any(1), free.to(torch.int8).argmax(1), -1)
+        rows = (torch.from_numpy(bounds > self.cut) & free.any(1)).nonzero()[:, 0]
+        if len(rows):
+            width = int(free[rows].sum(1).max())
+            order = torch.argsort((~free[rows]).to(torch.int8), dim=1, stable=True)[:, :width]
+            index = torch.where(free[rows].gather(1, order), order, -1)
+            begin = t[rows].gather(1, order).masked_fill(index < 0, 1.0)
+            some = None if omega is None else omega[rows]
+            proved, w[rows], last, score, some = self.tighten(
+                part.take(rows), index, w[rows], begin, some, STEPS, GAP
+            )
+            if omega is not None and some is not None:
+                omega[rows] = some
+            bounds[rows.numpy()] = np.minimum(bounds[rows.numpy()], self.norm(proved))
+            t[rows] = t[rows].scatter(1, order, last)
+            best = first_largest(score.masked_fill(index < 0, -1.0))
+            pick[rows] = index.gather(1, best[:, None])[:, 0]
+            loose = torch.from_numpy(bounds >= entries) & free.any(
+                1
+            )  # here the entries decide, not the multipliers
+            if loose.any():
+                flow = influence(part, self.network, sizes).masked_fill(~free, -1.0)
+                pick = torch.where(loose, first_largest(flow), pick)
+        small_w = brief(w)
+        small_t = brief(t)
+        states = state.numpy()
+        nodes = []
+        for i, parent in enumerate(parents):
+            stretch = None if omega is None else brief(omega[i])
+            nodes.append(
+                _Node(
+                    states[i],
+                    parent.member,
+                    float(bounds[i]),
+                    small_w[i],
+                    small_t[i],
+                    stretch,
+                    int(pick[i]),
+                )
+            )
+        return nodes
+
+    def settle(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Fix the neurons that cannot change sides: states int8 `(m, H)`, which are possible
+        `(m,)`, bounds on v `(m, H)`.
+        """
+        possible = torch.ones(len(state), dtype=torch.bool)
+        while True:
+            reduced = reduce(self.network, state)
+            low, high = preactivations(reduced, self.network, self.region)
+            possible &= ~(((state == 1) & (high < 0)) | ((state == 0) & (low > 0))).any(1)
+            new = torch.where(
+                (state < 0) & (high <= 0), 0, torch.where((state < 0) & (low >= 0), 1, state)
+            ).to(torch.int8)
+            if (new == state).all():
+                return state, possible, low, high
+            state = new
+
+    def reach(
+        self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Lines | None
+    ) -> list[_Node]:
+        """The nodes that are not closed and not proved empty, with the mask of a real point
+        where one is found.
+        """
+        kept = []
+        found = []
+        points = []
+        for row, (node, parent) in enumerate(zip(nodes, parents)):
+            fixed = node.state >= 0
+            if node.bound <= self.cut:
+                self.settled = max(self.settled, node.bound)
+                continue
+            if parent.mask is not None and (parent.mask == node.state)[fixed].all():
+                node.mask = parent.mask
+            else:
+                polytope = polytope_of(reduced, row, node.state, self.region, self.scale, lines)
+                y, empty = (None, True) if polytope is None else feasible(polytope)
+                if empty:
+                    continue
+                if y is not None:
+                    found.append(node)
+                    points.append(
+                        self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
+                    )
+            kept.append(node)
+        for node, mask in zip(
+            found, self.visit(self.inside(torch.stack(points))) if points else ()
+        ):
+            if mask is not None and (mask == node.state)[node.state >= 0].all():
+                node.mask = mask
+        return kept
+
+    def visit(self, points: Tensor) -> list[np.ndarray | None]:
+        """Norms at real points `(m, n)` raise lower. Their masks, int8; None where the point is
+        not strictly inside a cell.
+        """
+        v = self.network.preactivations(points)
+        mask = v > 0
+        inside = self.region.contains(points) & strict(self.network, points, v)
+        if inside.any():
+            values = self.norms(mask[inside]) - self.slack
+            best = int(values.argmax())
+            if float(values[best]) > self.lower or self.witness is None:
+                self.lower = max(self.lower, float(values[best]))
+                self.witness = points[inside][best].clone()
+        return [
+            m if good else None for m, good in zip(mask.to(torch.int8).numpy(), inside.tolist())
+        ]
+
+    def norms(self, masks: Tensor) -> Tensor:
+        """`|J|` of masks `(m, H)`: `(m,)`."""
+        size = max(1, MEMORY // ((self.network.neurons + 1) * (self.network.inputs + 1)))
+        parts = (self.network.jacobian(masks[i : i + size]) for i in range(0, len(masks), size))
+        return torch.cat([operator_norm(part, self.norm_in, self.norm_out) for part in parts])
+
+    def explore(self) -> None:
+        """The first incumbent: random points at several scales, then a walk from the best."""
+        spreads = (
+            (1.0,) if self.region.bounded else tuple(self.scale * 10.0**k for k in (-1, 0, 1, 2, 4))
+        )
+        points = self.inside(
+            torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads])
+        )
+        masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
+        values = self.norms(torch.from_numpy(masks))
+        self.walk(points[torch.from_numpy(first)[largest(values, min(WALKERS, len(values)))]])
+
+    def walk(self, points: Tensor) -> None:
+        """From each point to the best neighbouring cell while that helps."""
+        best = self.norms(self.network.mask(points))
+        for _ in range(ROUNDS):
+            near = self.neighbours(points)
+            values = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1)
+            gain = values.amax(1)
+            which = first_largest(values)
+            better = gain > best * (1 + 1e-12)
+            if self.late or not better.any():
+                break
+            points = torch.where(better[:, None], near[torch.arange(len(points)), which], points)
+            best = torch.where(better, gain, best)
+        self.visit(points)
+
+    def neighbours(self, points: Tensor) -> Tensor:
+        """For each point, itself and points just across every wall (and twice as far) along its
+        normal, `(m, 1 + 2 H, n)`.
+        """
+        rows, shift, _, _ = self.network.affine(self.network.mask(points))
+        v = (rows @ points[..., None])[..., 0] + shift
+        size = rows.square().sum(2)
+        step = torch.where(size > 0, v / size.clamp(min=1e-300), 0.0)[..., None] * rows
+        here = points[:, None]
+        return self.inside(torch.cat([here, here - (1 + 1e-3) * step, here - 2 * step], 1))
+
+    def inside(self, points: Tensor) -> Tensor:
+        """Points `(..., n)` moved into the region: clipped to its box, then shrunk into its
+        ball.
+        """
+        points = torch.minimum(torch.maximum(points, self.region.low), self.region.high)
+        if self.region.radius < math.inf:
+            away = points - self.region.centre
+            length = torch.linalg.vector_norm(away, self.region.norm, dim=-1, keepdim=True)
+            points = self.region.centre + away * (
+                self.region.radius * (1 - 1e-15) / length.clamp(min=1e-300)
+            ).clamp(max=1)
+        return points
+
+    def centre(self) -> None:
+        """Move the witness as far inside its cell as a linear program can."""
+        if self.witness is None:
+            return
+        mask = self.network.mask(self.witness[None])
+        state = mask.to(torch.int8)
+        polytope = polytope_of(
+            reduce(self.network, state), 0, state[0].numpy(), self.region, self.scale, None
+        )
+        y = None if polytope is None else widest_point(polytope)[0]
+        if y is not None:
+            point = self.inside(
+                self.region.centre + self.scale * torch.from_numpy(y[: self.network.inputs])
+            )[None]
+            v = self.network.preactivations(point)
+            if (
+                ((v > 0) == mask).all()
+                and self.region.contains(point).all()
+                and strict(self.network, point, v).all()
+            ):
+                self.witness = point[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Nodes for somebody else to go on with, largest bounds first; left: seconds, most: nodes
+    that it may generate.
+    """
+
+    nodes: list[_Node]
+    lower: float
+    witness: Tensor | None
+    count: int
+    left: float
+    most: int | None
+
+    @property
+    def bound(self) -> float:
+        """The largest of all."""
+        return self.nodes[0].bound
+
+    @property
+    def middle(self) -> float:
+        """As many are larger as are smaller."""
+        return self.nodes[len(self.nodes) // 2].bound
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """What became of a part: the nodes that are open now, and what was found; count: of the
+    nodes generated.
+    """
+
+    nodes: list[_Node]
+    lower: float
+    witness: Tensor | None
+    settled: float
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What workers need of a search; root: the network of its first nodes."""
+
+    network: Piecewise
+    region: Region
+    norm_in: float
+    norm_out: float
+    root: Reduced
+
+    def work(self, part: _Part, seconds: float) -> _Report:
+        """Go on with a part for so many seconds. If the time of the whole search runs out, its
+        nodes stay as they were.
+        """
+        begin = time.monotonic()
+        nodes = part.nodes
+        search = _Search(
+            self.network,
+            self.region,
+            self.norm_in,
+            self.norm_out,
+            torch.Generator(),
+            part.lower,
+            part.witness,
+            part.count,
+        )
+        search.root = self.root
+        most = math.inf if part.most is None else part.count + part.most
+        try:
+            with clock.limited(part.left):
+                for node in part.nodes:
+                    search.keep(node)
+                while search.heap and search.nodes < most:
+                    search.step()
+                    spent = time.monotonic() - begin
+                    # Below the middle of the part others have nodes with larger bounds, and lower
+                    # may be poor yet.
+                    if spent > seconds or (
+                        search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle
+                    ):
+                        break
+                nodes = [entry[2] for entry in search.heap]
+        except clock.Late:
+            pass
+        return _Report(
+            nodes, search.lower, search.witness, search.settled, search.nodes - part.count
+        )
+
+
+@dataclass(eq=False)
+class _Shared:
+    """A search whose open nodes others work on (`parallel.Shared`); out: the parts that they
+    have.
+    """
+
+    search: _Search
+    most: int | None
+    workers: int
+    told: Callable[[], None]
+    out: list[_Part] = field(default_factory=list)
+
+    @property
+    def problem(self) -> _Problem:
+        """For the workers."""
+        search = self.search
+        return _Problem(search.network, search.region, search.norm_in, search.norm_out, search.root)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed, or time or nodes have run out."""
+        search = self.search
+        done = not search.heap and search.away <= search.cut
+        return done or search.late or (self.most is not None and search.nodes >= self.most)
+
+    def __len__(self) -> int:
+        return len(self.search.heap)
+
+    def take(self, shares: int) -> _Part | None:
+        """Every so many-th of the nodes with the largest bounds."""
+        search = self.search
+        taken = list[_Node]()
+        rest = list[tuple[float, int, _Node]]()
+        while search.heap and len(taken) < parallel.MOST:
+            taken.append(heapq.heappop(search.heap)[2])
+            rest += [heapq.heappop(search.heap) for _ in range(min(shares - 1, len(search.heap)))]
+        for entry in rest:
+            heapq.heappush(search.heap, entry)
+        if not taken:
+            return None
+        most = None if self.most is None else 1 + (self.most - search.nodes) // self.workers
+        count = search.nodes // (
+            4 * self.workers
+        )  # says how many it splits at once: few, so that the largest come first
+        part = _Part(taken, search.lower, search.witness, count, clock.seconds_left(), most)
+        self.out.append(part)
+        search.away = max(part.bound for part in self.out)
+        return part
+
+    def merge(self, part: _Part, report: _Report) -> None:
+        """Its open nodes are open here, its solution counts if it is better than ours."""
+        search = self.search
+        search.nodes += report.count
+        search.settled = max(search.settled, report.settled)
+        if report.lower > search.lower:
+            search.lower = report.lower
+            search.witness = report.witness
+            search.prune()
+        for node in report.nodes:
+            search.keep(node)
+        self._in(part)
+
+    def back(self, part: _Part, lost: bool) -> None:
+        """As it was handed out; if lost, closed with its bounds."""
+        if lost:
+            self.search.settled = max(self.search.settled, part.bound)
+        else:
+            for node in part.nodes:
+                self.search.keep(node)
+        self._in(part)
+
+    def _in(self, part: _Part) -> None:
+        self.out.remove(part)
+        self.search.away = max((part.bound for part in self.out), default=0.0)
+        self.search.conclude()
+        self.told()

@@ -1,0 +1,585 @@
+"""Branch and bound on undecided neurons, with linear bounds that know the signs already chosen
+(beta-CROWN, Wang et al. 2021).
+
+A domain fixes the signs of some neurons. There the neuron is linear, and the constraint on its sign
+enters the bound with a multiplier >= 0, in the same backward pass: any multipliers and any slopes
+of the lower lines give a sound bound. They are chosen by Adam in float32; what is claimed is
+evaluated in float64 with all rounding errors.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.chunks import LARGE
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.lines import Arithmetic, Lines
+from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
+from wassail.certificates.device import HOST
+from wassail.certificates.search import workers as parallel
+from wassail.rounding import FAINT
+from wassail.ties import firm, quiet
+
+ROOT = 30  # steps of the ascent at the root of a rival
+STEPS = 12  # at every other domain, which starts where its parent stopped
+LAST = 200  # at a domain with nothing left to split
+WIDTH = 32  # domains of a sample split at once
+TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
+
+
+@dataclass(frozen=True, eq=False)
+class _Domains:
+    """R domains of a tree.
+
+    On the CPU, where the next ones are chosen: owner `(R,)`, the place of its sample in the tree;
+    rival `(R,)`, of the row `e_rival - e_y`; bound `(R,)`, on the margin, from below; pick `(R,)`,
+    the neuron to split on next, -1 if none is left. Where the network is: signs (1 on, -1 off, 0
+    free), slopes and multipliers of the U neurons, `(R, U)` each.
+    """
+
+    owner: Tensor
+    rival: Tensor
+    bound: Tensor
+    pick: Tensor
+    sign: Tensor
+    alpha: Tensor
+    beta: Tensor
+
+    def take(self, rows: Tensor) -> _Domains:
+        """Some of them, by indices on the CPU."""
+        there = rows.to(self.sign.device, non_blocking=True)
+        few = (v[rows] for v in (self.owner, self.rival, self.bound, self.pick))
+        return _Domains(*few, *(v[there] for v in (self.sign, self.alpha, self.beta)))
+
+    def where(self, mask: Tensor) -> _Domains:
+        """Some of them, by a mask on the CPU."""
+        return self if bool(mask.all()) else self.take(mask.nonzero()[:, 0])
+
+    def unproved(self) -> _Domains:
+        """Those whose bound is not above 0, NaN among them."""
+        return self.where(~(self.bound > 0))
+
+    @staticmethod
+    def join(parts: list[_Domains]) -> _Domains:
+        """One after the other."""
+        return _Domains(
+            *(
+                torch.cat([getattr(p, name) for p in parts])
+                for name in _Domains.__dataclass_fields__
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self.rival)
+
+
+def branch_margins(
+    sweep: Sweep,
+    sample: int,
+    y: int,
+    rivals: Tensor,
+    most: int = 10**6,
+    pool: parallel.Pool | None = None,
+) -> tuple[bool, int]:
+    """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
+    how many domains it took.
+
+    False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept.
+    most: domains that may be bounded, the batch under way is finished. pool: who shares the open
+    domains.
+    """
+    return _branched(sweep, [sample], [y], [rivals.tolist()], [most], pool)[0]
+
+
+def branch_samples(
+    sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], most: list[int]
+) -> list[tuple[bool, int]]:
+    """The same for several samples of a sweep: whether each is proved, and how many domains it
+    took.
+
+    The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work
+    for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
+    others. On the CPU the samples come one after the other: there a mixed batch would be slower, as
+    it has to copy lines for each of its domains.
+
+    Args:
+        sweep: of the samples' balls.
+        samples: their places in the sweep.
+        y: their labels.
+        rivals: of each, the classes that are left to exclude.
+        most: domains bounded for each sample; the batch under way is finished.
+    """
+    if sweep.graph.device == HOST:
+        each = zip(samples, y, rivals, most)
+        return [
+            _branched(sweep, [k], [label], [some], [count])[0] for k, label, some, count in each
+        ]
+    return _branched(sweep, samples, y, rivals, most)
+
+
+def _branched(
+    sweep: Sweep,
+    samples: list[int],
+    y: list[int],
+    rivals: list[list[int]],
+    most: list[int],
+    pool: parallel.Pool | None = None,
+) -> list[tuple[bool, int]]:
+    """One tree for all samples; pool: for a single one."""
+    tree = _Tree(sweep, samples, y)
+    count = torch.zeros(len(samples), dtype=torch.int64)
+    failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
+    domains = tree.roots([some if tree.open[k] else [] for k, some in enumerate(rivals)])
+    open_ = domains
+    budget = torch.tensor(most)
+    try:
+        if len(domains):
+            domains = tree.bounded(domains, ROOT)
+            count += torch.bincount(domains.owner, minlength=len(count))
+            open_ = domains.unproved()
+        while len(open_):
+            clock.check()
+            failed[open_.owner] |= (count > budget)[open_.owner]
+            open_ = open_.where(~failed[open_.owner])
+            if pool is not None and len(open_) >= parallel.ENOUGH * pool.workers:
+                shared = _Shared(open_, int(count), most[0])
+                parallel.share(shared, tree, pool)
+                open_, count[0] = shared.open, shared.count
+                if shared.failed:
+                    return [(False, shared.count)]
+            elif len(open_):
+                open_, made, lost = tree.grown(open_)
+                count = count + made
+                failed = failed | lost
+                open_ = open_.where(~failed[open_.owner])
+    except clock.Late:
+        failed[open_.owner] = True
+    return list(zip((~failed).tolist(), count.tolist()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Domains for somebody else to go on with; left: seconds."""
+
+    domains: _Domains
+    left: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """What became of a part: the domains that are open now (None: one of them cannot be
+    proved), and how many it took.
+    """
+
+    domains: _Domains | None
+    count: int
+
+
+@dataclass(eq=False)
+class _Shared:
+    """Domains that others work on (`parallel.Shared`); out: the parts that they have; failed:
+    one of them cannot be proved.
+    """
+
+    open: _Domains
+    count: int
+    most: int
+    failed: bool = False
+    out: list[_Part] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether all is proved, or nothing ever will be, or time or domains have run out."""
+        done = not (len(self.open) or self.out)
+        return done or self.failed or clock.late() or self.count > self.most
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def take(self, shares: int) -> _Part | None:
+        """Every so many-th of the domains with the least bounds."""
+        if not len(self.open):
+            return None
+        chosen = torch.zeros_like(self.open.bound, dtype=torch.bool)
+        chosen[_in_order(self.open.bound)[::shares][: parallel.MOST]] = True
+        part = _Part(self.open.where(chosen), clock.seconds_left())
+        self.open = self.open.where(~chosen)
+        self.out.append(part)
+        return part
+
+    def merge(self, part: _Part, report: _Report) -> None:
+        """Its open domains are open here."""
+        self.count += report.count
+        if report.domains is None:
+            self.failed = True
+        else:
+            self.open = _Domains.join([self.open, report.domains])
+        self.out.remove(part)
+
+    def back(self, part: _Part, lost: bool) -> None:
+        """As it was handed out; if lost, it is not proved."""
+        self.failed = self.failed or lost
+        self.open = _Domains.join([self.open, part.domains])
+        self.out.remove(part)
+
+
+def _in_order(bound: Tensor) -> Tensor:
+    """The places of bounds from the least on; those that are equal in float32 keep their order,
+    whatever else is there.
+    """
+    return bound.float().argsort(stable=True)
+
+
+class _Tree:
+    """The undecided neurons of some samples, in one vector of length U for each, and the bounds of
+    domains over them.
+
+    Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of
+    any sample; the rest is the place after the last, where everything is 0. open: which samples
+    have any.
+    """
+
+    def __init__(self, sweep: Sweep, samples: list[int], y: list[int]) -> None:
+        device = sweep.graph.device
+        self.sweep = sweep
+        self.samples = torch.tensor(samples, device=device)
+        self.y = torch.tensor(y, device=device)
+        crossing = {
+            i: flattened(of_owner(bend.crossing, self.samples)) for i, bend in sweep.bends.items()
+        }
+        counts = (
+            torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
+        )
+        self.open = [any(own) for own in zip(*counts)] if counts else [False] * len(samples)
+        self.places: dict[int, Tensor] = {}
+        self.parts: dict[int, slice] = {}
+        self.ragged: set[int] = set()  # nodes with samples that have fewer neurons than others
+        self.rest: dict[tuple[torch.dtype, int], Lines] = {}
+        start = 0
+        columns: list[list[Tensor]] = []
+        for (i, mask), own in zip(crossing.items(), counts):
+            width = max(own)
+            size = mask.shape[1]
+            if not width:
+                continue
+            if min(own) < width:
+                self.ragged.add(i)
+            places = (
+                torch.where(mask, torch.arange(size, device=device), size).sort(1).values[:, :width]
+            )
+            self.places[i], self.parts[i] = places, slice(start, start + width)
+            start += width
+            one = sweep.bends[i].take(self.samples)
+            shape = one.shape
+            node = one.shape.node
+            assert node.slope is not None
+            up = shape.slopes()[0]
+            values = (
+                up,
+                shape.shift(up, True),
+                shape.c,
+                shape.output()[0],
+                one.error,
+                node.slope.expand(shape.c.shape),
+                one.down,
+                torch.maximum(-shape.low, shape.high),
+            )
+            columns.append([self._gathered(i, flattened(v.double()), places) for v in values])
+        none = torch.zeros(len(samples), 0, dtype=torch.float64, device=device)
+        whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
+        self.up, self.above, self.c, self.here, self.error, self.slope, self.down, self.most = whole
+
+    def _gathered(self, i: int, flat: Tensor, places: Tensor) -> Tensor:
+        """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are
+        fewer.
+        """
+        return (F.pad(flat, (0, 1)) if i in self.ragged else flat).gather(
+            1, places.expand(len(flat), -1)
+        )
+
+    def _replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
+        """The rows with other entries at node i's neurons: what `_gathered` looks at."""
+        places = places.expand(len(flat), -1)
+        if isinstance(values, float):
+            values = flat.new_full(places.shape, values)
+        if i in self.ragged:
+            return F.pad(flat, (0, 1)).scatter(1, places, values)[:, :-1]
+        return flat.scatter(1, places, values)
+
+    def _others(self, kind: Arithmetic, i: int) -> Lines:
+        """The lines of node i with 0 at the undecided neurons, `(S, size)` each."""
+        if (kind.dtype, i) not in self.rest:
+            line = kind.lines[i].take(self.samples)
+            flat = (flattened(v) for v in (line.mid, line.rad, line.off, line.far))
+            self.rest[kind.dtype, i] = Lines(
+                *(self._replaced(i, v, self.places[i], 0.0) for v in flat)
+            )
+        return self.rest[kind.dtype, i]
+
+    def roots(self, rivals: list[list[int]]) -> _Domains:
+        """One domain for each rival of each sample, all neurons free."""
+        owner = torch.tensor([k for k, some in enumerate(rivals) for _ in some], dtype=torch.int64)
+        rival = torch.tensor([j for some in rivals for j in some], dtype=torch.int64)
+        alpha = of_owner(self.down.float(), owner.to(self.down.device))
+        zero = torch.zeros_like(alpha)
+        bound = torch.zeros(len(owner), dtype=torch.float64)
+        return _Domains(owner, rival, bound, torch.full_like(owner, -1), zero, alpha, zero.clone())
+
+    def work(self, part: _Part, seconds: float) -> _Report:
+        """Go on with a part for so many seconds (`parallel.Problem`)."""
+        begin = time.monotonic()
+        count = 0
+        domains = part.domains
+        with clock.limited(part.left), suppress(clock.Late):
+            while len(domains):
+                clock.check()
+                domains, made, lost = self.grown(domains)
+                count += int(made)
+                if bool(lost):
+                    return _Report(None, count)
+                if time.monotonic() > begin + seconds:
+                    break
+        return _Report(domains, count)
+
+    def grown(self, open_: _Domains) -> tuple[_Domains, Tensor, Tensor]:
+        """The worst domains of each sample replaced by their unproved children.
+
+        Second and third: how many were bounded for each sample, `(S,)`, one with patience by its
+        steps, and which samples have one that cannot be proved.
+        """
+        count = torch.zeros(len(self.open), dtype=torch.int64)
+        lost = torch.zeros(len(self.open), dtype=torch.bool)
+        worst, rest = self._worst(open_)
+        ended = worst.pick < 0  # no relaxation is left to remove
+        if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
+            last = worst.where(ended)
+            count += LAST // STEPS * torch.bincount(last.owner, minlength=len(count))
+            lost[self.bounded(last, LAST).unproved().owner] = True
+            worst = worst.where(~ended & ~lost[worst.owner])
+        if not len(worst):
+            return rest, count, lost
+        children = self.bounded(self.split(worst), STEPS)
+        count += torch.bincount(children.owner, minlength=len(count))
+        return _Domains.join([rest, children.unproved()]), count, lost
+
+    def _worst(self, open_: _Domains) -> tuple[_Domains, _Domains]:
+        """The `WIDTH` domains of each sample with the least bounds, and the others."""
+        order = _in_order(open_.bound)
+        order = order[open_.owner[order].argsort(stable=True)]
+        owner = open_.owner[order]
+        first = torch.searchsorted(owner, owner)  # where the sample's own begin
+        near = torch.arange(len(order)) - first < WIDTH
+        return open_.take(order[near]), open_.take(order[~near])
+
+    def split(self, parents: _Domains) -> _Domains:
+        """Two children for each: the free neuron whose relaxation adds most is on, or off."""
+        children = _Domains.join([parents, parents])
+        place = children.pick.clamp(min=0).to(children.sign.device, non_blocking=True)
+        on = torch.ones_like(parents.sign[:, :1])
+        return replace(
+            children, sign=children.sign.scatter(1, place[:, None], torch.cat([on, -on]))
+        )
+
+    def bounded(self, domains: _Domains, steps: int) -> _Domains:
+        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam
+        finds.
+
+        In parts that memory holds; the host waits for the bounds of all of them once.
+        """
+        device = self.sweep.graph.device
+        part = (
+            len(domains)
+            if device == HOST
+            else max(1, LARGE // max(n.size for n in self.sweep.graph.nodes))
+        )
+        rows = torch.arange(len(domains))
+        found = [
+            self._bounded(domains.take(some) if part < len(domains) else domains, steps)
+            for some in torch.split(rows, part)
+        ]
+        alpha, beta, value, pick = (torch.cat(v) for v in zip(*found))
+        bound, place = torch.stack([value, pick.double()]).cpu()
+        return replace(domains, bound=bound, pick=place.long(), alpha=alpha, beta=beta)
+
+    def _bounded(self, domains: _Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Slopes, multipliers, the bound, and the neuron to split on; all where the network is."""
+        rows = _Rows.make(self, domains)
+        alpha = domains.alpha.clone()
+        beta = domains.beta.clone()
+        scale = torch.ones_like(alpha)
+        best = alpha.new_full((len(domains),), -math.inf, dtype=torch.float64)
+        kept = [alpha.clone(), beta.clone()]
+        moments = [[torch.zeros_like(alpha), torch.zeros_like(alpha)] for _ in range(2)]
+        exact = of_owner(self.slope, rows.own)
+        slope = exact.float()
+        for step in range(1, steps + 1):
+            clock.check()
+            with torch.enable_grad():
+                alpha = alpha.detach().requires_grad_(True)
+                beta = beta.detach().requires_grad_(True)
+                value, _, size = self._margin(self.sweep.fast, rows, domains.sign, alpha, beta)
+                pulls = torch.autograd.grad(value.sum(), (alpha, beta))
+            better = value.detach() > best
+            best = torch.where(better, value.detach(), best)
+            kept = [
+                torch.where(better[:, None], now.detach(), old)
+                for now, old in zip((alpha, beta), kept)
+            ]
+            if step == 1:  # multipliers are about as large as coefficients
+                scale = size.clamp(min=1e-6)
+            moves = []
+            for (first, second), g in zip(moments, quiet(pulls)):
+                assert g is not None
+                first.mul_(0.9).add_(g, alpha=0.1)
+                second.mul_(0.99).addcmul_(g, g, value=0.01)
+                moves.append(
+                    (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12)
+                )
+            rate = 0.3 * 0.1 ** (step / steps)
+            alpha = torch.minimum(
+                torch.maximum(alpha.detach() + rate * moves[0], slope), torch.ones_like(slope)
+            )
+            beta = ((beta.detach() + rate * scale * moves[1]).clamp(min=0)) * (domains.sign != 0)
+        # float32 may have rounded a slope out of its range
+        slopes = torch.minimum(torch.maximum(kept[0].double(), exact), torch.ones_like(exact))
+        value, score, _ = self._margin(
+            self.sweep.exact, rows, domains.sign, slopes, kept[1].double()
+        )
+        return (
+            kept[0],
+            kept[1],
+            value,
+            _first_largest(torch.where(domains.sign == 0, score.float(), 0.0)),
+        )
+
+    def _margin(
+        self, kind: Arithmetic, rows: _Rows, sign: Tensor, alpha: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Lower bounds on the margins `(R,)`, what each free neuron's relaxation adds and its
+        coefficient's size, `(R, U)`.
+        """
+        sweep = self.sweep
+        nodes = self.sweep.graph.nodes
+        last = len(nodes) - 1
+        eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
+        y = self.y[rows.own]
+        weight: dict[int, Tensor] = {last: eye[rows.rival] - eye[y]}
+        constant = of_owner(kind.floors[last], rows.owner).expand(len(alpha))
+        score = torch.zeros_like(alpha)
+        size = torch.zeros_like(alpha)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            node = nodes[i]
+            w = weight.pop(i)
+            if node.map is not None:
+                if i in kind.errors:
+                    constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], rows.owner))
+                for j, back in zip(node.inputs, kind.maps[i].transpose(w)):
+                    add_to(weight, j, back)
+                continue
+            w = firm(w)
+            if i in kind.planes:
+                off, far = kind.planes[i].pull(weight, node.inputs, w, rows.owner)
+                constant = constant + off + far
+                continue
+            if i not in self.parts:
+                line = kind.lines[i].take(rows.owner)
+                constant = constant + row_dot(w, line.off) + row_dot(w.abs(), line.far)
+                add_to(weight, node.inputs[0], torch.addcmul(w * line.mid, w.abs(), line.rad))
+                continue
+            part = self.parts[i]
+            place = of_owner(self.places[i], rows.own)
+            line = self._others(kind, i).take(rows.own)
+            flat = flattened(w)
+            constant = constant + row_dot(flat, line.off) + row_dot(flat.abs(), line.far)
+            chosen = self._gathered(i, flat, place)
+            own = sign[:, part], alpha[:, part], beta[:, part]
+            coefficient, added, gain = self._neurons(chosen, rows, part, *own, node.size)
+            constant = constant + added.double().sum(1)
+            score[:, part], size[:, part] = gain.detach(), chosen.detach().abs()
+            flat = self._replaced(i, flat * line.mid, place, coefficient)
+            add_to(weight, node.inputs[0], unflattened(flat, node.shape))
+        a = firm(flattened(weight[0]))
+        z = of_owner(sweep.centre[last], rows.owner)
+        here = (
+            z.gather(1, y[:, None])[:, 0]
+            - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
+        )
+        total = constant + sweep.inputs.upper(a, rows.owner)
+        return here - total - 2.0**-50 * (z.abs().amax(1) + total.abs()), score, size
+
+    def _neurons(
+        self,
+        w: Tensor,
+        rows: _Rows,
+        part: slice,
+        sign: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        terms: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """For coefficients w `(R, u)` of undecided neurons: the coefficients of their inputs, and
+        what the bound grows by.
+
+        terms: at most so many of them are added up.
+        """
+        kept = (self.up, self.above, self.c, self.here, self.error, self.slope, self.most)
+        up, above, c, here, error, slope, most = (
+            of_owner(v[:, part], rows.own).to(w.dtype) for v in kept
+        )
+        plus = w.clamp(min=0)
+        minus = w - plus
+        relaxed = plus * above + minus * (alpha * c - here)
+        side = torch.where(sign > 0, 1.0, slope)  # the neuron's slope where its sign is chosen
+        push = beta * sign
+        coefficient = torch.where(sign == 0, plus * up + minus * alpha, w * side + push)
+        added = torch.where(sign == 0, relaxed, w * (side * c - here) + push * c)
+        # most: a multiplier may cancel the coefficient, but not what the product with the slope was
+        # rounded by.
+        size = w.abs() * (above.abs() + c.abs() + here.abs() + most + FAINT) + beta * c.abs()
+        # Of the products and of their sum. Not w.shape[1], which depends on the samples that share
+        # the tree.
+        slack = coefficient.abs() * error + (terms + 64) * 2.0**-52 * size
+        return coefficient, added + slack, torch.where(sign == 0, relaxed, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Where the rows of a batch belong, where the network is: own, in the tree; owner, in the
+    sweep; and their rivals.
+
+    own and owner are `(R,)`, or `(1,)` in a tree of one sample.
+    """
+
+    own: Tensor
+    owner: Tensor
+    rival: Tensor
+
+    @classmethod
+    def make(cls, tree: _Tree, domains: _Domains) -> _Rows:
+        """Of some domains."""
+        single = len(tree.open) == 1
+        own = (domains.owner[:1] if single else domains.owner).to(
+            tree.samples.device, non_blocking=True
+        )
+        return cls(own, tree.samples[own], domains.rival.to(own.device, non_blocking=True))
+
+
+def _first_largest(score: Tensor) -> Tensor:
+    """The first of the largest scores of each row, up to the rounding of float32; -1 where none
+    is above 0.
+    """
+    if not score.shape[1]:
+        return score.new_full((len(score),), -1, dtype=torch.int64)
+    most = score.amax(1, keepdim=True)
+    level = (score / torch.where(most > 0, TIE * most, 1.0)).round()
+    return torch.where(most[:, 0] > 0, level.argmax(1), -1)

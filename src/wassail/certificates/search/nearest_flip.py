@@ -1,0 +1,664 @@
+"""Exact distances to the nearest flip of small piecewise-linear networks, by branch and bound on
+the sides of neurons.
+
+    d = min { ||x' - x||_r : x' in the box, theta_j(x') >= theta_y(x') for some j != y },    r in
+    {1, 2, inf}.
+
+A node fixes some neurons to one side, for one rival j. The others are relaxed to their triangle: `z
+>= v`, `z >= slope v`, and z below the chord over the span that v has in the ball. For multipliers
+`alpha` (the slope of a lower line, between `slope` and
+1) and `beta >= 0` (of the sides `s_h v_h >= 0` of fixed neurons), substituting backward gives a
+   line below the margin
+
+    lam (theta_y - theta_j)(x') >= lam (theta_y - theta_j)(x') - sum_h beta_h s_h v_h(x') >= <a, x'>
+    + b    on the node,
+
+(Wang et al. 2021, beta-CROWN), so a flip there has `<a, x'> + b <= 0`, and the distance to that
+half-space inside the box is a lower bound on its distance. ANY multipliers prove something: they
+come from a few steps of ascent, for many nodes at once, and near the end from an exact program
+(HiGHS for r = 1 and inf, non-negative least squares for r = 2), but what is claimed is always what
+the line says, evaluated in float64 with its rounding errors taken off. Upper bounds are evaluated
+points.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.executed import ahead
+from wassail.certificates.bounds.propagate import gamma
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.search import workers as parallel
+from wassail.certificates.search.programs import solve_program
+from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine
+from wassail.errors import InputError
+from wassail.geometry import clip, plane_step, steepest
+from wassail.threat import Domain, parse_domain, parse_norm
+from wassail.ties import in_order, largest
+
+# neurons that a node is split on at once, while that makes at most so many nodes
+SPLITS = 3
+
+
+TOGETHER = 128
+
+
+ASCENT = 8  # steps on the multipliers of a node
+
+
+AIM = 0.05  # where the ascent aims: this far above 0, relative to the margin at the sample
+
+
+NEAR = 0.9999  # nodes whose bound is this close to the nearest flip get an exact program
+
+
+SMALL = 2  # so do nodes with at most so many undecided neurons
+
+
+# on R^n the search ends so many times farther away than the nearest plane tangent to a margin
+FAR = 1e6
+
+
+# steps of the first search for a flip, and nodes of a batch from whose points it goes on
+CHASE = 10
+
+
+CHASED = 16
+
+
+RETREAT = 0.2  # share of the time that is kept for smaller balls when a ball is not closed
+
+
+RESTART = 0.9  # a flip nearer than this, relative to the ball, is worth a smaller ball
+
+
+# How far past the boundary a point may have to go to be seen as a flip.
+PUSH = 1 + torch.tensor([0, 1e-13, 1e-12, 1e-11, 1e-10], dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """The distance of every sample to its nearest flip, from both sides.
+
+    lower `(N,)`: proved, no point of the closed ball of this radius in the domain ties or flips;
+    upper `(N,)`: distance of points `(N, *shape)`, which do (inf, and the sample itself, where none
+    is known); exact `(N,)`: they agree to the tolerance; nodes `(N,)`: partial sign patterns
+    bounded; cut: whether the time ran out for some of them.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    points: Tensor
+    exact: Tensor
+    nodes: Tensor
+    cut: bool = False
+
+
+def nearest_flip(
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: float,
+    domain: Domain,
+    *,
+    upper: Tensor | None = None,
+    lower: Tensor | None = None,
+    slack: Tensor | None = None,
+    within: float | None = None,
+    time_limit: float | None = None,
+    tolerance: float = 1e-9,
+    workers: parallel.Workers = None,
+) -> Distances:
+    """The distance of samples `(N, *shape)` with labels `(N,)` to the nearest point of the domain
+    that is not strictly y.
+
+    upper, lower `(N,)`: where to start from: distances at which flips are said to be (a hint: every
+    flip reported is found and evaluated here) and radii that are proved. slack `(N, K)`: a point
+    counts as a flip where a rival comes that near to y, which is how far the executed network may
+    be from the exact one. within: look no farther than this, and stop at the first flip that is not
+    farther: enough to decide a fixed budget. time_limit: seconds for all samples, shared evenly;
+    what is not closed by then is reported as a bracket. tolerance: relative, between lower and
+    upper. workers: who shares the open nodes of a sample (see `parallel`), one sample after the
+    other.
+    """
+    norm = parse_norm(norm)
+    domain = parse_domain(domain)
+    graph = graph.to(HOST)
+    x = x.detach().cpu().double()
+    y = y.cpu()
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} samples have {len(y)} labels: give one for each.")
+    if domain is not None and not ((x >= domain[0]) & (x <= domain[1])).all():
+        raise InputError(
+            "some samples lie outside the domain: clamp them or give the box they live in."
+        )
+    if len(y) and not ((y >= 0) & (y < graph.outputs)).all():
+        raise InputError(f"labels go from 0 to {graph.outputs - 1} here: some of y do not.")
+    if not torch.isfinite(x).all():
+        raise InputError("the samples contain NaN or infinity: give real samples.")
+    hints = (
+        torch.full((len(x),), math.inf, dtype=torch.float64)
+        if upper is None
+        else upper.detach().cpu().double()
+    )
+    known = (
+        torch.zeros(len(x), dtype=torch.float64) if lower is None else lower.detach().cpu().double()
+    )
+    found = []
+    cut = False
+    with parallel.crew(workers) as pool, clock.limited(time_limit):
+        for i in range(len(x)):
+            own = graph if slack is None else ahead(graph, slack[i])
+            search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, pool)
+            with clock.limited(clock.seconds_left() / (len(x) - i)):
+                search.run(float(hints[i]), float(known[i]))
+            cut |= search.cut
+            found.append(search)
+    low, high = (
+        torch.tensor([getattr(s, side) for s in found], dtype=torch.float64)
+        for side in ("lower", "upper")
+    )
+    points = torch.stack([s.point.reshape(x.shape[1:]) for s in found]) if found else x.clone()
+    nodes = torch.tensor([s.nodes for s in found], dtype=torch.int64)
+    return Distances(low, high, points, _close(low, high, tolerance), nodes, cut)
+
+
+def _close(lower: Tensor, upper: Tensor, tolerance: float) -> Tensor:
+    return (lower == upper) | (
+        upper - lower <= tolerance * torch.where(torch.isfinite(upper), upper, 0.0)
+    )
+
+
+class _Search:
+    """The search for one sample: `lower <= d <= upper` at all times, point `(n,)` at distance
+    upper.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: int,
+        norm: float,
+        domain: Domain,
+        within: float | None,
+        tolerance: float,
+        pool: parallel.Pool | None = None,
+    ) -> None:
+        self.graph = graph
+        self.x = x.flatten()
+        self.y = y
+        self.norm = norm
+        self.domain = domain
+        self.within = within
+        self.tolerance = tolerance
+        self.pool = pool
+        self.shape = x.shape
+        self.lower = 0.0
+        self.upper = math.inf
+        self.point = self.x
+        self.nodes = 0
+        self.cut = False  # whether the time ran out
+        self.rivals = torch.tensor([j for j in range(graph.outputs) if j != y], dtype=torch.int64)
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return clock.late()
+
+    @property
+    def decided(self) -> bool:
+        """Whether a flip is known that is near enough."""
+        return self.within is not None and self.upper <= self.within and self.upper < math.inf
+
+    def run(self, hint: float, known: float) -> None:
+        """Close the bracket; hint: where a flip is said to be, known: a proved radius."""
+        logits = self.graph.logits(self.x.reshape(1, *self.shape))[0]
+        self.margin = logits[self.y] - logits[self.rivals]
+        self.noise = gamma(self.graph) * float(logits.abs().max())
+        if not (self.margin > 0).all():
+            self.upper = 0.0
+            return
+        if not len(self.rivals):  # one class: nothing can flip
+            self.lower = math.inf
+            return
+        self.lower = known
+        first = self.chase(
+            self.x.expand(len(self.rivals), -1), torch.arange(len(self.rivals)), CHASE
+        )
+        far = self.farthest if self.domain is not None else FAR * first
+        limit = far if self.within is None else min(far, self.within * (1 + 2 * self.tolerance))
+        # A little beyond the hint, so that the flip itself is found.
+        near = min(hint * (1 + 1e-6), self.upper, 4 * first if self.upper == math.inf else math.inf)
+        radius = min(max(near, known, 1e-3 * first), self.upper, limit)
+        with clock.limited(clock.seconds_left() * (1 - RETREAT)):
+            try:
+                away = self.close(radius, far, limit)
+            except clock.Late:
+                away = radius
+            self.cut = clock.out_of_time()
+        if away is not None:
+            with suppress(clock.Late):
+                self.retreat(away)
+        if self.lower > self.upper * (1 + self.tolerance):
+            raise InputError(
+                f"there is a flip at {self.upper:g}, but {known:g} was given as a proved radius: "
+                "check it."
+            )
+        # A radius is never both proved and reached.
+        self.lower = (
+            min(self.lower, self.upper * (1 - 2.0**-50)) if self.upper < math.inf else self.lower
+        )
+
+    def close(self, radius: float, far: float, limit: float) -> float | None:
+        """Ball after ball; the radius of one that is not closed, a flip in it or no more time,
+        if it comes to that.
+        """
+        while not self.decided:
+            if self.cover(radius):
+                radius = self.upper
+            elif self.lower < radius * (1 - self.tolerance):
+                return radius
+            elif radius >= limit or radius >= self.upper:
+                if limit == far <= radius and self.domain is not None:
+                    self.lower = math.inf  # no point of the box is that far
+                return None
+            else:
+                radius = min(4 * radius, self.upper, limit)
+        return None
+
+    def retreat(self, radius: float) -> None:
+        """What bounds without branching prove in smaller balls, when the time is up: a ball
+        half as large is easier.
+        """
+        for _ in range(12):
+            radius /= 2
+            if self.lower >= radius or self.decided:
+                return
+            net = Relaxed(
+                self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
+            )
+            line = net.line(self.ascend(net, net.roots(), radius))
+            self.lower = max(
+                self.lower, min(float(net.reach(line).min()), radius)
+            )  # `reach` is rounded down
+
+    @property
+    def farthest(self) -> float:
+        """A little more than the distance of the farthest corner of the box."""
+        assert self.domain is not None
+        most = torch.maximum(self.x - self.domain[0], self.domain[1] - self.x)
+        return 1.01 * float(torch.linalg.vector_norm(most, self.norm))
+
+    def margins(self, points: Tensor) -> Tensor:
+        """`theta_y - theta_j` at points `(m, n)` for all rivals: `(m, K - 1)`."""
+        logits = self.graph.logits(points.reshape(-1, *self.shape))
+        return logits[:, self.y, None] - logits[:, self.rivals]
+
+    def offer(self, points: Tensor) -> None:
+        """Keep the nearest of the points `(m, n)` that ties or flips, if it is nearer than what is
+        known.
+
+        Points that flip by more than rounding errors come first: a tie in one summation order may
+        be none in another.
+        """
+        points = clip(points, self.domain)
+        length = torch.linalg.vector_norm(points - self.x, self.norm, dim=1)
+        least = self.margins(points).amin(1)
+        for need, gain in ((-self.noise, 0.0), (0.0, self.tolerance / 2)):
+            away = torch.where(least <= need, length, math.inf)
+            if len(away) and float(away.min()) < self.upper * (1 - gain):
+                self.upper = float(away.min())
+                self.point = points[away.argmin()]
+
+    def chase(self, points: Tensor, rival: Tensor, steps: int) -> float:
+        """From each of the points toward its rival: the nearest flip of the affine piece there,
+        again and again.
+
+        Returns how far the nearest of the first planes is, 1 if there is none.
+        """
+        first = 1.0
+        for step in range(steps):
+            with torch.enable_grad():
+                at = points.detach().requires_grad_(True)
+                margin = self.margins(at).gather(1, rival[:, None])[:, 0]
+                (slope,) = torch.autograd.grad(margin.sum(), at)
+            margin = margin.detach()
+            gap = margin + (slope * (self.x - points)).sum(1)
+            start = self.x.expand_as(points)
+            move = plane_step(
+                start, slope, -(gap + 2 * self.noise).clamp(min=0), self.norm, self.domain
+            )
+            points = clip(self.x + move, self.domain)
+            self.offer(points)
+            if step == 0:
+                length = torch.linalg.vector_norm(move, self.norm, dim=1)
+                first = min(length[length > 0].tolist(), default=1.0)
+        return first
+
+    def cover(self, radius: float) -> bool:
+        """Raise lower to the radius or to the nearest flip in the ball of that radius, as far as
+        time allows.
+
+        Returns True when a much nearer flip was found instead: a smaller ball leaves fewer neurons
+        undecided.
+        """
+        net = Relaxed(
+            self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
+        )
+        settled = radius
+        roots = net.roots()
+        open_ = self.bounded(
+            net, replace(roots, bound=torch.full_like(roots.bound, min(self.lower, radius))), radius
+        )
+        while True:
+            open_, settled = self.sift(open_, settled, radius)
+            least = min(settled, float(open_.bound.min()) if len(open_) else math.inf, self.upper)
+            self.lower = max(
+                self.lower, least
+            )  # every bound is rounded down, and the radius is a number
+            if not len(open_) or self.late or self.decided:
+                return False
+            if self.upper < RESTART * radius:
+                return True
+            if self.pool is not None and len(open_) >= parallel.ENOUGH * self.pool.workers:
+                shared = _Shared(self, open_, settled, radius)
+                parallel.share(shared, _Problem.of(self, net, radius), self.pool)
+                open_ = shared.open
+                settled = shared.settled
+            else:
+                open_ = self.grown(net, open_, radius)
+
+    def sift(self, nodes: Nodes, settled: float, radius: float) -> tuple[Nodes, float]:
+        """The nodes that may hold a nearer flip, and the least of `settled` and the bounds of
+        the others.
+        """
+        cut = min(radius, self.upper) * (1 - self.tolerance / 2)
+        done = (nodes.bound >= cut) | (nodes.side >= 0).all(
+            1
+        )  # a full pattern cannot be split: its bound is final
+        if done.any():
+            settled = min(settled, float(nodes.bound[done].min()))
+            nodes = nodes.take(~done)
+        return nodes, settled
+
+    def grown(self, net: Relaxed, nodes: Nodes, radius: float) -> Nodes:
+        """The nodes with the least bounds replaced by their children."""
+        order = in_order(nodes.bound)
+        chosen = nodes.take(order[: net.batch])
+        rest = nodes.take(order[net.batch :])
+        return rest.join(self.bounded(net, self.children(net, chosen), radius))
+
+    def children(self, net: Relaxed, nodes: Nodes) -> Nodes:
+        """All sides of the neurons that each node is split on: one, or more while there are few
+        nodes.
+        """
+        depth = min(
+            nodes.pick.shape[1], max(1, int(math.log2(min(TOGETHER, 2 * net.batch) / len(nodes))))
+        )
+        for k in range(depth):
+            twice = nodes.take(torch.arange(2 * len(nodes)) // 2)
+            rows = torch.arange(len(twice))
+            second = torch.arange(len(twice)) % 2
+            free = twice.side[rows, twice.pick[:, k]] < 0
+            side = twice.side.clone()
+            side[rows, twice.pick[:, k]] = torch.where(free, second, side[rows, twice.pick[:, k]])
+            nodes = replace(twice, side=side).take(free | (second == 0))
+        return net.tighten(nodes)
+
+    def bounded(self, net: Relaxed, nodes: Nodes, radius: float) -> Nodes:
+        """Nodes with better multipliers, the bounds that these prove, and the neurons to split
+        on next.
+        """
+        self.nodes += len(nodes)
+        if not len(nodes):
+            return nodes
+        nodes = self.ascend(net, nodes, min(radius, self.upper))
+        line = net.line(nodes)
+        points = self.lowest(line, min(radius, self.upper))
+        bound = torch.maximum(nodes.bound, net.reach(line).clamp(max=radius))
+        nodes = replace(nodes, bound=bound, pick=self.choose(net, nodes, line, points))
+        near = in_order(bound)[:CHASED]
+        self.chase(points[near], nodes.rival[near], 2)
+        cut = min(radius, self.upper) * (1 - self.tolerance / 2)
+        undecided = (nodes.side < 0).sum(1)
+        for i in (
+            ((bound < cut) & ((bound > NEAR * cut) | (undecided <= SMALL)))
+            .nonzero()
+            .flatten()
+            .tolist()
+        ):
+            if self.late:
+                break
+            nodes = self.solved(net, nodes, i, radius)
+        return nodes
+
+    def ascend(self, net: Relaxed, nodes: Nodes, reach: float) -> Nodes:
+        """The nodes with better multipliers: Polyak steps on alpha and beta until the line is
+        above 0 in the ball.
+        """
+        start = nodes
+        alpha = nodes.alpha.clone()
+        beta = nodes.beta.clone()
+        best = torch.full_like(nodes.bound, -math.inf)
+        rows = torch.arange(len(nodes))
+        for step in range(ASCENT + 1):
+            line = net.line(nodes)
+            points = self.lowest(line, reach)
+            value = (line.a * points).sum(1) + line.b
+            better = value > best[rows]
+            alpha[rows[better]], beta[rows[better]], best[rows[better]] = (
+                nodes.alpha[better],
+                nodes.beta[better],
+                value[better],
+            )
+            going = value <= 0
+            if step == ASCENT or not going.any():
+                break
+            if not going.all():
+                rows = rows[going]
+                nodes = nodes.take(going)
+                points = points[going]
+                value = value[going]
+                line = line.take(going)
+            nodes = self.moved(net, nodes, line, points, value, 0.95**step)
+        return replace(start, alpha=alpha, beta=beta)
+
+    def moved(
+        self,
+        net: Relaxed,
+        nodes: Nodes,
+        line: RelaxedLine,
+        points: Tensor,
+        value: Tensor,
+        factor: float,
+    ) -> Nodes:
+        """One step up: the derivative of the line at its lowest points, in alpha and beta,
+        times what is missing.
+        """
+        free = nodes.side < 0
+        sign = torch.where(nodes.side == 1, 1.0, -1.0)
+        scale = self.margin[nodes.rival]
+        pace = torch.where(
+            free, 0.5, scale[:, None] / (nodes.high - nodes.low).clamp(min=1e-12)
+        )  # to unknowns of order one
+        v = net.forward(line, points)
+        pull = pace * torch.where(free, line.w.clamp(min=0) * v, -sign * v)
+        at = torch.where(free, nodes.alpha, nodes.beta)
+        floor = torch.where(free, net.slope, 0.0)
+        pull = torch.where(
+            ((pull < 0) & (at <= floor)) | ((pull > 0) & free & (at >= 1)), 0.0, pull
+        )
+        length = factor * (AIM * scale - value) / pull.square().sum(1).clamp(min=1e-300)
+        at = torch.maximum(at + pace * pull * length[:, None], floor)
+        return replace(
+            nodes,
+            alpha=torch.where(free, at.clamp(max=1), nodes.alpha),
+            beta=torch.where(free, 0.0, at),
+        )
+
+    def lowest(self, line: RelaxedLine, reach: float) -> Tensor:
+        """Where each line is lowest in the ball and the box, `(m, n)`."""
+        return self.x + steepest(self.x.expand_as(line.a), -line.a, self.norm, reach, self.domain)
+
+    def choose(self, net: Relaxed, nodes: Nodes, line: RelaxedLine, points: Tensor) -> Tensor:
+        """The undecided neurons that cost each node most, `(m, .)`: coefficient times how far
+        the line is from the neuron.
+        """
+        v = net.forward(line, points)
+        gap = line.w * (torch.maximum(v, net.slope * v) - line.factor * v - line.shift)
+        width = (nodes.high - nodes.low).clamp(min=1e-300)
+        gap = gap.clamp(min=0) + 1e-6 * line.w.abs() * nodes.high * -nodes.low / width
+        return largest(torch.where(nodes.side < 0, gap, -1.0), min(SPLITS, gap.shape[1]))
+
+    def solved(self, net: Relaxed, nodes: Nodes, i: int, radius: float) -> Nodes:
+        """The nodes with the best multipliers there are for node i, and the bound they prove."""
+        one = nodes.take(torch.tensor([i]))
+        answer = solve_program(net, one, self.margin, 4 * self.noise, min(radius, self.upper))
+        if answer is None:
+            return nodes
+        self.offer(self.x + (answer.point - self.x) * PUSH[:, None])
+        better = replace(one, alpha=answer.alpha[None], beta=answer.beta[None])
+        proved = float(
+            net.reach(net.line(better, torch.full((1, 1), answer.weight, dtype=torch.float64)))
+        )
+        bound = nodes.bound.clone()
+        pick = nodes.pick.clone()
+        bound[i] = max(float(bound[i]), min(proved, radius))
+        if (one.side[0] < 0).any():
+            pick[i] = largest(torch.where(one.side[0] < 0, answer.gap, -1.0), pick.shape[1])
+        return replace(nodes, bound=bound, pick=pick)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Nodes for somebody else to go on with, the nearest flip so far, and the seconds that are
+    left for the sample.
+    """
+
+    nodes: Nodes
+    upper: float
+    point: Tensor
+    left: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Report:
+    """What became of a part: the nodes that are open now, the least bound of the others, what
+    was found, how many it took.
+    """
+
+    nodes: Nodes
+    settled: float
+    upper: float
+    point: Tensor
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What workers need of a search in one ball."""
+
+    search: _Search
+    net: Relaxed
+    radius: float
+
+    @classmethod
+    def of(cls, search: _Search, net: Relaxed, radius: float) -> _Problem:
+        """Without the pool, which stays here."""
+        other = copy.copy(search)
+        other.pool = None
+        return cls(other, net, radius)
+
+    def work(self, part: _Part, seconds: float) -> _Report:
+        """Go on with a part for so many seconds, or until a flip is found that changes the ball."""
+        search = copy.copy(self.search)
+        begin = time.monotonic()
+        search.nodes = 0
+        search.upper = part.upper
+        search.point = part.point
+        nodes, settled = search.sift(part.nodes, math.inf, self.radius)
+        with clock.limited(part.left), suppress(clock.Late):
+            while len(nodes) and not (
+                search.late or search.decided or search.upper < RESTART * self.radius
+            ):
+                nodes, settled = search.sift(
+                    search.grown(self.net, nodes, self.radius), settled, self.radius
+                )
+                if time.monotonic() > begin + seconds:
+                    break
+        return _Report(nodes, settled, search.upper, search.point.clone(), search.nodes)
+
+
+@dataclass(eq=False)
+class _Shared:
+    """A search in one ball whose open nodes others work on (`parallel.Shared`); out: the parts
+    that they have.
+    """
+
+    search: _Search
+    open: Nodes
+    settled: float
+    radius: float
+    out: list[_Part] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Whether the ball is closed as far as it can be, or another one is wanted, or the time
+        is up.
+        """
+        search = self.search
+        return (
+            search.late
+            or search.decided
+            or search.upper < RESTART * self.radius
+            or not (len(self.open) or self.out)
+        )
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def take(self, shares: int) -> _Part | None:
+        """Every so many-th of the nodes with the least bounds."""
+        if not len(self.open):
+            return None
+        search = self.search
+        order = in_order(self.open.bound)
+        chosen = torch.zeros(len(order), dtype=torch.bool)
+        chosen[order[::shares][: parallel.MOST]] = True
+        part = _Part(self.open.take(chosen), search.upper, search.point, clock.seconds_left())
+        self.open = self.open.take(~chosen)
+        self.out.append(part)
+        return part
+
+    def merge(self, part: _Part, report: _Report) -> None:
+        """Its open nodes are open here, its flip counts if it is nearer than ours."""
+        search = self.search
+        search.nodes += report.count
+        if report.upper < search.upper:
+            search.upper = report.upper
+            search.point = report.point
+        self.settled = min(self.settled, report.settled)
+        self._in(part, report.nodes)
+
+    def back(self, part: _Part, lost: bool) -> None:
+        """As it was handed out; if lost, closed with its bounds."""
+        if lost:
+            self.settled = min(self.settled, float(part.nodes.bound.min()))
+        self._in(
+            part,
+            part.nodes.take(torch.zeros(len(part.nodes), dtype=torch.bool)) if lost else part.nodes,
+        )
+
+    def _in(self, part: _Part, nodes: Nodes) -> None:
+        self.open, self.settled = self.search.sift(self.open.join(nodes), self.settled, self.radius)
+        self.out.remove(part)

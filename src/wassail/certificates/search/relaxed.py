@@ -1,0 +1,291 @@
+"""The relaxed problem of the nearest flip."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from wassail import rounding
+from wassail.certificates.bounds.propagate import crown, gamma
+from wassail.certificates.graph.condense import STEPS, absolute, layered
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.region import Ball, Region
+from wassail.geometry import plane_step
+from wassail.rounding import sized
+from wassail.threat import Domain, dual
+from wassail.ties import steep_below
+
+# nodes split at once, and numbers in the largest tensor of that: at most
+BATCH = 128
+
+
+MEMORY = 2**25
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Nodes of the search, one row each: rival `(m,)`; side, low, high, alpha, beta `(m, H)`; bound
+    `(m,)`; pick `(m, .)`.
+
+    side: 1 on, 0 off, -1 undecided; low, high: the span of v in the ball, given the sides; pick:
+    the neurons to split on next.
+    """
+
+    rival: Tensor
+    side: Tensor
+    low: Tensor
+    high: Tensor
+    alpha: Tensor
+    beta: Tensor
+    bound: Tensor
+    pick: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rival)
+
+    def take(self, rows: Tensor) -> Nodes:
+        """Some of them, by index or mask."""
+        return Nodes(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def join(self, other: Nodes) -> Nodes:
+        """Both."""
+        return Nodes(
+            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedLine:
+    """`<a, x> + b` below the margin on each node, rounding taken off b: a `(m, n)`, b `(m,)`.
+
+    w `(m, H)`: the coefficient that every neuron's output had; factor, shift `(m, H)`: the line
+    that replaced it.
+    """
+
+    a: Tensor
+    b: Tensor
+    w: Tensor
+    factor: Tensor
+    shift: Tensor
+
+    def take(self, rows: Tensor) -> RelaxedLine:
+        """Some of them, by index or mask."""
+        return RelaxedLine(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
+class Relaxed:
+    """The network in a ball around a sample, over the neurons that may change sides there, with one
+    margin for each rival.
+
+    `v = A x + B z + c`, margins `C x + D z + e`; size, top: the magnitudes in v and in the margins
+    that rounding errors are relative to.
+    """
+
+    def __init__(
+        self, graph: Graph, x: Tensor, y: int, radius: float, norm: float, domain: Domain
+    ) -> None:
+        region = Region.make(Ball(x, radius, norm, domain), graph.inputs)
+        first = crown(graph, region)
+        states = first.states()
+        net = graph.piecewise(states)
+        most = absolute(graph).piecewise(states)
+        small = replace(layered(net, most), rounding=gamma(graph))
+        again = crown(small, region, STEPS)
+        none = torch.zeros(0, dtype=torch.float64)
+        self.low, self.high = (
+            torch.cat([none, *(span[k].flatten() for span in again.spans.values())]) for k in (0, 1)
+        )
+        rivals = [j for j in range(graph.outputs) if j != y]
+        self.A = net.A
+        self.B = net.B
+        self.c = net.c
+        self.slope = net.slope
+        self.C, self.D, self.e = (p[y] - p[rivals] for p in (net.C, net.D, net.e))
+        self.blocks = net.blocks() if net.neurons else []
+        self.x = x.flatten()
+        self.norm = norm
+        self.domain = domain
+        self.radius = radius
+        low, high = region.box
+        # Room to the walls and to the ball, rounded up.
+        self.below, self.above = (
+            (side * (1 + 2.0**-50)).clamp(min=0) for side in (self.x - low, high - self.x)
+        )
+        far = torch.maximum(low.abs(), high.abs())
+        size = sized(most.A @ far + most.c)
+        for rows in self.blocks:  # |z| <= |v|: slopes are between 0 and 1
+            size[rows] = sized(size[rows] + most.B[rows, : rows.start] @ size[: rows.start])
+        out = sized(most.C @ far + most.D @ size + most.e)
+        self.size = size
+        self.top = out[y] + out[rivals]
+        # Coefficients are off by gamma(graph) of their magnitudes, sums of H + n terms by less than
+        # the rest of gamma(small) of theirs; along a line these magnitudes add up to `lam top +
+        # <|v|, size>` in all. Twice, for products and lines.
+        self.error = 2 * gamma(small)
+        widest = max(
+            (rows.stop - rows.start for rows in self.blocks), default=1
+        )  # `tighten` holds (2 batch, 2 widest, n + H)
+        self.batch = max(1, min(BATCH, MEMORY // (4 * widest * (net.inputs + net.neurons))))
+
+    def roots(self) -> Nodes:
+        """One node for each rival."""
+        m = len(self.e)
+        h = len(self.c)
+        low = self.low.expand(m, h)
+        high = self.high.expand(m, h)
+        side = torch.where(high <= 0, 0, torch.where(low >= 0, 1, -1))
+        alpha = torch.where(steep_below(low, high), 1.0, self.slope)
+        zero = torch.zeros(m, dtype=torch.float64)
+        return Nodes(
+            torch.arange(m),
+            side,
+            low,
+            high,
+            alpha,
+            torch.zeros_like(low),
+            zero,
+            torch.zeros(m, 0).long(),
+        )
+
+    def chords(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """The sign of each side (0: undecided), and the upper line of each neuron: factor and
+        shift, `(m, H)` each.
+        """
+        sign = torch.where(nodes.side < 0, 0.0, torch.where(nodes.side == 1, 1.0, -1.0)).double()
+        low = nodes.low.clamp(max=0)
+        high = nodes.high.clamp(min=0)
+        width = torch.where(high > low, high - low, 1.0)
+        up = torch.where(
+            nodes.side < 0,
+            (high - self.slope * low) / width,
+            torch.where(nodes.side == 1, 1.0, self.slope),
+        )
+        return sign, up, torch.where(nodes.side < 0, (self.slope - up) * low, 0.0)
+
+    def line(self, nodes: Nodes, weight: Tensor | float = 1.0) -> RelaxedLine:
+        """The line of the multipliers of each node; weight `(m, 1)`: `lam`, of the margin
+        itself.
+        """
+        sign, up, shift = self.chords(nodes)
+        down = torch.where(nodes.side < 0, nodes.alpha, up)
+        w = weight * self.D[nodes.rival]
+        v = torch.zeros_like(nodes.low)
+        factor = torch.zeros_like(nodes.low)
+        for rows in reversed(self.blocks):
+            factor[:, rows] = torch.where(w[:, rows] >= 0, down[:, rows], up[:, rows])
+            v[:, rows] = w[:, rows] * factor[:, rows] - sign[:, rows] * nodes.beta[:, rows]
+            w[:, : rows.start] += v[:, rows] @ self.B[rows, : rows.start]
+        shift = torch.where(w < 0, shift, 0.0)
+        a = weight * self.C[nodes.rival] + v @ self.A
+        weight = weight[:, 0] if isinstance(weight, Tensor) else weight
+        b = weight * self.e[nodes.rival] + v @ self.c + (w * shift).sum(1)
+        return RelaxedLine(
+            a,
+            b - self.error * (weight * self.top[nodes.rival] + v.abs() @ self.size),
+            w,
+            factor,
+            shift,
+        )
+
+    def forward(self, line: RelaxedLine, x: Tensor) -> Tensor:
+        """The inputs `(m, H)` of the neurons at points `(m, n)`, every neuron replaced by its
+        line.
+        """
+        v = x @ self.A.T + self.c
+        z = torch.zeros_like(v)
+        for rows in self.blocks:
+            v[:, rows] += z[:, : rows.start] @ self.B[rows, : rows.start].T
+            z[:, rows] = line.factor[:, rows] * v[:, rows] + line.shift[:, rows]
+        return v
+
+    def tighten(self, nodes: Nodes) -> Nodes:
+        """The spans again, given the sides, and the sides that follow from them; nodes that
+        cannot be are dropped.
+        """
+        m = len(nodes)
+        _, up, shift = self.chords(nodes)
+        low = nodes.low.clone()
+        high = nodes.high.clone()
+        side = nodes.side.clone()
+        for k, rows in enumerate(self.blocks):
+            if k > 0:
+                own = torch.cat([self.B[rows, : rows.start], -self.B[rows, : rows.start]])
+                w = own.expand(m, -1, -1).clone()
+                a = torch.cat([self.A[rows], -self.A[rows]]).expand(m, -1, -1)
+                b = torch.cat([self.c[rows], -self.c[rows]]).expand(m, -1)
+                size = self.size[rows].repeat(2).expand(m, -1)
+                down = torch.where(
+                    side < 0, torch.where(steep_below(low, high), 1.0, self.slope), up
+                )
+                for before in reversed(self.blocks[:k]):
+                    here = w[:, :, before]
+                    v = here * torch.where(here >= 0, down[:, None, before], up[:, None, before])
+                    b = b + v @ self.c[before] + (here.clamp(max=0) * shift[:, None, before]).sum(2)
+                    a = a + v @ self.A[before]
+                    size = size + v.abs() @ self.size[before]
+                    w[:, :, : before.start] += v @ self.B[before, : before.start]
+                least = b + a @ self.x - self.swing(a) - self.error * size
+                half = rows.stop - rows.start
+                low[:, rows] = torch.maximum(low[:, rows], least[:, :half])
+                high[:, rows] = torch.minimum(high[:, rows], -least[:, half:])
+                free = side[:, rows] < 0
+                side[:, rows] = torch.where(
+                    free & (low[:, rows] >= 0),
+                    1,
+                    torch.where(free & (high[:, rows] <= 0), 0, side[:, rows]),
+                )
+                nodes = replace(nodes, side=side, low=low, high=high)
+                _, up, shift = self.chords(nodes)
+        impossible = (
+            (low > high) | ((nodes.side == 1) & (high < 0)) | ((nodes.side == 0) & (low > 0))
+        )
+        return nodes.take(~impossible.any(1))
+
+    def swing(self, a: Tensor) -> Tensor:
+        """An upper bound on `max <-a, x' - x>` over the ball and the box, for rows `(..., n)`."""
+        box = a.clamp(min=0) @ self.below - a.clamp(max=0) @ self.above
+        if self.norm == math.inf:
+            return box
+        return torch.minimum(box, self.radius * rounding.length(a, dual(self.norm), -1))
+
+    def reach(self, line: RelaxedLine) -> Tensor:
+        """How far from the sample `<a, x'> + b <= 0` is at least, inside box and ball, `(m,)`;
+        rounded down, inf if nowhere.
+
+        For any `0 <= p <= |a|`: where `<a, d> <= -g` with `|d_i| <= room_i`, Hoelder on p and the
+        walls on the rest give `||d||_r ||p||_s >= g - sum_i room_i (|a_i| - p_i)`. The p of the
+        nearest point makes this an equality.
+        """
+        size = line.a.abs()
+        gap = (line.a * self.x).sum(1) + line.b
+        step = plane_step(
+            self.x.expand_as(line.a), -line.a, gap.clamp(min=0), self.norm, self.domain
+        ).abs()
+        if self.norm == 1:
+            price = torch.where(step > 0, size, math.inf).amin(1, keepdim=True)
+            p = torch.minimum(size, price)
+        elif self.norm == 2:
+            pace = torch.where(size > 0, step / torch.where(size > 0, size, 1.0), 0.0).amax(
+                1, keepdim=True
+            )
+            p = torch.minimum(
+                size, torch.where(pace > 0, step / torch.where(pace > 0, pace, 1.0), size)
+            )
+        else:
+            p = torch.where(step >= step.amax(1, keepdim=True) * (1 - 1e-12), size, 0.0)
+        room = torch.where(line.a > 0, self.below, self.above)
+        best = torch.zeros_like(gap)
+        for part in (
+            p,
+            torch.zeros_like(p),
+        ):  # nothing left to Hoelder: the walls alone keep it away
+            rest = gap - (room * (size - part)).sum(1)
+            length = rounding.length(part, dual(self.norm), 1)
+            far = torch.where(length > 0, rest / torch.where(length > 0, length, 1.0), math.inf)
+            best = torch.maximum(
+                best, torch.where(rest > 0, far * (1 - (size.shape[1] + 8) * 2.0**-52), 0.0)
+            )
+        return best

@@ -1,0 +1,60 @@
+"""What can be wrong with a model and its data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wassail.errors import InputError
+from wassail.network import name_of
+from wassail.threat import Domain
+
+
+def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
+    wrong with them.
+    """
+    x = torch.as_tensor(x)
+    y = torch.as_tensor(y)
+    if x.dtype not in (torch.float32, torch.float64):
+        scale = " and divide by 255 if they are 8-bit images" if not x.is_floating_point() else ""
+        raise InputError(f"the samples are {name_of(x.dtype)}: convert them with x.float(){scale}.")
+    if x.ndim < 2:
+        raise InputError(
+            f"the samples have shape {tuple(x.shape)}: a batch has shape (N, ...), use x[None] "
+            "for one."
+        )
+    if (
+        y.dtype.is_floating_point
+        or y.dtype in (torch.bool, torch.complex64, torch.complex128)
+        or y.ndim != 1
+    ):
+        raise InputError(
+            f"the labels are {name_of(y.dtype)} of shape {tuple(y.shape)}: give class indices of "
+            "shape (N,)."
+        )
+    if len(x) != len(y):
+        raise InputError(
+            f"there are {len(x)} samples but {len(y)} labels: give one label for each sample."
+        )
+    if y.device != x.device:
+        y = y.to(x.device)
+    if not torch.isfinite(x).all():
+        bad = (~torch.isfinite(x.flatten(1))).any(1).nonzero()[0].item()
+        raise InputError(
+            f"sample {bad} contains NaN or infinity: remove such samples or repair the "
+            "preprocessing."
+        )
+    low, high = (float(x.min()), float(x.max())) if domain is not None and x.numel() else (0.0, 0.0)
+    if domain is not None and x.numel() and not (domain[0] <= low and high <= domain[1]):
+        seen = (
+            f"the samples range over [{low:.4g}, {high:.4g}] but the domain is "
+            f"[{domain[0]:g}, {domain[1]:g}]"
+        )
+        if 2 < high <= 255 and low >= 0 and domain == (0.0, 1.0):
+            raise InputError(f"{seen}: these look like 8-bit images, divide them by 255.")
+        raise InputError(
+            f"{seen}: put any normalisation inside the model, clamp the samples, or give their "
+            "domain."
+        )
+    return x.detach(), y.long()

@@ -1,0 +1,284 @@
+"""The command line. Heavy imports happen inside the commands, so that `wassail --help` answers
+at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wassail.cli.options import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, METHODS, PRECISIONS
+from wassail.cli.shared import (
+    checked,
+    checked_threads,
+    folder_of,
+    known,
+    loaded,
+    model_from,
+    progress,
+    seconds_text,
+    writing,
+)
+from wassail.errors import InputError
+from wassail.threat import Threat, number, parse_eps, parse_norm, parse_order
+from wassail.writing import make, saving
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
+    from wassail.evaluation.work import Runner
+
+
+def models_command(options: argparse.Namespace) -> int:
+    """`wassail models`."""
+    from wassail import zoo
+
+    for name, description in zoo.builtin().items():
+        print(f"{name:16} {description}")
+    return 0
+
+
+def evaluate_command(options: argparse.Namespace) -> int:
+    """Everything that can be wrong without a model is checked before torch is even imported."""
+    norm, domain = checked(options)
+    orders, budgets = (
+        list(dict.fromkeys(map(parse, words)))
+        for parse, words in ((parse_order, options.order), (parse_eps, options.eps))
+    )
+    known("attack", [*options.attacks, *options.add_attack], ATTACKS)
+    known("precision", [options.gradients], PRECISIONS)
+    if options.certify is not None:
+        known("method", [options.certify], METHODS)
+    known("arithmetic", [options.arithmetic], ARITHMETICS)
+    seconds = None if options.time_limit is None else seconds_text(options.time_limit)
+    given: dict[str, Any] = {"topk": options.topk}
+    for word in ("step", "kappa"):
+        given[word] = (
+            None if getattr(options, word) is None else number(getattr(options, word), word)
+        )
+    if (options.resume or options.add_attack) and options.out is None:
+        raise InputError(
+            "--resume and --add-attack need --out: the folder of the run to go on with."
+        )
+    folder = folder_of(options)
+    import wassail as ws
+    from wassail.report.terminal import print_evaluation
+
+    source, data = loaded(options)
+    own: dict[str, dict[str, Any]] = {
+        name: {} for name in dict.fromkeys([*options.attacks, *options.add_attack])
+    }
+    for name, words in {"wda": ("step", "topk", "kappa"), "wda++": ("step", "topk")}.items():
+        if name in own:
+            own[name] = {word: given[word] for word in words if given[word] is not None}
+    if options.add_attack and folder is not None:
+        before = _attacks_of(folder)
+        own = before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
+    with _runner(options) as runner:
+        run = ws.evaluate(
+            source,
+            data,
+            [Threat(norm, order, eps, domain) for eps in budgets for order in orders],
+            own,
+            out=folder,
+            resume=options.resume or bool(options.add_attack),
+            add=bool(options.add_attack),
+            certify=options.certify,
+            arithmetic=options.arithmetic,
+            time_limit=seconds,
+            passes=options.passes,
+            seed=options.seed,
+            chunk=options.chunk,
+            batch_size=options.batch_size,
+            gradients=options.gradients,
+            look=options.look,
+            command=sys.argv[1:],
+            runner=runner,
+            progress=progress(options),
+        )
+    print_evaluation(run)
+    if folder is not None:
+        _write_pages(run, folder)
+    return 0
+
+
+def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
+    """Who does the work: a Ray cluster if one was asked for, else this process."""
+    if options.ray is None:
+        if options.workers is not None:
+            raise InputError("--workers is for --ray: add it, bare for a cluster on this machine.")
+        return nullcontext()
+    from wassail.evaluation.ray.shift import Ray
+
+    timeout = None if options.chunk_timeout is None else seconds_text(options.chunk_timeout)
+    gpus = number(options.gpus_per_worker, "--gpus-per-worker")
+    return Ray(
+        options.ray or None, options.workers, gpus, threads=options.threads or 1, timeout=timeout
+    )
+
+
+def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The attacks that a run was made with, and their options."""
+    from wassail.evaluation.store.store import Store
+
+    return {
+        entry["name"]: {k: v for k, v in entry.items() if k != "name"}
+        for entry in Store.open(folder).config["attacks"]
+    }
+
+
+def _write_pages(run: Evaluation, folder: Path) -> None:
+    """The page and the picture beside the run; without matplotlib one sentence instead of the
+    picture.
+    """
+    from wassail.report.page import write_report
+    from wassail.report.terminal import where
+    from wassail.transport.picture import draw_sandwich
+
+    with writing(folder):
+        print(f"wrote {write_report(run, folder / 'report.html')}")
+        try:
+            figure = draw_sandwich(
+                [run.curve(order) for order in run.orders],
+                f"{where(run)}\n{run.headline}",
+                mark=run.threat.eps,
+            )
+        except InputError as error:
+            print(f"no sandwich.png: {error}")
+            return
+        with saving(folder / "sandwich.png") as picture:
+            figure.savefig(picture, format="png", dpi=160)
+        print(f"wrote {folder / 'sandwich.png'}")
+
+
+def report_command(options: argparse.Namespace) -> int:
+    """`wassail report`."""
+    import wassail as ws
+    from wassail.report.page import write_report
+
+    run = ws.Evaluation.load(options.folder)
+    path = Path(options.output or Path(options.folder) / "report.html")
+    with writing(path):
+        print(f"wrote {write_report(run, path)}")
+    return 0
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """`wassail compare`."""
+    import wassail as ws
+    from wassail.report.compare import write_comparison
+
+    runs = [ws.Evaluation.load(folder) for folder in options.folders]
+    path = Path(options.output)
+    with writing(path):
+        print(f"wrote {write_comparison(runs, path)}")
+    return 0
+
+
+def export_command(options: argparse.Namespace) -> int:
+    """`wassail export`."""
+    known("format", options.formats, EXPORTS)
+    import wassail as ws
+    from wassail.evaluation import export
+
+    run = ws.Evaluation.load(options.folder)
+    folder = Path(options.output or Path(options.folder) / "export")
+    model = None if options.model is None else model_from(options, run.threat.norm).model
+    with writing(folder):
+        make(folder)
+        for name in dict.fromkeys(options.formats):
+            print(f"wrote {export.write(run, name, folder, model, options.dataset)}")
+    return 0
+
+
+def verify_command(options: argparse.Namespace) -> int:
+    """Exit code 1 if something in the run is false."""
+    checked_threads(options)
+    share = number(options.radii, "--radii")
+    if not 0 <= share <= 1:
+        raise InputError(
+            f"--radii is {options.radii!r}: give the share to prove again, between 0 and 1, or "
+            "nothing for all."
+        )
+    import torch
+
+    import wassail as ws
+    from wassail.report.page import write_report
+    from wassail.zoo.datasets import open_data
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    run = ws.Evaluation.load(options.folder)
+    source = model_from(options, run.threat.norm)
+    data = None
+    if options.data is not None:
+        data = open_data(
+            options.data, max(len(run), 1), ids=options.ids, preprocessing=options.preprocessing
+        )
+    found = run.verify(source.model, data, share, seed=options.seed)
+    print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
+    if options.output is not None:
+        print(f"wrote {write_report(run, options.output, verified=found)}")
+    return 0 if found else 1
+
+
+def figures_command(options: argparse.Namespace) -> int:
+    """`wassail paper figures`."""
+    names = list(dict.fromkeys(options.names)) or list(FIGURES)
+    known("figure", names, FIGURES)
+    chosen: dict[str, Any] = {
+        "norm": None if options.norm is None else parse_norm(options.norm),
+        "data": options.data,
+    }
+    chosen |= {
+        name: getattr(options, name)
+        for name in ("model", "n", "eps")
+        if getattr(options, name) is not None
+    }
+    from wassail.paper.figures import write
+
+    with writing(Path(options.out)):
+        paths = write(options.out, names, seed=options.seed, **chosen)
+    for path in paths:
+        print(f"wrote {path}")
+    return 0
+
+
+def table_command(options: argparse.Namespace) -> int:
+    """`wassail paper table`."""
+    checked_threads(options)
+    norms = [parse_norm(norm) for norm in options.norm]
+    folder = folder_of(options)
+    assert folder is not None
+    import torch
+
+    from wassail.paper.pages import write_pages
+    from wassail.paper.published import ATTACKS, parse_budgets
+    from wassail.paper.table import table
+
+    if options.threads is not None:
+        torch.set_num_threads(max(options.threads, 1))
+    found = table(
+        options.models,
+        options.data,
+        norms,
+        folder=folder,
+        eps=parse_budgets(options.eps, norms),
+        n=options.n,
+        attacks=options.attacks or ATTACKS,
+        passes=options.passes,
+        resume=options.resume,
+        dataset=options.dataset,
+        models_dir=options.models_dir,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        progress=progress(options),
+        begin=lambda text: print(text, file=sys.stderr),
+    )
+    print(found)
+    with writing(folder):
+        pages = write_pages(found, folder)
+    print(f"wrote {folder / 'table.csv'}, {folder / 'table.md'} and {pages[0]}")
+    return 0 if found.done else 2

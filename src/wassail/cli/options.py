@@ -1,0 +1,315 @@
+"""The options of every command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, TextIO
+
+SUMMARY = (
+    "How badly can a classifier fail under every distribution within a Wasserstein ball of "
+    "your data?"
+)
+
+
+# The names of attacks.catalogue, spelt out here because that module needs torch.
+ATTACKS = (
+    "wda",
+    "wda++",
+    "nearest",
+    "w-pgd",
+    "w-fgsm",
+    "fgsm",
+    "pgd",
+    "apgd-ce",
+    "apgd-dlr",
+    "apgd-t",
+    "square",
+    "autoattack",
+    "a3",
+    "a3-wda",
+    "fab",
+    "fab-t",
+    "deepfool",
+    "cw",
+)
+
+
+DEFAULT = ("wda", "wda++", "nearest")
+
+
+RUN_FILES = "the run, report.html and sandwich.png"
+
+
+SLOPES = {
+    "infinity": "l",
+    "anchor": "S",
+    "margin": "Lm",
+    "paper": "L",
+}  # of certificates.certify, with their symbols
+
+
+LOSSES = ("cross_entropy", "margin")
+
+
+METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")  # of certificates.radii
+
+
+ARITHMETICS = ("auto", "executed", "exact")
+
+
+FIGURES = (
+    "convergence",
+    "witness",
+    "inclusion",
+    "step",
+    "runtime",
+    "curve",
+    "kappa",
+    "steps",
+)
+
+
+DEMO_SECONDS = "120"  # for the certificates of the demo, which need a third of it on a laptop
+
+
+CHUNK = 100  # samples that are computed, and stored, in one go
+
+
+PRECISIONS = ("float32", "bfloat16", "float16")  # of evaluation.protocol
+
+
+EXPORTS = ("csv", "robustbench", "pt", "npz", "png")  # of evaluation.export
+
+
+class Patient:
+    """The standard output, which goes nowhere once nobody reads it any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's own."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._give_up()
+            return len(text)
+
+    def flush(self) -> None:
+        """As the stream's own."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Which model, and what stands before it."""
+    kinds = (
+        "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, "
+        "timm:NAME, hf:NAME, module:factory"
+    )
+    if required:
+        parser.add_argument("model", help=kinds)
+    else:
+        parser.add_argument("--model", help=f"to look at rounded images again: {kinds}")
+    parser.add_argument(
+        "--weights",
+        help="state dict for module:factory or timm: .safetensors, or .pt (weights only)",
+    )
+    parser.add_argument(
+        "--mean",
+        nargs="+",
+        metavar="M",
+        help="normalisation (x - mean) / std to put inside the model, by channel",
+    )
+    parser.add_argument("--std", nargs="+", metavar="S", help="see --mean")
+    parser.add_argument(
+        "--logits",
+        metavar="KEY",
+        help="key, attribute or place of the logits in what the model returns",
+    )
+    parser.add_argument(
+        "--models-dir",
+        default="models",
+        metavar="DIR",
+        help="RobustBench's folder of checkpoints (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="an .onnx or .pt2 file of your own: no first pass in a process of its own",
+    )
+    parser.add_argument(
+        "--dataset",
+        default=None,
+        help="RobustBench's name of the data set (default: cifar10, or by --data)",
+    )
+    if required:
+        parser.add_argument(
+            "--data",
+            default="digits",
+            help="'digits', .npz, .safetensors, an "
+            "image folder, CIFAR or IDX, "
+            "hf:NAME, module:factory (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--ids",
+            metavar="FILE",
+            help="image folders: the images to use and their order, one path a line",
+        )
+        parser.add_argument(
+            "--preprocessing",
+            metavar="P",
+            help="image folders: Res256Crop224, Crop288, ... as RobustBench names them",
+        )
+
+
+def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: str | None) -> None:
+    """Certificates, workers and what is kept."""
+    parser.add_argument(
+        "--certify",
+        nargs="?",
+        const="auto",
+        default=certify,
+        metavar="METHOD",
+        help=f"radii too: {', '.join(METHODS)} (default: {certify or 'none'}; bare: auto)",
+    )
+    parser.add_argument(
+        "--arithmetic",
+        default="auto",
+        metavar="A",
+        help="radii for the network as it is executed, or for the exact "
+        "function: auto, executed, exact "
+        "(default: auto, executed where that is covered)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        default=seconds,
+        metavar="SECONDS",
+        help=f"for the radii; samples not reached have radius 0 (default: {seconds or 'none'})",
+    )
+    parser.add_argument(
+        "--chunk", type=int, default=CHUNK, help="samples stored in one go (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--gradients",
+        default="float32",
+        help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        default=None,
+        metavar="ADDRESS",
+        help="do the work on a Ray cluster; bare: one on this machine that nobody else reaches",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=None,
+        help="--ray: processes (default: as many as there is room for)",
+    )
+    parser.add_argument(
+        "--gpus-per-worker",
+        default="0",
+        metavar="G",
+        help="--ray: GPUs of each, perhaps 0.5 (default: 0)",
+    )
+    parser.add_argument(
+        "--chunk-timeout",
+        default=None,
+        metavar="SECONDS",
+        help="--ray: a chunk that takes longer hangs",
+    )
+
+
+def threat_options(
+    parser: argparse.ArgumentParser, eps: str | None, threads: int | None, out: str
+) -> None:
+    """Budgets, orders and attacks."""
+    parser.add_argument(
+        "--eps",
+        nargs="+",
+        default=[eps],
+        required=eps is None,
+        help="budgets, for example 8/255; the first is the headline's",
+    )
+    parser.add_argument(
+        "--order",
+        nargs="+",
+        default=["1", "2", "inf"],
+        metavar="P",
+        help="Wasserstein orders: any of 1, 2, any p >= 1, inf (default: 1 2 inf)",
+    )
+    parser.add_argument(
+        "--attacks",
+        nargs="+",
+        default=list(DEFAULT),
+        metavar="A",
+        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT)})",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=None, help="most samples in one model call (default: 250)"
+    )
+    parser.add_argument(
+        "--step",
+        default=None,
+        help="step size alpha of WDA and WDA++ (default: the paper's for its eps, else a share)",
+    )
+    parser.add_argument(
+        "--topk",
+        type=int,
+        default=None,
+        help="rivals that WDA and WDA++ try (default: the paper's)",
+    )
+    parser.add_argument(
+        "--kappa",
+        default=None,
+        help="of WDA: 1/kappa of every sample moves (default: 2, at order inf 1)",
+    )
+    parser.add_argument(
+        "--passes",
+        type=int,
+        default=100,
+        help="passes a sample for `nearest` (default: %(default)s)",
+    )
+    common_options(parser, norm="inf", threads=threads, out=out)
+
+
+def common_options(
+    parser: argparse.ArgumentParser, norm: str, threads: int | None, out: str
+) -> None:
+    """Norm, domain, data, seed, device."""
+    parser.add_argument(
+        "--norm", default=norm, help="ground norm: 1, 2 or inf (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--domain", nargs=2, default=["0", "1"], metavar=("LOW", "HIGH"), help="box (default: 0 1)"
+    )
+    parser.add_argument(
+        "--no-box", action="store_true", help="let points leave the box: all of R^n"
+    )
+    parser.add_argument("-n", type=int, default=None, help="use the first N samples only")
+    parser.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
+    parser.add_argument("--out", default=None, help=f"directory for {out}")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=threads,
+        help="CPU threads (default: %s)" % (threads or "torch's own"),
+    )
+    parser.add_argument(
+        "--device", default=None, help="where to compute: cpu, cuda, mps (default: cpu)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -1,0 +1,149 @@
+"""What several commands need."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wassail.errors import InputError, unknown
+from wassail.threat import Domain, number, parse_domain, parse_norm
+from wassail.writing import make
+
+if TYPE_CHECKING:
+    from wassail.zoo.samples import Data
+    from wassail.zoo.source import Source
+
+MODEL_OPTIONS = (
+    "weights",
+    "mean",
+    "std",
+    "logits",
+    "models_dir",
+    "dataset",
+    "ids",
+    "preprocessing",
+    "trust",
+)
+
+
+def seconds_text(text: str) -> float:
+    """A positive number of seconds."""
+    seconds = number(text, "time limit")
+    if not 0 < seconds < math.inf:
+        raise InputError(f"the time limit is {text!r}: give a positive number of seconds.")
+    return seconds
+
+
+def known(kind: str, names: Sequence[str], valid: Sequence[str] | dict[str, str]) -> None:
+    """Raise an error that lists the valid names unless all names are valid."""
+    for name in names:
+        if name not in valid:
+            raise unknown(kind, name, valid)
+
+
+def checked(options: argparse.Namespace) -> tuple[float, Domain]:
+    """The norm and the domain, and everything else that commands on data share and that can be
+    wrong without torch.
+    """
+    if options.n is not None and options.n < 1:
+        raise InputError(f"-n is {options.n}: give a positive number of samples.")
+    checked_threads(options)
+    return parse_norm(options.norm), None if options.no_box else parse_domain(tuple(options.domain))
+
+
+def checked_threads(options: argparse.Namespace) -> None:
+    """Refuse a number of threads that makes no sense."""
+    if options.threads is not None and not 1 <= options.threads <= 1024:
+        raise InputError(
+            f"--threads is {options.threads}: give a number of CPU threads, 1 to 1024."
+        )
+
+
+def folder_of(options: argparse.Namespace) -> Path | None:
+    """The --out directory, made before the work: one that cannot be written to should not cost
+    a run.
+    """
+    if options.out is None:
+        return None
+    if not options.out:
+        raise InputError("--out is empty: name a directory.")
+    folder = Path(options.out)
+    with writing(folder):
+        make(folder)
+    return folder
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn errors of the disk into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out."
+        ) from None
+
+
+def loaded(options: argparse.Namespace) -> tuple[Source, Data]:
+    """The model and the data, the number of threads set."""
+    import torch
+
+    from wassail.zoo.datasets import open_data
+
+    if options.threads is not None:
+        torch.set_num_threads(max(options.threads, 1))
+    source = model_from(options, parse_norm(options.norm))
+    device = getattr(options, "device", None)
+    if device is not None:
+        try:
+            source.model.to(device)  # type: ignore[attr-defined]
+        except (RuntimeError, AttributeError, AssertionError) as error:
+            raise InputError(
+                f"cannot use device {device!r}: {str(error).splitlines()[0].rstrip('.')}."
+            ) from None
+    return source, open_data(
+        options.data, options.n, ids=options.ids, preprocessing=options.preprocessing
+    )
+
+
+def model_from(options: argparse.Namespace, norm: float) -> Source:
+    """The model that the options name."""
+    from wassail.zoo.models import open_model
+
+    mean, std = (
+        [number(v, name) for v in values] if (values := getattr(options, name)) else None
+        for name in ("mean", "std")
+    )
+    return open_model(
+        options.model,
+        weights=options.weights,
+        mean=mean,
+        std=std,
+        logits=options.logits,
+        models=options.models_dir or "models",
+        dataset=options.dataset or "cifar10",
+        threat="L2" if norm == 2 else "Linf",
+        trust=bool(options.trust),
+    )
+
+
+def progress(options: argparse.Namespace) -> bool:
+    """Whether bars are shown."""
+    return not options.quiet and sys.stderr.isatty()
+
+
+def box_text(domain: Domain) -> str:
+    """A domain in words."""
+    return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
+
+
+def made_by(options: argparse.Namespace) -> str:
+    """Seed and versions, for files."""
+    from wassail.network import versions
+
+    return f"seed {options.seed}, " + ", ".join(f"{k} {v}" for k, v in versions().items())

@@ -1,0 +1,1 @@
+"""An evaluation on many machines, by Ray."""

@@ -1,0 +1,692 @@
+"""The panels of the page of a run."""
+
+from __future__ import annotations
+
+import base64
+import math
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
+from wassail.report.html import (
+    BYTES,
+    FOLDED,
+    TITLE,
+    Html,
+    attacked_percent,
+    duration,
+    flat,
+    length,
+    name,
+    number_cell,
+    percent,
+    proved,
+    section,
+    setting,
+    spell,
+    table,
+    tag,
+)
+from wassail.report.png import encode
+from wassail.threat import ceil_percent, show
+from wassail.transport.allocation import knapsack
+
+if TYPE_CHECKING:
+    from wassail.evaluation.result import Row
+    from wassail.evaluation.run import Evaluation
+    from wassail.evaluation.verifying import Verification
+
+STRIP = 1024  # numbers that still make a readable strip
+
+
+BINS = 40
+
+
+def unverified(verified: Verification | None) -> Html:
+    """Whether somebody who reads the run has looked at it with the model in hand."""
+    if verified is None:
+        text = (
+            "Not verified by its reader: these are the figures that the run states. Anyone can "
+            "write a run; with the model, "
+            "wassail verify RUN MODEL computes them again."
+        )
+    elif verified:
+        text = (
+            "Verified by its reader: nothing that was checked against the model is false. "
+            "What was not checked is listed below."
+        )
+    else:
+        text = (
+            f"FALSE: {len(verified.problems)} statements of this run do not hold for the "
+            "model. They are listed below."
+        )
+    return tag(
+        "p",
+        text,
+        class_="note",
+        data_verified="no" if verified is None else "yes" if verified else "false",
+    )
+
+
+def verified_text(verified: Verification | None) -> Html | None:
+    """What was compared with the model, and what was not."""
+    if verified is None:
+        return None
+    kinds = (
+        ("⚠ False", verified.problems),
+        ("✓ Checked", verified.checked),
+        ("Not checked", verified.unchecked),
+    )
+    items = [
+        tag(
+            "li",
+            tag("span", word, class_="level"),
+            tag("span", name(text, TITLE)),
+            class_="warned" if "False" in word else None,
+        )
+        for word, texts in kinds
+        for text in texts
+    ]
+    lead = (
+        "What the reader of the run computed again with the model at hand; random choices "
+        f"with seed {verified.seed}."
+    )
+    return section("verified", "Verified", tag("ul", items, class_="findings"), lead=lead)
+
+
+def head_panel(run: Evaluation, verified: Verification | None) -> Html:
+    """The headline: one number, what it means, and the bracket it belongs to."""
+    threat = run.threat
+    certified, attacked = run.curve(threat.order)(threat.eps)
+    value = "–" if math.isnan(attacked) else ceil_percent(attacked)
+    big = tag(
+        "p",
+        tag("span", "robust accuracy is at most", class_="most"),
+        tag("span", value, tag("span", " %", class_="unit"), class_="number"),
+        class_="big",
+    )
+    facts: list[tuple[str, object, str]] = [
+        ("Clean accuracy", percent(run.clean), _interval(run.clean_interval))
+    ]
+    pooled = next((row for row in run.best if row.threat == threat), None)
+    if pooled is not None:
+        facts.append(("Attacked", attacked_percent(attacked), _interval(pooled.interval)))
+    if run.radii is not None:
+        facts.append(("Certified", proved(certified), "at least, rounded down"))
+    facts.append(("Samples", f"{len(run):,}", ""))
+    return Html(
+        tag("h1", name(run.name), tag("span", " on ", class_="quiet"), name(run.data))
+        + tag("div", big, _facts(facts), class_="hero")
+        + tag("p", run.headline + ".", class_="headline")
+        + tag("p", run.definition)
+        + unverified(verified)
+        + _bracket(run, certified, attacked)
+    )
+
+
+def _facts(facts: Sequence[tuple[str, object, str]]) -> Html:
+    """A few figures side by side: what, how much, and a remark."""
+    listed = [
+        tag("div", tag("dt", what), tag("dd", figure, tag("small", more) if more else None))
+        for what, figure, more in facts
+    ]
+    return tag("dl", listed, class_="facts")
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return "" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f} % (95 %)"
+
+
+def _bracket(run: Evaluation, certified: float, attacked: float) -> Html:
+    """All samples as one bar: proved, not known, broken by an attack, wrong to begin with."""
+    if not len(run):
+        return Html("")
+    certified = certified if run.radii is not None else 0.0
+    clean = max(run.clean, attacked)
+    at = [0.0, certified, attacked, clean, 1.0]
+    kinds = ("certified", "band", "attacked", "wrong")
+    bars = [
+        rect_mark(f"fill {kind}", _share(a), 0, _share(b - a), 22)
+        for kind, a, b in zip(kinds, at, at[1:])
+        if b > a
+    ]
+    ends = {0.0: "start", 1.0: "end"}
+    scale = [
+        label_mark(
+            _share(share),
+            40,
+            f"{100 * share:g}{' %' if share == 1 else ''}",
+            ends.get(share, "middle"),
+        )
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    words = (
+        (
+            "certified",
+            proved(certified),
+            "proved: every distribution in the ball keeps this much correct",
+        ),
+        ("band", percent(attacked - certified), "not known: neither proved nor attacked"),
+        (
+            "attacked",
+            percent(clean - attacked),
+            "lost to a distribution in the ball that was built and verified",
+        ),
+        ("wrong", percent(1 - clean), "wrong to begin with"),
+    )
+    kept = [word for word in words if word[0] != "certified" or run.radii is not None]
+    items = [
+        tag("li", tag("span", class_=f"swatch {kind}"), tag("span", tag("b", figure), " ", text))
+        for kind, figure, text in kept
+    ]
+    label = f"of all mass: {'; '.join(f'{figure} {text}' for _, figure, text in kept)}"
+    picture = tag("svg", bars, scale, role="img", aria_label=label)
+    note = (
+        None
+        if run.radii is not None
+        else "Nothing was certified in this run: the truth lies between 0 and the attacked "
+        "accuracy."
+    )
+    caption = (
+        "What the bracket means: an attack gives an upper bound on robust accuracy, a "
+        "certificate a lower one, and the truth "
+        f"lies between the two, for this threat ({run.threat}) and these samples."
+    )
+    return tag(
+        "figure", picture, tag("ul", items), tag("figcaption", caption, " ", note), class_="bracket"
+    )
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.3f}".rstrip("0").rstrip(".") + "%"
+
+
+def findings_panel(run: Evaluation) -> Html | None:
+    """What the checks and the indicators of attack failure say, warnings first."""
+    if not run.findings:
+        return None
+    loud = [
+        finding
+        for level in ("warning", "note")
+        for finding in run.findings
+        if finding.level == level
+    ]
+    fine = [finding for finding in run.findings if finding.level == "ok"]
+    items = [
+        tag(
+            "li",
+            tag("span", "⚠ Warning" if finding.level == "warning" else "Note", class_="level"),
+            tag("span", name(finding.text, TITLE), tag("span", name(finding.name), class_="name")),
+            class_="warned" if finding.level == "warning" else None,
+        )
+        for finding in loud
+    ]
+    if fine:
+        told = [
+            tag(
+                "li", name(finding.text, TITLE), " ", tag("span", name(finding.name), class_="name")
+            )
+            for finding in fine
+        ]
+        word = tag("span", "✓ In order", class_="level")
+        items.append(tag("li", word, tag("ul", told, class_="fine", aria_label="In order")))
+    count = len(run.warnings)
+    lead = (
+        "No check and no indicator of attack failure raised a warning."
+        if not count
+        else f"{count} warning{'s' if count > 1 else ''}: explain "
+        f"{'them' if count > 1 else 'it'} before trusting the figures."
+    )
+    return section("findings", "Findings", tag("ul", items, class_="findings"), lead=lead)
+
+
+def curve_panel(run: Evaluation) -> Html | None:
+    """The sandwich: certified and attacked accuracy for every eps."""
+    if not len(run):
+        return None
+    certified = run.radii is not None
+    keys = [("attacked", "attacked: some distribution is this bad")]
+    if certified:
+        keys = [
+            ("certified", "certified: proved, never below"),
+            ("band", "not known: between the two"),
+            *keys,
+        ]
+    legend = tag(
+        "ul",
+        [tag("li", tag("span", class_=f"swatch {kind}"), text) for kind, text in keys],
+        class_="legend",
+    )
+    tiles = [("attacked", "attacked, at most")]
+    if certified:
+        tiles = [("certified", "certified, at least"), *tiles, ("gap", "not known")]
+    tones = [
+        tag("data", value="", data_read=f"0:{side}", class_=f"tone-{side}") for side, _ in tiles
+    ]
+    words = [tag("span", text, " at eps ", tag("b", data_eps=True)) for _, text in tiles]
+    figures = [tag("span", word, tone) for word, tone in zip(words, tones)]
+    reading = tag("output", figures, class_="reading", for_="sandwich-slider")
+    orders = sorted({*run.orders, 1.0, 2.0, math.inf})
+    noscript = tag(
+        "noscript",
+        tag("p", "Scripts are off: every order is drawn, and nothing moves.", class_="note"),
+    )
+    lead = "Robust accuracy over every budget eps, from one set of distances."
+    shown = plot(
+        "sandwich", [run], orders, "certified and attacked accuracy against eps", legend, reading
+    )
+    return section("curve", "Both curves", noscript, shown, lead=lead)
+
+
+def attacks_panel(run: Evaluation) -> Html | None:
+    """Every attack over every threat, and all of them pooled."""
+    rows = [_attack(row, pooled=True) for row in run.best] + [
+        _attack(row, pooled=False) for row in run.rows
+    ]
+    if not rows:
+        return None
+    heads = [
+        "Attack",
+        "p",
+        "eps",
+        "Accuracy",
+        "95 % interval",
+        tag("th", "0 to 100 %", scope="col", data_fixed=True),
+        "Spent",
+        "Passes F + B",
+        "Flipped",
+        "Time",
+    ]
+    lead = (
+        "A lower accuracy is a stronger attack. Spent: what the flips cost, as a share of eps; "
+        "points that moved and flipped "
+        "nothing are left out, the accuracy is the same without them. Passes: forward and "
+        "backward, the mean over samples "
+        "that were correct to begin with. Flipped: of those. A search that serves several "
+        "threats shows its time once. All "
+        "attacks: for every sample the nearest flip of all of them."
+    )
+    return section(
+        "attacks",
+        "Attacks",
+        table(f"All threats: {setting(run.threat)}", heads, rows, "Table of attacks"),
+        lead=lead,
+    )
+
+
+def _attack(row: Row, *, pooled: bool) -> Html:
+    low, high = row.interval
+    spent = row.cost / row.threat.eps
+    return tag(
+        "tr",
+        tag("th", name("all attacks" if pooled else row.title, 40), scope="row"),
+        number_cell(
+            spell(row.threat.order), 1e300 if row.threat.order == math.inf else row.threat.order
+        ),
+        number_cell(show(row.threat.eps), row.threat.eps),
+        number_cell(attacked_percent(row.accuracy), row.accuracy),
+        number_cell("–" if math.isnan(low) else f"{100 * low:.2f} – {100 * high:.2f}", low),
+        tag("td", _whisker(row.accuracy, low, high), class_="picture"),
+        number_cell(f"{100 * spent:.1f} %", spent),
+        number_cell(f"{row.forwards:,.1f} + {row.backwards:,.1f}", row.forwards + row.backwards),
+        number_cell(f"{100 * row.flipped:.1f} %", row.flipped),
+        number_cell(duration(row.seconds), row.seconds),
+        class_="pooled" if pooled else None,
+    )
+
+
+def _whisker(value: float, low: float, high: float) -> Html | None:
+    """An accuracy on the scale from 0 to 1 with its interval."""
+    if math.isnan(value):
+        return None
+    track = rect_mark("fill track", 0, 7, "100%", 4, rx=2)
+    span = None if math.isnan(low) else line_mark("whisker", _share(low), 9, _share(high), 9)
+    return tag(
+        "svg",
+        track,
+        span,
+        tag("circle", class_="fill attacked", cx=_share(value), cy=9, r=4.5),
+        aria_hidden="true",
+    )
+
+
+def distances_panel(run: Evaluation) -> Html | None:
+    """How far away the flips are, and mirrored below how far is proved to be safe."""
+    flips = run.distances[(run.distances > 0) & torch.isfinite(run.distances)]
+    radii = None if run.radii is None else run.radii[(run.radii > 0) & torch.isfinite(run.radii)]
+    if not len(flips) and (radii is None or not len(radii)):
+        return None
+    known = flips if radii is None else torch.cat([flips, radii])
+    end = max(1.05 * float(np.quantile(known.numpy(), 0.98)), 1.3 * run.threat.eps)
+    above, below = (_counts(values, end) for values in (flips, radii))
+    most = max([*above, *below, 1])
+    width = 760
+    left = 40
+    zero = 126
+    up = 112
+    bar = (width - 8 - left) / BINS
+    down = up if radii is not None else 0
+    height = zero + down + 44
+    parts = [line_mark("rule", left, zero - up, width - 8, zero - up)]
+    for counts, kind, sign in ((above, "attacked", -1), (below, "certified", 1)):
+        for place, count in enumerate(counts):
+            size = up * count / most
+            if count:
+                parts.append(
+                    rect_mark(
+                        f"bar {kind}",
+                        left + place * bar + 0.5,
+                        zero - size if sign < 0 else float(zero),
+                        bar - 1,
+                        size,
+                    )
+                )
+    parts.append(line_mark("axis", left, zero, width - 8, zero))
+    base = zero + down
+    for value, text in ticks(end, unit_of(run.threat, end), 6):
+        x = left + value / end * (width - 8 - left)
+        parts += [line_mark("axis", x, base, x, base + 4), label_mark(x, base + 17, text, "middle")]
+    mark = left + run.threat.eps / end * (width - 8 - left)
+    parts += [
+        line_mark("cursor", mark, zero - up, mark, base),
+        label_mark(mark + 5, zero - up + 10, f"eps {show(run.threat.eps)}", "start", "strong"),
+    ]
+    parts += [
+        label_mark(left - 6, zero - up + 8, str(most), "end"),
+        label_mark(left - 6, zero + 4, "0", "end"),
+    ]
+    parts.append(
+        label_mark(
+            (left + width) / 2,
+            height - 6,
+            f"distance from the sample (l{run.threat.norm:g})",
+            "middle",
+        )
+    )
+    wrong = int((run.distances == 0).sum())
+    none = int((run.distances == math.inf).sum())
+    beyond = int((known > end).sum())
+    told = [
+        f"{len(flips):,} samples with a flip",
+        f"{wrong:,} wrong to begin with (distance 0)",
+        f"{none:,} with no flip known",
+    ]
+    if beyond:
+        told.append(f"{beyond:,} beyond the axis, in its last bar")
+    middle = f"Median distance of the flips {length(float(flips.median()))}." if len(flips) else ""
+    picture = tag(
+        "svg",
+        parts,
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_label="histogram of distances",
+    )
+    keys = [("attacked", "nearest flips found, upwards")] + (
+        [("certified", "certified radii, downwards")] if radii is not None else []
+    )
+    legend = tag(
+        "ul",
+        [tag("li", tag("span", class_=f"swatch {kind}"), words) for kind, words in keys],
+        class_="legend",
+    )
+    figure = tag(
+        "figure", picture, legend, tag("figcaption", "; ".join(told) + ". ", middle), class_="card"
+    )
+    return section(
+        "distances", "Distances", figure, lead="How far each sample is from its nearest known flip."
+    )
+
+
+def _counts(values: Tensor | None, end: float) -> list[int]:
+    if values is None:
+        return []
+    found: list[int] = np.histogram(values.clamp(max=end).numpy(), bins=BINS, range=(0, end))[
+        0
+    ].tolist()
+    return found
+
+
+def certificate_panel(run: Evaluation) -> Html | None:
+    """What is proved: by which method, for how many samples exactly, and the certified accuracy
+    at every threat.
+    """
+    if run.radii is None:
+        return None
+    right = run.radii[run.distances > 0]
+    exact = int(run.exact.sum()) if run.exact is not None else 0
+    facts: list[tuple[str, object, str]] = [
+        ("Method", name(run.certificate.get("method", "not recorded")), ""),
+        ("Arithmetic", name(run.certificate.get("arithmetic", "exact")), "that the radii hold for"),
+        ("Exact radii", f"{exact:,}", f"of {len(run):,}"),
+        (
+            "Median radius",
+            length(float(right.median())) if len(right) else "–",
+            "of the correct samples",
+        ),
+        ("Positive radii", f"{int((right > 0).sum()):,}", f"of {len(right):,} correct samples"),
+    ]
+    if run.certificate.get("seconds") is not None:
+        facts.append(("Time", duration(float(run.certificate["seconds"])), ""))
+    rows = []
+    for threat in run.threats:
+        certified, attacked = run.curve(threat.order)(threat.eps)
+        cells = [
+            tag("th", f"p = {spell(threat.order)}, eps = {show(threat.eps)}", scope="row"),
+            number_cell(proved(certified), certified),
+            number_cell(attacked_percent(attacked), attacked),
+            number_cell(percent(attacked - certified), attacked - certified),
+        ]
+        rows.append(tag("tr", cells))
+    heads = ["Threat", "Certified, at least", "Attacked, at most", "Not known"]
+    lead = "A radius is a proof that nothing within it flips. Certified figures are rounded down."
+    panel = tag("div", _facts(facts), class_="card")
+    return section(
+        "certificate",
+        "Certificate",
+        panel,
+        table("Both sides at each threat", heads, rows, "Certified and attacked"),
+        lead=lead,
+    )
+
+
+def fragile_panel(run: Evaluation, count: int) -> Html | None:
+    """The samples with the nearest flips: sample, flip and their difference, enlarged."""
+    order = run.distances.sort(stable=True)[1]
+    chosen = [i for i in order.tolist() if 0 < float(run.distances[i]) < math.inf][:count]
+    if not chosen:
+        return None
+    samples, flips = run.images(chosen)
+    fold, note = _layout(tuple(samples.shape[1:]), len(chosen))
+    low, high = run.threat.domain or _range(samples, flips)
+    items = []
+    for place, i in enumerate(chosen):
+        pictures = None
+        if fold is not None:
+            pictures = _triple(fold(samples[place]), fold(flips[place]), low, high)
+        change = (_class(run, int(run.y[i])), " → ", _class(run, int(run.labels[i])))
+        method = run.methods[int(run.found_by[i])] if run.methods else "unknown"
+        found = (f"distance {length(float(run.distances[i]))}, by ", name(method, 30))
+        lines = [
+            tag("p", found, class_="detail"),
+            tag("p", "id ", name(run.ids[i], 40), class_="detail"),
+        ]
+        items.append(tag("li", pictures, tag("p", change, class_="change"), lines))
+    lead = (
+        f"The {len(chosen)} correct samples with the nearest flips, the nearest first: label, "
+        "then the class predicted at the "
+        "flip. In the third picture grey is no change, and the change is enlarged by the factor "
+        f"below it. {note}"
+    )
+    return section("fragile", "Most fragile samples", tag("ol", items, class_="samples"), lead=lead)
+
+
+def _class(run: Evaluation, label: int) -> Html:
+    known = run.classes is not None and 0 <= label < len(run.classes)
+    return name(run.classes[label] if known and run.classes is not None else f"class {label}", 40)
+
+
+def _range(*tensors: Tensor) -> tuple[float, float]:
+    """Without a box: from the least to the greatest value there is."""
+    low = min(float(t.min()) for t in tensors)
+    high = max(float(t.max()) for t in tensors)
+    return (low, high) if high > low else (low, low + 1)
+
+
+def _layout(shape: tuple[int, ...], count: int) -> tuple[Any, str]:
+    """How samples of a shape become pictures `(H, W)` or `(C, H, W)`: a function, or None, and
+    a sentence where it matters.
+    """
+    size = math.prod(shape)
+    if len(shape) == 1 and math.isqrt(size) ** 2 == size and size >= FOLDED:
+        side = math.isqrt(size)
+        return (
+            lambda x: x.reshape(side, side)
+        ), f"Samples are {size} numbers, shown folded into {side} × {side}."
+    if len(shape) == 1 and size <= STRIP:
+        return (
+            lambda x: x.reshape(1, size)
+        ), f"Samples are {size} numbers, shown as strips from left to right."
+    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)):
+        return None, f"Samples of shape {shape} are no pictures, so only their figures are listed."
+    step = max(1, math.ceil(math.sqrt(3 * count * size / BYTES)))
+    if step == 1:
+        return (lambda x: x), ""
+    note = f"Pictures show every {_ordinal(step)} pixel of {shape[-2]} × {shape[-1]}."
+    return (lambda x: x[..., ::step, ::step]), note
+
+
+def _ordinal(count: int) -> str:
+    return {2: "second", 3: "third"}.get(count, f"{count}th")
+
+
+def _triple(sample: Tensor, flip: Tensor, low: float, high: float) -> Html:
+    """Sample, flip and amplified difference as pictures side by side."""
+    change = (flip - sample).double()
+    largest = float(change.abs().max())
+    factor = _factor(0.5 * (high - low) / largest) if largest > 0 else 1
+    middle = (low + high) / 2 + factor * change
+    strips = sample.shape[-2] == 1
+    pictures = (
+        ("sample", sample),
+        ("flip", flip),
+        (f"change ×{factor if factor < 1000 else f'{factor / 1000:g}k'}", middle),
+    )
+    figures = []
+    for word, picture in pictures:
+        height, width = picture.shape[-2:]
+        image = tag("img", src=_uri(picture, low, high), alt=word, width=width, height=height)
+        figures.append(tag("figure", image, tag("figcaption", word)))
+    return tag("div", figures, class_="triple strips" if strips else "triple")
+
+
+def _factor(most: float) -> int:
+    """The largest whole factor of two digits and zeros that is not above `most`, and at least 1."""
+    whole = max(1, math.floor(most))
+    unit = int(10 ** max(0, len(str(whole)) - 2))
+    return whole // unit * unit
+
+
+def _uri(picture: Tensor, low: float, high: float) -> str:
+    grey = picture.ndim == 2 or picture.shape[0] == 1
+    scaled = (
+        (255 * (picture.double() - low) / (high - low))
+        .nan_to_num(0.0)
+        .clamp(0, 255)
+        .round()
+        .to(torch.uint8)
+    )
+    pixels = scaled.reshape(scaled.shape[-2:]) if grey else scaled.permute(1, 2, 0)
+    return "data:image/png;base64," + base64.b64encode(encode(pixels.contiguous().numpy())).decode()
+
+
+def classes_panel(run: Evaluation) -> Html | None:
+    """Each class on its own: how many samples, clean, and what the pooled allocation leaves of
+    it at the headline's threat.
+    """
+    if not len(run):
+        return None
+    bought = knapsack(run.distances, run.threat.eps, run.threat.order, run.mu)
+    correct = run.distances > 0
+    kept = correct * (1 - bought)
+    rows = []
+    for label in torch.unique(run.y).tolist():
+        mine = run.y == label
+        mass = float(run.mu[mine].sum())
+        clean, robust = (
+            float((run.mu[mine] * share[mine]).sum()) / mass if mass else math.nan
+            for share in (correct, kept)
+        )
+        reached = run.distances[mine & correct]
+        middle = float(reached.quantile(0.5, interpolation="higher")) if len(reached) else math.nan
+        cells = [
+            tag("th", _class(run, label), scope="row"),
+            number_cell(f"{int(mine.sum()):,}", float(mine.sum())),
+            number_cell(percent(clean), clean),
+            number_cell(attacked_percent(robust), robust),
+            tag("td", _bars(clean, robust), class_="picture"),
+            number_cell(length(middle), 1e300 if middle == math.inf else middle),
+        ]
+        rows.append(tag("tr", cells))
+    heads = [
+        "Class",
+        "N",
+        "Clean",
+        "Robust",
+        tag("th", "robust within clean", scope="col", data_fixed=True),
+        "Median distance",
+    ]
+    lead = (
+        f"Robust: the share of the class that the worst distribution found for {run.threat} "
+        "leaves correct. The budget is "
+        "spent where flips are near, so classes pay unequally; over all samples it is the "
+        "headline. Median distance: of the "
+        "samples that are correct to begin with."
+    )
+    return section(
+        "classes",
+        "Classes",
+        table(f"{len(rows)} classes occur", heads, rows, "Table of classes"),
+        lead=lead,
+    )
+
+
+def _bars(clean: float, robust: float) -> Html | None:
+    if math.isnan(clean):
+        return None
+    bars = [
+        rect_mark("fill track", 0, 4, "100%", 10, rx=2),
+        rect_mark("fill band", 0, 4, _share(clean), 10, rx=2),
+    ]
+    return tag(
+        "svg", bars, rect_mark("fill attacked", 0, 4, _share(robust), 10, rx=2), aria_hidden="true"
+    )
+
+
+def provenance_panel(run: Evaluation) -> Html:
+    """Everything that is needed to run it again."""
+    orders = ", ".join(
+        f"p = {spell(threat.order)} at eps {show(threat.eps)}" for threat in run.threats
+    )
+    facts = [
+        ("model", run.name),
+        ("data", f"{run.data}, {len(run):,} samples"),
+        ("threats", f"{orders}; {setting(run.threat)}"),
+    ]
+    command = run.info.get("command")
+    facts += flat(
+        {
+            **run.info,
+            "command": shlex.join(map(str, command))
+            if isinstance(command, (list, tuple))
+            else command,
+        }
+    )
+    listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
+    lead = "What was evaluated, with what, and how to do it again."
+    return section("provenance", "Provenance", tag("dl", listed, class_="provenance"), lead=lead)

@@ -1,0 +1,285 @@
+"""The adversarial distribution, which checks itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.checks import check_data
+from wassail.geometry import distances as distances_between
+from wassail.network import Model, Search, search, versions
+from wassail.records import Record
+from wassail.threat import Number, Threat, parse_eps, parse_level, parse_order
+from wassail.transport.allocation import knapsack, sample_weights, transport_cost
+from wassail.transport.flips import Flips, in_box, replay
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Distribution(Record):
+    """An adversarial distribution on up to 2N points, `sum_i mu_i [(1 - a_i) delta(x_i) + a_i
+    delta(point_i)]`.
+
+    x, y: samples and labels; points `(N, *shape)`; weights: the `a_i = 1/kappa_i`, float64 `(N,)`;
+    distances: how far each point lies from its sample, float64 `(N,)`; clean_predicted, predicted:
+    class at the sample and at the point, `(N,)`; mu: sample weights, float64 `(N,)`; forwards,
+    backwards, checks: passes `(N,)`; threat: what it was built for; allocation: "knapsack" if the
+    weights come from it, "fixed" if the method gave them.
+    """
+
+    x: Tensor
+    y: Tensor
+    points: Tensor
+    weights: Tensor
+    distances: Tensor
+    clean_predicted: Tensor
+    predicted: Tensor
+    mu: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    checks: Tensor
+    threat: Threat
+    method: str
+    allocation: str
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_search(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        found: Search,
+        threat: Threat,
+        weight: float,
+        method: str,
+        info: Mapping[str, Any],
+        mu: Tensor | None = None,
+    ) -> Distribution:
+        """The distribution that moves the share `weight` of every sample to its verified point."""
+        return cls(
+            x,
+            y,
+            found.points,
+            torch.full((len(x),), weight, dtype=torch.float64),
+            distances_between(found.points, x, threat.norm),
+            found.clean,
+            found.predicted,
+            sample_weights(mu, len(x)),
+            found.forwards,
+            found.backwards,
+            found.checks,
+            threat,
+            method,
+            "fixed",
+            {"versions": versions(), "dtype": str(x.dtype), **info},
+        )
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the samples; the adversary cannot change them."""
+        return self.y
+
+    @property
+    def accuracy(self) -> float:
+        """`sum_i mu_i ((1 - a_i) 1[sample correct] + a_i 1[point correct])`: the robust
+        accuracy this witnesses.
+        """
+        return self._accuracy(self.mu, self.weights)
+
+    @property
+    def clean_accuracy(self) -> float:
+        """Accuracy on the samples themselves."""
+        return self._accuracy(self.mu, torch.zeros_like(self.weights))
+
+    @property
+    def cost(self) -> float:
+        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`;
+        order inf: the largest.
+
+        Of every point that moved, flipped or not; `spent` is the share of eps that the flips took.
+        """
+        return transport_cost(self.mu, self.weights, self.distances, self.threat.order)
+
+    @property
+    def spent(self) -> float:
+        """The share of eps that its flips cost: the transport cost of the misclassified points
+        alone, over eps.
+
+        Reports say this. `cost` counts every point that moved. An attack that moves all samples,
+        such as WDA, pays for points that are still classified correctly, too: without them the
+        accuracy is the same, and the budget they took is free.
+        """
+        flipped = (self.predicted != self.y).cpu() & (self.clean_predicted == self.y).cpu()
+        price = transport_cost(
+            self.mu, torch.where(flipped, self.weights, 0.0), self.distances, self.threat.order
+        )
+        return price / self.threat.eps
+
+    @property
+    def flips(self) -> Flips:
+        """The misclassified points of this distribution, for `Flips.merge` and every other
+        order and eps.
+        """
+        found = Search(
+            self.points,
+            self.clean_predicted,
+            self.predicted,
+            self.forwards,
+            self.backwards,
+            self.checks,
+        )
+        return Flips.from_search(
+            self.x,
+            self.y,
+            found,
+            self.threat.norm,
+            self.threat.domain,
+            self.method,
+            dict(self.info),
+        )
+
+    def atoms(self) -> tuple[Tensor, Tensor]:
+        """The 2N points `(2N, *shape)`, samples first, and their masses, float64 `(2N,)`,
+        summing to one.
+        """
+        return torch.cat([self.x, self.points]), torch.cat(
+            [self.mu * (1 - self.weights), self.mu * self.weights]
+        )
+
+    def verify(self, model: Model, batch_size: int | None = None) -> Verification:
+        """Recompute from the stored tensors everything the distribution claims. True if all of
+        it holds.
+        """
+        x, y = check_data(self.x, self.y, self.threat.domain)
+        found = search(replay(self.points), model, x, y, batch_size, tolerance=0.0)
+        predicted = torch.where(
+            self.predicted == y, y, found.predicted
+        )  # a point wrong by less than claimed is no lie
+        length = distances_between(self.points, x, self.threat.norm)
+        wrong = {
+            "samples predicted differently": int((found.clean != self.clean_predicted).sum()),
+            "points predicted differently": int((predicted != self.predicted).sum()),
+            "points outside the box": int((~in_box(self.points, self.threat.domain)).sum()),
+            "distances misstated": int((length != self.distances).sum()),
+            "weights outside [0, 1]": int(((self.weights < 0) | (self.weights > 1)).sum()),
+        }
+        again = self._accuracy(self.mu, self.weights, found.clean, predicted)
+        cost = transport_cost(self.mu, self.weights, length, self.threat.order)
+        problems = [f"{count} {name}" for name, count in wrong.items() if count]
+        if cost > self.threat.eps:
+            problems.append(f"cost {cost:.9g} above eps {self.threat.eps:.9g}")
+        return Verification(tuple(problems), again, cost)
+
+    def interval(
+        self, level: float = 0.95, resamples: int = 1000, seed: int = 0
+    ) -> tuple[float, float]:
+        """Bootstrap confidence interval of the accuracy over samples (percentile).
+
+        Each resample of the N samples re-runs the knapsack where the weights came from it;
+        otherwise the weights stay.
+        """
+        level = parse_level(level, "level")
+        n = len(self.y)
+        if n == 0:
+            return math.nan, math.nan
+        generator = torch.Generator().manual_seed(seed)
+        stats = []
+        for _ in range(resamples):
+            drawn = torch.multinomial(self.mu, n, replacement=True, generator=generator)
+            mu = torch.bincount(drawn, minlength=n) / n
+            weights = self.weights
+            if self.allocation == "knapsack":
+                weights = knapsack(self._priced, self.threat.eps, self.threat.order, mu.double())
+            stats.append(self._accuracy(mu.double(), weights))
+        tail = (1 - level) / 2
+        low, high = (
+            torch.tensor(stats, dtype=torch.float64)
+            .quantile(torch.tensor([tail, 1 - tail]).double())
+            .tolist()
+        )
+        return low, high
+
+    @cached_property
+    def _priced(self) -> Tensor:
+        flipped = (self.predicted != self.y).cpu()
+        return torch.where(flipped, self.distances, math.inf)
+
+    @cached_property
+    def _right(self) -> tuple[Tensor, Tensor]:
+        """Where the class is right, at the samples and at the points, bool `(N,)`, on the CPU."""
+        return (self.clean_predicted == self.y).cpu(), (self.predicted == self.y).cpu()
+
+    def _accuracy(
+        self,
+        mu: Tensor,
+        weights: Tensor,
+        clean: Tensor | None = None,
+        predicted: Tensor | None = None,
+    ) -> float:
+        if not len(self.y):
+            return math.nan
+        at_sample = self._right[0] if clean is None else (clean == self.y).cpu()
+        at_point = self._right[1] if predicted is None else (predicted == self.y).cpu()
+        # Divided by the sum: N times 1/N may round below one, and all correct is 1 exactly.
+        return float((mu * ((1 - weights) * at_sample + weights * at_point)).sum() / mu.sum())
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __repr__(self) -> str:
+        return (
+            f"Distribution({self.method} over {self.threat}: accuracy {100 * self.accuracy:.2f} % "
+            f"(clean {100 * self.clean_accuracy:.2f} %), cost {self.cost:.4g} of "
+            f"{self.threat.eps:.4g}, "
+            f"{len(self)} samples, {int(((self.weights > 0) & (self.distances > 0)).sum())} of "
+            "them moved)"
+        )
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `Distribution.verify` found: true if nothing was wrong; accuracy and cost as
+    recomputed.
+    """
+
+    problems: tuple[str, ...]
+    accuracy: float
+    cost: float
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+
+def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None) -> Distribution:
+    """The distribution of `Omega_order(eps)` that the flips allow: the budget buys the nearest
+    flips first (WDA++).
+
+    This is the allocation of Algorithm 2 with `a_i = 1/kappa_i`, exact for these distances (THEORY
+    2a).
+    """
+    threat = Threat(flips.norm, parse_order(order), parse_eps(eps), flips.domain)
+    mu = sample_weights(mu, len(flips))
+    weights = knapsack(flips.distances, threat.eps, threat.order, mu)
+    correct = flips.distances > 0
+    return Distribution(
+        flips.x,
+        flips.y,
+        flips.points,
+        weights,
+        distances_between(flips.points, flips.x, flips.norm),
+        torch.where(correct.to(flips.y.device), flips.y, flips.labels),
+        flips.labels,
+        mu,
+        flips.forwards,
+        flips.backwards,
+        flips.checks,
+        threat,
+        " + ".join(flips.methods),
+        "knapsack",
+        flips.info,
+    )

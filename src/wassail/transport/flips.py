@@ -1,0 +1,285 @@
+"""The nearest flips known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.checks import check_data
+from wassail.errors import InputError
+from wassail.geometry import column
+from wassail.geometry import distances as distances_between
+from wassail.losses import flip_tolerance
+from wassail.network import ChunkAttack, Model, Network, Search, search, versions
+from wassail.progress import Progress, Tick
+from wassail.records import Record, check_equal
+from wassail.threat import Domain, Number, parse_domain, parse_norm
+from wassail.transport.allocation import mean_of, sample_weights
+
+_PER_SAMPLE = (
+    "x",
+    "y",
+    "points",
+    "distances",
+    "labels",
+    "forwards",
+    "backwards",
+    "checks",
+    "found_by",
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Flips(Record):
+    """The nearest misclassified point known for each of N samples.
+
+    x, y: samples `(N, *shape)` and labels `(N,)`; points: the flips, the sample itself where none
+    is known; distances: float64 `(N,)`, 0 where the sample is wrong already, inf where no flip is
+    known; labels: class predicted at the point; forwards, backwards: passes spent, checks: passes
+    of the final verification; found_by: index into `methods`.
+    """
+
+    x: Tensor
+    y: Tensor
+    points: Tensor
+    distances: Tensor
+    labels: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    checks: Tensor
+    found_by: Tensor
+    norm: float
+    domain: Domain
+    methods: tuple[str, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_search(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        found: Search,
+        norm: float,
+        domain: Domain,
+        method: str,
+        info: Mapping[str, Any],
+    ) -> Flips:
+        """Flips from verified points: a point counts if it is misclassified and inside the box."""
+        length = distances_between(found.points, x, norm)
+        wrong = (found.clean != y).cpu()
+        flipped = (found.predicted != y).cpu() & in_box(found.points, domain)
+        distance = torch.where(wrong, 0.0, torch.where(flipped, length, math.inf))
+        use = torch.isfinite(distance) & ~wrong
+        points = torch.where(column(use, x), found.points, x)
+        labels = torch.where(use.to(y.device), found.predicted, found.clean)
+        return cls(
+            x,
+            y,
+            points,
+            distance,
+            labels,
+            found.forwards,
+            found.backwards,
+            found.checks,
+            torch.zeros(len(x), dtype=torch.int64),
+            norm,
+            domain,
+            (method,),
+            {"versions": versions(), "dtype": str(x.dtype), **info},
+        )
+
+    @classmethod
+    def from_points(
+        cls,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        x_adv: Tensor,
+        norm: Number,
+        domain: Domain = (0.0, 1.0),
+        *,
+        method: str = "points",
+        tolerance: float = 0.0,
+        batch_size: int | None = None,
+        progress: Progress = False,
+    ) -> Flips:
+        """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the
+        points.
+
+        Points that are not misclassified, or lie outside the box, are no flips: their distance is
+        inf. Somebody else's point counts however narrowly it is wrong; our own engines keep a
+        margin (`tolerance`), so that a flip survives another batch size.
+        """
+        norm = parse_norm(norm)
+        domain = parse_domain(domain)
+        x, y = check_data(x, y, domain)
+        x_adv = torch.as_tensor(x_adv).detach().to(x)
+        if x_adv.shape != x.shape:
+            raise InputError(
+                f"the points have shape {tuple(x_adv.shape)} but the samples {tuple(x.shape)}: "
+                "give one point a sample."
+            )
+        if not torch.isfinite(x_adv).all():
+            raise InputError(
+                "the points contain NaN or infinity: remove them or put the sample itself there."
+            )
+
+        found = search(
+            replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance
+        )
+        return cls.from_search(x, y, found, norm, domain, method, {"method": method})
+
+    def merge(self, *others: Flips) -> Flips:
+        """The nearest flip of each sample over several results for the same samples; passes add
+        up.
+        """
+        best = self
+        for other in others:
+            for name in ("x", "y", "norm", "domain"):
+                check_equal(name, getattr(best, name), getattr(other, name))
+            methods = tuple(dict.fromkeys(best.methods + other.methods))
+            nearer = other.distances < best.distances  # strictly: of equals the earlier one stays
+            local = nearer.to(best.x.device)
+            renamed = [
+                torch.tensor([methods.index(name) for name in flips.methods])[flips.found_by]
+                for flips in (best, other)
+            ]
+            best = Flips(
+                best.x,
+                best.y,
+                torch.where(column(nearer, best.x), other.points.to(best.x.device), best.points),
+                torch.minimum(best.distances, other.distances),
+                torch.where(local, other.labels.to(best.x.device), best.labels),
+                best.forwards + other.forwards,
+                best.backwards + other.backwards,
+                best.checks + other.checks,
+                torch.where(nearer, renamed[1], renamed[0]),
+                best.norm,
+                best.domain,
+                methods,
+                {"merged": [dict(best.info), dict(other.info)], "versions": versions()},
+            )
+        return best
+
+    def take(self, chosen: Tensor) -> Flips:
+        """The flips of some of the samples: a bool mask or an index."""
+        some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _PER_SAMPLE}
+        return replace(self, **some)
+
+    def put(self, chosen: Tensor, part: Flips) -> Flips:
+        """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass,
+        elsewhere; for `merge`.
+        """
+        none = torch.zeros_like(self.distances).masked_fill(self.distances > 0, math.inf)
+        full: dict[str, Any] = {
+            "points": self.x.clone(),
+            "distances": none,
+            "labels": self.y.clone(),
+        }
+        full |= {
+            name: torch.zeros_like(getattr(self, name))
+            for name in ("forwards", "backwards", "checks", "found_by")
+        }
+        for name in full:
+            full[name][chosen] = getattr(part, name)
+        full |= {"methods": part.methods, "info": part.info}
+        return replace(self, **full)
+
+    def rounded(self, model: Model, levels: int = 255, batch_size: int | None = None) -> Flips:
+        """The flips that survive saving as images with `levels` + 1 values a channel, with their
+        true distances.
+
+        Each point is rounded to the nearest grid value and, as a second chance, away from its
+        sample; the nearer of the two that is still a flip is kept, and a sample with neither has no
+        flip any more (distance inf).
+        """
+        if self.domain is None:
+            raise InputError(
+                "rounding to an image grid needs a box: these flips were found without one."
+            )
+        low, high = self.domain
+        unit = (high - low) / levels
+        index = (self.points - low) / unit
+        outward = torch.where(
+            self.points > self.x,
+            index.ceil(),
+            torch.where(self.points < self.x, index.floor(), index.round()),
+        )
+        tries = [
+            Flips.from_points(
+                model,
+                self.x,
+                self.y,
+                (low + unit * grid.clamp(0, levels)).clamp(low, high),
+                self.norm,
+                self.domain,
+                method="rounded",
+                tolerance=flip_tolerance(self.x.dtype),
+                batch_size=batch_size,
+            )
+            for grid in (index.round(), outward)
+        ]
+        return tries[0].merge(tries[1])
+
+    @property
+    def success(self) -> Tensor:
+        """Whether a misclassified point is known, bool `(N,)`."""
+        return torch.isfinite(self.distances)
+
+    @property
+    def provenance(self) -> list[str]:
+        """The method that found each flip: N names."""
+        return [self.methods[i] for i in self.found_by.tolist()]
+
+    def clean_accuracy(self, mu: Tensor | None = None) -> float:
+        """Accuracy on the samples themselves (a tie counts as an error)."""
+        mu = sample_weights(mu, len(self.distances))
+        return float((mu * (self.distances > 0)).sum() / mu.sum()) if len(self.y) else math.nan
+
+    def passes(self) -> tuple[float, float]:
+        """Mean forward and backward passes over the samples that had to be attacked."""
+        attacked = self.distances > 0
+        return mean_of(self.forwards[attacked]), mean_of(self.backwards[attacked])
+
+    def __len__(self) -> int:
+        return len(self.distances)
+
+    def __repr__(self) -> str:
+        moved = self.distances[self.success & (self.distances > 0)]
+        forwards, backwards = self.passes()
+        return (
+            f"Flips({len(self)} samples, l{self.norm:g}, {_box(self.domain)}, by "
+            f"{' + '.join(self.methods)}: "
+            f"{int((self.distances == 0).sum())} wrong already, {len(moved)} flipped at mean "
+            f"distance {mean_of(moved):.4g}, "
+            f"{int((~self.success).sum())} not flipped; {forwards:.1f} F + {backwards:.1f} B per "
+            "attacked sample)"
+        )
+
+
+def replay(points: Tensor) -> ChunkAttack:
+    """A chunk attack that only hands out points made elsewhere: one forward at the samples, the
+    check at the points.
+    """
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        return points[network.ids].to(x.device), network.logits(x, network.rows)
+
+    return chunk
+
+
+def in_box(points: Tensor, domain: Domain) -> Tensor:
+    """Whether each point lies in the domain."""
+    flat = points.detach().cpu().flatten(1)
+    if domain is None:
+        return torch.ones(len(points), dtype=torch.bool)
+    return ((flat >= domain[0]) & (flat <= domain[1])).all(1)
+
+
+def _box(domain: Domain) -> str:
+    return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
