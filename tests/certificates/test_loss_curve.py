@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from wassail.certificates import clock
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
+from wassail.certificates.loss import certify as certify_module
+from wassail.certificates.loss import loss_curve as loss_curve_module
 from wassail.certificates.loss.certify import certify, worst_case
 from wassail.certificates.loss.curve import LossCurve, envelope
 from wassail.certificates.loss.loss_curve import loss_curve
@@ -335,13 +338,15 @@ def test_points_of_others_count() -> None:
         loss_curve(model, x, y, grid=[0.3], points=[x[:2]])
 
 
-def test_a_real_network_and_its_files(tmp_path) -> None:
+def test_a_real_network_and_its_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the slopes of `certify`, which know nothing of distances, and against the flips
     that an attack finds.
     """
     model, (x, y) = load("digits-mlp-adv"), data("digits")
     x = x[:8]
     y = y[:8]
+    monkeypatch.setattr(certify_module, "WORK", clock.SECOND / 4)
+    monkeypatch.setattr(loss_curve_module, "WORK", clock.SECOND / 4)
     slopes = certify(model, x, y, INF, domain=(0.0, 1.0), slopes=["margin"])
     grid = [2.0**-k for k in range(9, -1, -1)]
     # Slopes are of the exact function: so is the curve that knows them.
@@ -358,7 +363,12 @@ def test_a_real_network_and_its_files(tmp_path) -> None:
         and again.loss == "cross_entropy"
         and "8 samples, order 1, linf" in repr(again)
     )
-    assert loss_curve(read(model, (1, 8, 8)), x[:2], y[:2], grid=[0.1]).x.shape == (2, 1, 8, 8)
+    assert loss_curve(read(model, (1, 8, 8)), x[:2], y[:2], grid=[0.1]).x.shape == (
+        2,
+        1,
+        8,
+        8,
+    )
 
 
 @pytest.mark.parametrize("name", ["digits-gelu", "digits-mlp"])

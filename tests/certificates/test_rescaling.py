@@ -5,6 +5,7 @@ So no radius of the rescaled network may exceed the nearest flip of the original
 lost.
 """
 
+import itertools
 import math
 
 import pytest
@@ -55,7 +56,9 @@ def far_apart() -> nn.Sequential:
 def test_coefficients_that_underflow_prove_nothing(norm: float, method: str) -> None:
     x = torch.tensor([[0.2]])
     y = torch.tensor([0])
-    found = float(ws.radii(far_apart(), x, y, norm=norm, domain=(0, 1), method=method).values)
+    found = float(
+        ws.radii(far_apart(), x, y, norm=norm, domain=(0, 1), method=method, tolerance=0.01).values
+    )
     assert (0.09 if method == "lipschitz" else 0.39) < found <= 0.4 + 1e-6
     threat = ws.Threat(norm=norm, order=INF, eps=0.6, domain=(0, 1))
     assert not ws.verify(far_apart(), x, y, threat, method=method).any()
@@ -78,13 +81,20 @@ def as_graph(model: nn.Sequential) -> Graph:
     return Graph(tuple(nodes))
 
 
-@pytest.mark.parametrize("method", ["crown", "alpha-crown", "branch", "exact", "lipschitz"])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("norm", "method"),
+    [
+        *itertools.product(NORMS, ["crown", "alpha-crown", "exact", "lipschitz"]),
+        (INF, "branch"),
+    ],
+)
 def test_nor_do_they_without_equilibration(norm: float, method: str) -> None:
     x = torch.tensor([[0.2]])
     y = torch.tensor([0])
     found = float(
-        radii(as_graph(far_apart()), x, y, norm=norm, domain=(0, 1), method=method).values
+        radii(
+            as_graph(far_apart()), x, y, norm=norm, domain=(0, 1), method=method, tolerance=0.01
+        ).values
     )
     assert found <= 0.4 + 1e-6
 

@@ -51,7 +51,7 @@ from wassail.progress import Progress, progress_bar
 from wassail.threat import Domain, Number, parse_domain, parse_norm, parse_order
 from wassail.transport.allocation import sample_weights
 
-WORK = 10 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
+WORK = 4 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
 
 
 CLIMB = 8  # evaluations a sample and radius of the search for points of high loss

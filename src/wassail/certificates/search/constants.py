@@ -87,6 +87,7 @@ CHUNK = (
 
 # Newton steps per node, and how far from the best multipliers they aim
 STEPS = 3
+NEWTON = 3  # operations of a step on the multipliers, in cubes of the matrix's side
 
 
 GAP = 1e-2
@@ -398,7 +399,8 @@ class _Search:
         rows = np.arange(len(states))
         states[rows, np.repeat([p.pick for p in parents], 2)] = rows % 2
         self.nodes += len(states)
-        clock.spend(len(states) * STEPS * (self.network.neurons + self.how.weights) ** 3)
+        side = self.network.neurons + self.how.weights
+        clock.spend(len(states) * STEPS * NEWTON * side**3)
         state, possible, low, high = self.settle(torch.from_numpy(states))
         kept = possible.nonzero()[:, 0]
         kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
