@@ -592,7 +592,7 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     higher = scattered(n, 2, seed=63).abs()
     least = lower - higher
     monkeypatch.setattr(loss_curve, "ends_of", lambda *_: (least, lower, least))
-    monkeypatch.setattr(loss_curve, "margin_bounds", lambda *_: lower)
+    monkeypatch.setattr(loss_curve, "each", lambda *_: lower)
     monkeypatch.setattr(loss_curve, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE))
     monkeypatch.setattr(loss_curve, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, ""))
     with rounded(mode):

@@ -19,7 +19,7 @@ from test_rounding_linear import normal, perceptron, uniform, values
 from torch import Tensor
 
 from support.rounding import MODES, long, rounded
-from wassail.certificates.bounds import chunks, crown
+from wassail.certificates.bounds import chunks
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread, ends_of, rounding_of
@@ -30,6 +30,7 @@ from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.margins import _Tree
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.relaxed import Relaxed
+from wassail.rounding import TINY
 
 INF = math.inf
 SINGLE = torch.float32
@@ -351,7 +352,7 @@ def test_a_chain_of_forty_layers_loses_the_same_half_ulp_in_each(
 def test_rounding_is_relative_to_the_sum_of_a_node() -> None:
     """`rounding_of`: a sum of `size` products is off by at most that, in either type."""
     for dtype in (SINGLE, DOUBLE):
-        kind = SimpleNamespace(tiny=crown.TINY[dtype], sums=8)
+        kind = SimpleNamespace(tiny=TINY[dtype], sums=8)
         for size in (1, 10, 1000):
             node = Node((0,), (size,), "", Matrix(torch.ones(size, 1, dtype=DOUBLE)))
             assert rounding_of(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
@@ -559,7 +560,7 @@ class Kinked(Activation):
     def derivative(self, v: Tensor) -> Tensor:
         return torch.where(self.right * v < self.kink, 0.0, -self.right)
 
-    def ends_of(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
+    def _ends(self, slope: Tensor, above: bool) -> tuple[Tensor, Tensor]:
         return slope.new_full((), -INF), slope.new_full((), INF)
 
     def _where(self, slope: Tensor, above: bool) -> Tensor:

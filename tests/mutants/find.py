@@ -20,7 +20,7 @@ from pathlib import Path
 SMALL = 1e-9  # literals below this in a sum or a product are rounding terms
 TERMS = {"slack", "rounding", "residual", "tiny", "error", "ulp"}
 RAISED = {"_up", "up", "nextafter"}
-CALLED = {"_rounding", "gamma"}
+CALLED = {"rounding_of", "gamma"}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def constants(tree: ast.Module) -> dict[str, str]:
 class Finder(ast.NodeVisitor):
     """Collects the mutants of one file."""
 
-    def __init__(self, file: str, source: str, shared: dict[str, str]) -> None:
+    def __init__(self, file: str, source: str, shared: Mapping[str, Mapping[str, str]]) -> None:
         self.file = file
         self.source = source
         self.offsets = [0]
@@ -99,12 +99,13 @@ class Finder(ast.NodeVisitor):
         self.bytes = source.encode()
         tree = ast.parse(source)
         imported = {
-            a.asname or a.name
+            a.asname or a.name: shared[n.module or ""][a.name]
             for n in ast.walk(tree)
             if isinstance(n, ast.ImportFrom)
             for a in n.names
+            if a.name in shared.get(n.module or "", {})
         }
-        self.constants = {**{k: v for k, v in shared.items() if k in imported}, **constants(tree)}
+        self.constants = {**imported, **constants(tree)}
         called = {id(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)}
         parts = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in called]
         self.objects = {
@@ -200,11 +201,17 @@ class Finder(ast.NodeVisitor):
             self.visit(argument)
 
 
+def module_of(file: str) -> str:
+    """The name to import a file of the package by."""
+    return "wassail." + file.removesuffix(".py").replace("/", ".")
+
+
 def mutants(root: Path, sources: Mapping[str, str]) -> list[Mutant]:
     """The mutants of some files of a package, in order. root: where constants that they import
     are defined.
     """
-    shared: dict[str, str] = {}
-    for path in sorted(root.rglob("*.py")):
-        shared |= constants(ast.parse(path.read_text()))
+    shared = {
+        module_of(str(path.relative_to(root))): constants(ast.parse(path.read_text()))
+        for path in root.rglob("*.py")
+    }
     return [m for file, source in sources.items() for m in Finder(file, source, shared).found]

@@ -6,6 +6,9 @@ outside the files that are still open. `find.py` finds the mutants, `table.py` s
 guard which file. No file is changed: a child process compiles the changed source and exchanges the
 code of the one function that differs, before it runs the tests.
 
+A file that the table names and that is gone, or that has terms and is not in the table, stops the
+run, and so does an excuse that excuses nothing.
+
 Usage: run.py [TEXT ...] [-j WORKERS] [--list] [--verbose] [--seconds LIMIT]
     TEXT: only mutants whose name contains one of these, for example `linear.py` or `Sweep._affine`.
     -j: processes at a time (default 2). --seconds: of one mutant (default 600); a test that hangs
@@ -15,6 +18,7 @@ Usage: run.py [TEXT ...] [-j WORKERS] [--list] [--verbose] [--seconds LIMIT]
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import os
 import signal
@@ -29,8 +33,8 @@ ROOT = HERE.parents[1]
 PACKAGE = ROOT / "src" / "wassail"
 sys.path[:0] = [str(HERE), str(ROOT / "src"), str(ROOT / "tests")]
 
-from find import Mutant, mutants  # noqa: E402
-from table import GUARDS, ONLY_NAMED, OPEN, excused, named  # noqa: E402
+from find import Mutant, module_of, mutants  # noqa: E402
+from table import EXCUSED, GUARDS, ONLY_NAMED, OPEN, WITHOUT, excused, named  # noqa: E402
 
 OPTIONS = [
     "-p",
@@ -47,14 +51,33 @@ OPTIONS = [
     str(ROOT),
 ]
 
+PLACES = ("certificates", "transport", "rounding.py")  # where claims are made
 SOURCES = {
-    file: (PACKAGE / file).read_text() for file in GUARDS
+    file: (PACKAGE / file).read_text() for file in GUARDS if (PACKAGE / file).exists()
 }  # as they were at the start, whatever happens to the files
+
+
+def out_of_date() -> list[str]:
+    """What the table says that is not so: a file that is gone, one that it has not heard of, an
+    excuse for nothing.
+    """
+    wrong = [f"{file}: no such file" for file in (*GUARDS, *OPEN) if not (PACKAGE / file).exists()]
+    files = (str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py")))
+    here = {file: (PACKAGE / file).read_text() for file in files if file.startswith(PLACES)}
+    every = mutants(PACKAGE, here)
+    unknown = {m.file for m in every if not excused(m)} - {*GUARDS, *WITHOUT}
+    wrong += [f"{file}: has rounding terms and no tests that guard them" for file in unknown]
+    wrong += [
+        f"{key}: excuses nothing" for key in EXCUSED if not any(excused(m) == key for m in every)
+    ]
+    return wrong
 
 
 def exchange(mutant: Mutant) -> None:
     """Gives the function that a mutant changes its new code, wherever it is already in use."""
-    module = importlib.import_module("wassail." + mutant.file.removesuffix(".py").replace("/", "."))
+    module = importlib.import_module(module_of(mutant.file))
+    if not mutant.where:
+        return exchange_constant(mutant, module)
     code = compile(mutant.apply(SOURCES[mutant.file]), str(PACKAGE / mutant.file), "exec")
     owner: Any = module
     for name in mutant.where.split("."):
@@ -70,6 +93,19 @@ def exchange(mutant: Mutant) -> None:
         "nothing changed"
     )
     owner.__code__ = code
+
+
+def exchange_constant(mutant: Mutant, module: Any) -> None:
+    """The same for a table of numbers of a module, wherever it is already imported."""
+    changed = ast.parse(mutant.apply(SOURCES[mutant.file])).body
+    statement = next(s for s in changed if s.lineno <= mutant.line <= (s.end_lineno or s.lineno))
+    assert isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+    old = vars(module)[statement.targets[0].id]
+    new = eval(compile(ast.Expression(statement.value), mutant.file, "eval"), vars(module))
+    assert old != new, "nothing changed"
+    for other in [m for name, m in sys.modules.items() if name.startswith("wassail")]:
+        for name in [k for k, v in vars(other).items() if v is old]:
+            setattr(other, name, new)
 
 
 class Loop:
@@ -183,6 +219,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
+    wrong = out_of_date()
+    if wrong:
+        print("The table is out of date:", *wrong, sep="\n- ")
+        return 2
     every = [
         *mutants(PACKAGE, {f: s for f, s in SOURCES.items() if f not in ONLY_NAMED}),
         *named(SOURCES),
@@ -202,7 +242,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     for file in {mutant.file for mutant in todo}:
-        importlib.import_module("wassail." + file.removesuffix(".py").replace("/", "."))
+        importlib.import_module(module_of(file))
     files = dict.fromkeys(
         f"tests/{guard.partition('::')[0]}" for mutant in todo for guard in GUARDS[mutant.file]
     )
