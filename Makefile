@@ -41,10 +41,12 @@ SECONDS ?= 60
 fuzz: .venv/dev  ## changed files against every reader; SECONDS=3600 for an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
 
-lint: .venv/dev  ## style and types
+lint: .venv/dev  ## style, types, the direction of imports, density
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python scripts/density.py --check > /dev/null
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

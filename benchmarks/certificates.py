@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from wassail.certificates.bounds.condense import condensed
 from wassail.certificates.bounds.propagate import crown, gradients
-from wassail.certificates.graph.condense import condensed
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from zoo_path import ZOO, images, load

@@ -29,9 +29,10 @@ from wassail.cli.options import (
     SLOPES,
 )
 from wassail.cli.parser import main
-from wassail.evaluation import export, protocol
+from wassail.evaluation import protocol
 from wassail.losses import LIPSCHITZ
 from wassail.paper import figures
+from wassail.report import export
 from wassail.threat import ceil_percent, floor_percent
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from wassail.certificates.bounds.condense import condensed
 from wassail.certificates.bounds.propagate import crown, gradients
-from wassail.certificates.graph.condense import condensed
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 

@@ -137,7 +137,7 @@ def test_intervals_of_one_step(mode: str) -> None:
     wide = g + scattered(3, 2, 8, seed=8).abs()
     more = high + 1
     with rounded(mode):
-        bottom, top = jacobian._affine(node, node.map, [(low, high)], 0.0)  # type: ignore[arg-type]
+        bottom, top = jacobian.affine_span(node, node.map, [(low, high)], 0.0)  # type: ignore[arg-type]
         leaky = jacobian._relu((low, high), slope)
         product = jacobian._times((low, high), (high, more))
         ((back, forth),) = jacobian._pulled(node, node.map, (g, wide), 0.0)  # type: ignore[arg-type]

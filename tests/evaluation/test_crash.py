@@ -23,10 +23,10 @@ import wassail as ws
 from wassail.cli import commands
 from wassail.errors import InputError
 from wassail.evaluation import reading
-from wassail.evaluation.export import write
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Local
 from wassail.report.compare import write_comparison
+from wassail.report.export import write
 from wassail.report.page import write_report
 from wassail.transport import picture
 

@@ -20,10 +20,10 @@ from wassail import writing
 from wassail.attacks.catalogue import ATTACKS
 from wassail.cli import commands, parser
 from wassail.errors import InputError
-from wassail.evaluation import export
-from wassail.evaluation.export import write
 from wassail.evaluation.reading import Reading
 from wassail.evaluation.store.store import Store
+from wassail.report import export
+from wassail.report.export import write
 from wassail.report.html import duration
 from wassail.report.page import report
 
@@ -319,7 +319,7 @@ def test_nothing_else_in_the_package_writes_files() -> None:
         ', "wb")',
     )
     # A log that the user names; members of an archive; a file in a new private folder.
-    allowed = {"attacks/autoattack.py": 1, "evaluation/export.py": 3, "zoo/exported.py": 1}
+    allowed = {"attacks/autoattack.py": 1, "report/export.py": 3, "zoo/exported.py": 1}
     root = Path(ws.__file__).parent
     found = {
         path.relative_to(root).as_posix(): count

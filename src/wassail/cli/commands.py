@@ -181,7 +181,7 @@ def export_command(options: argparse.Namespace) -> int:
     """`wassail export`."""
     known("format", options.formats, EXPORTS)
     import wassail as ws
-    from wassail.evaluation import export
+    from wassail.report import export
 
     run = ws.Evaluation.load(options.folder)
     folder = Path(options.output or Path(options.folder) / "export")

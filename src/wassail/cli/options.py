@@ -79,7 +79,7 @@ CHUNK = 100  # samples that are computed, and stored, in one go
 PRECISIONS = ("float32", "bfloat16", "float16")  # of evaluation.protocol
 
 
-EXPORTS = ("csv", "robustbench", "pt", "npz", "png")  # of evaluation.export
+EXPORTS = ("csv", "robustbench", "pt", "npz", "png")  # of report.export
 
 
 class Patient:

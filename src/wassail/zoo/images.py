@@ -42,7 +42,8 @@ PIXELS = 1 << 25  # of an image, packed or resized
 # file
 SCANS = 100
 _NAME = re.compile(
-    r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?"
+    r"(?P<bicubic>Bicubic(?=Res))?(?:Res(?P<resize>[1-9]\d*))?"
+    r"(?:Crop(?P<crop>[1-9]\d*))?(?P<gray>Gray)?"
 )
 _WORDNET = re.compile(r"n\d{8}")
 _IMAGENET = 1000

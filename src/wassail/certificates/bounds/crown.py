@@ -55,7 +55,7 @@ from wassail.certificates.bounds.lines import (
     rounding_of,
     undecided,
 )
-from wassail.certificates.bounds.propagate import _terms
+from wassail.certificates.bounds.propagate import node_terms
 from wassail.certificates.bounds.rows import (
     Span,
     add_to,
@@ -253,7 +253,7 @@ class Sweep:
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
         rough = rounding_map(map_)
-        terms = _terms(node)
+        terms = node_terms(node)
         value = map_.forward(*centres)
         self.centre[i] = value if node.bias is None else value + node.bias
         wide = self.graph.rounding + terms * 2.0**-52

@@ -51,14 +51,6 @@ LEAST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
 UNKNOWN = ("mps",)  # kinds of device whose arithmetic is not that of IEEE 754, or not known to be
 
 
-# roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
-# and one more
-FEW = 4
-
-
-NORM = 16  # of a frozen batch norm, whichever way it is computed
-
-
 SLACK = (
     1 + 2.0**-24
     # of the float64 sums in which errors are computed, here and on their way to the margins: 2^27

@@ -25,7 +25,7 @@ from torch import Tensor
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.norms import FEW_SIGNS, positive_norms
-from wassail.certificates.bounds.propagate import Bounds, Span, _terms, derivative_span
+from wassail.certificates.bounds.propagate import Bounds, Span, derivative_span, node_terms
 from wassail.certificates.bounds.tangents import centred
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Graph, Node
@@ -142,12 +142,12 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
     for node in graph.nodes[1:]:
         v = [values[j] for j in node.inputs]
         q = [parts[j] for j in node.inputs]
-        value = _step(graph, node, v)
+        value = span_step(graph, node, v)
         nothing = torch.full_like(value[0], -math.inf), torch.full_like(value[0], math.inf)
         t = rays.start.reshape(-1, *[1] * len(node.shape))
         if node.map is not None:
             bias = t.new_zeros(()) if node.bias is None else node.bias / t * (1 + 2.0**-51)
-            low, high = _affine(
+            low, high = affine_span(
                 replace(node, bias=None, bias_most=None), node.map, q, graph.rounding
             )
             error = (graph.rounding + 2.0**-50) * (
@@ -178,14 +178,14 @@ def _intervals(graph: Graph, x: Span) -> dict[int, Span]:
         (x[0].reshape(-1, *graph.nodes[0].shape), x[1].reshape(-1, *graph.nodes[0].shape))
     ]
     for node in graph.nodes[1:]:
-        span.append(_step(graph, node, [span[j] for j in node.inputs]))
+        span.append(span_step(graph, node, [span[j] for j in node.inputs]))
     return {j: span[j] for j in _read_by_others(graph)}
 
 
-def _step(graph: Graph, node: Node, given: list[Span]) -> Span:
+def span_step(graph: Graph, node: Node, given: list[Span]) -> Span:
     """The range of one node from those of its inputs."""
     if node.map is not None:
-        return _affine(node, node.map, given, graph.rounding)
+        return affine_span(node, node.map, given, graph.rounding)
     if node.slope is not None:
         return _relu(given[0], node.slope)
     if node.activation is not None:
@@ -201,7 +201,7 @@ def _relu(span: Span, slope: Tensor) -> Span:
     return low - 2.0**-52 * _finite(low), high + 2.0**-52 * _finite(high)
 
 
-def _affine(node: Node, map_: Linear, given: list[Span], rounding: float) -> Span:
+def affine_span(node: Node, map_: Linear, given: list[Span], rounding: float) -> Span:
     """`W+ low - W- high + b` and the other way round; infinite sides are followed on their own:
     W+ and W- cannot cancel.
     """
@@ -215,7 +215,7 @@ def _affine(node: Node, map_: Linear, given: list[Span], rounding: float) -> Spa
         rounding_map(map_).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in near])
         + node.bias_size
     )
-    error = (rounding + 2.0**-52 * (_terms(node) + 4)) * size
+    error = (rounding + 2.0**-52 * (node_terms(node) + 4)) * size
     sides = []
     for k, sign in ((0, -1.0), (1, 1.0)):
         side, blown = plus.forward(*[v[k] for v in near]), plus.forward(*[v[k] for v in far])
@@ -293,7 +293,7 @@ def _pulled(node: Node, map_: Linear, g: Span, rounding: float) -> tuple[Span, .
     high = torch.where(far, 0.0, high)
     size = map_.magnitude()
     blown = size.transpose(far.double()) if far.any() else None
-    wide = rounding + 2.0**-52 * (_terms(node) + 4)
+    wide = rounding + 2.0**-52 * (node_terms(node) + 4)
     found = []
     for k, (centre, reach, much) in enumerate(
         zip(

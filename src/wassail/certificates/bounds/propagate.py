@@ -40,10 +40,11 @@ def gamma(graph: Graph) -> float:
     """Relative rounding error of a pass through the whole graph: every term of every sum on the
     way, times 2^-52.
     """
-    return graph.rounding + 2.0**-52 * (16 + sum(_terms(node) for node in graph.nodes))
+    return graph.rounding + 2.0**-52 * (16 + sum(node_terms(node) for node in graph.nodes))
 
 
-def _terms(node: Node) -> int:
+def node_terms(node: Node) -> int:
+    """Most terms in one sum of a node, with room for its bias and the products."""
     if isinstance(node.map, Matrix):
         return 4 + max(node.map.weight.shape)
     if isinstance(node.map, Conv):

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.propagate import Span, _terms, derivative_span
+from wassail.certificates.bounds.propagate import Span, derivative_span, node_terms
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Linear, rounding_map
@@ -275,7 +275,7 @@ def _sum(values: Tensor) -> Tensor:
 def middle(graph: Graph, node: Node, spans: Mapping[int, Span]) -> Middle:
     """The derivative of a node where its inputs have these ranges."""
     if node.map is not None:
-        return _Affine(node.map, _terms(node) + 4, graph.rounding)
+        return _Affine(node.map, node_terms(node) + 4, graph.rounding)
     if node.curve is None:
         return _Entrywise.make(node, spans[node.inputs[0]])
     given = tuple(spans[j] for j in node.inputs)

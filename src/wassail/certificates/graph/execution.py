@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from wassail.certificates.graph.maps import Linear
 
 
+# Roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
+# and one more.
+FEW = 4
+NORM = 16  # roundings of a frozen batch norm, whichever way it is computed
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One executed operation, `map(inputs) + bias`, in which every term is rounded at most

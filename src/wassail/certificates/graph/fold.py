@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.executed import FEW
-from wassail.certificates.graph.execution import Step
+from wassail.certificates.graph.execution import FEW, Step
 from wassail.certificates.graph.graph import Node
 from wassail.certificates.graph.maps import Conv, Linear, Matrix, Scale
 

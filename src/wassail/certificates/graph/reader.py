@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates.bounds.executed import FEW, NORM
 from wassail.certificates.device import HOST, place
 from wassail.certificates.graph.equilibrate import equilibrated
-from wassail.certificates.graph.execution import Execution, Step
+from wassail.certificates.graph.execution import FEW, NORM, Execution, Step
 from wassail.certificates.graph.fold import (
     added_bias,
     fold_after,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.bounds.condense import condensed
 from wassail.certificates.bounds.jacobian import (
     entries,
     entry_norms,
@@ -33,7 +34,6 @@ from wassail.certificates.bounds.jacobian import (
 from wassail.certificates.bounds.norms import change, matrix_norm, positive_norm, product
 from wassail.certificates.bounds.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.condense import condensed
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Matrix

@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.jacobian import _step, one_region, ranges
+from wassail.certificates.bounds.jacobian import one_region, ranges, span_step
 from wassail.certificates.bounds.norms import map_norm, matrix_norm, steepest_slope
 from wassail.certificates.bounds.propagate import derivative_span
 from wassail.certificates.device import HOST
@@ -94,7 +94,7 @@ def everywhere(
     )  # a side of the box is a rounded sum: one number further out it is a bound
     found: dict[int, Span] = {0: (torch.nextafter(low, -far), torch.nextafter(high, far))}
     for i, node in enumerate(graph.nodes[1:], 1):
-        low, high = _step(graph, node, [found[j] for j in node.inputs])
+        low, high = span_step(graph, node, [found[j] for j in node.inputs])
         if i in known:
             low = torch.maximum(low, known[i][0])
             high = torch.minimum(high, known[i][1])

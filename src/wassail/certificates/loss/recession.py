@@ -24,7 +24,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.jacobian import _affine
+from wassail.certificates.bounds.jacobian import affine_span
 from wassail.certificates.bounds.propagate import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS
@@ -150,7 +150,7 @@ def spans(graph: Graph, start: Span | None = None) -> list[Span]:
         elif node.slope is not None:
             found.append((_relu(given[0][0], node.slope), _relu(given[0][1], node.slope)))
         elif node.map is not None:
-            found.append(_affine(node, node.map, given, graph.rounding))
+            found.append(affine_span(node, node.map, given, graph.rounding))
         else:
             found.append(start)
     return found

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from wassail import rounding
+from wassail.certificates.bounds.condense import STEPS, absolute, layered
 from wassail.certificates.bounds.propagate import crown, gamma
-from wassail.certificates.graph.condense import STEPS, absolute, layered
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
 from wassail.geometry import plane_step
