@@ -97,14 +97,15 @@ def maximiser(g: Tensor, norm: float) -> Tensor:
         size = vector_norm(g, 2)
         odd = ~((size > 1e-10) & (size < 1e10))
         rows = worth(odd)
-        if len(
-            rows
-            # scaled by their largest entry first, float32 gradients cannot under- or overflow when
-            # squared
-        ):
+        # Scaled by the size of their largest entry first, float32 gradients cannot under- or
+        # overflow when squared.
+        if len(rows):
             (part,) = take(rows, g)
             top = vector_norm(part, math.inf)
-            part = part / column(torch.where(top > 0, top, 1), g)
+            # By a power of two: that rounds nothing, so the answer has the digits it would have
+            # had without the scaling.
+            top = torch.where(top > 0, top, 1).log2().floor().exp2()
+            part = part / column(top, g)
             g = blend(odd, rows, part, g)
             size = blend(odd, rows, vector_norm(part, 2), size)
         return g / column(torch.where(size > 0, size, 1), g)

@@ -27,7 +27,7 @@ def margin(z: Tensor, y: Tensor) -> Tensor:
 
 
 def dlr(z: Tensor, y: Tensor) -> Tensor:
-    """Difference of logits ratio (Croce & Hein 2020): `margin / (z_(1) - z_(3) + 1e-12)`, shape
+    """Difference of logits ratio (Croce & Hein 2020): `margin / (z_(1) - z_(3))`, shape
     `(N,)`.
 
     With K = 2 there is no third logit and with K = 3 the ratio is constant in many directions:
@@ -36,7 +36,15 @@ def dlr(z: Tensor, y: Tensor) -> Tensor:
     if z.shape[1] <= 3:
         return margin(z, y)
     top = z.topk(3, dim=1).values
-    return margin(z, y) / (top[:, 0] - top[:, 2] + 1e-12)
+    return margin(z, y) / spread_of(top[:, 0] - top[:, 2])
+
+
+def spread_of(gap: Tensor) -> Tensor:
+    """A gap between logits to divide by: 1 where it is 0, where the paper adds 1e-12.
+
+    That constant would change what is climbed where all logits are small.
+    """
+    return torch.where(gap > 0, gap, 1.0)
 
 
 def ce_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,14 +77,14 @@ def dlr_ascent(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if z.shape[1] <= 3:
         return value, plain
     top = z.topk(3, dim=1)
-    value = value / (top.values[:, 0] - top.values[:, 2] + 1e-12)
+    value = value / spread_of(top.values[:, 0] - top.values[:, 2])
     turn = torch.stack([-value, 0 * value, value], 1)
     third = (top.indices[:, 2] == y)[:, None]
     return value, torch.where(third, plain, plain.scatter_add(1, top.indices, turn))
 
 
 def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Tensor]:
-    """`(z_j - z_y) / (z_(1) - (z_(3) + z_(4)) / 2 + 1e-12)` for rivals j `(N,)`, and the direction
+    """`(z_j - z_y) / (z_(1) - (z_(3) + z_(4)) / 2)` for rivals j `(N,)`, and the direction
     of its gradient `(N, K)`.
 
     With fewer than four classes there is no fourth logit: there it is `z_j - z_y`.
@@ -86,7 +94,7 @@ def targeted_dlr_ascent(z: Tensor, y: Tensor, rival: Tensor) -> tuple[Tensor, Te
     if z.shape[1] < 4:
         return value, weight
     top = z.topk(4, dim=1)
-    value = value / (top.values[:, 0] - (top.values[:, 2] + top.values[:, 3]) / 2 + 1e-12)
+    value = value / spread_of(top.values[:, 0] - (top.values[:, 2] + top.values[:, 3]) / 2)
     turn = torch.stack([-value, 0 * value, 0.5 * value, 0.5 * value], 1)
     return value, weight.scatter_add(1, top.indices, turn)
 
@@ -114,18 +122,38 @@ def strongest_rival(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return best.values, best.indices
 
 
-def predict(z: Tensor, y: Tensor, tolerance: float = 0.0) -> Tensor:
+def predict(z: Tensor, y: Tensor, tolerance: float = 0.0, scale: Tensor | None = None) -> Tensor:
     """The predicted class, shape `(N,)`, where a tie counts as an error (THEORY 2a): `y` only if it
     wins outright.
 
-    With a `tolerance` a wrong class must win by that much, relative to the larger of 1 and the
-    largest logit, so that a stored flip survives another batch size; without that much it is no
-    flip.
+    With a tolerance a wrong class must win by `need(z, tolerance, scale)`, so that a stored flip
+    survives another batch size; without that much it is no flip.
+
+    Args:
+        z: logits `(N, K)`.
+        y: labels `(N,)`.
+        tolerance: share of the logits' size, 0 by default.
+        scale: size of the logits at the samples, `(N,)`; by default that of `z` alone counts.
     """
     best, rival = strongest_rival(z, y)
     lead = best - z.gather(1, y[:, None])[:, 0]
-    need = tolerance * z.detach().abs().amax(1).clamp(min=1) if tolerance else 0.0
-    return torch.where(lead >= need, rival, y)
+    return torch.where(lead >= (need(z, tolerance, scale) if tolerance else 0.0), rival, y)
+
+
+def magnitude(z: Tensor) -> Tensor:
+    """The size of the logits: the largest absolute value of each row, `(N, K) -> (N,)`."""
+    return z.detach().abs().amax(1)
+
+
+def need(z: Tensor, tolerance: float, scale: Tensor | None = None) -> Tensor:
+    """The lead that a wrong class needs at logits `z` `(N, K)` to count as a flip, `(N,)`.
+
+    It is relative to the size of the logits, here or at the sample (`scale`), whichever is larger:
+    rounding errors grow with that size. So a positive factor on the logits changes no flip. The
+    size here alone would not do: two logits `(-f, f)` both vanish at the boundary.
+    """
+    size = magnitude(z)
+    return tolerance * (size if scale is None else torch.maximum(size, scale))
 
 
 def flip_tolerance(dtype: torch.dtype) -> float:

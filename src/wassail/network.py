@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from wassail.errors import InputError, ModelWarning
-from wassail.losses import flip_tolerance, predict
+from wassail.losses import flip_tolerance, magnitude, need, predict
 from wassail.progress import Progress, Tick, progress_bar
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
@@ -176,7 +176,7 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> None:
             "the model returns probabilities: give it without its final softmax, attacks need "
             "logits."
         )
-    if (again - z).abs().max() > 1e-4 * z.abs().max().clamp(min=1):
+    if (again - z).abs().max() > 1e-4 * z.abs().max():
         warnings.warn(
             "the model gives different logits for the same input: its accuracies are those of "
             "lucky draws, "
@@ -202,6 +202,7 @@ class Network:
         batch_size: int = BATCH_SIZE,
         device: torch.device | None = None,
         home: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         """Serve some samples of the data set.
 
@@ -211,16 +212,20 @@ class Network:
             batch_size: the most rows of one call of `logits`.
             device: where the model lives.
             home: where the samples live, with the model by default.
+            dtype: of the samples, which says what rounding a flip must survive; by default that of
+                the logits.
         """
         self.model = model
         self.ids = ids
         self.batch_size = batch_size
         self.device = device
+        self.dtype = dtype
         size = len(ids)
         home = home or device
         self.rows = torch.arange(size, device=home)
         self.forwards = torch.zeros(size, dtype=torch.int64, device=home)
         self.backwards = torch.zeros(size, dtype=torch.int64, device=home)
+        self.scale = torch.zeros(size, device=home)  # of the logits at the samples, see `measure`
         self.calls = 0  # no sample has been in more calls than this, unless a call repeats it
 
     def forward(self, x: Tensor) -> Tensor:
@@ -271,6 +276,26 @@ class Network:
                 "from its forward pass."
             )
         return Tape(self, x, z, rows)
+
+    def measure(self, clean: Tensor) -> None:
+        """Remember the size of the logits `(size, K)` at the samples: flips are judged by it."""
+        self.scale = magnitude(clean).to(self.forwards.device)
+
+    def need(self, z: Tensor, rows: Tensor, times: float = 1.0) -> Tensor:
+        """The lead that makes a flip at logits `z` `(m, K)` of these samples, `times` so much:
+        `(m,)`.
+        """
+        scale = self.scale[rows.to(self.scale.device)].to(z)
+        return need(z, times * flip_tolerance(self.dtype or z.dtype), scale)
+
+    def predict(self, z: Tensor, y: Tensor, rows: Tensor, tolerance: float | None = None) -> Tensor:
+        """The predicted class at logits `z` `(m, K)` of these samples with labels `(m,)`: `(m,)`.
+
+        A wrong class counts if it leads by the tolerance, by default the one for flips that this
+        library stores.
+        """
+        tolerance = flip_tolerance(self.dtype or z.dtype) if tolerance is None else tolerance
+        return predict(z, y, tolerance, self.scale[rows.to(self.scale.device)].to(z))
 
     def _count(self, counter: Tensor, rows: Tensor) -> None:
         self.calls += 1
@@ -377,7 +402,9 @@ def search(
             chunk = x[start : start + size].to(home)
             labels = y[start : start + size].to(home)
             ids = torch.arange(start, start + len(chunk))
-            network, checker = (Network(model, ids, batch_size, device, home) for _ in range(2))
+            network, checker = (
+                Network(model, ids, batch_size, device, home, x.dtype) for _ in range(2)
+            )
 
             def tick(share: float, start: int = start, size: int = len(chunk)) -> None:
                 report((start + share * size) / len(x))
@@ -392,8 +419,11 @@ def search(
             z = checker.logits(points, checker.rows)
             # A sample that was wrong before anything moved is not a flip and needs no tolerance.
             at_clean = predict(clean, labels)
+            checker.measure(clean)
             unmoved = (points == chunk).flatten(1).all(1)
-            at_point = torch.where(unmoved, at_clean, predict(z, labels, tolerance))
+            at_point = torch.where(
+                unmoved, at_clean, checker.predict(z, labels, checker.rows, tolerance)
+            )
             back = (t.to(x.device) for t in (points, at_clean, at_point))
             spent = (
                 count.cpu() for count in (network.forwards, network.backwards, checker.forwards)

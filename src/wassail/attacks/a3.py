@@ -44,7 +44,7 @@ from wassail.checks import check_data
 from wassail.device import write
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest, vector_norm
-from wassail.losses import flip_tolerance, predict, strongest_rival
+from wassail.losses import predict, strongest_rival
 from wassail.network import Model, Network, generators, search
 from wassail.progress import Progress, Tick
 from wassail.threat import Threat
@@ -299,6 +299,7 @@ def _besiege(
     clean logits `(N, K)`.
     """
     clean = network.logits(x, network.rows)
+    network.measure(clean)
     standing = predict(clean, y) == y
     points = x.clone()
     reach = _gaps(clean, y)
@@ -456,16 +457,15 @@ def _look(
     network's batch size: a repeat of a sample that flips elsewhere in the same look still gets its
     gradient, whatever the batch size.
     """
-    tolerance = flip_tolerance(point.dtype)
     if goal is None:
         z = network.logits(point, samples)
-        return z, predict(z, y, tolerance), point[:0]
+        return z, network.predict(z, y, samples), point[:0]
     logits = []
     predictions = []
     gradients = [point[:0]]
     for part in torch.split(torch.arange(len(point), device=point.device), network.batch_size):
         tape = network.tape(point[part], samples[part])
-        predicted = predict(tape.logits, y[part], tolerance)
+        predicted = network.predict(tape.logits, y[part], samples[part])
         logits.append(tape.logits)
         predictions.append(predicted)
         keep = (predicted == y[part]).nonzero()[:, 0]

@@ -148,9 +148,8 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
         return rows, rivals, x[:, None]
     w = hunt.start.gradients(y, rivals, rows).flatten(0, 1)
     gap = (z.gather(1, y[:, None]) - z.gather(1, rivals)).flatten()
-    need = (
-        4 * hunt.tolerance * z.abs().amax(1).clamp(min=1).repeat_interleave(count)
-    )  # a flip must be wrong by the tolerance
+    # A flip must be wrong by the tolerance.
+    need = hunt.network.need(z, rows, 4).repeat_interleave(count)
     step = plane_step(x.repeat_interleave(count, 0), w, gap + need, hunt.norm, hunt.domain)
     length = vector_norm(step, hunt.norm)
     unreached = inner(w, step) < gap * (

@@ -202,7 +202,7 @@ def _gap(hunt: Hunt, goal: Objective, z: Tensor, rows: Tensor) -> tuple[Tensor, 
     flip yet.
     """
     value, weight = goal(z, rows)
-    return 2 * hunt.tolerance * z.abs().amax(1).clamp(min=1) - value, weight
+    return hunt.network.need(z, rows, 2) - value, weight
 
 
 def _left(hunt: Hunt, rows: Tensor) -> Tensor:

@@ -87,8 +87,8 @@ def gaps(hunt: Hunt, z: Tensor, rows: Tensor, rivals: Tensor) -> Tensor:
     The boundary is put at twice the flip tolerance: at a tie, where the theory has it, nothing
     counts as a flip yet.
     """
-    need = 2 * hunt.tolerance * z.abs().amax(1, keepdim=True).clamp(min=1)
-    return need - (z.gather(1, rivals) - z.gather(1, hunt.y[rows, None]))
+    lead = hunt.network.need(z, rows, 2)[:, None]
+    return lead - (z.gather(1, rivals) - z.gather(1, hunt.y[rows, None]))
 
 
 def nearest_plane(

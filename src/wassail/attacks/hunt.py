@@ -21,7 +21,7 @@ from wassail.checks import check_data
 from wassail.device import take, worth, write
 from wassail.errors import InputError, ModelWarning
 from wassail.geometry import project, vector_norm
-from wassail.losses import flip_tolerance, predict
+from wassail.losses import predict
 from wassail.network import Model, Network, Search, Tape, search
 from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Number, parse_domain, parse_norm
@@ -61,12 +61,12 @@ class Hunt:
         self.norm = norm
         self.domain = domain
         self.passes = math.inf if passes is None else passes
-        self.tolerance = flip_tolerance(x.dtype)
         # An attack that asks for no gradient at the samples has no use for the graph's memory.
         self._start = network.tape(x, network.rows) if graph else None
         if self._start is not None:
             clean = self._start.logits
         self.clean = network.logits(x, network.rows) if clean is None else clean
+        network.measure(self.clean)
         self.wrong = predict(self.clean, y) != y
         self.points = x.clone()
         self.distance = torch.where(
@@ -152,7 +152,7 @@ class Hunt:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far;
         which are flips, bool `(m,)`.
         """
-        predicted = predict(z, self.y[rows], self.tolerance)
+        predicted = self.network.predict(z, self.y[rows], rows)
         flipped = (
             predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
         )

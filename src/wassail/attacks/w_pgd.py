@@ -19,7 +19,7 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, column, distances, inner, maximiser, pull_inside, vector_norm
-from wassail.losses import ce_ascent, flip_tolerance, margin_ascent, predict
+from wassail.losses import ce_ascent, flip_tolerance, margin_ascent, spread_of
 from wassail.network import Model, Network, search
 from wassail.progress import Progress, Tick
 from wassail.threat import Number, Threat, number
@@ -148,6 +148,7 @@ def _ascend(data: _Ascent, steps: int, step: float, tick: Tick) -> tuple[Tensor,
     clean = data.look(
         torch.arange(len(data.x)), 0.0
     )  # a sample that is wrong as it stands needs no tolerance
+    data.network.measure(clean)
     data.keep_best()
     for turn in range(steps):
         if data.lowest == 0 or not (data.length > 0).any():
@@ -226,7 +227,8 @@ class _Ascent:
         """
         for part in _batches(rows, self.network.batch_size):
             z = self.network.logits(self.points[part], part)
-            self.right[part] = (predict(z, self.y[part], tolerance) == self.y[part]).cpu()
+            right = self.network.predict(z, self.y[part], part, tolerance) == self.y[part]
+            self.right[part] = right.cpu()
 
     def keep_best(self) -> None:
         """Reduction: the accuracy of the iterate. At order inf a fooled sample rests, so the
@@ -289,7 +291,7 @@ def _slope(
     device = network.device or points.device
     tape = network.tape(points.to(device), rows.to(device))
     y = y.to(device)
-    right = predict(tape.logits, y, tolerance) == y
+    right = network.predict(tape.logits, y, rows, tolerance) == y
     keep = (wanted.to(device) & right if rest else wanted.to(device)).nonzero()[:, 0]
     g = tape.x.detach()[:0]
     if len(keep):
@@ -375,7 +377,7 @@ def dlr_slope(z: Tensor, y: Tensor) -> Tensor:
     if z.shape[1] <= 3:
         return weight
     top = z.topk(3, dim=1)
-    spread = (top.values[:, 0] - top.values[:, 2] + 1e-12)[:, None]
+    spread = spread_of(top.values[:, 0] - top.values[:, 2])[:, None]
     ratio = value / spread[:, 0]
     turn = torch.stack([-ratio, 0 * ratio, ratio], 1)
     return weight.scatter_add(1, top.indices, turn) / spread

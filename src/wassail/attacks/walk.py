@@ -19,7 +19,7 @@ from torch import Tensor
 from wassail.device import take, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, project, steepest
-from wassail.losses import flip_tolerance, margin, predict
+from wassail.losses import margin, predict
 from wassail.network import Network, Tape
 from wassail.progress import Tick
 from wassail.threat import Domain
@@ -98,10 +98,10 @@ def walk(
     no ball); select: pick the candidate by its margin `theta_j - theta_y`, as both algorithms say,
     or by its raw "logit" `theta_j`, as the authors' code does.
     """
-    tolerance = flip_tolerance(x.dtype)
     tape: Tape | None = network.tape(x, network.rows)
     assert tape is not None
     clean = tape.logits
+    network.measure(clean)
     before = x.clone()
     after = x.clone()
     best = margin(clean, y)
@@ -134,7 +134,7 @@ def walk(
             tape = None
             z = network.logits(phi, owner)
         labels = y[owner]
-        wrong = (predict(z, labels, tolerance) != labels).reshape(-1, many)
+        wrong = (network.predict(z, labels, owner) != labels).reshape(-1, many)
         score = z.gather(1, rivals.reshape(-1, 1))
         score = (score if select == "logit" else score - z.gather(1, labels[:, None])).reshape(
             -1, many

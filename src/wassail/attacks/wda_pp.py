@@ -7,7 +7,6 @@ from torch import Tensor
 from wassail.attacks.walk import Walk, check_walk, default_step, walk
 from wassail.checks import check_data
 from wassail.errors import InputError
-from wassail.losses import flip_tolerance, predict
 from wassail.network import Model, Network
 from wassail.network import search as run
 from wassail.progress import Progress, Tick
@@ -151,7 +150,7 @@ def bisect(network: Network, y: Tensor, walked: Walk, times: int) -> Tensor:
     for _ in range(times if len(rows) else 0):
         middle = (low + high) / 2
         trial = before + middle.reshape(shape) * step
-        wrong = predict(network.logits(trial, rows), labels, flip_tolerance(step.dtype)) != labels
+        wrong = network.predict(network.logits(trial, rows), labels, rows) != labels
         found = trial.where(wrong.reshape(shape), found)
         low = middle.where(~wrong, low)
         high = middle.where(wrong, high)

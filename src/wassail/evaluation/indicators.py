@@ -146,7 +146,7 @@ def _determinism(network: Network, x: Tensor, z: Tensor) -> Finding:
             if len(part)
         ]
     )
-    scale = z.abs().amax(1).clamp(min=1)
+    scale = z.abs().amax(1)
     for other, what in ((again, "is asked twice"), (split, "is given other samples beside them")):
         moved = int(((other - z).abs().amax(1) > 1e-4 * scale).sum())
         if moved:

@@ -635,7 +635,7 @@ def _parsed(text: str) -> Any:
 
 
 def _off(now: Tensor, then: Tensor) -> bool:
-    return not bool(((now - then).abs() <= LOGITS * then.abs().max().clamp(min=1)).all())
+    return not bool(((now - then).abs() <= LOGITS * then.abs().max()).all())
 
 
 def _close(stated: Any, found: Any) -> bool:
