@@ -515,7 +515,8 @@ def test_flips_from_anyones_points_and_merge() -> None:
     assert not ws.Flips.from_points(model, x, y, x, 2).success.any(), (
         "an unmoved point of a correct sample is no flip"
     )
-    outside = ws.Flips.from_points(model, x, y, x + 50, 2, (0, 1))
+    with pytest.warns(ws.ModelWarning, match="lie up to 50 outside"):
+        outside = ws.Flips.from_points(model, x, y, x + 50, 2, (0, 1))
     assert not outside.success.any(), "points outside the box are no flips"
     with pytest.raises(ws.InputError, match="norm"):
         merged.merge(ws.Flips.from_points(model, x, y, x, INF))
@@ -590,3 +591,50 @@ def test_weights_of_samples_count_everywhere() -> None:
             assert a.accuracy == pytest.approx(b.accuracy) and a.cost == pytest.approx(b.cost)
             assert ws.risk_curve(flips, order=order, mu=mu)(eps)[1] == pytest.approx(a.accuracy)
     assert flips.clean_accuracy(mu) == 1
+
+
+def far_flips(norm: float, n: int = 30):
+    """A network, and flips of it at a random corner of the box: far beyond the boundary."""
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)]
+    model = torch.nn.Sequential(*layers)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.rand(n, 8)
+    with torch.no_grad():
+        layers[2].bias -= model(x).mean(0)  # so that no class takes all
+    y = model(x).argmax(1)
+    points = torch.rand(n, 8, generator=torch.Generator().manual_seed(1)).round()
+    return model, x, y, points
+
+
+def test_points_that_left_the_box_by_rounding_are_flips() -> None:
+    model, x, y, points = far_flips(2)
+    known = ws.Flips.from_points(model, x, y, points, 2)
+    assert known.success.any()
+    stray = points + 1e-7 * (2 * points - 1)
+    assert ((stray < 0) | (stray > 1)).any(1).all()
+    with pytest.warns(ws.ModelWarning, match="30 of 30 points left the box by rounding") as told:
+        found = ws.Flips.from_points(model, x, y, stray, 2)
+    assert len(told) == 1
+    assert torch.equal(found.distances, known.distances)
+    assert torch.equal(found.points, known.points)
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, INF])
+def test_shortened_points_stand_at_the_boundary(norm: float) -> None:
+    model, x, y, points = far_flips(norm)
+    known = ws.Flips.from_points(model, x, y, points, norm)
+    short = known.shorten(model, passes=12, batch_size=7)
+    assert torch.equal(short.success, known.success)
+    assert (short.distances <= known.distances).all()
+    moved = known.success & (known.distances > 0)
+    assert short.distances[moved].mean() < 0.8 * known.distances[moved].mean()
+    assert (short.forwards - known.forwards)[moved].tolist() == [13] * int(moved.sum())
+    assert ws.allocate(short, 0.3, 1).verify(model)
+    # A step of the bisection nearer and the model is right again, or the boundary was there.
+    inside = x + 0.99 * (short.points - x)
+    if norm == 2:
+        assert (model(inside)[moved].argmax(1) == y[moved]).float().mean() > 0.9
+    with pytest.raises(ws.InputError, match="passes is 0"):
+        known.shorten(model, passes=0)

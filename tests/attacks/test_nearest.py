@@ -231,3 +231,43 @@ def test_random_starts_belong_to_the_sample_not_to_its_place() -> None:
     assert torch.equal(starts[order], scatter(part, torch.arange(4), seed=1, number=7))
     assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=2, number=7))
     assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=1, number=11))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_search_goes_on_from_points_of_others(norm: float) -> None:
+    model = relu_net()
+    x, _ = samples(20, (3, 4), 5)
+    y = model(x).argmax(1)
+    alone = ws.nearest(model, x, y, norm, passes=60)
+    others = ws.nearest(model, x, y, norm, passes=400, seed=5)
+    start = ws.Flips.from_points(model, x, y, others.points, norm, method="others")
+    found = ws.nearest(model, x, y, norm, passes=60, start=start)
+    assert (found.distances <= start.distances).all()
+    assert found.distances.mean() < alone.distances.mean()
+    assert (found.forwards + found.backwards <= 60 + start.forwards).all()
+    assert set(found.methods) == {"others", "chase"}
+    steered = ws.nearest(model, x, y, norm, passes=120, start=start, eps=0.05, order=1)
+    assert (steered.distances <= start.distances).all()
+    with pytest.raises(ws.InputError, match="differ in x"):
+        ws.nearest(model, x[:3], y[:3], norm, start=start)
+    with pytest.raises(ws.InputError, match="no use for start"):
+        ws.nearest(model, x, y, norm, method="wda++", eps=0.1, start=start)
+
+
+def test_a_start_that_is_narrowly_wrong_is_not_lost() -> None:
+    """Points on the very boundary fail our own check; the caller's flips are kept all the same."""
+    model = relu_net()
+    x, _ = samples(20, (3, 4), 5)
+    y = model(x).argmax(1)
+    near = ws.nearest(model, x, y, 2, passes=600)
+    low = x.clone()
+    high = near.points.clone()
+    for _ in range(60):
+        middle = (low + high) / 2
+        wrong = (model(middle).argmax(1) != y)[:, None, None]
+        high = torch.where(wrong, middle, high)
+        low = torch.where(wrong, low, middle)
+    start = ws.Flips.from_points(model, x, y, high, 2)
+    assert start.success.all()
+    found = ws.nearest(model, x, y, 2, passes=20, start=start)
+    assert (found.distances <= start.distances).all()

@@ -43,7 +43,7 @@ RIVALS = (
 
 
 def chase_engine(
-    hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begin: int = 0, topk: int = RIVALS
+    hunt: Hunt, tick: Tick, *, rounds: int = 4, seed: int = 0, begin: int = -1, topk: int = RIVALS
 ) -> None:
     """Hunt for the nearest flip by rounds; every round adds to what is known, so more passes never
     hurt.
@@ -52,8 +52,8 @@ def chase_engine(
     calls for, the second rival, a polish of the best flip (about 100 passes for ten classes). Then
     rounds, each from somewhere else: a squeeze of the best flip, a start far beyond a boundary, the
     other rivals, random starts. The schedule never looks at the budget: a smaller one only cuts it
-    short. A hunt that begins with known flips skips the opening's chases and the rounds before
-    `begin`.
+    short. A hunt that goes on with flips of its own skips the opening's chases and the rounds
+    before `begin`, if that is not negative.
 
     Gradients at a sample mislead where the flip is not nearly as far as they promise: networks
     trained for linf hide their l2 and l1 flips behind saturated units. Such samples are chased by
@@ -83,7 +83,7 @@ def chase_engine(
             return (ratio < 0.7) | ((ratio > 3) & torch.isfinite(ratio))
         return ((ratio < 0.75) | (ratio > 1.5)) & (hunt.norm == 2)
 
-    if not hunt.warm:
+    if begin < 0:
         hunt.guess(rows, ahead(0, 1.0))
         chase(hunt, rows, ahead(0, 1.0), 6 if hunt.norm in CROSS else 18, rivals[:, 0])
         hunt.shorten(rows, 3, 0.5 if hunt.norm in CROSS else 0.85)
@@ -104,7 +104,7 @@ def chase_engine(
         if count > 1:
             chase(hunt, rows, ahead(1, 1.02), 8, rivals[:, 1])
         polish(hunt, rows, 8)
-    for number in range(begin, rounds - 1):
+    for number in range(max(begin, 0), rounds - 1):
         if not len(hunt.able(rows, 1)):
             return
         tick(number / rounds)

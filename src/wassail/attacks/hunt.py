@@ -77,7 +77,6 @@ class Hunt:
         self._scarce = False  # whether a sample may have stopped for want of passes
         self.flat = torch.zeros_like(self.wrong)
         self.first = 0  # passes that the first step asked for; 0 if it asked for none
-        self.warm = known is not None  # begins with the flips of an earlier search
         if known is not None:
             found = (known.success[network.ids].to(x.device) & ~self.wrong).nonzero()[:, 0]
             self.points[found] = known.points[network.ids.to(known.points.device)].to(x.device)[

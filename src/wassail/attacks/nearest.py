@@ -24,7 +24,8 @@ from wassail.attacks.wda_pp import flips_wda_pp
 from wassail.errors import InputError, unknown
 from wassail.network import Model
 from wassail.progress import Progress
-from wassail.threat import Domain, Number, parse_eps, parse_order
+from wassail.records import check_equal
+from wassail.threat import Domain, Number, parse_domain, parse_eps, parse_norm, parse_order
 from wassail.transport.allocation import knapsack
 from wassail.transport.flips import Flips
 
@@ -56,6 +57,7 @@ def nearest(
     passes: int | None = None,
     eps: Number | None = None,
     order: Number | None = None,
+    start: Flips | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress = False,
@@ -71,11 +73,15 @@ def nearest(
     backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
     eps, order: the distribution the flips are for. With both, the allocation steers the search:
     after 100 passes and again after 300, only samples whose distance can still change the
-    knapsack's answer are refined. seed: keys the random starts, together with each sample's
+    knapsack's answer are refined. start: flips of the same samples, by whatever method (see
+    `Flips.from_points`), that the search goes on from; no answer is farther, and their passes are
+    added. seed: keys the random starts, together with each sample's
     content.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    if start is not None:
+        _check_start(start, x, y, norm, domain, method)
     common: dict[str, Any] = {"seed": seed, "batch_size": batch_size, "progress": progress}
     if method == "wda++":
         if passes is not None:
@@ -90,9 +96,9 @@ def nearest(
         options["seed"] = seed
 
     def run(
-        x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None, begin: int = 0
+        x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None, begin: int = -1
     ) -> Flips:
-        extra = {"begin": begin} if begin else {}
+        extra = {"begin": begin} if begin >= 0 else {}
         return _named(hunt, method)(
             ENGINES[name],
             name,
@@ -108,16 +114,18 @@ def nearest(
         )
 
     if eps is None or order is None or name != "chase":
-        return run(x, y, passes)
+        found = run(x, y, passes, start)
+        return found if start is None else start.merge(found)
     eps = parse_eps(eps)
     order = parse_order(order)
     limit = math.inf if passes is None else passes
     # Many rivals at the sample take many passes: the allocation has its say after them.
     later = max(0, 2 * int(options.get("topk", 0)) - STAGES[0][0])
-    stages = [(start + later, reach, begin) for start, reach, begin in STAGES]
-    flips = run(x, y, int(min(stages[0][0], limit)))
-    for (start, reach, begin), end in zip(stages, (*(s for s, _, _ in stages[1:]), limit)):
-        budget = min(end, limit) - start
+    stages = [(after + later, reach, begin) for after, reach, begin in STAGES]
+    flips = run(x, y, int(min(stages[0][0], limit)), start)
+    flips = flips if start is None else start.merge(flips)
+    for (after, reach, begin), end in zip(stages, (*(s for s, _, _ in stages[1:]), limit)):
+        budget = min(end, limit) - after
         chosen = undecided(flips.distances, eps, order, reach)
         if budget < 1 or not chosen.any():
             break
@@ -125,6 +133,18 @@ def nearest(
         again = run(part.x, part.y, None if budget == math.inf else int(budget), part, begin)
         flips = flips.merge(flips.put(chosen, again))
     return flips
+
+
+def _check_start(
+    start: Flips, x: Tensor, y: Tensor, norm: Number, domain: Domain, method: str
+) -> None:
+    """One sentence if the flips to start from are not flips of this problem."""
+    if method == "wda++":
+        raise InputError("WDA++ walks from the samples: it has no use for start.")
+    check_equal("x", start.x, x)
+    check_equal("y", start.y, y)
+    check_equal("norm", start.norm, parse_norm(norm))
+    check_equal("domain", start.domain, parse_domain(domain))
 
 
 def undecided(distances: Tensor, eps: float, order: float, reach: float = 1.5) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from wassail.checks import check_data
-from wassail.errors import InputError
-from wassail.geometry import column
+from wassail.device import write
+from wassail.errors import InputError, ModelWarning
+from wassail.geometry import column, project
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
 from wassail.network import ChunkAttack, Model, Network, Search, search, versions
@@ -21,6 +23,7 @@ from wassail.records import Record, check_equal
 from wassail.threat import Domain, Number, parse_domain, parse_norm
 from wassail.transport.allocation import mean_of, sample_weights
 
+STRAY = 1e-3  # of the width of the box: points that far outside it are taken for rounded ones
 _PER_SAMPLE = (
     "x",
     "y",
@@ -111,9 +114,11 @@ class Flips(Record):
         """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the
         points.
 
-        Points that are not misclassified, or lie outside the box, are no flips: their distance is
-        inf. Somebody else's point counts however narrowly it is wrong; our own engines keep a
-        margin (`tolerance`), so that a flip survives another batch size.
+        Points that are not misclassified are no flips: their distance is inf. Somebody else's point
+        counts however narrowly it is wrong; our own engines keep a margin (`tolerance`), so that a
+        flip survives another batch size. A point that leaves the box by rounding, at most
+        `STRAY` of its width, is moved to the nearest point of the box and judged there; one that
+        is farther outside is no flip. A warning says how many there are of both.
         """
         norm = parse_norm(norm)
         domain = parse_domain(domain)
@@ -128,11 +133,33 @@ class Flips(Record):
             raise InputError(
                 "the points contain NaN or infinity: remove them or put the sample itself there."
             )
-
+        x_adv = into_box(x_adv, domain)
         found = search(
             replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance
         )
         return cls.from_search(x, y, found, norm, domain, method, {"method": method})
+
+    def shorten(self, model: Model, passes: int = 10, batch_size: int | None = None) -> Flips:
+        """The flips pulled toward their samples until the model is about to be right: anyone's
+        points brought to the boundary.
+
+        Bisection along norm-aware points (scaled for l2, clipped for linf, soft-thresholded for
+        l1), of which the last flip is kept. No distance grows.
+
+        Args:
+            model: from a batch to logits.
+            passes: bisections, one forward pass a sample each, 10 by default; the pass at the
+                sample comes on top.
+            batch_size: rows of one call of the model.
+        """
+        if passes < 1:
+            raise InputError(f"passes is {passes}: give the number of bisections, at least 1.")
+        found = search(
+            _pull(self, passes), model, self.x, self.y, batch_size, description="shortening"
+        )
+        info = {"method": "shortened", "passes": passes}
+        args = (self.norm, self.domain, "shortened", info)
+        return self.merge(Flips.from_search(self.x, self.y, found, *args))
 
     def merge(self, *others: Flips) -> Flips:
         """The nearest flip of each sample over several results for the same samples; passes add
@@ -271,6 +298,54 @@ def replay(points: Tensor) -> ChunkAttack:
         return points[network.ids].to(x.device), network.logits(x, network.rows)
 
     return chunk
+
+
+def _pull(flips: Flips, times: int) -> ChunkAttack:
+    """A chunk attack that bisects from each flip toward its sample, `times` forward passes."""
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        clean = network.logits(x, network.rows)
+        network.measure(clean)
+        start = flips.points[network.ids.to(flips.points.device)].to(x.device)
+        length = flips.distances[network.ids].to(x)
+        rows = (torch.isfinite(length) & (length > 0)).nonzero()[:, 0]
+        best = start.clone()
+        low = torch.zeros_like(length[rows])
+        high = torch.ones_like(low)
+        for k in range(times if len(rows) else 0):
+            middle = (low + high) / 2
+            radius = middle * length[rows]
+            trial = project(start[rows], x[rows], flips.norm, radius, flips.domain)
+            z = network.logits(trial, rows)
+            flipped = network.predict(z, y[rows], rows) != y[rows]
+            write(best, flipped, trial, rows)
+            low = torch.where(flipped, low, middle)
+            high = torch.where(flipped, middle, high)
+            tick((k + 1) / times)
+        return best, clean
+
+    return chunk
+
+
+def into_box(points: Tensor, domain: Domain) -> Tensor:
+    """The points with what leaves the box by rounding (`STRAY` of its width) moved back to it; a
+    warning tells how many, and how many are left where they are, farther outside.
+    """
+    if domain is None or not points.numel():
+        return points
+    low, high = domain
+    inside = points.clamp(low, high)
+    excess = (points - inside).abs().flatten(1).amax(1)
+    near = (excess > 0) & (excess <= STRAY * (high - low))
+    far = excess > STRAY * (high - low)
+    count, lost, most = torch.stack([near.sum(), far.sum(), excess.amax()]).tolist()
+    if count or lost:
+        moved = f"{count:.0f} of {len(points)} points left the box by rounding and were moved to it"
+        dropped = f"{lost:.0f} lie up to {most:.3g} outside and count as no flips"
+        told = "; ".join(([moved] if count else []) + ([dropped] if lost else []))
+        advice = "; give points in the units of the samples" if lost else ""
+        warnings.warn(f"{told}{advice}.", ModelWarning, stacklevel=3)
+    return torch.where(column(near, points), inside, points)
 
 
 def in_box(points: Tensor, domain: Domain) -> Tensor:
