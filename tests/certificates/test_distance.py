@@ -17,7 +17,7 @@ import wassail as ws
 from wassail import zoo as digits
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
@@ -43,11 +43,16 @@ def network(*layers: tuple[Tensor, Tensor], slope: float = 0.0) -> Graph:
                     (len(nodes) - 1,),
                     nodes[-1].shape,
                     "relu",
-                    slope=torch.full((1,), slope, dtype=torch.float64),
+                    Relu(torch.full((1,), slope, dtype=torch.float64)),
                 )
             )
         nodes.append(
-            Node((len(nodes) - 1,), (len(bias),), "linear", Matrix(weight.double()), bias.double())
+            Node(
+                (len(nodes) - 1,),
+                (len(bias),),
+                "linear",
+                Affine(Matrix(weight.double()), bias.double()),
+            )
         )
     return Graph(tuple(nodes))
 
@@ -489,7 +494,10 @@ def test_programs_have_no_gap(norm: float) -> None:
     for slope in (0.0, 0.2):
         own = torch.full((1,), slope, dtype=torch.float64)
         graph = Graph(
-            tuple(node if node.slope is None else replace(node, slope=own) for node in plain.nodes)
+            tuple(
+                replace(node, op=Relu(own)) if isinstance(node.op, Relu) else node
+                for node in plain.nodes
+            )
         )
         logits = graph.logits(x[None])[0]
         y = int(logits.argmax())
@@ -602,7 +610,7 @@ def test_errors() -> None:
     smooth = Graph(
         (
             *graph.nodes[:2],
-            Node((1,), (4,), "gelu", activation="gelu"),
+            Node((1,), (4,), "gelu", Smooth("gelu")),
             replace(graph.nodes[3], inputs=(2,)),
         )
     )

@@ -20,7 +20,7 @@ from wassail import losses
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.executed import ahead, arithmetic_of, gamma, margin_errors, refusal
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.reader import read
 from wassail.certificates.radius_search import Radii
 from wassail.errors import InputError
@@ -268,7 +268,9 @@ def test_what_is_not_covered_is_refused_in_one_sentence() -> None:
     )
     plain = nn.Sequential(nn.Linear(4, 3))
     graph = read(plain, (4,))
-    bare = Graph((Node((), (4,), "the input"), Node((0,), (3,), "a layer", graph.nodes[1].map)))
+    bare = Graph(
+        (Node((), (4,), "the input"), Node((0,), (3,), "a layer", Affine(graph.nodes[1].map)))
+    )
     refused(bare, "not read from a model")
     with pytest.raises(InputError, match="unknown arithmetic 'float'"):
         ws.radii(plain, x, y, arithmetic="float")

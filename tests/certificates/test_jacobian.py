@@ -33,7 +33,7 @@ from wassail.certificates.bounds.jacobian import (
 from wassail.certificates.bounds.norms import product, steepest_slope
 from wassail.certificates.bounds.tangents import centred, middle
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Sum
 from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.products import Product
@@ -67,15 +67,14 @@ def mlp(sizes: list[int], seed: int, names: list[str]) -> Graph:
     nodes = [Node((), (sizes[0],), "the input")]
     for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         if i:
-            nodes.append(Node((len(nodes) - 1,), (a,), "", activation=next(turn)))
+            nodes.append(Node((len(nodes) - 1,), (a,), "", Smooth(next(turn))))
         weight = torch.randn(b, a, dtype=torch.float64, generator=g) * (2.5 / a) ** 0.5
         nodes.append(
             Node(
                 (len(nodes) - 1,),
                 (b,),
                 "",
-                Matrix(weight),
-                torch.randn(b, dtype=torch.float64, generator=g) / 2,
+                Affine(Matrix(weight), torch.randn(b, dtype=torch.float64, generator=g) / 2),
             )
         )
     return Graph(tuple(nodes))
@@ -87,8 +86,8 @@ def one(name: str) -> Graph:
     return Graph(
         (
             Node((), (1,), "x"),
-            Node((0,), (1,), "f", activation=name),
-            Node((1,), (2,), "head", head),
+            Node((0,), (1,), "f", Smooth(name)),
+            Node((1,), (2,), "head", Affine(head)),
         )
     )
 
@@ -219,8 +218,8 @@ def test_two_inputs_in_closed_form(r: float, truth: float) -> None:
     graph = Graph(
         (
             Node((), (2,), "x"),
-            Node((0,), (2,), "f", activation="tanh"),
-            Node((1,), (2,), "head", head),
+            Node((0,), (2,), "f", Smooth("tanh")),
+            Node((1,), (2,), "head", Affine(head)),
         )
     )
     for domain in (None, (-1.0, 0.5), Ball(torch.tensor([0.2, -0.1]), 1.0, 2)):
@@ -302,14 +301,14 @@ def test_on_a_point_the_bound_is_the_jacobian(name: str) -> None:
 
 
 PARTS: dict[str, tuple[Node, tuple[tuple[int, ...], ...]]] = {
-    "product": (Node((0, 1), (2, 3), "", curve=Product("ik,jk->ij")), ((2, 4), (3, 4))),
-    "square": (Node((0, 0), (3,), "", curve=Product("i,i->i")), ((3,), (3,))),
-    "softmax": (Node((0,), (2, 3), "", curve=Softmax()), ((2, 3),)),
-    "softmax of two": (Node((0,), (2,), "", curve=Softmax()), ((2,),)),
-    "normalise": (Node((0,), (2, 4), "", curve=Normalise(0.05)), ((2, 4),)),
-    "normalise two": (Node((0,), (2,), "", curve=Normalise(0.05)), ((2,),)),
-    "gelu": (Node((0,), (4,), "", activation="gelu"), ((4,),)),
-    "relu": (Node((0,), (4,), "", slope=torch.tensor(0.1, dtype=torch.float64)), ((4,),)),
+    "product": (Node((0, 1), (2, 3), "", Curved(Product("ik,jk->ij"))), ((2, 4), (3, 4))),
+    "square": (Node((0, 0), (3,), "", Curved(Product("i,i->i"))), ((3,), (3,))),
+    "softmax": (Node((0,), (2, 3), "", Curved(Softmax())), ((2, 3),)),
+    "softmax of two": (Node((0,), (2,), "", Curved(Softmax())), ((2,),)),
+    "normalise": (Node((0,), (2, 4), "", Curved(Normalise(0.05))), ((2, 4),)),
+    "normalise two": (Node((0,), (2,), "", Curved(Normalise(0.05))), ((2,),)),
+    "gelu": (Node((0,), (4,), "", Smooth("gelu")), ((4,),)),
+    "relu": (Node((0,), (4,), "", Relu(torch.tensor(0.1, dtype=torch.float64))), ((4,),)),
 }
 
 

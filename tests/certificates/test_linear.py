@@ -22,8 +22,10 @@ from wassail.certificates.bounds.lines import Arithmetic, Shape
 from wassail.certificates.bounds.propagate import crown, linear_upper
 from wassail.certificates.bounds.rows import Span, Turned
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Average, Conv, Matrix, Pick, Sum
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
+from wassail.certificates.graph.maps import Matrix, Pick, Sum
+from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.lipschitz.steepest import jacobians
@@ -344,7 +346,10 @@ def test_one_neuron_in_closed_form(low: float, high: float, slope: float) -> Non
     plain = layers([[1.0], [1.0]], [[1.0, 0.0], [0.0, t]])
     slopes = torch.tensor([slope, 1.0], dtype=torch.float64)  # the second neuron is the identity
     graph = Graph(
-        tuple(node if node.slope is None else replace(node, slope=slopes) for node in plain.nodes)
+        tuple(
+            replace(node, op=Relu(slopes)) if isinstance(node.op, Relu) else node
+            for node in plain.nodes
+        )
     )
     x = torch.full((2, 1), (low + high) / 2, dtype=torch.float64)
     r = (high - low) / 2
@@ -384,7 +389,7 @@ def test_the_lines_of_a_neuron_hold_and_touch(kind: str, dtype: torch.dtype) -> 
         "relu": torch.tensor(0.0).double(),
         "leaky": torch.rand(300, dtype=torch.float64, generator=g),
     }.get(kind)
-    node = Node((0,), (300,), "", slope=slope, activation=kind if kind in ACTIVATIONS else None)
+    node = Node((0,), (300,), "", Smooth(kind) if slope is None else Relu(slope))
     shape = Shape(node, c, low, high)
     up, down = shape.slopes()
     arithmetic = Arithmetic(network("mlp"), dtype)
@@ -687,11 +692,16 @@ def test_what_cancels_is_charged_for_its_rounding(summed: bool) -> None:
         )  # of a sample whose halves are the same
         nodes = [
             Node((), (40,), ""),
-            Node((0,), (3,), "", first, torch.zeros(3, dtype=torch.float64)),
+            Node((0,), (3,), "", Affine(first, torch.zeros(3, dtype=torch.float64))),
         ]
         if summed:
-            nodes.append(replace(nodes[1], map=Matrix(torch.ones(3, 40, dtype=torch.float64))))
-            nodes.append(Node((1, 2), (3,), "", Sum(2)))
+            nodes.append(
+                replace(
+                    nodes[1],
+                    op=Affine(Matrix(torch.ones(3, 40, dtype=torch.float64)), nodes[1].bias),
+                )
+            )
+            nodes.append(Node((1, 2), (3,), "", Affine(Sum(2))))
         graph = Graph(tuple(nodes))
         x = torch.rand(1, 20, dtype=torch.float64, generator=g).repeat(1, 2)
         exact = exactly(graph, x[0])[-1]

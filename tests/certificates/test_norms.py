@@ -8,17 +8,18 @@ from test_structure import dense, jacobian
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates.bounds import norms
-from wassail.certificates.bounds.norms import (
+from wassail.certificates.bounds.norms import map_norm, product
+from wassail.certificates.graph.graph import Affine, Graph, Node
+from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.matrix_norms import (
     change,
-    map_norm,
     matrix_norm,
     positive_norm,
     positive_norms,
-    product,
 )
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Average, Concat, Conv, Linear, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.operators import convolution
+from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.pooling import Average
 from wassail.geometry import operator_norm
 
 PAIRS = list(itertools.product(NORMS, NORMS))
@@ -122,26 +123,26 @@ def test_convolutions_have_the_norm_of_their_matrix(
     conv = CONVOLUTIONS[name]
     out = output(conv, conv.shape)
     truth = float(operator_norm(dense(conv, [conv.shape], 0).T, norm, norm))
-    near = norms._map_norm(conv, norm, conv.shape, out)
+    near = conv.norm(norm, conv.shape, out)
     assert truth * (1 - 1e-14) <= near <= truth * (1 + 1e-10)
     monkeypatch.setattr(
-        norms, "DENSE", 0
+        convolution, "DENSE", 0
     )  # the torus: larger, and on images as small as these by a third
-    far = norms._map_norm(conv, norm, conv.shape, out)
+    far = conv.norm(norm, conv.shape, out)
     assert truth * (1 - 1e-14) <= far <= truth * (1.5 if norm == 2 else 1 + 1e-10)
     assert map_norm(conv, norm, conv.shape, out) == map_norm(conv, norm, conv.shape, out)
 
 
 def test_the_torus_is_exact_where_the_convolution_does_not_see_the_border() -> None:
     conv = CONVOLUTIONS["one by one"]
-    assert norms._spectral(conv, conv.shape) == pytest.approx(
+    assert convolution._spectral(conv, conv.shape) == pytest.approx(
         float(torch.linalg.matrix_norm(conv.weight[:, :, 0, 0], 2)), rel=1e-11
     )
     # The mean of 3 x 3 pixels has norm 1 on the torus, and nearly so on a large image.
     mean = Conv(
         torch.full((1, 1, 3, 3), 1 / 9, dtype=torch.float64), (1, 40, 40), (1, 1), (1, 1), (1, 1), 1
     )
-    assert 1 <= norms._spectral(mean, (1, 40, 40)) <= 1 + 1e-11
+    assert 1 <= convolution._spectral(mean, (1, 40, 40)) <= 1 + 1e-11
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -197,13 +198,13 @@ def test_products_of_sums_concatenations_and_of_nothing() -> None:
     start = Node((), (3,), "the input")
     for r, s in PAIRS:
         assert product(
-            Graph((start, Node((0,), (3,), "", Scale(torch.tensor(2.0).double())))), r, s
+            Graph((start, Node((0,), (3,), "", Affine(Scale(torch.tensor(2.0).double()))))), r, s
         ) >= 2 * change(3, r, s) * (1 - 1e-15)
-        twice = Graph((start, Node((0, 0), (3,), "", Sum(2))))
+        twice = Graph((start, Node((0, 0), (3,), "", Affine(Sum(2)))))
         assert product(twice, r, s) >= 2 * change(3, r, s) * (1 - 1e-15)
-        both = Graph((start, Node((0, 0), (6,), "", Concat(1, (3, 3)))))
+        both = Graph((start, Node((0, 0), (6,), "", Affine(Concat(1, (3, 3))))))
         assert product(both, r, s) >= brute(torch.eye(3).double().repeat(2, 1), r, s) * (1 - 1e-15)
-    both = Graph((start, Node((0, 0), (6,), "", Concat(1, (3, 3)))))
+    both = Graph((start, Node((0, 0), (6,), "", Affine(Concat(1, (3, 3))))))
     assert [product(both, r, r) for r in NORMS] == pytest.approx([2.0, math.sqrt(2), 1.0])
 
 

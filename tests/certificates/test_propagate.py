@@ -19,7 +19,7 @@ from wassail.certificates.bounds.propagate import (
     intervals,
     substitute,
 )
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region, Where
@@ -34,11 +34,11 @@ def mlp(sizes: list[int], seed: int, slope: float = 0.0) -> Graph:
     for i, (a, b) in enumerate(itertools.pairwise(sizes)):
         if i:
             nodes.append(
-                Node((len(nodes) - 1,), (a,), "", slope=torch.tensor(slope, dtype=torch.float64))
+                Node((len(nodes) - 1,), (a,), "", Relu(torch.tensor(slope, dtype=torch.float64)))
             )
         weight = torch.randn(b, a, dtype=torch.float64, generator=g) * (1.5 / a) ** 0.5
         bias = 0.5 * torch.randn(b, dtype=torch.float64, generator=g)
-        nodes.append(Node((len(nodes) - 1,), (b,), "", Matrix(weight), bias))
+        nodes.append(Node((len(nodes) - 1,), (b,), "", Affine(Matrix(weight), bias)))
     return Graph(tuple(nodes))
 
 
@@ -53,11 +53,11 @@ def layers(*weights: list[list[float]], bias: list[list[float]] | None = None) -
                     (len(nodes) - 1,),
                     nodes[-1].shape,
                     "",
-                    slope=torch.tensor(0.0, dtype=torch.float64),
+                    Relu(torch.tensor(0.0, dtype=torch.float64)),
                 )
             )
         shift = None if bias is None else torch.tensor(bias[i], dtype=torch.float64)
-        nodes.append(Node((len(nodes) - 1,), (len(w),), "", Matrix(w), shift))
+        nodes.append(Node((len(nodes) - 1,), (len(w),), "", Affine(Matrix(w), shift)))
     return Graph(tuple(nodes))
 
 

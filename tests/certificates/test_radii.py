@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix, Pick
 from wassail.certificates.graph.reader import read
 from wassail.certificates.radii import radii, verify
@@ -70,8 +70,8 @@ def test_linear_classifiers_have_known_distances(norm: float, domain: Domain) ->
         y = torch.where(torch.arange(15) % 5 > 0, line(x).argmax(1), y)
         exact = line.distances(x, y, norm, domain)
         start = Node((), (3, 2, 2), "the input")
-        flat = Node((0,), (12,), "", Pick(None, (3, 2, 2), (12,)))
-        head = Node((1,), (classes,), "", Matrix(line.weight.detach()), line.bias.detach())
+        flat = Node((0,), (12,), "", Affine(Pick(None, (3, 2, 2), (12,))))
+        head = Node((1,), (classes,), "", Affine(Matrix(line.weight.detach()), line.bias.detach()))
         result = radii(Graph((start, flat, head)), x, y, norm, domain, "crown", tolerance=tolerance)
         some = torch.isfinite(exact)
         assert (result.values[some] <= exact[some] * (1 + 1e-12)).all(), (

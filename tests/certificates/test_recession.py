@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Sum
 from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.products import Product
@@ -62,15 +62,15 @@ def residual_graph(name: str, skip: bool, norm: bool = False, seed: int = 0) -> 
     a, b, head = ((Matrix(m.weight.detach()), m.bias.detach()) for m in layers)  # type: ignore[union-attr]
     nodes = [
         Node((), (3,), "input"),
-        Node((0,), (7,), "a", *a),
-        Node((1,), (7,), "f", activation=name),
-        Node((2,), (3,), "b", *b),
+        Node((0,), (7,), "a", Affine(*a)),
+        Node((1,), (7,), "f", Smooth(name)),
+        Node((2,), (3,), "b", Affine(*b)),
     ]
     if skip:
-        nodes.append(Node((0, 3), (3,), "sum", Sum(2)))
+        nodes.append(Node((0, 3), (3,), "sum", Affine(Sum(2))))
     if norm:
-        nodes.append(Node((len(nodes) - 1,), (3,), "norm", curve=Normalise(1e-5)))
-    return Graph((*nodes, Node((len(nodes) - 1,), (4,), "head", *head)))
+        nodes.append(Node((len(nodes) - 1,), (3,), "norm", Curved(Normalise(1e-5))))
+    return Graph((*nodes, Node((len(nodes) - 1,), (4,), "head", Affine(*head))))
 
 
 class Function(nn.Module):
@@ -98,10 +98,10 @@ def test_one_unit_is_a_relu(name: str) -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     nodes = (
         Node((), (1,), "input"),
-        Node((0,), (1,), "in", Matrix(3 * one), one[0]),
-        Node((1,), (1,), "f", activation=name),
-        Node((2,), (1,), "out", Matrix(2 * one), -5 * one[0]),
-        Node((3, 0), (2,), "both", Concat(1, (1, 1))),
+        Node((0,), (1,), "in", Affine(Matrix(3 * one), one[0])),
+        Node((1,), (1,), "f", Smooth(name)),
+        Node((2,), (1,), "out", Affine(Matrix(2 * one), -5 * one[0])),
+        Node((3, 0), (2,), "both", Affine(Concat(1, (1, 1)))),
     )
     found = recession(Graph(nodes))
     assert found is not None
@@ -195,8 +195,8 @@ def test_attention_without_a_normalisation_is_refused() -> None:
             tokens = x.reshape(-1, 3, 4)
             return self.head(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))
 
-    gate = Node((0, 1), (2,), "the gate", curve=Product("i,i->i"))
-    gated = Graph((Node((), (2,), "input"), Node((0,), (2,), "f", activation="sigmoid"), gate))
+    gate = Node((0, 1), (2,), "the gate", Curved(Product("i,i->i")))
+    gated = Graph((Node((), (2,), "input"), Node((0,), (2,), "f", Smooth("sigmoid")), gate))
     for graph in (read(filled(Attention(), seed=0), (12,), smooth=True), gated):
         with pytest.raises(InputError, match=r"not Lipschitz on R\^n, give a domain") as caught:
             recession(graph)
@@ -208,7 +208,7 @@ def test_the_shadow_is_as_far_as_it_says(name: str) -> None:
     """One unit: the error is the activation's distance to the ReLU, attained; and a margin sees
     the difference of two heads.
     """
-    unit = Graph((Node((), (1,), "input"), Node((0,), (1,), "f", activation=name)))
+    unit = Graph((Node((), (1,), "input"), Node((0,), (1,), "f", Smooth(name))))
     graph = unit.head(torch.tensor([[1.0], [3.0]]))
     found = shadow(graph)
     x = torch.linspace(-40, 40, 80001).double()[:, None]
@@ -264,9 +264,9 @@ def test_ranges_of_closed_forms() -> None:
 
 def test_a_normalised_vector_is_no_longer_than_its_dimension() -> None:
     weight = normal(3, 4, seed=4)
-    graph = Graph((Node((), (4,), "input"), Node((0,), (4,), "norm", curve=Normalise(1e-5)))).head(
-        weight
-    )
+    graph = Graph(
+        (Node((), (4,), "input"), Node((0,), (4,), "norm", Curved(Normalise(1e-5))))
+    ).head(weight)
     top = highest(graph, [1])[0]
     gaps = weight - weight[1]
     torch.testing.assert_close(

@@ -16,7 +16,7 @@ import wassail as ws
 from support.rescaled import ALL, NORMS, PIECEWISE, case, random_graph, rescaled
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.equilibrate import equilibrated
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.radii import radii
 from wassail.losses import cross_entropy, margin
@@ -72,11 +72,11 @@ def as_graph(model: nn.Sequential) -> Graph:
         if isinstance(part, nn.Linear):
             bias = part.bias.detach().double()
             nodes.append(
-                Node((last,), (len(bias),), "", Matrix(part.weight.detach().double()), bias)
+                Node((last,), (len(bias),), "", Affine(Matrix(part.weight.detach().double()), bias))
             )
         else:
             nodes.append(
-                Node((last,), nodes[last].shape, "", slope=torch.tensor(0.0, dtype=torch.float64))
+                Node((last,), nodes[last].shape, "", Relu(torch.tensor(0.0, dtype=torch.float64)))
             )
     return Graph(tuple(nodes))
 

@@ -20,8 +20,12 @@ from wassail.certificates.bounds import jacobian, norms, tangents
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.graph import normalise, planes, softmax
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Average, Concat, Conv, Matrix, Scale, Sum
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
+from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum, dense_norm
+from wassail.certificates.graph.matrix_norms import matrix_norm
+from wassail.certificates.graph.operators import convolution
+from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.lipschitz import attention, semidefinite
 from wassail.certificates.lipschitz import walk as walk_module
 from wassail.certificates.loss import certify, chords, loss_curve, recession
@@ -50,9 +54,9 @@ def test_norms_of_matrices(mode: str) -> None:
     for m, n in ((1, 1), (3, 5), (40, 3), (300, 2), (20, 1500)):
         matrix, left, right = rank_one(m, n, m + n)
         with rounded(mode):
-            found = norms.matrix_norm(matrix, 2.0, 2.0)
-            sides = norms.matrix_norm(matrix, INF, INF), norms.matrix_norm(matrix, 1.0, 1.0)
-            hard = norms.matrix_norm(matrix, INF, 2.0)
+            found = matrix_norm(matrix, 2.0, 2.0)
+            sides = matrix_norm(matrix, INF, INF), matrix_norm(matrix, 1.0, 1.0)
+            hard = matrix_norm(matrix, INF, 2.0)
             two = float(attention.spectral(matrix))
             entry = float(jacobian.entry_norms(matrix[None], matrix[None], 2.0, 2.0))
             flat = float(jacobian.entry_norms(matrix[None], matrix[None], INF, 1.0))
@@ -78,11 +82,11 @@ def test_norms_of_convolutions(mode: str) -> None:
     kernel, left, right = rank_one(4, 6, 1)
     conv = Conv(kernel[:, :, None, None], (6, 3, 3), (1, 1), (0, 0), (1, 1), 1)
     with rounded(mode):
-        dense = norms._dense(conv, (6, 3, 3), (4, 3, 3))
-        torus = norms._spectral(conv, (4, 3, 3))
-        rows = norms._map_norm(conv, INF, (6, 3, 3), (4, 3, 3))
-        columns = norms._map_norm(conv, 1.0, (6, 3, 3), (4, 3, 3))
-        two = norms._map_norm(conv, 2.0, (6, 3, 3), (4, 3, 3))
+        dense = dense_norm(conv, (6, 3, 3), (4, 3, 3))
+        torus = convolution._spectral(conv, (4, 3, 3))
+        rows = conv.norm(INF, (6, 3, 3), (4, 3, 3))
+        columns = conv.norm(1.0, (6, 3, 3), (4, 3, 3))
+        two = conv.norm(2.0, (6, 3, 3), (4, 3, 3))
     for bound in (dense, torus, two):
         assert np.longdouble(bound) >= left * right * (
             1 - np.longdouble(2) ** -60
@@ -93,7 +97,7 @@ def test_norms_of_convolutions(mode: str) -> None:
     )
     other = Conv(uniform(4, 40, seed=3)[:, :, None, None], (40, 3, 3), (1, 1), (0, 0), (1, 1), 1)
     with rounded(mode):
-        sides = [norms._map_norm(other, norm, (40, 3, 3), (4, 3, 3)) for norm in (INF, 1.0)]
+        sides = [other.norm(norm, (40, 3, 3), (4, 3, 3)) for norm in (INF, 1.0)]
     sums = long(other.weight)[:, :, 0, 0]
     assert (
         np.longdouble(sides[0]) >= sums.sum(1).max()
@@ -108,7 +112,7 @@ def test_norms_of_sums_and_concatenations(mode: str) -> None:
     length = sum(Fraction(v) ** 2 for v in values)
     with rounded(mode):
         added, joined = (
-            norms._combined(SimpleNamespace(nodes=[SimpleNamespace(map=map_)]), 0, values, 2.0)  # type: ignore[arg-type]
+            norms._combined(Graph(()), 0, map_, values, 2.0)  # type: ignore[arg-type]
             for map_ in (Sum(50), Concat(1, (1,) * 50))
         )
     assert Fraction(added) >= total and Fraction(joined) ** 2 >= length
@@ -120,7 +124,7 @@ def test_norms_of_sums_over_an_axis(mode: str) -> None:
     for n in range(2, 12):
         map_ = Average(lambda v: v.sum(1, keepdim=True), (n,))
         with rounded(mode):
-            found = norms._map_norm(map_, 2.0, (n,), (1,))
+            found = map_.norm(2.0, (n,), (1,))
         assert Fraction(found) ** 2 >= n and found < math.sqrt(n) * (1 + 1e-9)
 
 
@@ -131,16 +135,16 @@ def test_intervals_of_one_step(mode: str) -> None:
     high = low + scattered(3, 30, seed=4).abs()
     weight = scattered(8, 30, seed=5)
     bias = scattered(8, seed=6)
-    node = Node((0,), (8,), "", Matrix(weight), bias)
+    node = Node((0,), (8,), "", Affine(Matrix(weight), bias))
     slope = torch.tensor(1 / 3, dtype=DOUBLE)
     g = scattered(3, 2, 8, seed=7)
     wide = g + scattered(3, 2, 8, seed=8).abs()
     more = high + 1
     with rounded(mode):
-        bottom, top = jacobian.affine_span(node, node.map, [(low, high)], 0.0)  # type: ignore[arg-type]
+        bottom, top = jacobian.affine_span(node.op, [(low, high)], 0.0)  # type: ignore[arg-type]
         leaky = jacobian._relu((low, high), slope)
         product = jacobian._times((low, high), (high, more))
-        ((back, forth),) = jacobian._pulled(node, node.map, (g, wide), 0.0)  # type: ignore[arg-type]
+        ((back, forth),) = jacobian._pulled(node.map, (g, wide), 0.0)  # type: ignore[arg-type]
         halves = [planes.halves_of(low, high), tangents._halves((low, high))]
         outward = planes.interval_product((low, high), (high, high))
     w = long(weight)
@@ -365,8 +369,8 @@ def test_the_highest_margin_of_bounded_networks(mode: str) -> None:
     bias = scattered(3, seed=25)
     nodes = (
         Node((), (7,), "the input"),
-        Node((0,), (7,), "", activation="tanh"),
-        Node((1,), (3,), "", Matrix(weight), bias),
+        Node((0,), (7,), "", Smooth("tanh")),
+        Node((1,), (3,), "", Affine(Matrix(weight), bias)),
     )
     with rounded(mode):
         top = recession.highest(Graph(nodes), [0, 1, 2])
@@ -387,9 +391,9 @@ def test_the_distance_to_the_shadow(mode: str) -> None:
     zero = torch.zeros(6, dtype=DOUBLE)
     nodes = (
         Node((), (3,), "the input"),
-        Node((0,), (6,), "", Matrix(first), zero),
-        Node((1,), (6,), "", activation="softplus"),
-        Node((2,), (2,), "", Matrix(second), torch.tensor([0.1, 0.7], dtype=DOUBLE)),
+        Node((0,), (6,), "", Affine(Matrix(first), zero)),
+        Node((1,), (6,), "", Smooth("softplus")),
+        Node((2,), (2,), "", Affine(Matrix(second), torch.tensor([0.1, 0.7], dtype=DOUBLE))),
     )
     with rounded(mode):
         found = recession.shadow(Graph(nodes))
@@ -679,11 +683,11 @@ def test_the_highest_margin_of_bounded_networks_whose_rows_cancel(mode: str) -> 
     ):
         nodes = (
             Node((), (5,), "the input"),
-            Node((0,), (5,), "", activation="tanh"),
-            Node((1,), (2,), "", Matrix(weight), shift),
-            Node((2,), (2,), "", Matrix(head), nothing),
+            Node((0,), (5,), "", Smooth("tanh")),
+            Node((1,), (2,), "", Affine(Matrix(weight), shift)),
+            Node((2,), (2,), "", Affine(Matrix(head), nothing)),
         )
-        token = replace(nodes[1], activation=None, curve=normalise.Normalise(1e-5))
+        token = replace(nodes[1], op=Curved(normalise.Normalise(1e-5)))
         with rounded(mode):
             top = recession.highest(Graph(nodes), [0])
             reached = recession.highest(Graph((nodes[0], token, *nodes[2:])), [0])
@@ -722,9 +726,9 @@ def test_the_distance_to_the_shadow_of_a_wide_network(mode: str) -> None:
     second = uniform(2, 300, seed=85)
     nodes = (
         Node((), (2,), "the input"),
-        Node((0,), (300,), "", Matrix(first)),
-        Node((1,), (300,), "", activation="softplus"),
-        Node((2,), (2,), "", Matrix(second), torch.tensor([0.1, 0.7], dtype=DOUBLE)),
+        Node((0,), (300,), "", Affine(Matrix(first))),
+        Node((1,), (300,), "", Smooth("softplus")),
+        Node((2,), (2,), "", Affine(Matrix(second), torch.tensor([0.1, 0.7], dtype=DOUBLE))),
     )
     with rounded(mode):
         error = recession.shadow(Graph(nodes)).margin_error(0)
@@ -773,8 +777,8 @@ def test_transformer_tokens_are_no_longer_than_their_radius(mode: str) -> None:
         graph = Graph(
             (
                 Node((), (4, d), ""),
-                Node((0,), (4, d), "", curve=normalise.Normalise(1e-5)),
-                Node((1,), (4, d), "", Scale(gain), bias),
+                Node((0,), (4, d), "", Curved(normalise.Normalise(1e-5))),
+                Node((1,), (4, d), "", Affine(Scale(gain), bias)),
             )
         )
         with rounded(mode):
@@ -794,7 +798,7 @@ def test_transformer_derivatives_by_tokens(mode: str) -> None:
     wide = 1e-3 * scattered(2, 3, seed=93).abs()
     weight = scattered(5, 3, seed=94)
     tokens = walk_module._Tokens(0, centre, radius)
-    node = Node((0,), (2, 5), "", Matrix(weight))
+    node = Node((0,), (2, 5), "", Affine(Matrix(weight)))
     walk = walk_module.Walk(Graph((Node((), (2, 3), ""), node)), {}, {}, True)
     with rounded(mode):
         found = tokens.times(row, wide)
@@ -824,8 +828,8 @@ def test_transformer_matrices_that_cancel_in_their_product(mode: str) -> None:
     graph = Graph(
         (
             Node((), (6,), ""),
-            Node((0,), (2,), "", Matrix(first)),
-            Node((1,), (1,), "", Matrix(second)),
+            Node((0,), (2,), "", Affine(Matrix(first))),
+            Node((1,), (1,), "", Affine(Matrix(second))),
         )
     )
     walk = walk_module.Walk(graph, {}, {})
@@ -860,10 +864,15 @@ def test_the_highest_margin_of_bounded_networks_with_many_entries_behind_few_sum
     shapes = [(1, 64, 64), (1, 16, 16), (1, 4, 4), (2, 1, 1)]
     kernels = [uniform(1, 1, 4, 4, seed=k) for k in (110, 111, 112)]
     kernels[2] = torch.cat([torch.zeros_like(kernels[2]), kernels[2]])
-    nodes = [Node((), shapes[0], "the input"), Node((0,), shapes[0], "", activation="tanh")]
+    nodes = [Node((), shapes[0], "the input"), Node((0,), shapes[0], "", Smooth("tanh"))]
     for kernel, before, after in zip(kernels, shapes, shapes[1:]):
         nodes.append(
-            Node((len(nodes) - 1,), after, "", Conv(kernel, before, (4, 4), (0, 0), (1, 1), 1))
+            Node(
+                (len(nodes) - 1,),
+                after,
+                "",
+                Affine(Conv(kernel, before, (4, 4), (0, 0), (1, 1), 1)),
+            )
         )
     with rounded(mode), serial():
         top = recession.highest(Graph(tuple(nodes)), [0])

@@ -26,7 +26,7 @@ from wassail.certificates.bounds.propagate import (
     linear_upper,
 )
 from wassail.certificates.bounds.tangents import centred
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.loss.recession import spans
@@ -154,10 +154,10 @@ def perceptron(weights: list[Tensor], biases: list[Tensor], slope: float = 0.0) 
                     (len(nodes) - 1,),
                     nodes[-1].shape,
                     "",
-                    slope=torch.tensor(slope, dtype=torch.float64),
+                    Relu(torch.tensor(slope, dtype=torch.float64)),
                 )
             )
-        nodes.append(Node((len(nodes) - 1,), (len(weight),), "", Matrix(weight), bias))
+        nodes.append(Node((len(nodes) - 1,), (len(weight),), "", Affine(Matrix(weight), bias)))
     return Graph(tuple(nodes))
 
 
@@ -351,11 +351,8 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
 def _scaled(node: Node, factor: float) -> Node:
     if not isinstance(node.map, Matrix):
         return node
-    return replace(
-        node,
-        map=Matrix(node.map.weight * factor),
-        bias=None if node.bias is None else node.bias * factor,
-    )
+    bias = None if node.bias is None else node.bias * factor
+    return replace(node, op=Affine(Matrix(node.map.weight * factor), bias))
 
 
 @pytest.mark.parametrize("mode", MODES)

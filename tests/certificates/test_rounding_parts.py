@@ -25,7 +25,7 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread, ends_of, rounding_of
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, _up
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.margins import _Tree
 from wassail.certificates.search.nearest_flip import nearest_flip
@@ -94,7 +94,7 @@ def test_the_shifts_of_a_relu(slope: float, mode: str) -> None:
     the output.
     """
     c, low, high = spans(400, 5)
-    shape = Shape(Node((0,), (400,), "", slope=torch.tensor(slope, dtype=DOUBLE)), c, low, high)
+    shape = Shape(Node((0,), (400,), "", Relu(torch.tensor(slope, dtype=DOUBLE))), c, low, high)
 
     def f(v: np.ndarray) -> np.ndarray:
         return np.where(v > 0, v, v * np.longdouble(slope))
@@ -126,7 +126,7 @@ def test_the_shifts_of_a_smooth_activation(mode: str) -> None:
     sums.
     """
     c, low, high = (v / 8 for v in spans(200, 7))
-    shape = Shape(Node((0,), (200,), "", activation="tanh"), c, low, high)
+    shape = Shape(Node((0,), (200,), "", Smooth("tanh")), c, low, high)
     here = np.tanh(long(c))
     f = ACTIVATIONS["tanh"]
     for tilt in (f.derivative(c), 0.5 * uniform(1, 200, seed=8)):
@@ -156,7 +156,7 @@ def test_lines_pay_for_the_products_with_them(dtype: torch.dtype) -> None:
     """
     for width in (1, 64):
         c, low, high = spans(width, 9 + width)
-        node = Node((0,), (width,), "", slope=torch.tensor(0.0, dtype=DOUBLE))
+        node = Node((0,), (width,), "", Relu(torch.tensor(0.0, dtype=DOUBLE)))
         shape = Shape(node, c, low, high)
         graph = SimpleNamespace(nodes=(node,))
         kind = Arithmetic(graph, dtype)  # type: ignore[arg-type]
@@ -354,7 +354,7 @@ def test_rounding_is_relative_to_the_sum_of_a_node() -> None:
     for dtype in (SINGLE, DOUBLE):
         kind = SimpleNamespace(tiny=TINY[dtype], sums=8)
         for size in (1, 10, 1000):
-            node = Node((0,), (size,), "", Matrix(torch.ones(size, 1, dtype=DOUBLE)))
+            node = Node((0,), (size,), "", Affine(Matrix(torch.ones(size, 1, dtype=DOUBLE))))
             assert rounding_of(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
     assert replace(Node((0,), (1,), ""), shape=(2,)).size == 2
 
@@ -367,7 +367,7 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     count = 200
     c, low, high = (v[0] for v in spans(count, 21))
     shape = Shape(
-        Node((0,), (count,), "", slope=torch.tensor(0.0, dtype=DOUBLE)),
+        Node((0,), (count,), "", Relu(torch.tensor(0.0, dtype=DOUBLE))),
         c[None],
         low[None],
         high[None],

@@ -11,10 +11,11 @@ from test_propagate import layers, mlp, network, where
 from test_structure import Net, seeded
 from torch import Tensor, nn
 
-from wassail.certificates.bounds.norms import matrix_norm, product
+from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import Bounds, crown
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz import semidefinite as module

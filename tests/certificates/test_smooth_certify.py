@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.certificates import clock
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.loss.certificate import Certificate
@@ -66,13 +66,13 @@ class Shallow:
     @property
     def graph(self) -> Graph:
         h, k = self.d.T.shape
-        first = Node((0,), (h,), "in", Matrix(self.a), self.c)
-        last = Node((2,), (k,), "out", Matrix(self.d), self.e)
+        first = Node((0,), (h,), "in", Affine(Matrix(self.a), self.c))
+        last = Node((2,), (k,), "out", Affine(Matrix(self.d), self.e))
         return Graph(
             (
                 Node((), (self.a.shape[1],), "input"),
                 first,
-                Node((1,), (h,), "f", activation=self.activation),
+                Node((1,), (h,), "f", Smooth(self.activation)),
                 last,
             )
         )
@@ -423,9 +423,9 @@ def test_the_witness_grows_at_the_recession_slope(activation: str, norm: float, 
     for place, (a, b) in enumerate(pairwise((3, 5, 4, 3))):
         weight = normal(b, a, seed=place + 7) / math.sqrt(a)
         bias = normal(b, seed=place)
-        nodes.append(Node((len(nodes) - 1,), (b,), f"layer {place}", Matrix(weight), bias))
+        nodes.append(Node((len(nodes) - 1,), (b,), f"layer {place}", Affine(Matrix(weight), bias)))
         if place < 2:
-            nodes.append(Node((len(nodes) - 1,), (b,), f"f {place}", activation=activation))
+            nodes.append(Node((len(nodes) - 1,), (b,), f"f {place}", Smooth(activation)))
     graph = Graph(tuple(nodes))
     y = torch.tensor([0, 1, 2])
     found = certify(

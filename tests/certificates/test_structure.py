@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from wassail.certificates.bounds.propagate import crown
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.maps import Concat, Conv, Linear, Matrix, Pick, Scale
+from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick, Scale
 from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.errors import InputError

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
 from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.products import Product
@@ -359,25 +359,34 @@ def test_without_attention_a_small_ball_is_almost_exact():
 def test_single_steps_by_hand():
     two = torch.tensor(2.0, dtype=torch.float64)
     start = Node((), (3,), "")
-    twice = Node((0,), (3,), "", Scale(two))
+    twice = Node((0,), (3,), "", Affine(Scale(two)))
     rank = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
     cases = [
-        ((twice, Node((0, 1), (3,), "", Sum(2))), 3.0),
-        ((twice, Node((0, 1), (6,), "", Concat(1, (3, 3)))), math.sqrt(5)),
-        ((Node((0, 0), (3,), "", curve=Product("i,i->i")),), 4.0),  # 2 x at x = 2
-        ((twice, Node((0, 1), (3,), "", curve=Product("i,i->i"))), 8.0),
-        ((Node((0,), (3,), "", Scale(two), bias=-two), Node((1,), (3,), "", slope=0 * two)), 2.0),
+        ((twice, Node((0, 1), (3,), "", Affine(Sum(2)))), 3.0),
+        ((twice, Node((0, 1), (6,), "", Affine(Concat(1, (3, 3))))), math.sqrt(5)),
+        ((Node((0, 0), (3,), "", Curved(Product("i,i->i"))),), 4.0),  # 2 x at x = 2
+        ((twice, Node((0, 1), (3,), "", Curved(Product("i,i->i")))), 8.0),
         (
-            (Node((0,), (3,), "", Matrix(rank)), Node((1,), (2,), "", Matrix(rank.T[:2]))),
+            (
+                Node((0,), (3,), "", Affine(Scale(two), bias=-two)),
+                Node((1,), (3,), "", Relu(0 * two)),
+            ),
+            2.0,
+        ),
+        (
+            (
+                Node((0,), (3,), "", Affine(Matrix(rank))),
+                Node((1,), (2,), "", Affine(Matrix(rank.T[:2]))),
+            ),
             math.sqrt(5.25) * math.sqrt(5),
         ),
-        ((Node((0,), (3,), "", curve=Normalise(1e-2)),), 10.0),
+        ((Node((0,), (3,), "", Curved(Normalise(1e-2))),), 10.0),
     ]
     for nodes, truth in cases:
         found = walk_module.modules(Graph((start, *nodes)), Region.make((0.0, 2.0), 3))
         assert truth <= found <= truth * (1 + 1e-9), nodes
     away = walk_module.modules(
-        Graph((start, Node((0,), (3,), "", curve=Normalise(0.0)))), Region.make((3.0, 4.0), 3)
+        Graph((start, Node((0,), (3,), "", Curved(Normalise(0.0))))), Region.make((3.0, 4.0), 3)
     )
     assert (
         1 / 3 * math.sqrt(2 / 3) <= away <= 1 / 3 * (1 + 1e-9)
@@ -385,23 +394,21 @@ def test_single_steps_by_hand():
     lost = Graph(
         (
             start,
-            Node((0, 0), (3,), "", curve=Product("i,i->i")),
-            Node((1,), (3,), "", Scale(0 * two)),
+            Node((0, 0), (3,), "", Curved(Product("i,i->i"))),
+            Node((1,), (3,), "", Affine(Scale(0 * two))),
         )
     )
     assert (
         walk_module.modules(lost, Region.make(None, 3)) == 0.0
     )  # x^2 is infinitely steep on R^n, 0 x^2 is not
-    pair = Graph((Node((), (2,), ""), Node((0,), (2,), "", curve=Softmax())))
+    pair = Graph((Node((), (2,), ""), Node((0,), (2,), "", Curved(Softmax()))))
     assert 0.5 <= walk_module.modules(pair, Region.make((-1.0, 1.0), 2)) <= 0.5 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["normalise", "gelu"])
 def test_derivatives_of_tokens_stay_in_their_ranges(kind: str):
-    curve, activation = (Normalise(0.1), None) if kind == "normalise" else (None, "gelu")
-    graph = Graph(
-        (Node((), (2, 3), ""), Node((0,), (2, 3), "", activation=activation, curve=curve))
-    )
+    op = Curved(Normalise(0.1)) if kind == "normalise" else Smooth("gelu")
+    graph = Graph((Node((), (2, 3), ""), Node((0,), (2, 3), "", op)))
     used = torch.zeros(2, 3, 3, dtype=torch.float64)
     for radius in (1e-3, 0.1, 1.0):
         region = Region.make(Ball(normal(4, 2, 3), radius, math.inf), 6)

@@ -13,8 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Average, Concat, Conv, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
+from wassail.certificates.graph.maps import Concat, Matrix, Pick, Sum
+from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.graph.reader import read
 
 
@@ -150,15 +152,12 @@ def random_graph(name: str, seed: int) -> Graph:
     def renewed(node: Node) -> Node:
         match node.map:
             case Matrix(weight):
-                map_ = Matrix(fresh(weight, weight.shape[1]))
-                return replace(
-                    node, map=map_, bias=fresh(torch.zeros(node.shape), 2), bias_most=None
-                )
+                matrix = Matrix(fresh(weight, weight.shape[1]))
+                return replace(node, op=Affine(matrix, fresh(torch.zeros(node.shape), 2)))
             case Conv(weight):
-                map_ = replace(node.map, weight=fresh(weight, weight[0].numel()))
-                return replace(
-                    node, map=map_, bias=fresh(torch.zeros(node.shape[0], 1, 1), 2), bias_most=None
-                )
+                conv = replace(node.map, weight=fresh(weight, weight[0].numel()))
+                bias = fresh(torch.zeros(node.shape[0], 1, 1), 2)
+                return replace(node, op=Affine(conv, bias))
             case _:
                 return node
 
@@ -166,10 +165,9 @@ def random_graph(name: str, seed: int) -> Graph:
     # The logits are balanced, so that most networks have flips in the box.
     *before, last = graph.nodes
     points = torch.rand(50, *graph.nodes[0].shape, generator=g, dtype=torch.float64)
-    assert last.bias is not None
-    return replace(
-        graph, nodes=(*before, replace(last, bias=last.bias - graph.logits(points).mean(0)))
-    )
+    assert isinstance(last.op, Affine) and last.op.bias is not None
+    op = replace(last.op, bias=last.op.bias - graph.logits(points).mean(0))
+    return replace(graph, nodes=(*before, replace(last, op=op)))
 
 
 def rescaled(graph: Graph, seed: int, most: int) -> Graph:
@@ -184,9 +182,9 @@ def rescaled(graph: Graph, seed: int, most: int) -> Graph:
     for _ in graph.nodes:  # until nodes that must agree do: 0 wins, else the least
         for i, node in enumerate(graph.nodes):
             same = [i, *node.inputs]
-            if node.activation is not None:
+            if isinstance(node.op, Smooth):
                 chosen = 0
-            elif node.slope is not None or isinstance(node.map, Pick | Average | Sum | Concat):
+            elif isinstance(node.op, Relu) or isinstance(node.map, Pick | Average | Sum | Concat):
                 chosen = 0 if 0 in (exponent[k] for k in same) else min(exponent[k] for k in same)
             else:
                 continue
@@ -195,16 +193,15 @@ def rescaled(graph: Graph, seed: int, most: int) -> Graph:
     nodes = []
     for i, node in enumerate(graph.nodes):
         up = exponent[i] - (exponent[node.inputs[0]] if node.inputs else 0)
-        match node.map:
-            case Matrix(weight):
-                node = replace(node, map=Matrix(_times(weight, up)))
-            case Conv(weight):
-                node = replace(node, map=replace(node.map, weight=_times(weight, up)))
-            case Scale(factor):
-                node = replace(node, map=Scale(_times(factor, up)))
-        most = None if node.bias_most is None else _times(node.bias_most, exponent[i])
-        bias = None if node.bias is None else _times(node.bias, exponent[i])
-        nodes.append(replace(node, bias=bias, bias_most=most))
+        if not isinstance(node.op, Affine):
+            nodes.append(node)
+            continue
+        map_, bias, most_ = node.op.map, node.op.bias, node.op.bias_most
+        if map_.coefficients is not None:
+            map_ = map_.reweighted(_times(map_.coefficients, up))
+        most_ = None if most_ is None else _times(most_, exponent[i])
+        bias = None if bias is None else _times(bias, exponent[i])
+        nodes.append(replace(node, op=Affine(map_, bias, most_)))
     return replace(graph, nodes=tuple(nodes))
 
 

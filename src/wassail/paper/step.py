@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.geometry import maximiser, vector_norm
@@ -134,9 +134,9 @@ def _surrounded(network: Piecewise, norm: float) -> tuple[float, Piecewise, Tens
 
 def _graph(network: Piecewise) -> Graph:
     """The same network with one hidden layer in the form that distances are computed of."""
-    hidden = Node((0,), (network.neurons,), "hidden", Matrix(network.A), network.c)
-    relu = Node((1,), (network.neurons,), "relu", slope=network.slope)
-    head = Node((2,), (network.outputs,), "head", Matrix(network.D), network.e)
+    hidden = Node((0,), (network.neurons,), "hidden", Affine(Matrix(network.A), network.c))
+    relu = Node((1,), (network.neurons,), "relu", Relu(network.slope))
+    head = Node((2,), (network.outputs,), "head", Affine(Matrix(network.D), network.e))
     return Graph((Node((), (network.inputs,), "input"), hidden, relu, head))
 
 

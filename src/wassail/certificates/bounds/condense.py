@@ -15,7 +15,7 @@ from torch import Tensor
 
 from wassail.certificates.bounds.propagate import Bounds, crown, gamma
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix, Sum, rounding_map
 
 NEURONS = 1500  # undecided neurons up to which it pays
@@ -49,9 +49,12 @@ def absolute(graph: Graph) -> Graph:
     """The network of absolute weights and biases."""
 
     def absolute(node: Node) -> Node:
-        size = node.bias_size
+        if not isinstance(node.op, Affine):
+            return node
+        size = node.op.bias_size
         bias = size if isinstance(size, Tensor) else None
-        return node if node.map is None else replace(node, map=rounding_map(node.map), bias=bias)
+        op = Affine(rounding_map(node.op.map), bias, node.op.bias_most)
+        return replace(node, op=op)
 
     return Graph(tuple(absolute(node) for node in graph.nodes))
 
@@ -76,16 +79,14 @@ def layered(network: Piecewise, size: Piecewise) -> Graph:
         parts = []
         for source, matrix in sources:
             if source == 0 or matrix.weight.any():
-                nodes.append(Node((source,), (len(bias),), "the condensed network", matrix))
+                nodes.append(Node((source,), (len(bias),), "the condensed network", Affine(matrix)))
                 parts.append(len(nodes) - 1)
         nodes.append(
             Node(
                 tuple(parts),
                 (len(bias),),
                 "the condensed network",
-                Sum(len(parts)),
-                bias,
-                bias_most=bias_size,
+                Affine(Sum(len(parts)), bias, bias_most=bias_size),
             )
         )
         return len(nodes) - 1
@@ -94,7 +95,7 @@ def layered(network: Piecewise, size: Piecewise) -> Graph:
         before = join(lambda p, b=block: (p.A[b], p.B[b], p.c[b]))  # type: ignore[misc]
         nodes.append(
             Node(
-                (before,), nodes[before].shape, "the condensed network", slope=network.slope[block]
+                (before,), nodes[before].shape, "the condensed network", Relu(network.slope[block])
             )
         )
         active.append(len(nodes) - 1)

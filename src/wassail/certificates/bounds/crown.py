@@ -30,6 +30,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock
@@ -55,32 +56,20 @@ from wassail.certificates.bounds.lines import (
     rounding_of,
     undecided,
 )
-from wassail.certificates.bounds.propagate import node_terms
 from wassail.certificates.bounds.rows import (
     Span,
     add_to,
     doubled,
     flattened,
-    laid_out,
     narrow_to,
     of_owner,
     row_dot,
-    row_norms,
     units_of,
 )
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import (
-    Concat,
-    Conv,
-    Linear,
-    Matrix,
-    Pick,
-    Scale,
-    Sum,
-    rounding_map,
-)
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
+from wassail.certificates.graph.maps import laid_out, rounding_map
 from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.planes import Curve
 from wassail.certificates.graph.products import Product
@@ -177,27 +166,34 @@ class Sweep:
         with torch.no_grad():
             for i, node in enumerate(self.graph.nodes):
                 clock.check()
-                if node.map is not None:
-                    self._affine(i, node, node.map)
-                elif node.curve is not None:
-                    for j in node.inputs:
-                        self._tighten(j)
-                    self._curve(i, node, node.curve)
-                elif node.inputs:
-                    self._tighten(node.inputs[0])
-                    self._activation(i, node)
-                else:
-                    low, high = self.balls.box
-                    self.centre[0] = self.balls.x.reshape(-1, *node.shape)
-                    self.spans[0] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
-                    self.tight.add(0)
-                    if self.balls.norm == math.inf:
-                        self.boxes.add(0)
-                    for kind in (self.exact, self.fast):  # of the product with the input
-                        kind.floors[0] = 4 * kind.floor * (node.size + self._total(0))
+                match node.op:
+                    case Affine():
+                        self._affine(i, node, node.op)
+                    case Curved(curve):
+                        for j in node.inputs:
+                            self._tighten(j)
+                        self._curve(i, node, curve)
+                    case Relu() | Smooth():
+                        self._tighten(node.inputs[0])
+                        self._activation(i, node)
+                    case Input():
+                        self._start(node)
+                    case _:
+                        assert_never(node.op)
         if self._bounded and not bool(torch.stack(self._bounded).all()):
             raise InputError(UNBOUNDED)
         return self
+
+    def _start(self, node: Node) -> None:
+        """The input: its ball."""
+        low, high = self.balls.box
+        self.centre[0] = self.balls.x.reshape(-1, *node.shape)
+        self.spans[0] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+        self.tight.add(0)
+        if self.balls.norm == math.inf:
+            self.boxes.add(0)
+        for kind in (self.exact, self.fast):  # of the product with the input
+            kind.floors[0] = 4 * kind.floor * (node.size + self._total(0))
 
     def _total(self, j: int) -> Tensor:
         """`sum |d_j|` is at most this, `(N,)`."""
@@ -237,7 +233,7 @@ class Sweep:
         smaller balls.
         """
         found = {}
-        for j in {j for node in self.graph.nodes if node.map is None for j in node.inputs}:
+        for j in self.graph.read_by_others:
             c, (low, high) = self.centre[j], self.spans[j]
             slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
             bottom = c + low - slack
@@ -248,16 +244,16 @@ class Sweep:
             )
         return found
 
-    def _affine(self, i: int, node: Node, map_: Linear) -> None:
+    def _affine(self, i: int, node: Node, op: Affine) -> None:
         """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
+        map_ = op.map
         rough = rounding_map(map_)
-        terms = node_terms(node)
-        value = map_.forward(*centres)
-        self.centre[i] = value if node.bias is None else value + node.bias
+        terms = map_.terms
+        self.centre[i] = op.value(*centres)
         wide = self.graph.rounding + terms * 2.0**-52
-        residual = wide * (rough.forward(*[c.abs() for c in centres]) + node.bias_size)
+        residual = wide * (rough.forward(*[c.abs() for c in centres]) + op.bias_size)
         if self.graph.arithmetic == "executed":
             residual = residual + self._executed(i, node)
         reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
@@ -265,12 +261,14 @@ class Sweep:
         width = map_.magnitude().forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
         low = (middle - width).clamp(max=0)
         high = (middle + width).clamp(min=0)
-        if node.inputs == (0,) and self.balls.norm != math.inf and isinstance(map_, Matrix | Conv):
+        round_ = node.inputs == (0,) and self.balls.norm != math.inf
+        lengths = map_.row_norms(dual(self.balls.norm)) if round_ else None
+        if lengths is not None:
             radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
             # The length of a row of n entries is off by n / 2 + 3 roundings, the sum by 2. What is
             # reached is at most the exact length times the radius, and at most `reach`: that many
             # roundings of the smaller one are in `wide * reach`.
-            ball = radius * row_norms(map_, dual(self.balls.norm)) + wide * reach + residual
+            ball = radius * lengths + wide * reach + residual
             low = torch.maximum(low, -ball)
             high = torch.minimum(high, ball)
         if i in self.known:
@@ -286,9 +284,9 @@ class Sweep:
         for kind in (self.exact, self.fast):
             self._sink(kind, i, 2 * count, total)
             error = (self.graph.rounding + 1.01 * kind.tiny * count) * reach + residual
-            if isinstance(map_, Matrix | Conv | Scale):  # weights that underflow in this type
+            if map_.coefficients is not None:  # weights that underflow in this type
                 error = error + kind.floor * total.reshape(-1, *[1] * len(node.shape))
-            if isinstance(map_, Sum | Concat) or (isinstance(map_, Pick) and map_.source is None):
+            if map_.copies:
                 # Coefficients are copied here, so the errors of the inputs may as well be charged
                 # at the output.
                 error = error + map_.forward(*[self._moved(kind, j) for j in node.inputs])
@@ -297,7 +295,7 @@ class Sweep:
             )
         if len(node.inputs) == 1 and node.inputs[0] in self.boxes:
             self.tight.add(i)
-            if isinstance(map_, Pick):
+            if map_.moves:
                 self.boxes.add(i)
 
     def _executed(self, i: int, node: Node) -> Tensor:
@@ -324,7 +322,7 @@ class Sweep:
         low, high = self.spans[j]
         most = torch.maximum(-low, high)
         shape = Shape(node, self.centre[j], low, high)
-        if node.activation is not None and low.device != HOST:  # asked once, when the sweep is done
+        if isinstance(node.op, Smooth) and low.device != HOST:  # asked once, when the sweep is done
             self._bounded.append(within(*shape.ends).all())
         up, down = shape.slopes()
         for kind in (self.exact, self.fast):
@@ -333,12 +331,10 @@ class Sweep:
             if kind is self.fast:
                 self.parallel.lines[i] = shape.lines(up, up, error, kind)
             kind.lines[i] = shape.lines(up, down, error, kind)
-            if kind is self.exact and node.slope is not None:
+            if kind is self.exact and isinstance(node.op, Relu):
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
-                self._unasked[i] = (
-                    crossing.any(),
-                    partial(self._bend, i, shape, crossing, error, up, down),
-                )
+                make = partial(self._bend, i, node.op.slope, shape, crossing, error, up, down)
+                self._unasked[i] = (crossing.any(), make)
         self.centre[i], self.spans[i] = shape.output()
 
     def _curve(self, i: int, node: Node, curve: Curve) -> None:
@@ -418,12 +414,17 @@ class Sweep:
         return low, high
 
     def _bend(
-        self, i: int, shape: Shape, crossing: Tensor, error: Tensor, up: Tensor, down: Tensor
+        self,
+        i: int,
+        slope: Tensor,
+        shape: Shape,
+        crossing: Tensor,
+        error: Tensor,
+        up: Tensor,
+        down: Tensor,
     ) -> Bend:
         """What an ascent or a branching needs to know of node i."""
         line = self.exact.lines[i]
-        slope = self.graph.nodes[i].slope
-        assert slope is not None
         parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
         up, above, down, c, here = (laid_out(v.float()) for v in parts)
         return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
@@ -433,18 +434,19 @@ class Sweep:
         undecided.
         """
         node = self.graph.nodes[j]
-        users = [self.graph.nodes[i] for i in self.users[j]]
+        users = [self.graph.nodes[i].op for i in self.users[j]]
         spread = None
-        if j not in self.spreads and any(
-            isinstance(user.curve, Normalise | Product) for user in users
-        ):
+        lengthwise = any(
+            isinstance(op, Curved) and isinstance(op.curve, Normalise | Product) for op in users
+        )
+        if j not in self.spreads and lengthwise:
             spread = self.spreads[j] = Spread.zero(self.balls.x, node.size, self.graph.inputs)
         if j in self.tight and spread is None:
             return
         self.tight.add(j)
         low, high = (side.flatten(1).clone() for side in self.spans[j])
         c = self.centre[j].flatten(1)
-        smooth = any(user.activation is not None or user.curve is not None for user in users)
+        smooth = any(isinstance(op, Smooth | Curved) for op in users)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         room = room_of(c.device)
         if (
@@ -541,7 +543,7 @@ class Sweep:
                 continue
             node = nodes[i]
             w = weight.pop(i)
-            if node.map is not None:
+            if isinstance(node.op, Affine):
                 if i in kind.errors:
                     spread = spread + row_dot(w.abs(), of_owner(kind.errors[i], owner))
                 for k, part in zip(node.inputs, kind.maps[i].transpose(w)):
@@ -691,7 +693,7 @@ class Sweep:
                 continue
             node = nodes[i]
             w = weight.pop(i)
-            if node.map is None:
+            if not isinstance(node.op, Affine):
                 if both:
                     weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
                     w = torch.cat([w, -w])

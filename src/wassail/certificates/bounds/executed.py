@@ -30,14 +30,16 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from wassail.certificates.graph.execution import Execution, Step
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
+from wassail.certificates.graph.maps import Scale
 from wassail.errors import InputError, unknown
 from wassail.rounding import shifted
 
 if TYPE_CHECKING:
     from wassail.certificates.bounds.crown import Sweep
-    from wassail.certificates.graph.graph import Graph, Node
 
 ARITHMETICS = ("auto", "executed", "exact")
 
@@ -78,14 +80,16 @@ def step_error(
     and the error back from it. The product of a leaky ReLU is rounded, too, and charged to those
     who use it. Where a sum may overflow the error is infinite.
     """
-    assert node.steps is not None and node.map is not None
+    assert node.steps is not None and isinstance(node.op, Affine)
     sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
     off = [
-        _off(() if j.slope is None else j.steps or (), [v], [torch.zeros_like(v)], dtype)
+        _off((j.steps or ()) if isinstance(j.op, Relu) else (), [v], [torch.zeros_like(v)], dtype)
         for j, v in zip(sources, sizes)
     ]
     sizes = [size + late for size, late in zip(sizes, off)]
-    return shifted(_off(node.steps or (Step(node.map),), sizes, off, dtype) * SLACK, node.exponent)
+    return shifted(
+        _off(node.steps or (Step(node.op.map),), sizes, off, dtype) * SLACK, node.exponent
+    )
 
 
 def _off(
@@ -141,17 +145,22 @@ def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
         node = nodes[i]
         w = middle.pop(i)
         r = reach.pop(i)
-        if node.map is not None:
-            total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
-            r = r + (4 + node.size) * 2.0**-52 * w.abs()  # of the products themselves
-            parts = zip(node.inputs, node.map.transpose(w), node.map.magnitude().transpose(r))
-        else:
-            assert node.slope is not None
-            j = node.inputs[0]
-            c, (low, high) = sweep.centre[j][k], (side[k] for side in sweep.spans[j])
-            least = torch.where(c + low >= 0, 1.0, node.slope)
-            most = torch.where(c + high <= 0, node.slope, 1.0)
-            parts = zip((j,), (w * (least + most) / 2,), (r * most + w.abs() * (most - least) / 2,))
+        match node.op:
+            case Affine(map_):
+                total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
+                r = r + (4 + node.size) * 2.0**-52 * w.abs()  # of the products themselves
+                parts = zip(node.inputs, map_.transpose(w), map_.magnitude().transpose(r))
+            case Relu(slope):
+                j = node.inputs[0]
+                c, (low, high) = sweep.centre[j][k], (side[k] for side in sweep.spans[j])
+                least = torch.where(c + low >= 0, 1.0, slope)
+                most = torch.where(c + high <= 0, slope, 1.0)
+                rest = r * most + w.abs() * (most - least) / 2
+                parts = zip((j,), (w * (least + most) / 2,), (rest,))
+            case Input() | Smooth() | Curved():
+                raise AssertionError("refused by `refusal`")
+            case _:
+                assert_never(node.op)
         for j, part, rest in parts:
             middle[j] = middle[j] + part if j in middle else part
             reach[j] = reach[j] + rest if j in reach else rest
@@ -186,22 +195,17 @@ def ahead(graph: Graph, slack: Tensor) -> Graph:
     """The exact network with `slack` `(K,)`, none below 0, added to its logits, rounded up: its
     margins are smaller by that.
     """
-    from wassail.certificates.graph.graph import Node
-    from wassail.certificates.graph.maps import Scale
-
     last = graph.nodes[-1]
-    if last.map is None:  # logits that are ReLUs: a layer that adds to them
-        one = Scale(torch.ones((), dtype=torch.float64, device=graph.device))
-        last = Node((len(graph.nodes) - 1,), last.shape, last.place, one)
+    op = last.op
+    if not isinstance(op, Affine):  # logits that are ReLUs: a layer that adds to them
+        op = Affine(Scale(torch.ones((), dtype=torch.float64, device=graph.device)))
+        last = Node((len(graph.nodes) - 1,), last.shape, last.place, op)
         graph = replace(graph, nodes=(*graph.nodes, last))
-    bias = torch.zeros_like(slack) if last.bias is None else last.bias.expand(last.shape)
+    bias = torch.zeros_like(slack) if op.bias is None else op.bias.expand(last.shape)
     moved = bias + slack + torch.where(slack > 0, 2.0**-51 * (bias.abs() + slack), 0.0)
-    most = None if last.bias_most is None else last.bias_most + moved.abs()
-    return replace(
-        graph,
-        nodes=(*graph.nodes[:-1], replace(last, bias=moved, bias_most=most)),
-        arithmetic="exact",
-    )
+    most = None if op.bias_most is None else op.bias_most + moved.abs()
+    last = replace(last, op=Affine(op.map, moved, most))
+    return replace(graph, nodes=(*graph.nodes[:-1], last), arithmetic="exact")
 
 
 def refusal(graph: Graph) -> str:
@@ -216,17 +220,15 @@ def refusal(graph: Graph) -> str:
     if run.dtype not in UNIT:
         return f"a network in {run.dtype}"
     for i, node in enumerate(graph.nodes):
-        if node.activation is not None or node.curve is not None:
-            what = node.activation or type(node.curve).__name__.lower()
-            return f"{what!r} at {node.place}, which is not piecewise linear"
+        if isinstance(node.op, Smooth | Curved):
+            return f"{node.op.name!r} at {node.place}, which is not piecewise linear"
         if node.inputs and node.steps is None:
             return f"the operation at {node.place}"
-        last = node.map is None and i == len(graph.nodes) - 1
-        if (
-            node.slope is not None
-            and (last or graph.nodes[node.inputs[0]].slope is not None)
-            and _leaky(graph, i)
-        ):
+        if not isinstance(node.op, Relu):
+            continue
+        last = i == len(graph.nodes) - 1
+        second = isinstance(graph.nodes[node.inputs[0]].op, Relu)
+        if (last or second) and _leaky(graph, i):
             return f"a leaky ReLU at {node.place} with no layer after it"
     return _settings(graph, run)
 
@@ -235,7 +237,7 @@ def _leaky(graph: Graph, i: int) -> bool:
     """Whether node i, a ReLU, or the one before it rounds a product."""
     node = graph.nodes[i]
     before = graph.nodes[node.inputs[0]]
-    return bool(node.steps) or (before.slope is not None and bool(before.steps))
+    return bool(node.steps) or (isinstance(before.op, Relu) and bool(before.steps))
 
 
 def _nnpack() -> bool:

@@ -21,15 +21,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.norms import FEW_SIGNS, positive_norms
-from wassail.certificates.bounds.propagate import Bounds, Span, derivative_span, node_terms
+from wassail.certificates.bounds.propagate import Bounds, Span, derivative_span
 from wassail.certificates.bounds.tangents import centred
-from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Conv, Linear, Matrix, Scale, Sum, rounding_map
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
+from wassail.certificates.graph.maps import Linear, Scale, Sum, rounding_map
+from wassail.certificates.graph.matrix_norms import FEW_SIGNS, positive_norms
 from wassail.certificates.graph.region import Region
 from wassail.geometry import operator_norm
 from wassail.rounding import FLOOR
@@ -70,15 +70,10 @@ def ranges(graph: Graph, balls: Balls) -> dict[int, Span]:
     )
 
 
-def _read_by_others(graph: Graph) -> set[int]:
-    """The nodes that something nonlinear reads."""
-    return {j for node in graph.nodes if node.map is None for j in node.inputs}
-
-
 def _swept(graph: Graph, balls: Balls) -> dict[int, Span]:
     sweep = Sweep(graph, balls).run()
     found = {}
-    for j in _read_by_others(graph):
+    for j in graph.read_by_others:
         c, (low, high) = sweep.centre[j], sweep.spans[j]
         slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
         found[j] = c + low - slack, c + high + slack
@@ -145,29 +140,30 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
         value = span_step(graph, node, v)
         nothing = torch.full_like(value[0], -math.inf), torch.full_like(value[0], math.inf)
         t = rays.start.reshape(-1, *[1] * len(node.shape))
-        if node.map is not None:
-            bias = t.new_zeros(()) if node.bias is None else node.bias / t * (1 + 2.0**-51)
-            low, high = affine_span(
-                replace(node, bias=None, bias_most=None), node.map, q, graph.rounding
-            )
-            error = (graph.rounding + 2.0**-50) * (
-                node.bias_size / t + _finite(low) + _finite(high)
-            )
-            scaled = low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
-        elif node.slope is not None:
-            scaled = _relu(q[0], node.slope)
-        elif node.activation is not None:
-            away = ACTIVATIONS[node.activation].distance_to_relu / t * (1 + 2.0**-51)
-            scaled = (
-                (q[0][0].clamp(min=0) - away) * (1 + 2.0**-51),
-                (q[0][1].clamp(min=0) + away) * (1 + 2.0**-51),
-            )
-        else:
-            scaled = nothing
+        match node.op:
+            case Affine(map_, shift):
+                bias = t.new_zeros(()) if shift is None else shift / t * (1 + 2.0**-51)
+                low, high = affine_span(Affine(map_), q, graph.rounding)
+                error = (graph.rounding + 2.0**-50) * (
+                    node.op.bias_size / t + _finite(low) + _finite(high)
+                )
+                scaled = low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
+            case Relu(slope):
+                scaled = _relu(q[0], slope)
+            case Smooth():
+                away = node.op.function.distance_to_relu / t * (1 + 2.0**-51)
+                scaled = (
+                    (q[0][0].clamp(min=0) - away) * (1 + 2.0**-51),
+                    (q[0][1].clamp(min=0) + away) * (1 + 2.0**-51),
+                )
+            case Curved() | Input():
+                scaled = nothing
+            case _:
+                assert_never(node.op)
         value, scaled = rays.meet(value, scaled)
         values.append(value)
         parts.append(scaled)
-    return {j: values[j] for j in _read_by_others(graph)}
+    return {j: values[j] for j in graph.read_by_others}
 
 
 def _intervals(graph: Graph, x: Span) -> dict[int, Span]:
@@ -179,19 +175,24 @@ def _intervals(graph: Graph, x: Span) -> dict[int, Span]:
     ]
     for node in graph.nodes[1:]:
         span.append(span_step(graph, node, [span[j] for j in node.inputs]))
-    return {j: span[j] for j in _read_by_others(graph)}
+    return {j: span[j] for j in graph.read_by_others}
 
 
 def span_step(graph: Graph, node: Node, given: list[Span]) -> Span:
     """The range of one node from those of its inputs."""
-    if node.map is not None:
-        return affine_span(node, node.map, given, graph.rounding)
-    if node.slope is not None:
-        return _relu(given[0], node.slope)
-    if node.activation is not None:
-        return ACTIVATIONS[node.activation].span(*given[0])
-    assert node.curve is not None
-    return node.curve.span(*given)
+    match node.op:
+        case Affine():
+            return affine_span(node.op, given, graph.rounding)
+        case Relu(slope):
+            return _relu(given[0], slope)
+        case Smooth():
+            return node.op.function.span(*given[0])
+        case Curved(curve):
+            return curve.span(*given)
+        case Input():
+            raise AssertionError("the input has no range of its own")
+        case _:
+            assert_never(node.op)
 
 
 def _relu(span: Span, slope: Tensor) -> Span:
@@ -201,11 +202,12 @@ def _relu(span: Span, slope: Tensor) -> Span:
     return low - 2.0**-52 * _finite(low), high + 2.0**-52 * _finite(high)
 
 
-def affine_span(node: Node, map_: Linear, given: list[Span], rounding: float) -> Span:
+def affine_span(op: Affine, given: list[Span], rounding: float) -> Span:
     """`W+ low - W- high + b` and the other way round; infinite sides are followed on their own:
     W+ and W- cannot cancel.
     """
-    plus, minus = _signed(map_)
+    map_ = op.map
+    plus, minus = map_.signed()
     far = [(torch.isinf(a).double(), torch.isinf(b).double()) for a, b in given]
     near = [
         (torch.where(p > 0, 0.0, a), torch.where(q > 0, 0.0, b))
@@ -213,9 +215,9 @@ def affine_span(node: Node, map_: Linear, given: list[Span], rounding: float) ->
     ]
     size = (
         rounding_map(map_).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in near])
-        + node.bias_size
+        + op.bias_size
     )
-    error = (rounding + 2.0**-52 * (node_terms(node) + 4)) * size
+    error = (rounding + 2.0**-52 * (map_.terms + 4)) * size
     sides = []
     for k, sign in ((0, -1.0), (1, 1.0)):
         side, blown = plus.forward(*[v[k] for v in near]), plus.forward(*[v[k] for v in far])
@@ -224,22 +226,9 @@ def affine_span(node: Node, map_: Linear, given: list[Span], rounding: float) ->
                 side - minus.forward(*[v[1 - k] for v in near]),
                 blown + minus.forward(*[v[1 - k] for v in far]),
             )
-        side = side if node.bias is None else side + node.bias
+        side = side if op.bias is None else side + op.bias
         sides.append(torch.where(blown > 0, sign * math.inf, side + sign * error))
     return sides[0], sides[1]
-
-
-def _signed(map_: Linear) -> tuple[Linear, Linear | None]:
-    """`W = W+ - W-`, both >= 0; None where `W-` is 0, as for moved entries, sums and averages."""
-    if isinstance(map_, Matrix):
-        return Matrix(map_.weight.clamp(min=0)), Matrix((-map_.weight).clamp(min=0))
-    if isinstance(map_, Conv):
-        return replace(map_, weight=map_.weight.clamp(min=0)), replace(
-            map_, weight=(-map_.weight).clamp(min=0)
-        )
-    if isinstance(map_, Scale):
-        return Scale(map_.factor.clamp(min=0)), Scale((-map_.factor).clamp(min=0))
-    return map_, None
 
 
 def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
@@ -264,13 +253,18 @@ def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
             continue
         node = graph.nodes[i]
         g = span.pop(i)
-        if node.map is not None:
-            parts = _pulled(node, node.map, g, graph.rounding)
-        elif node.curve is not None:
-            parts = node.curve.adjoint(g, [spans[j] for j in node.inputs])
-        else:
-            least, top = derivative_span(node, spans[node.inputs[0]])
-            parts = (_times(g, (least[:, None], top[:, None])),)
+        match node.op:
+            case Affine(map_):
+                parts = _pulled(map_, g, graph.rounding)
+            case Curved(curve):
+                parts = curve.adjoint(g, [spans[j] for j in node.inputs])
+            case Relu() | Smooth():
+                least, top = derivative_span(node.op, spans[node.inputs[0]])
+                parts = (_times(g, (least[:, None], top[:, None])),)
+            case Input():
+                raise AssertionError("the input comes last")
+            case _:
+                assert_never(node.op)
         for j, part in zip(node.inputs, parts):
             if j in span:
                 low = span[j][0] + part[0]
@@ -282,7 +276,7 @@ def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
     return low.reshape(count, m, -1), high.reshape(count, m, -1)
 
 
-def _pulled(node: Node, map_: Linear, g: Span, rounding: float) -> tuple[Span, ...]:
+def _pulled(map_: Linear, g: Span, rounding: float) -> tuple[Span, ...]:
     """`W^T g` of gradients `(N, m, *shape)`: centre and radius; what an infinite entry feeds is
     infinite.
     """
@@ -293,7 +287,7 @@ def _pulled(node: Node, map_: Linear, g: Span, rounding: float) -> tuple[Span, .
     high = torch.where(far, 0.0, high)
     size = map_.magnitude()
     blown = size.transpose(far.double()) if far.any() else None
-    wide = rounding + 2.0**-52 * (node_terms(node) + 4)
+    wide = rounding + 2.0**-52 * (map_.terms + 4)
     found = []
     for k, (centre, reach, much) in enumerate(
         zip(
@@ -389,7 +383,7 @@ def smooth_bounds(graph: Graph, region: Region, spans: Mapping[int, Span]) -> Bo
     inputs = {
         i: spans[node.inputs[0]]
         for i, node in enumerate(graph.nodes)
-        if node.map is None and node.inputs
+        if isinstance(node.op, Relu | Smooth)
     }
     return Bounds(graph, region, {i: (low[0], high[0]) for i, (low, high) in inputs.items()})
 
@@ -411,7 +405,7 @@ def secants(bounds: Bounds) -> Bounds:
 
     for i, node in enumerate(bounds.graph.nodes):
         inputs = tuple(moved[j] for j in node.inputs)
-        if node.activation is None:
+        if not isinstance(node.op, Smooth):
             moved.append(add(replace(node, inputs=inputs)))
             if i in bounds.spans:
                 spans[moved[i]] = bounds.spans[i]
@@ -419,13 +413,13 @@ def secants(bounds: Bounds) -> Bounds:
         least, top = bounds.derivative(i)
         zero = torch.zeros_like(least)
         one = torch.ones_like(least)
-        bend = add(Node(inputs, node.shape, node.place, slope=zero.new_zeros(())))
+        bend = add(Node(inputs, node.shape, node.place, Relu(zero.new_zeros(()))))
         spans[bend] = -one, one
         width = torch.nextafter(top - least, one * math.inf)
-        moved.append(add(Node((bend,), node.shape, node.place, Scale(width))))
+        moved.append(add(Node((bend,), node.shape, node.place, Affine(Scale(width)))))
         if least.any():
-            straight = add(Node(inputs, node.shape, node.place, Scale(least)))
-            moved[i] = add(Node((moved[i], straight), node.shape, node.place, Sum(2)))
+            straight = add(Node(inputs, node.shape, node.place, Affine(Scale(least))))
+            moved[i] = add(Node((moved[i], straight), node.shape, node.place, Affine(Sum(2))))
     return Bounds(Graph(tuple(nodes), bounds.graph.rounding), bounds.region, spans)
 
 

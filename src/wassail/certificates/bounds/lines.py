@@ -9,9 +9,9 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.rows import Span, Turned, add_to, laid_out, of_owner, row_dot
-from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.bounds.rows import Span, Turned, add_to, of_owner, row_dot
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
+from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.planes import Plane
 from wassail.rounding import FLOOR, TINY
 from wassail.ties import steep_below
@@ -74,9 +74,9 @@ class Arithmetic:
         self.maps: dict[int, Turned] = {} if like is None else like.maps
         if like is None:
             self.maps = {
-                i: Turned(node.map, dtype)
+                i: Turned(node.op.map, dtype)
                 for i, node in enumerate(graph.nodes)
-                if node.map is not None
+                if isinstance(node.op, Affine)
             }
         self.errors: dict[int, Tensor] = {} if like is None else like.errors
         self.floors: dict[int, Tensor] = {} if like is None else like.floors
@@ -160,10 +160,9 @@ class Shape:
     def slopes(self) -> Span:
         """CROWN's slopes of the line above and the line below."""
         low, high = self.ends
-        if self.node.activation is not None:
-            return ACTIVATIONS[self.node.activation].slopes(low, high)
-        slope = self.node.slope
-        assert slope is not None
+        if isinstance(self.node.op, Smooth):
+            return self.node.op.function.slopes(low, high)
+        slope = self._slope
         crossing = (low < 0) & (high > 0)
         up = torch.where(
             crossing,
@@ -198,8 +197,8 @@ class Shape:
         """
         low, high = self.ends
         sign = 1.0 if above else -1.0
-        if self.node.activation is not None:
-            f = ACTIVATIONS[self.node.activation]
+        if isinstance(self.node.op, Smooth):
+            f = self.node.op.function
             v, slack = f.touch(slope, low, high, above)
             here = f.value(self.c)
             gap = f.value(v) - slope * v
@@ -218,15 +217,18 @@ class Shape:
         )
 
     def _relu(self, v: Tensor) -> Tensor:
-        slope = self.node.slope
-        assert slope is not None
-        return torch.where(v > 0, v, slope * v)
+        return torch.where(v > 0, v, self._slope * v)
+
+    @property
+    def _slope(self) -> Tensor:
+        assert isinstance(self.node.op, Relu)
+        return self.node.op.slope
 
     def output(self) -> tuple[Tensor, Span]:
         """The value at the samples and the span of the output's deviation."""
         low, high = self.ends
-        if self.node.activation is not None:
-            f = ACTIVATIONS[self.node.activation]
+        if isinstance(self.node.op, Smooth):
+            f = self.node.op.function
             here, (least, most) = f.value(self.c), f.span(low, high)
             ulp = 2.0**-48 * here.abs()
         else:
@@ -238,7 +240,7 @@ class Shape:
 
 def entrywise(node: Node) -> bool:
     """Whether it is an activation: a function of one node, entry by entry."""
-    return node.slope is not None or node.activation is not None
+    return isinstance(node.op, Relu | Smooth)
 
 
 def ends_of(c: Tensor, low: Tensor, high: Tensor) -> Span:

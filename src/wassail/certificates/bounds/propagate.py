@@ -23,11 +23,20 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from wassail.certificates import clock
-from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Average, Conv, Matrix, Pick, rounding_map
+from wassail.certificates.graph.graph import (
+    Affine,
+    Curved,
+    Graph,
+    Input,
+    Node,
+    Op,
+    Relu,
+    Smooth,
+)
+from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
 from wassail.rounding import length, sized
 from wassail.ties import firm, quiet, steep_below
@@ -45,31 +54,26 @@ def gamma(graph: Graph) -> float:
 
 def node_terms(node: Node) -> int:
     """Most terms in one sum of a node, with room for its bias and the products."""
-    if isinstance(node.map, Matrix):
-        return 4 + max(node.map.weight.shape)
-    if isinstance(node.map, Conv):
-        out, per_group, height, width = node.map.weight.shape
-        return 4 + height * width * max(per_group, out)
-    if (
-        isinstance(node.map, Pick) and node.map.source is not None
-    ):  # an entry that is picked several times gets a sum back
-        return 5 + node.map.repeats
-    return 4 + (math.prod(node.map.shape) if isinstance(node.map, Average) else len(node.inputs))
+    return node.op.map.terms if isinstance(node.op, Affine) else 4 + len(node.inputs)
 
 
-def derivative_span(node: Node, span: Span) -> Span:
+def derivative_span(op: Op, span: Span) -> Span:
     """The range of the derivative of a ReLU or an activation where its input has this range, shape
     of the span.
 
     A ReLU that keeps its side has one value.
     """
-    if node.activation is not None:
-        return ACTIVATIONS[node.activation].derivative_range(*span)
     low, high = span
-    assert node.slope is not None
-    return torch.where((low >= 0) & (high > 0), 1.0, node.slope), torch.where(
-        high <= 0, node.slope, 1.0
-    )
+    match op:
+        case Smooth():
+            return op.function.derivative_range(low, high)
+        case Relu(slope):
+            least = torch.where((low >= 0) & (high > 0), 1.0, slope)
+            return least, torch.where(high <= 0, slope, 1.0)
+        case Input() | Affine() | Curved():
+            raise AssertionError("not a function of one number")
+        case _:
+            assert_never(op)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +88,17 @@ class Bounds:
 
     def derivative(self, i: int) -> Span:
         """The range of the derivative of the neurons of node i."""
-        return derivative_span(self.graph.nodes[i], self.spans[i])
+        return derivative_span(self.graph.nodes[i].op, self.spans[i])
 
     def unstable(self, i: int) -> Tensor:
         """Which neurons of node i have more than one derivative, bool of the node's shape:
         ReLUs that may change sides.
         """
-        low, high = self.spans[i] if self.graph.nodes[i].activation is None else self.derivative(i)
-        return (low < 0) & (high > 0) if self.graph.nodes[i].activation is None else low < high
+        if isinstance(self.graph.nodes[i].op, Smooth):
+            low, high = self.derivative(i)
+            return low < high
+        low, high = self.spans[i]
+        return (low < 0) & (high > 0)
 
     def states(self) -> dict[int, Tensor]:
         """For each ReLU node 1 where a neuron is always active, 0 where never, -1 where it may
@@ -108,9 +115,9 @@ class Bounds:
         return sum(int(self.unstable(i).sum()) for i in self.spans)
 
     def _slope(self, i: int) -> Tensor:
-        slope = self.graph.nodes[i].slope
-        assert slope is not None
-        return slope
+        op = self.graph.nodes[i].op
+        assert isinstance(op, Relu)
+        return op.slope
 
 
 def intervals(graph: Graph, region: Region) -> Bounds:
@@ -124,30 +131,38 @@ def intervals(graph: Graph, region: Region) -> Bounds:
     for i, node in enumerate(graph.nodes):
         clock.check()
         given = [span[j] for j in node.inputs]
-        if node.slope is not None:
-            spans[i] = (given[0][0][0], given[0][1][0])
-            off = [
-                torch.where(node.slope > 0, node.slope * s.clamp(max=0), 0.0) for s in given[0]
-            ]  # 0 times -inf is 0 here
-            span.append((given[0][0].clamp(min=0) + off[0], given[0][1].clamp(min=0) + off[1]))
-        elif node.map is not None and region.bounded:
-            middle = [(a + b) / 2 for a, b in given]
-            radius = [(b - a) / 2 for a, b in given]
-            size = node.map.magnitude()
-            centre, reach = node.map.forward(*middle), size.forward(*radius)
-            error = slack * rounding_map(node.map).forward(
-                *[torch.maximum(a.abs(), b.abs()) for a, b in given]
-            )
-            if node.bias is not None:
-                centre = centre + node.bias
-                error = error + slack * node.bias_size
-            span.append((centre - reach - error, centre + reach + error))
-        elif node.map is not None:  # nothing is bounded on R^n
-            unknown = low.new_full((1, *node.shape), math.inf)
-            span.append((-unknown, unknown))
-        else:
-            span.append((low.reshape(1, *shape), high.reshape(1, *shape)))
+        match node.op:
+            case Relu(slope):
+                spans[i] = (given[0][0][0], given[0][1][0])
+                # 0 times -inf is 0 here
+                off = [torch.where(slope > 0, slope * s.clamp(max=0), 0.0) for s in given[0]]
+                span.append((given[0][0].clamp(min=0) + off[0], given[0][1].clamp(min=0) + off[1]))
+            case Affine() if region.bounded:
+                span.append(_affine(node.op, given, slack))
+            case Affine():  # nothing is bounded on R^n
+                unknown = low.new_full((1, *node.shape), math.inf)
+                span.append((-unknown, unknown))
+            case Input():
+                span.append((low.reshape(1, *shape), high.reshape(1, *shape)))
+            case Smooth() | Curved():
+                raise AssertionError("refused above")
+            case _:
+                assert_never(node.op)
     return Bounds(graph, region, spans)
+
+
+def _affine(op: Affine, given: list[Span], slack: float) -> Span:
+    """The range of an affine map of boxes; slack: relative rounding error."""
+    middle = [(a + b) / 2 for a, b in given]
+    radius = [(b - a) / 2 for a, b in given]
+    centre = op.map.forward(*middle)
+    reach = op.map.magnitude().forward(*radius)
+    sizes = [torch.maximum(a.abs(), b.abs()) for a, b in given]
+    error = slack * rounding_map(op.map).forward(*sizes)
+    if op.bias is not None:
+        centre = centre + op.bias
+        error = error + slack * op.bias_size
+    return centre - reach - error, centre + reach + error
 
 
 def crown(graph: Graph, region: Region, steps: int = 0) -> Bounds:
@@ -253,20 +268,24 @@ def _substitute(
             continue
         node = graph.nodes[i]
         w = weight.pop(i)
-        if node.slope is not None:
-            (up, up_shift), (down, _) = _value_lines(bounds.spans[i], node.slope)
-            if alpha is not None and i in alpha:
-                down = torch.where(bounds.unstable(i), alpha[i], down)
-            w = firm(w)
-            plus = w.clamp(min=0)
-            constant = constant + _rows(plus * up_shift).sum(1)
-            _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
-            continue
-        assert node.map is not None
-        if node.bias is not None:
-            constant = constant + _rows(w * node.bias).sum(1)
-        for j, part in zip(node.inputs, node.map.transpose(w)):
-            _accumulate(weight, j, part)
+        match node.op:
+            case Relu(slope):
+                (up, up_shift), (down, _) = _value_lines(bounds.spans[i], slope)
+                if alpha is not None and i in alpha:
+                    down = torch.where(bounds.unstable(i), alpha[i], down)
+                w = firm(w)
+                plus = w.clamp(min=0)
+                constant = constant + _rows(plus * up_shift).sum(1)
+                _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
+            case Affine(map_, bias):
+                if bias is not None:
+                    constant = constant + _rows(w * bias).sum(1)
+                for j, part in zip(node.inputs, map_.transpose(w)):
+                    _accumulate(weight, j, part)
+            case Input() | Smooth() | Curved():
+                raise AssertionError("bounds are of piecewise-linear networks")
+            case _:
+                assert_never(node.op)
     if 0 not in weight:
         return constant
     return constant + bounds.region.upper(firm(_rows(weight[0])), cut=not weight[0].requires_grad)
@@ -294,13 +313,17 @@ def magnitudes(graph: Graph, x: Tensor) -> list[Tensor]:
     found: list[Tensor] = []
     for node in graph.nodes:
         given = [found[j] for j in node.inputs]
-        if node.slope is not None:
-            found.append(given[0])
-        elif node.map is not None:
-            value = rounding_map(node.map).forward(*given)
-            found.append(value + node.bias_size)
-        else:
-            found.append(x.double().abs().reshape(-1, *node.shape))
+        match node.op:
+            case Relu():
+                found.append(given[0])
+            case Affine(map_):
+                found.append(rounding_map(map_).forward(*given) + node.op.bias_size)
+            case Input():
+                found.append(x.double().abs().reshape(-1, *node.shape))
+            case Smooth() | Curved():
+                raise AssertionError("only for piecewise-linear networks")
+            case _:
+                assert_never(node.op)
     return found
 
 
@@ -386,7 +409,7 @@ class Gradients:
             node = graph.nodes[i]
             if not any(j in value for j in node.inputs):
                 continue
-            if node.map is None:
+            if not isinstance(node.op, Affine):
                 if i not in self.spans:  # it leads nowhere
                     continue
                 if shared:
@@ -396,13 +419,12 @@ class Gradients:
                 value[i], shift = self._relaxed(i, value[node.inputs[0]], p)
                 constant = constant + shift
             else:
-                assert node.map is not None
                 size = len(next(iter(value.values())))
                 given = [
                     value[j] if j in value else directions.new_zeros(size, *graph.nodes[j].shape)
                     for j in node.inputs
                 ]
-                value[i] = node.map.forward(*given)
+                value[i] = node.op.map.forward(*given)
             for j in node.inputs:
                 if uses[j] == i:  # not needed any more
                     value.pop(j, None)
@@ -451,7 +473,7 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
         if i not in span:
             continue
         node, (low, high), most = graph.nodes[i], span.pop(i), size.pop(i)
-        if node.map is None:
+        if not isinstance(node.op, Affine):
             found = replace(
                 found, spans={**found.spans, i: (low, high)}, sizes={**found.sizes, i: most}
             )
@@ -471,13 +493,13 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
                 sized(most) * sized(steep),
             )
             continue
-        assert node.map is not None
-        absolute = node.map.magnitude()
+        map_ = node.op.map
+        absolute = map_.magnitude()
         for j, centre, reach, much in zip(
             node.inputs,
-            node.map.transpose((low + high) / 2),
+            map_.transpose((low + high) / 2),
             absolute.transpose((high - low) / 2),
-            rounding_map(node.map).transpose(most),
+            rounding_map(map_).transpose(most),
         ):
             error = slack * much
             _merge(span, size, j, (centre - reach - error, centre + reach + error), much)

@@ -27,11 +27,21 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.propagate import Span, derivative_span, node_terms
+from wassail.certificates.bounds.propagate import Span, derivative_span
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import (
+    Affine,
+    Curved,
+    Graph,
+    Input,
+    Node,
+    Op,
+    Relu,
+    Smooth,
+)
 from wassail.certificates.graph.maps import Linear, rounding_map
 from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.products import Product
@@ -100,8 +110,8 @@ class _Entrywise:
     terms: int = 4
 
     @classmethod
-    def make(cls, node: Node, span: Span) -> _Entrywise:
-        low, high = (side[:, None] for side in derivative_span(node, span))
+    def make(cls, op: Op, span: Span) -> _Entrywise:
+        low, high = (side[:, None] for side in derivative_span(op, span))
         middle = (low + high) / 2
         return cls(middle, torch.maximum(high - middle, middle - low) * (1 + 4 * U))
 
@@ -274,17 +284,23 @@ def _sum(values: Tensor) -> Tensor:
 
 def middle(graph: Graph, node: Node, spans: Mapping[int, Span]) -> Middle:
     """The derivative of a node where its inputs have these ranges."""
-    if node.map is not None:
-        return _Affine(node.map, node_terms(node) + 4, graph.rounding)
-    if node.curve is None:
-        return _Entrywise.make(node, spans[node.inputs[0]])
-    given = tuple(spans[j] for j in node.inputs)
-    if isinstance(node.curve, Product):
-        return _Product.make(node.curve, given)
-    if isinstance(node.curve, Softmax):
-        return _Softmax.make(node.curve, given)
-    assert isinstance(node.curve, Normalise)
-    return _Normalise.make(node.curve, given)
+    match node.op:
+        case Affine(map_):
+            return _Affine(map_, map_.terms + 4, graph.rounding)
+        case Relu() | Smooth():
+            return _Entrywise.make(node.op, spans[node.inputs[0]])
+        case Curved(curve):
+            given = tuple(spans[j] for j in node.inputs)
+            if isinstance(curve, Product):
+                return _Product.make(curve, given)
+            if isinstance(curve, Softmax):
+                return _Softmax.make(curve, given)
+            assert isinstance(curve, Normalise)
+            return _Normalise.make(curve, given)
+        case Input():
+            raise AssertionError("the input has no derivative of its own")
+        case _:
+            assert_never(node.op)
 
 
 def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool = False) -> Span:
@@ -316,7 +332,7 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
             continue
         here = g.pop(i)
         off = error.pop(i) + rest[i]
-        if tighten and graph.nodes[i].map is None and i < last:
+        if tighten and not isinstance(graph.nodes[i].op, Affine) and i < last:
             off = torch.minimum(off, _gathered(graph, maps, rest, i).reshape(off.shape))
         maps[i] = by = middle(graph, graph.nodes[i], spans)
         wide = (by.terms + 8 + users[i]) * U

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
-from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
-from wassail.certificates.graph.maps import Average, Concat, Conv, Linear, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
+from wassail.certificates.graph.maps import exactly_shifted
 from wassail.rounding import shifted
 
 
@@ -27,7 +26,7 @@ def equilibrated(graph: Graph, x: Tensor) -> Graph:
     group = _groups(graph)
     fixed = {group[0], group[len(graph.nodes) - 1]}
     for i, node in enumerate(graph.nodes):
-        if node.activation is not None or node.curve is not None:
+        if isinstance(node.op, Smooth | Curved):
             fixed |= {group[i], *(group[j] for j in node.inputs)}
     sizes: dict[int, list[int]] = {g: [] for g in group}
     for g, size in zip(group, _exponents(graph, x)):
@@ -55,8 +54,15 @@ def _groups(graph: Graph) -> list[int]:
     """For each node the first of those that scale together with it."""
     group = list(range(len(graph.nodes)))
     for i, node in enumerate(graph.nodes):
-        if node.slope is None and not isinstance(node.map, Pick | Average | Sum | Concat):
-            continue
+        match node.op:
+            case Relu():
+                pass
+            case Affine(map_) if map_.coefficients is None:
+                pass
+            case Input() | Affine() | Smooth() | Curved():
+                continue
+            case _:
+                assert_never(node.op)
         joined = {group[i], *(group[j] for j in node.inputs)}
         group = [min(joined) if g in joined else g for g in group]
     return group
@@ -76,30 +82,24 @@ def _exponents(graph: Graph, x: Tensor) -> list[int | None]:
         given = [found[j] for j in node.inputs]
         top = max((e for _, e in given), default=0)
         values = [shifted(v, max(e - top, -2000)) for v, e in given]  # the largest decides
-        match node.map:
-            case Matrix(weight) | Conv(weight) | Scale(weight):
-                own = _exponent(weight) or 0
-                match node.map:
-                    case Matrix():
-                        small: Linear = Matrix(shifted(weight, -own))
-                    case Conv() as conv:
-                        small = replace(conv, weight=shifted(weight, -own))
-                    case _:
-                        small = Scale(shifted(weight, -own))
-                out, top = small.forward(*values), top + own
-            case None if not node.inputs:
+        match node.op:
+            case Affine(map_):
+                own = 0 if map_.coefficients is None else _exponent(map_.coefficients) or 0
+                if map_.coefficients is not None:
+                    map_ = map_.reweighted(shifted(map_.coefficients, -own))
+                out, top = map_.forward(*values), top + own
+            case Input():
                 out = x.double()
-            case None if node.slope is not None:
-                out = torch.where(values[0] > 0, values[0], node.slope * values[0])
-            case None:  # smooth: at its own scale
+            case Relu():
+                out = node.op.value(*values)
+            case Smooth() | Curved():  # at its own scale
                 plain = [shifted(v, max(min(top, 1000), -2000)) for v in values]
-                smooth = ACTIVATIONS[node.activation].value if node.activation else node.curve.value  # type: ignore[union-attr]
-                out, top = smooth(*plain).nan_to_num(), 0
+                out, top = node.op.value(*plain).nan_to_num(), 0
             case _:
-                out = node.map.forward(*values)
+                assert_never(node.op)
         out, top = scaled(out, top)
-        if node.bias is not None:
-            bias, high = scaled(node.bias, 0)
+        if isinstance(node.op, Affine) and node.op.bias is not None:
+            bias, high = scaled(node.op.bias, 0)
             most = max(top, high) if bool(out.any()) else high
             out = shifted(out, max(top - most, -2000)) + shifted(bias, max(high - most, -2000))
             out, top = scaled(out, most)
@@ -117,24 +117,12 @@ def _moved_by(node: Node, exponent: int, bias_exponent: int) -> Node:
     """The node with its weights times a power of two and its bias times another, or an
     `ArithmeticError`: not exact.
     """
-    match node.map:
-        case Matrix(weight, most):
-            map_: Linear | None = Matrix(
-                _exactly(weight, exponent), None if most is None else shifted(most, exponent)
-            )
-        case Conv(weight):
-            map_ = replace(node.map, weight=_exactly(weight, exponent))
-        case Scale(factor):
-            map_ = Scale(_exactly(factor, exponent))
-        case _:
-            map_ = node.map
-    bias = None if node.bias is None else _exactly(node.bias, bias_exponent)
-    most = None if node.bias_most is None else shifted(node.bias_most, bias_exponent)
-    return replace(node, map=map_, bias=bias, bias_most=most, exponent=bias_exponent)
-
-
-def _exactly(values: Tensor, exponent: int) -> Tensor:
-    moved = shifted(values, exponent)
-    if not torch.equal(shifted(moved, -exponent), values):
-        raise ArithmeticError
-    return moved
+    if not isinstance(node.op, Affine):
+        return replace(node, exponent=bias_exponent)
+    map_, bias, most = node.op.map, node.op.bias, node.op.bias_most
+    op = Affine(
+        map_ if map_.coefficients is None else map_.moved_by(exponent),
+        None if bias is None else exactly_shifted(bias, bias_exponent),
+        None if most is None else shifted(most, bias_exponent),
+    )
+    return replace(node, op=op, exponent=bias_exponent)

@@ -11,6 +11,13 @@ from torch import Tensor
 if TYPE_CHECKING:
     from wassail.certificates.graph.maps import Linear
 
+# roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
+# and one more
+FEW = 4
+
+
+NORM = 16  # of a frozen batch norm, whichever way it is computed
+
 
 # Roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
 # and one more.

@@ -1,4 +1,8 @@
-"""A network as a graph of nodes: affine maps, activations, products."""
+"""A network as a graph of nodes: affine maps, activations, products.
+
+What a node computes is one of a few kinds (`Op`). Ask with `match node.op` and end with
+`assert_never`: the type checker then names every place that a new kind has to be added to.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,114 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import assert_never
 
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.activations import ACTIVATIONS, Activation
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.execution import Execution, Step
-from wassail.certificates.graph.maps import Linear, Matrix, fan_in, moved_to
+from wassail.certificates.graph.maps import Linear, Matrix, moved_to
 from wassail.certificates.graph.planes import Curve
 from wassail.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
-    """One step of the network: the input (no inputs), an affine map, a ReLU (slope given), a smooth
-    activation or a curve.
+class Input:
+    """The input of the network."""
 
-    inputs: indices of earlier nodes; shape: of one sample; bias: broadcasts against one sample;
-    slope: the derivative where the ReLU is off, in [0, 1], broadcasts against one sample; place:
-    where it stands in the model; bias_most: the magnitudes that the bias is a sum of, if it is one;
-    activation: the name of a smooth activation, one of `ACTIVATIONS`; curve: a smooth function that
-    is not entry by entry (a product, softmax, normalised tokens); steps: the operations that are
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """`map(inputs) + bias`.
+
+    bias: broadcasts against one sample; bias_most: the magnitudes that the bias is a sum of, if it
+    is one.
+    """
+
+    map: Linear
+    bias: Tensor | None = None
+    bias_most: Tensor | None = None
+
+    @property
+    def bias_size(self) -> Tensor | float:
+        """The magnitude of the bias that rounding errors are relative to."""
+        if self.bias_most is not None:
+            return self.bias_most
+        return 0.0 if self.bias is None else self.bias.abs()
+
+    def value(self, *given: Tensor) -> Tensor:
+        """The values at samples `(m, *shape)`, from those of the inputs."""
+        out = self.map.forward(*given)
+        return out if self.bias is None else out + self.bias
+
+    def to(self, device: torch.device) -> Affine:
+        """The same with its tensors on a device."""
+        return Affine(
+            self.map.to(device), moved_to(self.bias, device), moved_to(self.bias_most, device)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Relu:
+    """`max(v, slope v)`, entry by entry; slope: in [0, 1], broadcasts against one sample."""
+
+    slope: Tensor
+
+    def value(self, *given: Tensor) -> Tensor:
+        """The values at samples `(m, *shape)`."""
+        return torch.where(given[0] > 0, given[0], self.slope * given[0])
+
+    def to(self, device: torch.device) -> Relu:
+        """The same with its tensors on a device."""
+        return Relu(self.slope.to(device))
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """A smooth activation, entry by entry; name: one of `ACTIVATIONS`."""
+
+    name: str
+
+    @property
+    def function(self) -> Activation:
+        """What is known of it."""
+        return ACTIVATIONS[self.name]
+
+    def value(self, *given: Tensor) -> Tensor:
+        """The values at samples `(m, *shape)`."""
+        return self.function.value(given[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Curved:
+    """A smooth function that is not entry by entry: a product, softmax, normalised tokens."""
+
+    curve: Curve
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self.curve).__name__.lower()
+
+    def value(self, *given: Tensor) -> Tensor:
+        """The values at samples `(m, *shape)`."""
+        return self.curve.value(*given)
+
+
+Op: TypeAlias = Input | Affine | Relu | Smooth | Curved
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One step of the network.
+
+    inputs: indices of earlier nodes; shape: of one sample; place: where it stands in the model; op:
+    what it computes, one of a few kinds, to be asked with `match`; steps: the operations that are
     executed for it, none where it is exact in floating point, None where they are not known
     (`executed.py`); exponent: its values are those of the model times 2 to this power
     (`equilibrated`).
@@ -38,25 +126,44 @@ class Node:
     inputs: tuple[int, ...]
     shape: tuple[int, ...]
     place: str
-    map: Linear | None = None
-    bias: Tensor | None = None
-    slope: Tensor | None = None
-    bias_most: Tensor | None = None
-    activation: str | None = None
-    curve: Curve | None = None
+    op: Op = Input()
     steps: tuple[Step, ...] | None = None
     exponent: int = 0
 
     @property
+    def map(self) -> Linear | None:
+        """The map of an affine node."""
+        return self.op.map if isinstance(self.op, Affine) else None
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of an affine node."""
+        return self.op.bias if isinstance(self.op, Affine) else None
+
+    @property
+    def bias_most(self) -> Tensor | None:
+        """The magnitudes that the bias is a sum of."""
+        return self.op.bias_most if isinstance(self.op, Affine) else None
+
+    @property
     def bias_size(self) -> Tensor | float:
         """The magnitude of the bias that rounding errors are relative to."""
-        return (
-            self.bias_most
-            if self.bias_most is not None
-            else 0.0
-            if self.bias is None
-            else self.bias.abs()
-        )
+        return self.op.bias_size if isinstance(self.op, Affine) else 0.0
+
+    @property
+    def slope(self) -> Tensor | None:
+        """The slope of a ReLU."""
+        return self.op.slope if isinstance(self.op, Relu) else None
+
+    @property
+    def activation(self) -> str | None:
+        """The name of a smooth activation."""
+        return self.op.name if isinstance(self.op, Smooth) else None
+
+    @property
+    def curve(self) -> Curve | None:
+        """The curve of a curved node."""
+        return self.op.curve if isinstance(self.op, Curved) else None
 
     @property
     def size(self) -> int:
@@ -66,19 +173,21 @@ class Node:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that say where it computes."""
-        own = [getattr(self.map, name, None) for name in ("weight", "factor", "source")]
-        return [v for v in (*own, self.bias, self.slope, self.bias_most) if isinstance(v, Tensor)]
+        match self.op:
+            case Affine(map_, bias, most):
+                return [v for v in (*map_.tensors, bias, most) if v is not None]
+            case Relu(slope):
+                return [slope]
+            case Input() | Smooth() | Curved():
+                return []
+            case _:
+                assert_never(self.op)
 
     def to(self, device: torch.device) -> Node:
         """The same node with its tensors on a device."""
-        return replace(
-            self,
-            map=None if self.map is None else self.map.to(device),
-            bias=moved_to(self.bias, device),
-            slope=moved_to(self.slope, device),
-            bias_most=moved_to(self.bias_most, device),
-            steps=None if self.steps is None else tuple(step.to(device) for step in self.steps),
-        )
+        op = self.op.to(device) if isinstance(self.op, Affine | Relu) else self.op
+        steps = None if self.steps is None else tuple(step.to(device) for step in self.steps)
+        return replace(self, op=op, steps=steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,18 +229,23 @@ class Graph:
     @property
     def smooth(self) -> bool:
         """Whether there is a smooth activation or a curve: it is not piecewise linear."""
-        return any(node.activation is not None or node.curve is not None for node in self.nodes)
+        return any(isinstance(node.op, Smooth | Curved) for node in self.nodes)
 
     @property
     def curved(self) -> bool:
         """Whether there is a curve: a product, a softmax or a normalisation."""
-        return any(node.curve is not None for node in self.nodes)
+        return any(isinstance(node.op, Curved) for node in self.nodes)
 
     @property
     def relus(self) -> list[int]:
         """The indices of the ReLU nodes of a piecewise-linear network."""
         self.refuse_smooth()
-        return [i for i, node in enumerate(self.nodes) if node.slope is not None]
+        return [i for i, node in enumerate(self.nodes) if isinstance(node.op, Relu)]
+
+    @property
+    def read_by_others(self) -> set[int]:
+        """The nodes that something nonlinear reads."""
+        return {j for node in self.nodes if not isinstance(node.op, Affine) for j in node.inputs}
 
     @property
     def neurons(self) -> int:
@@ -141,7 +255,10 @@ class Graph:
     @property
     def operations(self) -> int:
         """Multiplications of a forward pass of one sample: what budgets of work are counted in."""
-        return sum(node.size * (1 if node.map is None else fan_in(node.map)) for node in self.nodes)
+        return sum(
+            node.size * (node.op.map.fan_in if isinstance(node.op, Affine) else 1)
+            for node in self.nodes
+        )
 
     def values(self, x: Tensor) -> list[Tensor]:
         """Every node at samples `(m, *shape)` in float64, where the network is."""
@@ -149,16 +266,13 @@ class Graph:
         found: list[Tensor] = []
         for node in self.nodes:
             given = [found[i] for i in node.inputs]
-            if node.slope is not None:
-                found.append(torch.where(given[0] > 0, given[0], node.slope * given[0]))
-            elif node.activation is not None:
-                found.append(ACTIVATIONS[node.activation].value(given[0]))
-            elif node.curve is not None:
-                found.append(node.curve.value(*given))
-            elif node.map is not None:
-                found.append(_biased(node.map.forward(*given), node.bias))
-            else:
-                found.append(x.double())
+            match node.op:
+                case Input():
+                    found.append(x.double())
+                case Affine() | Relu() | Smooth() | Curved():
+                    found.append(node.op.value(*given))
+                case _:
+                    assert_never(node.op)
         return found
 
     def logits(self, x: Tensor) -> Tensor:
@@ -170,7 +284,12 @@ class Graph:
         piecewise linear.
         """
         self.refuse_smooth()
-        return Graph(tuple(replace(node, bias=None, bias_most=None) for node in self.nodes))
+        return Graph(
+            tuple(
+                replace(node, op=Affine(node.op.map)) if isinstance(node.op, Affine) else node
+                for node in self.nodes
+            )
+        )
 
     def head(self, weight: Tensor) -> Graph:
         """The network followed by a linear map `(J, K)`, merged into the last layer where that
@@ -178,29 +297,24 @@ class Graph:
         """
         last = self.nodes[-1]
         weight = weight.to(self.device).double()
-        bias = None if last.bias is None else weight @ last.bias.expand(last.shape)
-        most = None if last.bias_most is None else weight.abs() @ last.bias_most.expand(last.shape)
-        if isinstance(last.map, Matrix):
-            node = replace(
-                last,
-                map=Matrix(weight @ last.map.weight),
-                bias=bias,
-                bias_most=most,
-                shape=(len(weight),),
-            )
-            return Graph((*self.nodes[:-1], node))
-        node = Node((len(self.nodes) - 1,), (len(weight),), "the margins", Matrix(weight))
-        return Graph((*self.nodes, node))
+        match last.op:
+            case Affine(Matrix(own), bias, most):
+                bias = None if bias is None else weight @ bias.expand(last.shape)
+                most = None if most is None else weight.abs() @ most.expand(last.shape)
+                op = Affine(Matrix(weight @ own), bias, most)
+                return Graph((*self.nodes[:-1], replace(last, op=op, shape=(len(weight),))))
+            case _:
+                op = Affine(Matrix(weight))
+                node = Node((len(self.nodes) - 1,), (len(weight),), "the margins", op)
+                return Graph((*self.nodes, node))
 
     def refuse_smooth(self) -> None:
         """An `InputError` that names the first smooth activation or curve, if there is one."""
         for node in self.nodes:
-            if node.activation is not None or node.curve is not None:
-                what = node.activation or type(node.curve).__name__.lower()
+            if isinstance(node.op, Smooth | Curved):
                 raise InputError(
-                    f"{what!r} at {node.place} is not piecewise linear: this method is for ReLU "
-                    "networks, "
-                    "use one that takes smooth activations."
+                    f"{node.op.name!r} at {node.place} is not piecewise linear: this method is for "
+                    "ReLU networks, use one that takes smooth activations."
                 )
 
     def piecewise(self, states: Mapping[int, Tensor] | None = None, limit: int = 5000) -> Piecewise:
@@ -239,32 +353,34 @@ class Graph:
         for i, node in enumerate(self.nodes):
             given = [value[j] for j in node.inputs]
             level = max((depth[j] for j in node.inputs), default=0)
-            if node.slope is not None:
-                free = (sides[i] < 0).flatten()
-                slope = node.slope.expand(node.shape)
-                before = given[0].reshape(columns, -1)
-                after = (given[0] * torch.where(sides[i] == 1, 1.0, slope)).reshape(columns, -1)
-                where = free.nonzero().flatten()
-                count = int(free.sum())
-                after[:, where] = 0
-                after[torch.arange(start, start + count), where] = 1.0
-                rows.append(before[:, where].T)
-                slopes.append(slope.flatten()[where])
-                layers.append(torch.full((count,), level))
-                value.append(after.reshape(columns, *node.shape))
-                start = start + count
-                level = level + (count > 0)
-            elif node.map is not None:
-                out = node.map.forward(*given)
-                if node.bias is not None:
-                    out[-1] = out[-1] + node.bias
-                value.append(out)
-            else:
-                value.append(
-                    F.pad(torch.eye(n, dtype=torch.float64), (0, 0, 0, total + 1)).reshape(
-                        columns, *node.shape
-                    )
-                )
+            match node.op:
+                case Relu(factor):
+                    free = (sides[i] < 0).flatten()
+                    slope = factor.expand(node.shape)
+                    before = given[0].reshape(columns, -1)
+                    after = (given[0] * torch.where(sides[i] == 1, 1.0, slope)).reshape(columns, -1)
+                    where = free.nonzero().flatten()
+                    count = int(free.sum())
+                    after[:, where] = 0
+                    after[torch.arange(start, start + count), where] = 1.0
+                    rows.append(before[:, where].T)
+                    slopes.append(slope.flatten()[where])
+                    layers.append(torch.full((count,), level))
+                    value.append(after.reshape(columns, *node.shape))
+                    start = start + count
+                    level = level + (count > 0)
+                case Affine(map_, bias):
+                    out = map_.forward(*given)
+                    if bias is not None:
+                        out[-1] = out[-1] + bias
+                    value.append(out)
+                case Input():
+                    eye = torch.eye(n, dtype=torch.float64)
+                    value.append(F.pad(eye, (0, 0, 0, total + 1)).reshape(columns, *node.shape))
+                case Smooth() | Curved():
+                    raise AssertionError("refused by `relus`")
+                case _:
+                    assert_never(node.op)
             depth.append(level)
         table = torch.cat(rows)
         out = value[-1].reshape(columns, -1).T
@@ -283,12 +399,8 @@ class Graph:
         )
 
 
-def sizes_of(node: Node) -> Tensor:
+def sizes_of(op: Affine) -> Tensor:
     """The magnitudes that the bias of a node is a sum of."""
-    size = node.bias_size
+    size = op.bias_size
     assert isinstance(size, Tensor)
     return size
-
-
-def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias

@@ -1,9 +1,13 @@
-"""Linear maps of a network: value, transpose, magnitude."""
+"""Linear maps: what every map tells of itself, and those that everything is made of.
+
+Matrices, scales, moves, sums and concatenations stand here, since the graph itself is built with
+them. Convolutions and poolings stand in `operators/` with their spelling.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import Protocol
@@ -11,30 +15,179 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.grad import conv2d_input
 
-from wassail.certificates.device import plain
-from wassail.rounding import sized
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.execution import FEW
+from wassail.certificates.graph.matrix_norms import UP, matrix_norm
+from wassail.rounding import FLOOR, shifted, sized
 
 
-class Linear(Protocol):
-    """A linear map of one or several tensors `(m, *shape)`; the node adds its bias."""
+class Linear(ABC):
+    """A linear map of one or several tensors `(m, *shape)`; the node adds its bias.
 
+    A map gives its value and its transpose. If it has weights it gives them as `coefficients` and
+    says how to put others in their place (`reweighted`); if not, all its weights are >= 0. From
+    these everything else follows; a map overrides what it knows better.
+    """
+
+    @abstractmethod
     def forward(self, *x: Tensor) -> Tensor:
         """The map itself."""
 
+    @abstractmethod
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """Its transpose: one tensor for each input."""
 
+    @property
+    def coefficients(self) -> Tensor | None:
+        """The weights that the map is linear in; None: it has none, and no entry is negative."""
+        return None
+
+    def reweighted(self, coefficients: Tensor) -> Linear:
+        """The map with other weights of the same shape."""
+        raise TypeError(f"{type(self).__name__} has no weights")
+
+    @property
+    def terms(self) -> int:
+        """At least 4 more than the terms of one entry of the map, and of its transpose."""
+        return 5
+
+    @property
+    def fan_in(self) -> int:
+        """Multiplications for one output."""
+        return 1
+
+    @property
+    def roundings(self) -> int:
+        """How often a term of one output and of its bias is rounded where a model executes it."""
+        return FEW
+
+    @property
+    def sliding(self) -> bool:
+        """Whether it is a kernel of more than one entry, which some libraries compute by another
+        formula.
+        """
+        return False
+
+    @property
+    def copies(self) -> bool:
+        """Whether a coefficient vector goes through the transpose as it is, copied."""
+        return False
+
+    @property
+    def moves(self) -> bool:
+        """Whether every entry of the output is one of the input, or 0."""
+        return False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that say where it computes."""
+        return [] if self.coefficients is None else [self.coefficients]
+
     def magnitude(self) -> Linear:
         """The map with the absolute values of its weights: for intervals and rounding errors."""
+        return self if self.coefficients is None else self.reweighted(self.coefficients.abs())
+
+    def rough(self) -> Sizes:
+        """The map of magnitudes that rounding errors are relative to: the absolute weights, or what
+        they were summed from.
+        """
+        if self.coefficients is None:
+            return Sizes(self)
+        return Sizes(self.reweighted(sized(self.coefficients.abs())))
+
+    def signed(self) -> tuple[Linear, Linear | None]:
+        """`W = W+ - W-`, both >= 0; None where `W-` is 0, as for moved entries, sums, averages."""
+        weight = self.coefficients
+        if weight is None:
+            return self, None
+        return self.reweighted(weight.clamp(min=0)), self.reweighted((-weight).clamp(min=0))
+
+    def turned(self, dtype: torch.dtype) -> Turnable:
+        """What computes the transpose in another floating-point type."""
+        return self if self.coefficients is None else self.reweighted(self.coefficients.to(dtype))
+
+    def moved_by(self, exponent: int) -> Linear:
+        """The weights times a power of two, or an `ArithmeticError`: not exact."""
+        return self.reweighted(exactly_shifted(self._weights, exponent))
+
+    def fold_before(self, factor: Tensor, shape: tuple[int, ...]) -> Linear | None:
+        """`map(factor x)` as one map, if it is one of the same kind; shape: of the input."""
+        return None
+
+    def fold_after(self, factor: Tensor, shape: tuple[int, ...]) -> Linear | None:
+        """`factor map(x)` as one map, if it is one of the same kind; shape: of the output."""
+        return None
+
+    def norm(self, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
+        """An upper bound on `||map||_{r -> r}` for one sample of shape `shape -> output`.
+
+        The longest row for r = inf, the longest column for r = 1, and for r = 2 the root of their
+        product (Schur's test), which is exact for moved entries and poolings without overlap.
+        """
+        rows, columns = self.row_and_column(shape, output)
+        if norm == 2:
+            return math.sqrt(rows * columns) * UP
+        return (rows if norm == math.inf else columns) * (1 if self.moves or self.copies else UP)
+
+    def row_and_column(
+        self, shape: tuple[int, ...], output: tuple[int, ...]
+    ) -> tuple[float, float]:
+        """The largest sum of magnitudes in a row and in a column, up to rounding."""
+        size = self.magnitude()
+        device = self.tensors[0].device if self.tensors else HOST
+        one = torch.ones(1, dtype=torch.float64, device=device)
+        rows = float(size.forward(one.expand(1, *shape).clone()).max())
+        columns = float(size.transpose(one.expand(1, *output).clone())[0].max())
+        return rows, columns
+
+    def row_norms(self, s: float) -> Tensor | None:
+        """Upper bounds on the s-norms of its rows, one for each output, broadcasting against one
+        sample; None: not known.
+        """
+        return None
 
     def to(self, device: torch.device) -> Linear:
         """The same map with its tensors on a device."""
+        return self if self.coefficients is None else self.reweighted(self.coefficients.to(device))
+
+    @property
+    def _weights(self) -> Tensor:
+        assert self.coefficients is not None
+        return self.coefficients
+
+
+def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
+    """The spectral norm by the eigenvalues of `A A^T` or `A^T A`, whichever is smaller."""
+    device = map_.tensors[0].device if map_.tensors else HOST
+    if math.prod(shape) <= math.prod(output):
+        eye = torch.eye(math.prod(shape), dtype=torch.float64, device=device)
+        matrix = map_.forward(eye.reshape(-1, *shape)).flatten(1)
+    else:
+        eye = torch.eye(math.prod(output), dtype=torch.float64, device=device)
+        matrix = map_.transpose(eye.reshape(-1, *output))[0].flatten(1)
+    lost = matrix.numel() * FLOOR[torch.float64]  # squares that underflow
+    top = float(torch.linalg.eigvalsh(matrix @ matrix.T)[-1])
+    return math.sqrt(top * (1 + 4 * (sum(matrix.shape) + 16) * 2.0**-52) + lost)
+
+
+class Turnable(Protocol):
+    """What has a transpose."""
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        """One tensor for each input."""
+
+
+def exactly_shifted(values: Tensor, exponent: int) -> Tensor:
+    """`values 2^exponent`, or an `ArithmeticError`: not exact."""
+    moved = shifted(values, exponent)
+    if not torch.equal(shifted(moved, -exponent), values):
+        raise ArithmeticError
+    return moved
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class Matrix(Linear):
     """`W x` over the last axis; weight `(out, in)`; most: the magnitudes that its entries are
     sums of, if they are sums.
     """
@@ -50,24 +203,69 @@ class Matrix:
         """`(m, ..., out) -> (m, ..., in)`."""
         return (g @ self.weight,)
 
-    def magnitude(self) -> Matrix:
-        """`|W|`."""
-        return Matrix(self.weight.abs())
+    @property
+    def coefficients(self) -> Tensor:
+        """W."""
+        return self.weight
+
+    def reweighted(self, coefficients: Tensor) -> Matrix:
+        """Another matrix, which is no sum."""
+        return Matrix(coefficients)
+
+    @property
+    def terms(self) -> int:
+        """Rows and columns."""
+        return 4 + max(self.weight.shape)
+
+    @property
+    def fan_in(self) -> int:
+        """The length of a row."""
+        return self.weight.shape[1]
+
+    @property
+    def roundings(self) -> int:
+        """Of a sum of products and a bias."""
+        return self.fan_in + 2
+
+    def rough(self) -> Sizes:
+        """What the entries are sums of, if they are sums."""
+        return Sizes(Matrix(sized(self.weight.abs() if self.most is None else self.most)))
+
+    def moved_by(self, exponent: int) -> Matrix:
+        """The weights and what they are sums of."""
+        most = None if self.most is None else shifted(self.most, exponent)
+        return Matrix(exactly_shifted(self.weight, exponent), most)
+
+    def fold_before(self, factor: Tensor, shape: tuple[int, ...]) -> Matrix | None:
+        """The columns scaled, if all tokens have one factor."""
+        rows = factor.expand(shape).reshape(-1, shape[-1])
+        same = torch.equal(rows, rows[:1].expand_as(rows))
+        return Matrix(self.weight * rows[0]) if same else None
+
+    def fold_after(self, factor: Tensor, shape: tuple[int, ...]) -> Matrix | None:
+        """The rows scaled, if all tokens have one factor."""
+        rows = factor.expand(shape).reshape(-1, shape[-1])
+        same = torch.equal(rows, rows[:1].expand_as(rows))
+        return Matrix(rows[0][:, None] * self.weight) if same else None
+
+    def norm(self, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
+        """That of the matrix: tokens do not mix."""
+        return matrix_norm(self.weight, norm, norm)
+
+    def row_norms(self, s: float) -> Tensor:
+        """One for each row."""
+        if s == math.inf:
+            return self.weight.abs().flatten(1).amax(1)
+        squares = self.weight.square() + FLOOR[torch.float64]  # one may underflow
+        return squares.sum(1).sqrt()
 
     def to(self, device: torch.device) -> Matrix:
         """On a device."""
         return Matrix(self.weight.to(device), moved_to(self.most, device))
 
 
-def fan_in(map_: Linear) -> int:
-    """Multiplications for one output."""
-    if isinstance(map_, Matrix):
-        return map_.weight.shape[1]
-    return map_.weight[0].numel() if isinstance(map_, Conv) else 1
-
-
 @dataclass(frozen=True, eq=False)
-class Sizes:
+class Sizes(Linear):
     """A map of magnitudes >= 0, none of which is below `FAINT` unless it is 0: errors relative
     to it cover underflow, too.
     """
@@ -86,66 +284,33 @@ class Sizes:
         """Itself."""
         return self
 
+    @property
+    def terms(self) -> int:
+        """Those of the map."""
+        return self.map.terms
+
+    @property
+    def fan_in(self) -> int:
+        """That of the map."""
+        return self.map.fan_in
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of the map."""
+        return self.map.tensors
+
     def to(self, device: torch.device) -> Sizes:
         """The same on another device."""
         return Sizes(self.map.to(device))
 
 
 def rounding_map(map_: Linear) -> Sizes:
-    """The map of magnitudes that rounding errors are relative to: the absolute weights, or what
-    they were summed from.
-    """
-    match map_:
-        case Matrix(weight, most):
-            return Sizes(Matrix(sized(weight.abs() if most is None else most)))
-        case Conv(weight):
-            return Sizes(replace(map_, weight=sized(weight.abs())))
-        case Scale(factor):
-            return Sizes(Scale(sized(factor.abs())))
-        case _:
-            return Sizes(map_.magnitude())
+    """The map of magnitudes that rounding errors are relative to."""
+    return map_.rough()
 
 
 @dataclass(frozen=True, eq=False)
-class Conv:
-    """A two-dimensional convolution; weight `(out, in / groups, height, width)`, shape: of the
-    input.
-    """
-
-    weight: Tensor
-    shape: tuple[int, ...]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    def forward(self, *x: Tensor) -> Tensor:
-        """`(m, in, ., .) -> (m, out, ., .)`."""
-        with plain(self.weight.device):
-            return F.conv2d(
-                x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups
-            )
-
-    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
-        """`(m, out, ., .) -> (m, in, ., .)`."""
-        size = [len(g), *self.shape]
-        with plain(self.weight.device):
-            back = conv2d_input(  # type: ignore[no-untyped-call]
-                size, self.weight, g, self.stride, self.padding, self.dilation, self.groups
-            )
-            return (back,)
-
-    def magnitude(self) -> Conv:
-        """The kernel's absolute values."""
-        return replace(self, weight=self.weight.abs())
-
-    def to(self, device: torch.device) -> Conv:
-        """On a device."""
-        return replace(self, weight=self.weight.to(device))
-
-
-@dataclass(frozen=True, eq=False)
-class Scale:
+class Scale(Linear):
     """`factor x`, entry by entry; factor broadcasts against one sample."""
 
     factor: Tensor
@@ -158,17 +323,26 @@ class Scale:
         """Its own transpose."""
         return (g * self.factor,)
 
-    def magnitude(self) -> Scale:
-        """`|factor|`."""
-        return Scale(self.factor.abs())
+    @property
+    def coefficients(self) -> Tensor:
+        """The factors."""
+        return self.factor
 
-    def to(self, device: torch.device) -> Scale:
-        """On a device."""
-        return Scale(self.factor.to(device))
+    def reweighted(self, coefficients: Tensor) -> Scale:
+        """Other factors."""
+        return Scale(coefficients)
+
+    def fold_before(self, factor: Tensor, shape: tuple[int, ...]) -> Scale:
+        """The product of both."""
+        return Scale(self.factor * factor)
+
+    def norm(self, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
+        """The largest factor."""
+        return float(self.factor.abs().max())
 
 
 @dataclass(frozen=True, eq=False)
-class Pick:
+class Pick(Linear):
     """Entries moved, dropped or repeated: reshape, permute, slice, pad, expand. source: index
     of each entry, -1 for zero.
     """
@@ -226,9 +400,25 @@ class Pick:
             return 1
         return int(torch.bincount(self.source + 1, minlength=2)[1:].max())
 
-    def magnitude(self) -> Pick:
-        """Itself."""
-        return self
+    @property
+    def terms(self) -> int:
+        """An entry that is picked several times gets a sum back."""
+        return 5 if self.source is None else 5 + self.repeats
+
+    @property
+    def copies(self) -> bool:
+        """If all entries stay."""
+        return self.source is None
+
+    @property
+    def moves(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The indices."""
+        return [] if self.source is None else [self.source]
 
     def to(self, device: torch.device) -> Pick:
         """On a device."""
@@ -236,35 +426,7 @@ class Pick:
 
 
 @dataclass(frozen=True, eq=False)
-class Average:
-    """An average pooling or a mean or sum over axes: a linear function with weights >= 0."""
-
-    function: Callable[[Tensor], Tensor]
-    shape: tuple[int, ...]
-
-    def forward(self, *x: Tensor) -> Tensor:
-        """Whatever the function does."""
-        return self.function(x[0])
-
-    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
-        """By automatic differentiation: the derivative of a linear function does not depend on
-        the point.
-        """
-        with torch.enable_grad():
-            x = g.new_zeros(len(g), *self.shape, requires_grad=True)
-            return torch.autograd.grad(self.function(x), x, g, create_graph=g.requires_grad)
-
-    def magnitude(self) -> Average:
-        """Itself."""
-        return self
-
-    def to(self, device: torch.device) -> Average:
-        """Itself: it holds no tensor."""
-        return self
-
-
-@dataclass(frozen=True, eq=False)
-class Sum:
+class Sum(Linear):
     """The sum of several tensors of one shape."""
 
     count: int
@@ -277,17 +439,19 @@ class Sum:
         """The same to each."""
         return (g,) * self.count
 
-    def magnitude(self) -> Sum:
-        """Itself."""
-        return self
+    @property
+    def terms(self) -> int:
+        """One for each input."""
+        return 4 + self.count
 
-    def to(self, device: torch.device) -> Sum:
-        """Itself: it holds no tensor."""
-        return self
+    @property
+    def copies(self) -> bool:
+        """Always."""
+        return True
 
 
 @dataclass(frozen=True, eq=False)
-class Concat:
+class Concat(Linear):
     """Concatenation along an axis of the batch; sizes: of the inputs there."""
 
     axis: int
@@ -301,13 +465,15 @@ class Concat:
         """Cut again."""
         return torch.split(g, list(self.sizes), self.axis)
 
-    def magnitude(self) -> Concat:
-        """Itself."""
-        return self
+    @property
+    def terms(self) -> int:
+        """One for each input."""
+        return 4 + len(self.sizes)
 
-    def to(self, device: torch.device) -> Concat:
-        """Itself: it holds no tensor."""
-        return self
+    @property
+    def copies(self) -> bool:
+        """Always."""
+        return True
 
 
 def _padded(where: Tensor, size: int) -> tuple[Tensor, bool]:
@@ -326,3 +492,8 @@ def _entries(flat: Tensor, where: Tensor, gone: bool) -> Tensor:
 def moved_to(values: Tensor | None, device: torch.device) -> Tensor | None:
     """The tensor on this device; None stays None."""
     return None if values is None else values.to(device)
+
+
+def laid_out(values: Tensor) -> Tensor:
+    """Images with their channels last in memory, which is how convolutions go fastest here."""
+    return values.contiguous(memory_format=torch.channels_last) if values.ndim == 4 else values

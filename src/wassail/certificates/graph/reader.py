@@ -25,17 +25,17 @@ from wassail.certificates.graph.equilibrate import equilibrated
 from wassail.certificates.graph.execution import FEW, NORM, Execution, Step
 from wassail.certificates.graph.fold import (
     added_bias,
-    fold_after,
-    fold_before,
     fold_step,
     fold_steps,
     moved_step,
     pair_of,
     window_of,
 )
-from wassail.certificates.graph.graph import Graph, Node, sizes_of
-from wassail.certificates.graph.maps import Average, Concat, Conv, Linear, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth, sizes_of
+from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick, Scale, Sum
 from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.graph.planes import Curve
 from wassail.certificates.graph.products import Product
 from wassail.certificates.graph.softmax import Softmax
@@ -321,23 +321,22 @@ class _Reader:
         """
         before = self.nodes[source]
         steps = (fold_step(map_, bias),) if steps is None else steps
-        if (
-            isinstance(before.map, Scale)
-            and isinstance(map_, Matrix | Conv | Scale)
-            and not self._is_gain(before)
-        ):
-            folded = fold_before(before.map.factor, map_, before.shape)
-            if folded is not None:
-                if before.bias is not None:
-                    shift = map_.forward(before.bias.expand(before.shape)[None])[0]
-                    size = map_.magnitude().forward(sizes_of(before).expand(before.shape)[None])[0]
-                    most = added_bias(size, bias, most)
-                    bias = shift if bias is None else shift + bias
-                start = _Index(before.inputs[0], source.lead)
-                return self._affine(folded, bias, start, shape, (*fold_steps(before), *steps), most)
-        return self._add_node(
-            Node((source,), shape, self.place, map_, bias, bias_most=most, steps=steps), source.lead
-        )
+        match before.op:
+            case Affine(Scale(factor), own) if not self._is_gain(before):
+                folded = map_.fold_before(factor, before.shape)
+                if folded is not None:
+                    if own is not None:
+                        shift = map_.forward(own.expand(before.shape)[None])[0]
+                        sizes = sizes_of(before.op).expand(before.shape)[None]
+                        most = added_bias(map_.magnitude().forward(sizes)[0], bias, most)
+                        bias = shift if bias is None else shift + bias
+                    start = _Index(before.inputs[0], source.lead)
+                    both = (*fold_steps(before), *steps)
+                    return self._affine(folded, bias, start, shape, both, most)
+            case _:
+                pass
+        op = Affine(map_, bias, most)
+        return self._add_node(Node((source,), shape, self.place, op, steps), source.lead)
 
     def _scaled(
         self,
@@ -362,26 +361,23 @@ class _Reader:
         sizes = (before.shape, factor.shape, () if bias is None else bias.shape)
         if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
             raise self._refuse("a broadcast against a constant")
-        if isinstance(before.map, Matrix | Conv):
-            folded = fold_after(before.map, factor, before.shape)
+        if isinstance(before.op, Affine):
+            own = before.op.bias
+            folded = before.op.map.fold_after(factor, before.shape)
             if folded is not None:
-                moved = None if before.bias is None else before.bias * factor
+                moved = None if own is None else own * factor
                 total = bias if moved is None else moved if bias is None else moved + bias
                 if moved is not None:
-                    most = added_bias(sizes_of(before) * factor.abs(), bias, most)
-                return self._add_node(
-                    replace(before, map=folded, bias=total, bias_most=most, steps=steps),
-                    source.lead,
-                )
-        if (
-            before.map is not None and bias is not None and bool((factor == 1).all())
-        ):  # a shift only, as of a position embedding
-            if before.bias is not None:
-                most = added_bias(sizes_of(before), bias, most)
-                bias = before.bias + bias
-            return self._add_node(
-                replace(before, bias=bias, bias_most=most, steps=steps), source.lead
-            )
+                    most = added_bias(sizes_of(before.op) * factor.abs(), bias, most)
+                op = Affine(folded, total, most)
+                return self._add_node(replace(before, op=op, steps=steps), source.lead)
+            if bias is not None and bool((factor == 1).all()):
+                # a shift only, as of a position embedding
+                if own is not None:
+                    most = added_bias(sizes_of(before.op), bias, most)
+                    bias = own + bias
+                op = Affine(before.op.map, bias, most)
+                return self._add_node(replace(before, op=op, steps=steps), source.lead)
         return self._affine(Scale(factor), bias, source, before.shape, (step,), most)
 
     def _exactly(self, source: _Index, factor: Tensor, bias: Tensor | None) -> _Index:
@@ -405,7 +401,7 @@ class _Reader:
             () if exact else (fold_step(Scale(torch.ones_like(slope)), None),)
         )  # relative to what comes out
         return self._add_node(
-            Node((source,), self.nodes[source].shape, self.place, slope=slope, steps=steps),
+            Node((source,), self.nodes[source].shape, self.place, Relu(slope), steps=steps),
             source.lead,
         )
 
@@ -413,14 +409,14 @@ class _Reader:
         if not self.smooth:
             raise self._refuse(name)
         return self._add_node(
-            Node((source,), self.nodes[source].shape, self.place, activation=name), source.lead
+            Node((source,), self.nodes[source].shape, self.place, Smooth(name)), source.lead
         )
 
     def _curve_node(self, curve: Curve, what: str, *parts: _Index, lead: int) -> _Index:
         if not self.smooth:
             raise self._refuse(what)
         shape = curve.output(*(self.nodes[p].shape for p in parts))
-        return self._add_node(Node(tuple(parts), shape, self.place, curve=curve), lead)
+        return self._add_node(Node(tuple(parts), shape, self.place, Curved(curve)), lead)
 
     def _sum(self, parts: Sequence[_Index], exact: bool = False) -> _Index:
         """exact: it is a part of an operation that is exact in floating point."""
@@ -428,7 +424,7 @@ class _Reader:
         total = Sum(len(parts))
         steps = () if exact else (Step(total, None, len(parts)),)
         return self._add_node(
-            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, total, steps=steps),
+            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Affine(total), steps=steps),
             parts[0].lead,
         )
 
@@ -448,7 +444,10 @@ class _Reader:
         shape = tuple(values.shape[lead:])
         nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
         return self._add_node(
-            Node((0,), shape, self.place, nothing, values.double().reshape(shape), steps=()), lead
+            Node(
+                (0,), shape, self.place, Affine(nothing, values.double().reshape(shape)), steps=()
+            ),
+            lead,
         )
 
     def _larger(self, a: _Index, b: _Index) -> _Index:
@@ -489,31 +488,31 @@ class _Reader:
         def entries(values: Tensor) -> Tensor:
             return F.pad(values.expand(node.shape).flatten(), (0, 1))[where].reshape(output)
 
-        if isinstance(node.map, Pick) and node.bias is None:
-            start = torch.arange(node.size) if node.map.source is None else node.map.source
-            return self._placed(node.inputs[0], F.pad(start, (0, 1), value=-1)[where], output, lead)
-        if isinstance(node.map, Scale) and not self._is_gain(node):
-            factor = node.map.factor
-            factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
-            bias, most = (None if v is None else entries(v) for v in (node.bias, node.bias_most))
-            steps = tuple(moved_step(step, entries) for step in fold_steps(node))
-            return self._affine(
-                Scale(factor),
-                bias,
-                self._placed(node.inputs[0], where, output, lead),
-                output,
-                steps,
-                most,
-            )
+        match node.op:
+            case Affine(Pick(source=known), None):
+                start = torch.arange(node.size) if known is None else known
+                there = F.pad(start, (0, 1), value=-1)[where]
+                return self._placed(node.inputs[0], there, output, lead)
+            case Affine(Scale(factor), own, sizes) if not self._is_gain(node):
+                factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
+                bias, most = (None if v is None else entries(v) for v in (own, sizes))
+                steps = tuple(moved_step(step, entries) for step in fold_steps(node))
+                start_ = self._placed(node.inputs[0], where, output, lead)
+                return self._affine(Scale(factor), bias, start_, output, steps, most)
+            case _:
+                pass
         same = torch.equal(where, torch.arange(node.size))
         if same and output == node.shape:
             return _Index(source, lead)
         move = Pick(None if same else where, node.shape, output)
-        return self._add_node(Node((source,), output, self.place, move, steps=()), lead)
+        return self._add_node(Node((source,), output, self.place, Affine(move), steps=()), lead)
 
     def _is_gain(self, node: Node) -> bool:
         """Whether it is the gain of a LayerNorm, which is left in its place."""
-        return bool(node.inputs) and isinstance(self.nodes[node.inputs[0]].curve, Normalise)
+        if not node.inputs:
+            return False
+        op = self.nodes[node.inputs[0]].op
+        return isinstance(op, Curved) and isinstance(op.curve, Normalise)
 
     def _average(
         self, name: str, target: Any, source: _Index, args: list[Any], options: dict[str, Any]
@@ -549,7 +548,7 @@ class _Reader:
         average = Average(function, shape)
         steps = (Step(average, None, FEW + window_of(name, full, output, args, options)),)
         mean = self._add_node(
-            Node((source,), output[lead:], self.place, average, steps=steps), lead
+            Node((source,), output[lead:], self.place, Affine(average), steps=steps), lead
         )
         return mean if sign > 0 else self._neg(mean)
 
@@ -985,7 +984,7 @@ class _Reader:
         filled = torch.where(outside, known, stacked)
         picked = [Pick(s.flatten(), shape, output) for s in filled]
         parts = [
-            self._add_node(Node((x,), output, self.place, pick, steps=()), x.lead)
+            self._add_node(Node((x,), output, self.place, Affine(pick), steps=()), x.lead)
             for pick in picked
         ]
         if (
@@ -1022,7 +1021,8 @@ class _Reader:
         shape = self.nodes[nodes[0]].shape
         shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
         return self._add_node(
-            Node(tuple(nodes), shape, self.place, Concat(axis + 1, sizes), steps=()), nodes[0].lead
+            Node(tuple(nodes), shape, self.place, Affine(Concat(axis + 1, sizes)), steps=()),
+            nodes[0].lead,
         )
 
     def _stack(self, parts: list[Any], dim: int = 0) -> _Index:

@@ -31,12 +31,13 @@ from wassail.certificates.bounds.jacobian import (
     secants,
     smooth_bounds,
 )
-from wassail.certificates.bounds.norms import change, matrix_norm, positive_norm, product
+from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Matrix
+from wassail.certificates.graph.matrix_norms import change, matrix_norm, positive_norm
 from wassail.certificates.graph.region import Region, Where
 from wassail.certificates.lipschitz.semidefinite import MEMORY, segmented
 from wassail.certificates.lipschitz.steepest import (

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.norms import change, matrix_norm, product
+from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import Bounds
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.matrix_norms import change, matrix_norm
 from wassail.certificates.search.multipliers import Form, forms, prove, reduce, split, tighten
 from wassail.ties import first_largest
 
@@ -191,7 +192,7 @@ def _piece(
     if first:  # a neuron that is never active passes its slope at most
         slope = start.slope if start.slope is not None else torch.tensor(1.0, dtype=torch.float64)
         passes = torch.where(states[first] == 0, slope, 1.0)
-        nodes.append(Node((0,), start.shape, start.place, Scale(passes)))
+        nodes.append(Node((0,), start.shape, start.place, Affine(Scale(passes))))
         number[first], shift = 1, 2
     sides: dict[int, Tensor] = {}
     for i in range(first + 1, last + 1):

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from wassail.certificates.bounds.norms import FEW_SIGNS
 from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.matrix_norms import FEW_SIGNS
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.errors import InputError

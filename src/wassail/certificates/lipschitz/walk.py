@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bounds.jacobian import one_region, ranges, span_step
-from wassail.certificates.bounds.norms import map_norm, matrix_norm, steepest_slope
+from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.propagate import derivative_span
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
+from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.planes import Span
 from wassail.certificates.graph.products import Product
@@ -245,7 +246,7 @@ class Walk:
         span = self.spans[node.inputs[0]]
         if isinstance(node.curve, Normalise):
             return self._normalise(i, first)
-        low, high = (side.reshape(n, -1) for side in derivative_span(node, span))
+        low, high = (side.reshape(n, -1) for side in derivative_span(node.op, span))
         return first.times((low + high) / 2, (high - low) / 2 * (1 + UP))
 
     def _normalise(self, i: int, given: _Tokens) -> _Tokens:
@@ -356,7 +357,7 @@ class Walk:
                 if node.curve.eps + variance > 0
                 else math.inf
             )
-        return _log(max(float(side.abs().max()) for side in derivative_span(node, span)))
+        return _log(max(float(side.abs().max()) for side in derivative_span(node.op, span)))
 
     def _attention(self, attention: Attention) -> float:
         if attention.target not in self._known:

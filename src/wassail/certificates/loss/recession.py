@@ -23,12 +23,13 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 from wassail.certificates.bounds.jacobian import affine_span
 from wassail.certificates.bounds.propagate import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.graph import Graph, Node
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
 from wassail.certificates.graph.normalise import Normalise
 from wassail.errors import InputError
@@ -102,7 +103,7 @@ def shadow(graph: Graph) -> Shadow:
             own[i] = torch.full(
                 node.shape, ACTIVATIONS[node.activation].distance_to_relu, dtype=torch.float64
             )
-            nodes.append(replace(node, activation=None, slope=torch.zeros((), dtype=torch.float64)))
+            nodes.append(replace(node, op=Relu(torch.zeros((), dtype=torch.float64))))
         else:
             nodes.append(node)
     needed = _ancestors(nodes, len(nodes) - 1)
@@ -143,16 +144,19 @@ def spans(graph: Graph, start: Span | None = None) -> list[Span]:
     found: list[Span] = []
     for node in graph.nodes:
         given = [found[j] for j in node.inputs]
-        if node.curve is not None:
-            found.append(node.curve.span(*given))
-        elif node.activation is not None:
-            found.append(ACTIVATIONS[node.activation].span(*given[0]))
-        elif node.slope is not None:
-            found.append((_relu(given[0][0], node.slope), _relu(given[0][1], node.slope)))
-        elif node.map is not None:
-            found.append(affine_span(node, node.map, given, graph.rounding))
-        else:
-            found.append(start)
+        match node.op:
+            case Curved(curve):
+                found.append(curve.span(*given))
+            case Smooth():
+                found.append(node.op.function.span(*given[0]))
+            case Relu(slope):
+                found.append((_relu(given[0][0], slope), _relu(given[0][1], slope)))
+            case Affine():
+                found.append(affine_span(node.op, given, graph.rounding))
+            case Input():
+                found.append(start)
+            case _:
+                assert_never(node.op)
     return found
 
 
@@ -220,7 +224,9 @@ def _relu(v: Tensor, slope: Tensor) -> Tensor:
 def _nothing(graph: Graph, node: Node, value: Tensor | None = None) -> Node:
     """A node that does not depend on the input."""
     none = torch.full((node.size,), -1)
-    return Node((0,), node.shape, node.place, Pick(none, graph.nodes[0].shape, node.shape), value)
+    return Node(
+        (0,), node.shape, node.place, Affine(Pick(none, graph.nodes[0].shape, node.shape), value)
+    )
 
 
 def without_zeros(graph: Graph) -> Graph | None:
@@ -244,9 +250,9 @@ def without_zeros(graph: Graph) -> Graph | None:
             place.append(None)
             continue
         live = [place[j] for j in node.inputs]
-        if isinstance(node.map, Sum):
+        if isinstance(node.op, Affine) and isinstance(node.op.map, Sum):
             live = [j for j in live if j is not None]
-            node = replace(node, map=Sum(len(live)))
+            node = replace(node, op=replace(node.op, map=Sum(len(live))))
             if len(live) == 1:
                 place.append(live[0])
                 continue

@@ -1,0 +1,225 @@
+"""Convolutions of images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
+
+from wassail.certificates.device import plain
+from wassail.certificates.graph.maps import Linear, Turnable, dense_norm, laid_out
+from wassail.rounding import FLOOR
+
+# the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
+DENSE = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Conv(Linear):
+    """A two-dimensional convolution; weight `(out, in / groups, height, width)`, shape: of the
+    input.
+    """
+
+    weight: Tensor
+    shape: tuple[int, ...]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """`(m, in, ., .) -> (m, out, ., .)`."""
+        with plain(self.weight.device):
+            return F.conv2d(
+                x[0], self.weight, None, self.stride, self.padding, self.dilation, self.groups
+            )
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        """`(m, out, ., .) -> (m, in, ., .)`."""
+        size = [len(g), *self.shape]
+        with plain(self.weight.device):
+            back = conv2d_input(  # type: ignore[no-untyped-call]
+                size, self.weight, g, self.stride, self.padding, self.dilation, self.groups
+            )
+            return (back,)
+
+    @property
+    def coefficients(self) -> Tensor:
+        """The kernel."""
+        return self.weight
+
+    def reweighted(self, coefficients: Tensor) -> Conv:
+        """Another kernel."""
+        return replace(self, weight=coefficients)
+
+    @property
+    def terms(self) -> int:
+        """Of an output, and of an input, which all output channels of its group may read."""
+        out, per_group, height, width = self.weight.shape
+        return 4 + height * width * max(per_group, out)
+
+    @property
+    def fan_in(self) -> int:
+        """The entries of one kernel."""
+        return self.weight[0].numel()
+
+    @property
+    def roundings(self) -> int:
+        """Of a sum of products and a bias."""
+        return self.fan_in + 2
+
+    @property
+    def sliding(self) -> bool:
+        """If the kernel is more than one pixel."""
+        return max(self.weight.shape[2:]) > 1
+
+    def turned(self, dtype: torch.dtype) -> Turnable:
+        """The fastest way for this kernel."""
+        return Turned(self, dtype)
+
+    def fold_before(self, factor: Tensor, shape: tuple[int, ...]) -> Conv | None:
+        """If all pixels of a channel have one factor."""
+        flat = factor.expand(shape).flatten(1)
+        if not torch.equal(flat, flat[:, :1].expand_as(flat)):
+            return None
+        count = len(self.weight) // self.groups
+        per_group = flat[:, 0].reshape(self.groups, -1).repeat_interleave(count, 0)
+        return replace(self, weight=self.weight * per_group[:, :, None, None])
+
+    def fold_after(self, factor: Tensor, shape: tuple[int, ...]) -> Conv | None:
+        """If all pixels of a channel have one factor."""
+        flat = factor.expand(shape).flatten(1)
+        if not torch.equal(flat, flat[:, :1].expand_as(flat)):
+            return None
+        return replace(self, weight=flat[:, 0, None, None, None] * self.weight)
+
+    def norm(self, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
+        """The true operator norm: for r = 1 and inf the longest column and row, for r = 2 the
+        largest singular value over the frequencies of a torus large enough that the zero-padded
+        convolution is a part of the circular one.
+        """
+        found = super().norm(norm, shape, output)
+        if norm != 2:
+            return found
+        if min(math.prod(shape), math.prod(output)) <= DENSE:
+            return min(found, dense_norm(self, shape, output))
+        return min(found, _spectral(self, output))
+
+    def row_norms(self, s: float) -> Tensor:
+        """One for each output pixel: at the rim a part of the kernel."""
+        if s == math.inf:
+            return self.weight.abs().flatten(1).amax(1)[:, None, None]
+        squares = replace(self, weight=self.weight.square() + FLOOR[torch.float64])  # may underflow
+        return squares.forward(self.weight.new_ones(1, *self.shape))[0].sqrt()
+
+
+class Turned:
+    """The transpose in another floating-point type, for coefficient vectors with channels last."""
+
+    def __init__(self, conv: Conv, dtype: torch.dtype) -> None:
+        self.conv = conv
+        # With stride 1 the transpose is a convolution with the kernel turned around, and faster as
+        # that.
+        size = conv.weight.shape[2:]
+        self.plain = (
+            conv.stride == (1, 1)
+            and conv.groups == 1
+            and all(p <= k - 1 for p, k in zip(conv.padding, size))
+        )
+        weight = conv.weight.flip(2, 3).transpose(0, 1) if self.plain else conv.weight
+        self.weight = laid_out(weight.to(dtype))
+        # Patches that do not overlap (of a transformer) are a matrix product, which is much faster
+        # in float32.
+        patches = (
+            conv.stride == tuple(size)
+            and conv.padding == (0, 0)
+            and conv.dilation == (1, 1)
+            and conv.groups == 1
+        )
+        self.patches = (
+            conv.weight.permute(0, 2, 3, 1).flatten(1).to(dtype)
+            if patches and not self.plain
+            else None
+        )
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        """`(R, *output) -> (R, *shape)`."""
+        m = self.conv
+        if self.patches is not None:
+            return (_unpatched(g, self.patches, m),)
+        reach = [d * (k - 1) for d, k in zip(m.dilation, m.weight.shape[2:])]
+        if self.plain and all(p <= r for p, r in zip(m.padding, reach)):
+            padding = [r - p for r, p in zip(reach, m.padding)]
+            with plain(g.device):
+                return (F.conv2d(g, self.weight, None, 1, padding, m.dilation),)
+        rest = [
+            n - ((o - 1) * s - 2 * p + r + 1)
+            for n, o, s, p, r in zip(m.shape[1:], g.shape[2:], m.stride, m.padding, reach)
+        ]
+        with plain(g.device):
+            return (
+                F.conv_transpose2d(
+                    g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation
+                ),
+            )
+
+
+def _unpatched(g: Tensor, weight: Tensor, conv: Conv) -> Tensor:
+    """`(R, out, i, j) -> (R, in, i height, j width)`, with zeros where the patches leave a rim;
+    channels last.
+    """
+    (channels, tall, wide), (height, width) = conv.shape, conv.stride
+    rows, columns = g.shape[2:]
+    parts = (g.permute(0, 2, 3, 1) @ weight).reshape(len(g), rows, columns, height, width, channels)
+    image = parts.transpose(2, 3).reshape(len(g), rows * height, columns * width, channels)
+    if image.shape[1:3] != (tall, wide):
+        image = F.pad(image, (0, 0, 0, wide - columns * width, 0, tall - rows * height))
+    return image.permute(0, 3, 1, 2)
+
+
+def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
+    """An upper bound on the spectral norm of a zero-padded strided convolution (Sedghi et al. 2019
+    for stride 1).
+
+    A stride s makes s x s phases of the input channels of their own, so what is left is a
+    convolution of stride 1. On a torus of the output's size plus the kernel's it is circular, block
+    diagonal in the frequencies, and contains the padded one.
+    """
+    out, per_group, height, width = conv.weight.shape
+    tall, wide = ((k - 1) * d + 1 for k, d in zip((height, width), conv.dilation))
+    spread = conv.weight.new_zeros(out, per_group, tall, wide)
+    spread[:, :, :: conv.dilation[0], :: conv.dilation[1]] = conv.weight
+    down, across = conv.stride
+    rows = -(-tall // down)
+    cols = -(-wide // across)
+    padded = conv.weight.new_zeros(out, per_group, rows * down, cols * across)
+    padded[:, :, :tall, :wide] = spread
+    phases = (
+        padded.reshape(out, per_group, rows, down, cols, across)
+        .permute(0, 1, 3, 5, 2, 4)
+        .flatten(1, 3)
+    )
+    torus = (output[1] + rows, output[2] + cols)
+    best = 0.0
+    for group in torch.split(
+        phases, out // conv.groups
+    ):  # groups do not mix: the norm is the largest of theirs
+        # Real kernels: half of the frequencies are enough. The smaller Gram matrix has the squares
+        # of the singular values.
+        spectrum = torch.fft.rfft2(group, torus).permute(2, 3, 0, 1).flatten(0, 1)
+        spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
+        top = float(torch.linalg.eigvalsh(spectrum @ spectrum.mH)[:, -1].max())
+        lost = (
+            8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0
+        )  # squares that underflow
+        best = max(
+            best,
+            math.sqrt(
+                top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * 2.0**-52) + lost
+            ),
+        )
+    return best
