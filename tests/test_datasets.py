@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from wassail import zoo
 from wassail.errors import InputError
-from wassail.zoo import files, pickles
+from wassail.zoo import files
 from wassail.zoo.datasets import open_data
 from wassail.zoo.samples import Data
 
@@ -295,10 +295,10 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(
     assert spooled == [10240, 10]
     monkeypatch.setattr(files, "free_memory", lambda: 2 * size)
     assert len(open_data(path)) == size // 1024
-    monkeypatch.setattr(pickles, "REST", size // 2)  # a large memory is no reason to fill it
+    monkeypatch.setattr(files, "REST", size // 2)  # a large memory is no reason to fill it
     assert "would unpack" in refused(lambda: open_data(path))
     monkeypatch.undo()
-    monkeypatch.setattr(pickles, "LIMIT", size - 1)
+    monkeypatch.setattr(files, "LIMIT", size - 1)
     assert "would unpack" in refused(lambda: open_data(path))
 
 

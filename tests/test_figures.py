@@ -14,7 +14,6 @@ from wassail.certificates.search.infinity import infinity_by_cells
 from wassail.cli.options import FIGURES
 from wassail.cli.parser import main
 from wassail.errors import InputError
-from wassail.paper import convergence as convergence_module
 from wassail.paper import figures
 from wassail.paper.convergence import convergence, draw_convergence, pgd_loss
 from wassail.paper.figures import write
@@ -176,7 +175,7 @@ def test_no_ray_is_told() -> None:
 
 def test_files(tmp_path, monkeypatch) -> None:
     found = convergence(kinked(), math.inf, "margin", eps=(), budget=1.0)
-    monkeypatch.setattr(convergence_module, "convergence", lambda case, norm, seed: found)
+    monkeypatch.setattr(figures, "convergence", lambda case, norm, seed: found)
     paths = write(tmp_path / "new" / "folder", ["convergence"], seed=7, norm=found.norm)
     assert {p.name for p in paths} == {
         "convergence.png", "convergence-tight.png", "convergence-masks.csv", "convergence-eps.csv",

@@ -731,7 +731,7 @@ def test_a_disagreement_with_onnxruntime(
     onnx_file: Path, monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", Runtime(factor))
-    monkeypatch.setattr("wassail.zoo.models.metadata.version", lambda name: "1.0")
+    monkeypatch.setattr("wassail.zoo.difference.metadata.version", lambda name: "1.0")
     if verdict == "refused":
         assert "differ from onnxruntime's" in refused(
             lambda: open_model(str(onnx_file), trust=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 import wassail as ws
 from wassail import zoo as digits
 from wassail.certificates import clock
+from wassail.certificates.bounds.propagate import crown
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
@@ -458,9 +459,7 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
         free = torch.cat(
             [
                 (s < 0).flatten()
-                for s in nearest_flip_module.crown(
-                    graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3)
-                )
+                for s in crown(graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3))
                 .states()
                 .values()
             ]

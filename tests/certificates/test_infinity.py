@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-import wassail.certificates.search.infinity as module
 from conftest import ZOO
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
+from wassail.certificates.search import cones
 from wassail.certificates.search.cells import enumerate_cells
 from wassail.certificates.search.cones import ConeSearch, Rounding, support
 from wassail.certificates.search.infinity import infinity, infinity_at, infinity_by_cells, tightness
@@ -387,9 +387,9 @@ def test_a_wall_cuts_the_ball_where_it_stands(norm: float) -> None:
     a, b, wall, rest = (
         torch.tensor(v, dtype=torch.float64) for v in ([[[2.0]]], [[0.5]], [[[-3.0]]], [[0.9]])
     )
-    cut = float(module._cut(a, b, wall, rest, norm))  # 2 u + 0.5 with u <= 0.3
+    cut = float(cones._cut(a, b, wall, rest, norm))  # 2 u + 0.5 with u <= 0.3
     assert 1.1 <= cut <= 1.11
-    assert float(module._cut(-a, b, wall, rest, norm)) == pytest.approx(
+    assert float(cones._cut(-a, b, wall, rest, norm)) == pytest.approx(
         2.5
     )  # downwards the wall is not in the way
 
@@ -426,6 +426,6 @@ def test_a_linear_node_is_solved_with_the_held_constraints_only(norm: float) -> 
 
 def test_node_choice_prefers_early_layers() -> None:
     layer = torch.tensor([0, 0, 1, 1])
-    assert module._choose(torch.tensor([0.1, 0.2, 5.0, 1.0]), layer) == 1
-    assert module._choose(torch.tensor([1e-9, 0.0, 5.0, 1.0]), layer) == 2
-    assert module._choose(torch.zeros(4), layer) == -1
+    assert cones._choose(torch.tensor([0.1, 0.2, 5.0, 1.0]), layer) == 1
+    assert cones._choose(torch.tensor([1e-9, 0.0, 5.0, 1.0]), layer) == 2
+    assert cones._choose(torch.zeros(4), layer) == -1

@@ -192,7 +192,7 @@ class Fake:
 @pytest.fixture
 def office(monkeypatch):
     """A maker of runners whose workers meet the given fate."""
-    monkeypatch.setattr(actor_module, "packed", lambda worker: worker)
+    monkeypatch.setattr(shift, "packed", lambda worker: worker)
 
     def make(fate, workers=3, seed=0, **options):
         runner = Ray(workers=workers, **options)

@@ -164,14 +164,14 @@ class Program:
                 }
                 config[name] = entry
                 data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-                archive.writestr(f"m/data/weights/weight_{place}", data)
-            archive.writestr(
-                "m/data/weights/model_weights_config.json", json.dumps({"config": config})
-            )
-            archive.writestr(
-                "m/data/constants/model_constants_config.json", json.dumps({"config": {}})
-            )
-            archive.writestr("m/models/model.json", json.dumps(program))
+                archive.writestr(zipfile.ZipInfo(f"m/data/weights/weight_{place}"), data)
+            texts = {
+                "m/data/weights/model_weights_config.json": {"config": config},
+                "m/data/constants/model_constants_config.json": {"config": {}},
+                "m/models/model.json": program,
+            }
+            for member, content in texts.items():
+                archive.writestr(zipfile.ZipInfo(member), json.dumps(content))
         return path
 
 

@@ -430,7 +430,7 @@ def archive(data: bytes, rng: random.Random, inside: Callable[[str], Change]) ->
     with warnings.catch_warnings(), zipfile.ZipFile(target, "w", kind) as new:
         warnings.simplefilter("ignore")
         for name, content in members:
-            new.writestr(name, content)
+            new.writestr(zipfile.ZipInfo(name), content, kind)
     return raw(target.getvalue(), rng) if rng.random() < 0.1 else target.getvalue()
 
 
@@ -460,7 +460,7 @@ def pt2(data: bytes, rng: random.Random) -> bytes:
         target = io.BytesIO()
         with zipfile.ZipFile(target, "w") as new:
             for name, content in members.items():
-                new.writestr(name, content)
+                new.writestr(zipfile.ZipInfo(name), content)
         return target.getvalue()
 
     return weighted(rng) if rng.random() < 0.7 else archive(data, rng, inside)
