@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
     from wassail.threat import Threat
     from wassail.transport.allocation import knapsack, transport_cost
-    from wassail.transport.curve import RiskCurve, risk_curve
+    from wassail.transport.confidence import samples_needed
+    from wassail.transport.curve import PopulationCurve, RiskCurve, risk_curve
     from wassail.transport.distribution import Distribution, Verification, allocate
     from wassail.transport.flips import Flips
 
@@ -70,6 +71,7 @@ _HOME = {
     "InputError": "errors",
     "LossCurve": "certificates.loss.curve",
     "ModelWarning": "errors",
+    "PopulationCurve": "transport.curve",
     "Radii": "certificates.radius_search",
     "RiskCurve": "transport.curve",
     "Threat": "threat",
@@ -94,6 +96,7 @@ _HOME = {
     "pgd": "attacks.pgd",
     "radii": "certificates.radii",
     "risk_curve": "transport.curve",
+    "samples_needed": "transport.confidence",
     "square": "attacks.square",
     "transport_cost": "transport.allocation",
     "verify": "certificates.radii",
@@ -129,6 +132,7 @@ __all__ = [
     "InputError",
     "LossCurve",
     "ModelWarning",
+    "PopulationCurve",
     "Radii",
     "RiskCurve",
     "Threat",
@@ -154,6 +158,7 @@ __all__ = [
     "pgd",
     "radii",
     "risk_curve",
+    "samples_needed",
     "square",
     "testing",
     "transport_cost",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, number, parse_level, parse_order
+from wassail.threat import Domain, Number, Threat, number, parse_level, parse_order
+from wassail.transport import confidence as limits
 from wassail.transport.allocation import sample_weights
 from wassail.transport.flips import Flips
+from wassail.transport.side import Side, floor_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,17 +109,83 @@ class RiskCurve(Record):
             None if mark is None else self._budget(mark),
         )
 
-    @cached_property
-    def _attacked(self) -> _Side:
-        return _Side(self.distances, self.mu, self.order)
+    def population(self, confidence: Number = 0.95) -> PopulationCurve:
+        """The curve of the population that the samples were drawn from (THEORY 8).
 
-    @cached_property
-    def _certified(self) -> _Side | None:
-        return (
-            None if self.radii is None else _Side(self.radii, self.mu, self.order, certified=True)
+        Each side holds with this confidence, for all eps and, by `of_order`, all orders at once;
+        both sides together hold with confidence `2 confidence - 1`. It needs samples that are
+        independent draws from one population, of equal weight, and a model that was not chosen
+        on them.
+
+        Args:
+            confidence: between 0 and 1 (default 0.95).
+        """
+        n = self._independent()
+        shift = min(limits.kolmogorov(n, confidence) + limits.SLACK, 1.0)
+        near = _shifted(self.distances, shift, nearest=True)
+        far = None if self.radii is None else _shifted(self.radii, shift, nearest=False)
+        return PopulationCurve(
+            near[0],
+            None if far is None else far[0],
+            near[1],
+            self.order,
+            None if far is None else far[1],
+            limits.parse_confidence(confidence),
+            n,
+            shift,
         )
 
-    def _side(self, side: str) -> _Side:
+    def population_at(self, threat: Threat, confidence: Number = 0.95) -> tuple[float, float]:
+        """`(certified, attacked)` accuracy of the population for one threat chosen beforehand.
+
+        Order inf: exact binomial limits. Finite orders: a limit on a mean of bounded numbers, from
+        250 samples on; with fewer samples the band of `population` is sharper, and is what is
+        returned. Each side holds with this confidence. The threat's order counts, not the curve's.
+
+        Args:
+            threat: one threat, in the norm and domain of the distances. Do not choose its eps
+                by looking at the curve: use `population` then.
+            confidence: between 0 and 1 (default 0.95).
+        """
+        n = self._independent()
+        alpha = 1 - limits.parse_confidence(confidence)
+        if threat.order < math.inf and n < limits.FEWEST:
+            return self.of_order(threat.order).population(confidence)(threat.eps)
+        known = self.distances.numpy()
+        lower = limits.error_at_least(known, threat.eps, threat.order, alpha)
+        if self.radii is None:
+            return 0.0, 1 - lower
+        upper = limits.error_at_most(self.radii.numpy(), threat.eps, threat.order, alpha)
+        return max(math.nextafter(1 - upper, 0.0), 0.0), 1 - lower
+
+    def of_order(self, order: Number) -> RiskCurve:
+        """The curve of another Wasserstein order, from the same distances and radii.
+
+        Args:
+            order: Wasserstein order p, 1 to inf.
+        """
+        return replace(self, order=parse_order(order))
+
+    def _independent(self) -> int:
+        """The number of samples, which must have equal weights."""
+        if not len(self.mu):
+            raise InputError("there are no samples: a statement about a population needs some.")
+        if not bool((self.mu == self.mu[0]).all()):
+            raise InputError(
+                "the samples have different weights mu: a statement about the population needs "
+                "independent samples of equal weight, so evaluate without mu."
+            )
+        return len(self.mu)
+
+    @cached_property
+    def _attacked(self) -> Side:
+        return Side(self.distances, self.mu, self.order)
+
+    @cached_property
+    def _certified(self) -> Side | None:
+        return None if self.radii is None else Side(self.radii, self.mu, self.order, certified=True)
+
+    def _side(self, side: str) -> Side:
         chosen = {"attacked": self._attacked, "certified": self._certified}.get(side)
         if chosen is None:
             raise InputError(
@@ -146,6 +214,80 @@ class RiskCurve(Record):
             "at most 0.5 from eps "
             f"{half:.4g} on; largest gap {gap:.4f} at eps {where:.4g})"
         )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PopulationCurve(RiskCurve):
+    """A `RiskCurve` of the population behind the samples: `RiskCurve.population` makes it.
+
+    Mass `shift` of the radii is moved from the largest to 0, and mass `shift` of the distances from
+    the nearest to infinity (THEORY 8). radii_mu: the masses of the radii, float64; confidence: of
+    each side; samples: how many there were.
+    """
+
+    radii_mu: Tensor | None
+    confidence: float
+    samples: int
+    shift: float
+
+    @cached_property
+    def _certified(self) -> Side | None:
+        if self.radii is None or self.radii_mu is None:
+            return None
+        return Side(self.radii, self.radii_mu, self.order, certified=True)
+
+    def population(self, confidence: Number = 0.95) -> PopulationCurve:
+        """Refused: this is the population's curve already.
+
+        Args:
+            confidence: not used.
+        """
+        raise InputError(
+            "this curve is the population's already: call population on the curve of the samples."
+        )
+
+    def population_at(self, threat: Threat, confidence: Number = 0.95) -> tuple[float, float]:
+        """Refused: this is the population's curve already.
+
+        Args:
+            threat: not used.
+            confidence: not used.
+        """
+        raise InputError(
+            "this curve is the population's already: call population_at on that of the samples."
+        )
+
+    def __repr__(self) -> str:
+        head = f"PopulationCurve(order {self.order:g}, {self.samples} samples, "
+        known = "nothing certified"
+        if self.radii is not None:
+            known = f"certified: at least 0.5 up to eps {self.inverse(0.5, 'certified'):.4g}"
+        return head + (
+            f"confidence {self.confidence:g} a side: {known}, attacked: at most 0.5 from eps "
+            f"{self.inverse(0.5):.4g} on)"
+        )
+
+
+def _shifted(values: Tensor, shift: float, nearest: bool) -> tuple[Tensor, Tensor]:
+    """Distances and masses after moving mass `shift` from one end to the other, `(N + 1,)` each.
+
+    nearest: from the nearest to infinity; else from the largest to 0. The sum of the masses is at
+    most 1, exactly, so that no rounding makes a budget smaller than it is.
+    """
+    n = len(values)
+    each = math.nextafter(1 / n, 0.0)
+    sorted_ = values.sort(descending=nearest).values
+    whole = min(int((1 - shift) * n), n)  # samples that keep all their mass
+    while whole and Fraction(shift) + whole * Fraction(each) > 1:
+        whole -= 1
+    mass = torch.zeros(n + 1, dtype=torch.float64)
+    mass[0] = shift
+    mass[1 : whole + 1] = each
+    if whole < n:
+        left = floor_of(1 - Fraction(shift) - whole * Fraction(each))
+        mass[whole + 1] = min(left, each)
+    end = torch.full((1,), math.inf if nearest else 0.0, dtype=torch.float64)
+    return torch.cat([end, sorted_]), mass
 
 
 class CertifiedRadii(Protocol):
@@ -209,157 +351,3 @@ def below(radii: Tensor, distances: Tensor, size: int) -> Tensor:
             "the same model, samples and precision, and report it if they are."
         )
     return torch.minimum(radii, distances)
-
-
-class _Side:
-    """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is
-    paid in full.
-
-    Cumulative costs are kept as logarithms, `log sum_i mu_i d_i^p`, so that no order over- or
-    underflows. certified: the distances are radii, whose curve may be rounded down only.
-    """
-
-    def __init__(
-        self, distances: Tensor, mu: Tensor, order: float, certified: bool = False
-    ) -> None:
-        keep = torch.isfinite(distances) & (mu > 0)
-        self.d, where = distances[keep].sort(stable=True)
-        self.mu = mu[keep][where]
-        self.mass = torch.cat([torch.zeros(1, dtype=torch.float64), self.mu.cumsum(0)])
-        self.order = order
-        self.certified = certified
-        self.total = float(mu.sum())
-        self.least = -_sum_up((-mu).tolist())  # the total, rounded down
-        self.empty = len(mu) == 0
-        self.slack = (len(self.d) + 16) * 2.0**-52  # of a sum of all masses
-        if order == math.inf or not len(self.d):
-            self.paid = self.d
-        else:
-            bill = self.mu.log() + order * self.d.log()
-            total = bill.logcumsumexp(0)
-            self.paid = (total / order).exp()
-            # each term and each partial sum is off by its own size times 2^-52, and exp makes that
-            # relative
-            if certified:
-                size = max(float(v.abs().nan_to_num(posinf=0.0).max()) for v in (bill, total))
-                self.paid = self.paid * (1 - self.slack * (2 * size / order + 4))
-
-    def accuracy(self, eps: float) -> float:
-        """The accuracy at eps, to rounding."""
-        return float(self.accuracies(torch.tensor([eps], dtype=torch.float64))[0])
-
-    def accuracies(self, eps: Tensor) -> Tensor:
-        """The accuracy at several eps, `(T,)`, to rounding."""
-        if self.empty:
-            return torch.full_like(eps, math.nan)
-        if self.order == math.inf:
-            bought = self.mass[torch.searchsorted(self.d, eps, right=True)]
-            if self.certified:
-                bought = torch.where(eps > 0, self.mass[torch.searchsorted(self.d, eps)], bought)
-        else:
-            k = torch.searchsorted(self.paid, eps, right=True)
-            bought = self.mass[k]
-            if len(self.d):
-                next_ = k.clamp(max=len(self.d) - 1)
-                spent = torch.where(k > 0, self.paid[(k - 1).clamp(min=0)], 0.0)
-                unit = self.d[next_]
-                part = (eps / unit) ** self.order - (spent / unit) ** self.order
-                bought = bought + torch.where(
-                    k < len(self.d), torch.minimum(part, self.mu[next_]), 0.0
-                )
-        return (self.total - bought).clamp(min=0) / self.total
-
-    def proved(self, eps: float) -> float:
-        """The accuracy at eps, rounded down, so that it holds for the radii and masses as they
-        are stored.
-        """
-        if self.empty:
-            return math.nan
-        return _floor(1 - Fraction(self._most(eps)) / Fraction(self.least))
-
-    def _most(self, eps: float) -> float:
-        """An upper bound on the mass that can leave its radius.
-
-        For finite p by weak duality, which no rounding of the multiplier can make false: for every
-        u
-
-            max { sum_i mu_i a_i : sum_i mu_i a_i r_i^p <= eps^p }  <=  (eps/u)^p + sum_{r_i < u}
-            mu_i (1 - (r_i/u)^p),
-
-        with equality where u is the radius at which the budget runs out.
-        """
-        if self.order == math.inf or eps == 0:
-            return _sum_up(self.mu[: int(torch.searchsorted(self.d, eps, right=eps == 0))].tolist())
-        k = int(torch.searchsorted(self.paid, eps, right=True))
-        everything = _sum_up(self.mu.tolist())
-        if k == len(self.d):
-            return everything
-        unit = float(self.d[k])
-        part = float((eps / unit) ** self.order) + float(
-            (self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum()
-        )
-        slack = self.slack + 2 * self.order * 2.0**-52  # a rounded quotient, to the power p
-        return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, everything)
-
-    def breakpoints(self) -> tuple[Tensor, Tensor]:
-        accuracy = (self.total - self.mass).clamp(min=0) / self.total
-        if self.certified:
-            accuracy = (accuracy - self.slack).clamp(min=0)
-        eps = torch.cat([torch.zeros(1, dtype=torch.float64), self.paid])
-        last = torch.cat(
-            [eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)]
-        )  # of equal eps the lowest accuracy holds
-        return eps[last], accuracy[last]
-
-    def inverse(self, level: float) -> float:
-        if self.empty:
-            return math.nan
-        need = self.total * (1 - level)  # the error to be bought
-        k = int(
-            torch.searchsorted(self.mass, need - max(1e-12, self.slack), side="left")
-        )  # first k samples that suffice
-        if k == 0 or k > len(self.d):
-            return 0.0 if k == 0 else math.inf
-        if self.order == math.inf:
-            return float(self.d[k - 1])
-        spent = float(self.paid[k - 2]) if k > 1 else 0.0
-        unit = float(self.d[k - 1])
-        if unit == 0:
-            return 0.0
-        part = max(need - float(self.mass[k - 1]) - (self.slack if self.certified else 0.0), 0.0)
-        eps = float(unit * ((spent / unit) ** self.order + part) ** (1 / self.order))
-        return eps * (1 - self.slack) if self.certified else eps
-
-    def area(self, eps: float) -> float:
-        """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf
-        constant.
-        """
-        if self.empty or eps == 0:
-            return math.nan if self.empty else 0.0
-        ends = torch.tensor([0.0, eps], dtype=torch.float64)
-        knots = torch.unique(torch.cat([ends, self.paid[(self.paid > 0) & (self.paid < eps)]]))
-        a = knots[:-1]
-        b = knots[1:]
-        if self.order == math.inf:
-            return float(((b - a) * self.accuracies((a + b) / 2)).sum())
-        p = self.order
-        t = a / b
-        at = self.accuracies(knots)
-        # int_a^b (e^p - a^p) / (b^p - a^p) de = b mean, between 0 and b - a
-        mean = (1 - t ** (p + 1)) / (p + 1) - t**p * (1 - t)
-        mean = torch.minimum((mean / (1 - t**p)).nan_to_num(0.0).clamp(min=0), 1 - t)
-        return float(((b - a) * at[:-1] + (at[1:] - at[:-1]) * b * mean).sum())
-
-
-def _sum_up(values: list[float]) -> float:
-    """The sum, rounded up: `fsum` is the nearest number, and of what it leaves out it gives the
-    sign exactly.
-    """
-    total = math.fsum(values)
-    return total if math.fsum([*values, -total]) <= 0 else math.nextafter(total, math.inf)
-
-
-def _floor(value: Fraction) -> float:
-    """The largest float64 that is not above a number, and not below 0."""
-    near = max(float(value), 0.0)
-    return near if near == 0 or Fraction(near) <= value else math.nextafter(near, 0.0)

@@ -1,0 +1,165 @@
+"""One side of a risk curve: the knapsack on sorted distances, for every budget at once."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+
+class Side:
+    """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is
+    paid in full.
+
+    Cumulative costs are kept as logarithms, `log sum_i mu_i d_i^p`, so that no order over- or
+    underflows. certified: the distances are radii, whose curve may be rounded down only.
+    """
+
+    def __init__(
+        self, distances: Tensor, mu: Tensor, order: float, certified: bool = False
+    ) -> None:
+        keep = torch.isfinite(distances) & (mu > 0)
+        self.d, where = distances[keep].sort(stable=True)
+        self.mu = mu[keep][where]
+        self.mass = torch.cat([torch.zeros(1, dtype=torch.float64), self.mu.cumsum(0)])
+        self.order = order
+        self.certified = certified
+        self.total = float(mu.sum())
+        self.least = -_sum_up((-mu).tolist())  # the total, rounded down
+        self.empty = len(mu) == 0
+        self.slack = (len(self.d) + 16) * 2.0**-52  # of a sum of all masses
+        if order == math.inf or not len(self.d):
+            self.paid = self.d
+        else:
+            bill = self.mu.log() + order * self.d.log()
+            total = bill.logcumsumexp(0)
+            self.paid = (total / order).exp()
+            # each term and each partial sum is off by its own size times 2^-52, and exp makes that
+            # relative
+            if certified:
+                size = max(float(v.abs().nan_to_num(posinf=0.0).max()) for v in (bill, total))
+                self.paid = self.paid * (1 - self.slack * (2 * size / order + 4))
+
+    def accuracy(self, eps: float) -> float:
+        """The accuracy at eps, to rounding."""
+        return float(self.accuracies(torch.tensor([eps], dtype=torch.float64))[0])
+
+    def accuracies(self, eps: Tensor) -> Tensor:
+        """The accuracy at several eps, `(T,)`, to rounding."""
+        if self.empty:
+            return torch.full_like(eps, math.nan)
+        if self.order == math.inf:
+            bought = self.mass[torch.searchsorted(self.d, eps, right=True)]
+            if self.certified:
+                bought = torch.where(eps > 0, self.mass[torch.searchsorted(self.d, eps)], bought)
+        else:
+            k = torch.searchsorted(self.paid, eps, right=True)
+            bought = self.mass[k]
+            if len(self.d):
+                next_ = k.clamp(max=len(self.d) - 1)
+                spent = torch.where(k > 0, self.paid[(k - 1).clamp(min=0)], 0.0)
+                unit = self.d[next_]
+                part = (eps / unit) ** self.order - (spent / unit) ** self.order
+                bought = bought + torch.where(
+                    k < len(self.d), torch.minimum(part, self.mu[next_]), 0.0
+                )
+        return (self.total - bought).clamp(min=0) / self.total
+
+    def proved(self, eps: float) -> float:
+        """The accuracy at eps, rounded down, so that it holds for the radii and masses as they
+        are stored.
+        """
+        if self.empty:
+            return math.nan
+        return floor_of(1 - Fraction(self._most(eps)) / Fraction(self.least))
+
+    def _most(self, eps: float) -> float:
+        """An upper bound on the mass that can leave its radius.
+
+        For finite p by weak duality, which no rounding of the multiplier can make false: for every
+        u
+
+            max { sum_i mu_i a_i : sum_i mu_i a_i r_i^p <= eps^p }  <=  (eps/u)^p + sum_{r_i < u}
+            mu_i (1 - (r_i/u)^p),
+
+        with equality where u is the radius at which the budget runs out.
+        """
+        if self.order == math.inf or eps == 0:
+            return _sum_up(self.mu[: int(torch.searchsorted(self.d, eps, right=eps == 0))].tolist())
+        k = int(torch.searchsorted(self.paid, eps, right=True))
+        everything = _sum_up(self.mu.tolist())
+        if k == len(self.d):
+            return everything
+        unit = float(self.d[k])
+        part = float((eps / unit) ** self.order) + float(
+            (self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum()
+        )
+        slack = self.slack + 2 * self.order * 2.0**-52  # a rounded quotient, to the power p
+        return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, everything)
+
+    def breakpoints(self) -> tuple[Tensor, Tensor]:
+        """The eps at which the curve bends, and the accuracy there: see `RiskCurve`."""
+        accuracy = (self.total - self.mass).clamp(min=0) / self.total
+        if self.certified:
+            accuracy = (accuracy - self.slack).clamp(min=0)
+        eps = torch.cat([torch.zeros(1, dtype=torch.float64), self.paid])
+        last = torch.cat(
+            [eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)]
+        )  # of equal eps the lowest accuracy holds
+        return eps[last], accuracy[last]
+
+    def inverse(self, level: float) -> float:
+        """The smallest eps at which the accuracy falls to a level: see `RiskCurve`."""
+        if self.empty:
+            return math.nan
+        need = self.total * (1 - level)  # the error to be bought
+        k = int(
+            torch.searchsorted(self.mass, need - max(1e-12, self.slack), side="left")
+        )  # first k samples that suffice
+        if k == 0 or k > len(self.d):
+            return 0.0 if k == 0 else math.inf
+        if self.order == math.inf:
+            return float(self.d[k - 1])
+        spent = float(self.paid[k - 2]) if k > 1 else 0.0
+        unit = float(self.d[k - 1])
+        if unit == 0:
+            return 0.0
+        part = max(need - float(self.mass[k - 1]) - (self.slack if self.certified else 0.0), 0.0)
+        eps = float(unit * ((spent / unit) ** self.order + part) ** (1 / self.order))
+        return eps * (1 - self.slack) if self.certified else eps
+
+    def area(self, eps: float) -> float:
+        """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf
+        constant.
+        """
+        if self.empty or eps == 0:
+            return math.nan if self.empty else 0.0
+        ends = torch.tensor([0.0, eps], dtype=torch.float64)
+        knots = torch.unique(torch.cat([ends, self.paid[(self.paid > 0) & (self.paid < eps)]]))
+        a = knots[:-1]
+        b = knots[1:]
+        if self.order == math.inf:
+            return float(((b - a) * self.accuracies((a + b) / 2)).sum())
+        p = self.order
+        t = a / b
+        at = self.accuracies(knots)
+        # int_a^b (e^p - a^p) / (b^p - a^p) de = b mean, between 0 and b - a
+        mean = (1 - t ** (p + 1)) / (p + 1) - t**p * (1 - t)
+        mean = torch.minimum((mean / (1 - t**p)).nan_to_num(0.0).clamp(min=0), 1 - t)
+        return float(((b - a) * at[:-1] + (at[1:] - at[:-1]) * b * mean).sum())
+
+
+def _sum_up(values: list[float]) -> float:
+    """The sum, rounded up: `fsum` is the nearest number, and of what it leaves out it gives the
+    sign exactly.
+    """
+    total = math.fsum(values)
+    return total if math.fsum([*values, -total]) <= 0 else math.nextafter(total, math.inf)
+
+
+def floor_of(value: Fraction) -> float:
+    """The largest float64 that is not above a number, and not below 0."""
+    near = max(float(value), 0.0)
+    return near if near == 0 or Fraction(near) <= value else math.nextafter(near, 0.0)
