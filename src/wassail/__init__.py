@@ -19,6 +19,8 @@ from importlib import metadata
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from wassail import names
+
 if TYPE_CHECKING:
     from wassail import testing, zoo
     from wassail.attacks.a3 import a3
@@ -58,7 +60,12 @@ if TYPE_CHECKING:
 
 __version__ = metadata.version("wassail")
 
+# Where each public name lives: the attacks by `names`, the rest here.
 _HOME = {
+    **{
+        function: f"attacks.{module}"
+        for module, function in (attack.home.split(":") for attack in names.ATTACKS.values())
+    },
     "AutoAttack": "attacks.autoattack",
     "Ball": "certificates.graph.region",
     "Bound": "certificates.bound",
@@ -76,34 +83,21 @@ _HOME = {
     "RiskCurve": "transport.curve",
     "Threat": "threat",
     "Verification": "transport.distribution",
-    "a3": "attacks.a3",
     "allocate": "transport.distribution",
-    "apgd": "attacks.apgd",
-    "autoattack": "attacks.autoattack",
     "certify": "certificates.loss.certify",
     "compare": "evaluation.intervals",
     "corollary": "certificates.lipschitz.corollary",
-    "cw": "attacks.cw",
-    "deepfool": "attacks.deepfool",
     "evaluate": "evaluation.protocol",
-    "fab": "attacks.fab",
-    "fgsm": "attacks.fgsm",
     "knapsack": "transport.allocation",
     "lipschitz": "certificates.lipschitz.ladder",
     "loss_curve": "certificates.loss.loss_curve",
     "nearest": "attacks.nearest",
     "paper_smooth_slope": "certificates.loss.slopes",
-    "pgd": "attacks.pgd",
     "radii": "certificates.radii",
     "risk_curve": "transport.curve",
     "samples_needed": "transport.confidence",
-    "square": "attacks.square",
     "transport_cost": "transport.allocation",
     "verify": "certificates.radii",
-    "w_fgsm": "attacks.w_pgd",
-    "w_pgd": "attacks.w_pgd",
-    "wda": "attacks.wda",
-    "wda_pp": "attacks.wda_pp",
     "worst_case": "certificates.loss.certify",
 }
 _MODULES = (
@@ -173,7 +167,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
+    if name in _HOME and name in __all__:
         value = getattr(importlib.import_module(f"wassail.{_HOME[name]}"), name)
         globals()[name] = (
             value  # a submodule of the same name (attacks.wda) can never take its place

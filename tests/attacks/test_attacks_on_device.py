@@ -11,8 +11,9 @@ from torch import nn
 import wassail as ws
 from support.devices import WAYS, differences, network, samples, there
 from wassail.attacks.autoattack import stage
-from wassail.attacks.catalogue import ATTACKS
+from wassail.attacks.catalogue import find
 from wassail.attacks.nearest import METHODS
+from wassail.names import ATTACKS
 from wassail.network import Network, mixed
 
 EPS = {1.0: 0.8, 2.0: 0.3, math.inf: 0.1}
@@ -50,7 +51,7 @@ ONLY_L2 = ("cw", "ddn")
 
 
 def attack(name, norm):
-    entry = ATTACKS[name]
+    entry = find(name)
     order = {"inf": math.inf, "each": 1}.get(entry.orders, 2)
     threat = ws.Threat(norm, order, EPS[norm])
     return lambda model, x, y: entry.run(model, x, y, threat, **SHORT[name])

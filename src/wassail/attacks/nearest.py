@@ -4,6 +4,7 @@ allocation.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.attacks.apgd_min import apgd_engine
-from wassail.attacks.chase import chase_engine
-from wassail.attacks.cw import cw_engine
-from wassail.attacks.ddn import ddn_engine
-from wassail.attacks.deepfool import deepfool_engine
-from wassail.attacks.fab import fab_engine
-from wassail.attacks.fmn import fmn_engine
+from wassail import names
 from wassail.attacks.hunt import Engine, hunt
-from wassail.attacks.pdpgd import pdpgd_engine
 from wassail.attacks.wda_pp import flips_wda_pp
 from wassail.errors import InputError, unknown
 from wassail.network import Model
@@ -29,17 +23,7 @@ from wassail.threat import Domain, Number, parse_domain, parse_eps, parse_norm, 
 from wassail.transport.allocation import knapsack
 from wassail.transport.flips import Flips
 
-ENGINES: dict[str, Engine] = {
-    "chase": chase_engine,
-    "deepfool": deepfool_engine,
-    "fab": fab_engine,
-    "fmn": fmn_engine,
-    "ddn": ddn_engine,
-    "apgd": apgd_engine,
-    "pdpgd": pdpgd_engine,
-    "cw": cw_engine,
-}
-METHODS = ("auto", "wda++", *ENGINES)
+METHODS = tuple(names.NEAREST_METHODS)
 # The allocation has a say after so many passes: (passes, how far above the price a sample may be
 # and still go on, next round). Early distances can be several times too long where gradients
 # mislead, so the first cut is generous.
@@ -100,7 +84,7 @@ def nearest(
     ) -> Flips:
         extra = {"begin": begin} if begin >= 0 else {}
         return _named(hunt, method)(
-            ENGINES[name],
+            engine(name),
             name,
             model,
             x,
@@ -145,6 +129,13 @@ def _check_start(
     check_equal("y", start.y, y)
     check_equal("norm", start.norm, parse_norm(norm))
     check_equal("domain", start.domain, parse_domain(domain))
+
+
+def engine(name: str) -> Engine:
+    """The engine of this name in `names.ENGINES`."""
+    module, function = names.ENGINES[name].home.split(":")
+    found: Engine = getattr(importlib.import_module(f"wassail.attacks.{module}"), function)
+    return found
 
 
 def undecided(distances: Tensor, eps: float, order: float, reach: float = 1.5) -> Tensor:

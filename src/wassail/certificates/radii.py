@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from wassail import names
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
@@ -47,7 +48,7 @@ from wassail.threat import (
 )
 from wassail.transport.allocation import sample_weights
 
-METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")
+METHODS = tuple(names.RADIUS_METHODS)
 
 
 STEPS = 20  # of the ascent on the slopes, for "alpha-crown"

@@ -9,7 +9,6 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wassail.cli.options import LOSSES, SLOPES
 from wassail.cli.shared import (
     box_text,
     checked,
@@ -22,6 +21,7 @@ from wassail.cli.shared import (
     writing,
 )
 from wassail.errors import InputError
+from wassail.names import LOSSES, SLOPES
 from wassail.threat import Threat, parse_eps, show
 from wassail.writing import save
 
@@ -107,7 +107,7 @@ def _print_certificate(
         slopes.add_column(name, justify="right", no_wrap=True)
     slopes.add_column("upper side by", no_wrap=True)
     slopes.add_column("time s", justify="right", no_wrap=True)
-    for name, symbol in SLOPES.items():
+    for name, (symbol, _) in SLOPES.items():
         bound: Bound | None = getattr(certificate, name)
         if bound is not None:
             gap = "exact" if bound.exact else f"{100 * bound.gap:.2g} %"

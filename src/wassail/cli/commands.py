@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wassail.cli.options import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, METHODS, PRECISIONS
 from wassail.cli.shared import (
     checked,
     checked_threads,
@@ -23,6 +22,7 @@ from wassail.cli.shared import (
     writing,
 )
 from wassail.errors import InputError
+from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import Threat, number, parse_eps, parse_norm, parse_order
 from wassail.writing import make, saving
 
@@ -50,7 +50,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     known("attack", [*options.attacks, *options.add_attack], ATTACKS)
     known("precision", [options.gradients], PRECISIONS)
     if options.certify is not None:
-        known("method", [options.certify], METHODS)
+        known("method", [options.certify], RADIUS_METHODS)
     known("arithmetic", [options.arithmetic], ARITHMETICS)
     seconds = None if options.time_limit is None else seconds_text(options.time_limit)
     given: dict[str, Any] = {"topk": options.topk}

@@ -6,80 +6,21 @@ import argparse
 import os
 from typing import Any, TextIO
 
+from wassail.names import ARITHMETICS, ATTACKS, DEFAULT_ATTACKS, PRECISIONS, RADIUS_METHODS
+
 SUMMARY = (
     "How badly can a classifier fail under every distribution within a Wasserstein ball of "
     "your data?"
 )
 
 
-# The names of attacks.catalogue, spelt out here because that module needs torch.
-ATTACKS = (
-    "wda",
-    "wda++",
-    "nearest",
-    "w-pgd",
-    "w-fgsm",
-    "fgsm",
-    "pgd",
-    "apgd-ce",
-    "apgd-dlr",
-    "apgd-t",
-    "square",
-    "autoattack",
-    "a3",
-    "a3-wda",
-    "fab",
-    "fab-t",
-    "deepfool",
-    "cw",
-)
-
-
-DEFAULT = ("wda", "wda++", "nearest")
-
-
 RUN_FILES = "the run, report.html and sandwich.png"
-
-
-SLOPES = {
-    "infinity": "l",
-    "anchor": "S",
-    "margin": "Lm",
-    "paper": "L",
-}  # of certificates.certify, with their symbols
-
-
-LOSSES = ("cross_entropy", "margin")
-
-
-METHODS = ("auto", "lipschitz", "crown", "alpha-crown", "branch", "exact")  # of certificates.radii
-
-
-ARITHMETICS = ("auto", "executed", "exact")
-
-
-FIGURES = (
-    "convergence",
-    "witness",
-    "inclusion",
-    "step",
-    "runtime",
-    "curve",
-    "kappa",
-    "steps",
-)
 
 
 DEMO_SECONDS = "120"  # for the certificates of the demo, which need a third of it on a laptop
 
 
 CHUNK = 100  # samples that are computed, and stored, in one go
-
-
-PRECISIONS = ("float32", "bfloat16", "float16")  # of evaluation.protocol
-
-
-EXPORTS = ("csv", "robustbench", "pt", "npz", "png")  # of report.export
 
 
 class Patient:
@@ -182,14 +123,14 @@ def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: s
         const="auto",
         default=certify,
         metavar="METHOD",
-        help=f"radii too: {', '.join(METHODS)} (default: {certify or 'none'}; bare: auto)",
+        help=f"radii too: {', '.join(RADIUS_METHODS)} (default: {certify or 'none'}; bare: auto)",
     )
     parser.add_argument(
         "--arithmetic",
         default="auto",
         metavar="A",
         help="radii for the network as it is executed, or for the exact "
-        "function: auto, executed, exact "
+        f"function: {', '.join(ARITHMETICS)} "
         "(default: auto, executed where that is covered)",
     )
     parser.add_argument(
@@ -255,9 +196,9 @@ def threat_options(
     parser.add_argument(
         "--attacks",
         nargs="+",
-        default=list(DEFAULT),
+        default=list(DEFAULT_ATTACKS),
         metavar="A",
-        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT)})",
+        help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT_ATTACKS)})",
     )
     parser.add_argument(
         "--batch-size", type=int, default=None, help="most samples in one model call (default: 250)"

@@ -21,10 +21,7 @@ from wassail.cli.commands import (
 from wassail.cli.options import (
     CHUNK,
     DEMO_SECONDS,
-    EXPORTS,
-    FIGURES,
     RUN_FILES,
-    SLOPES,
     SUMMARY,
     Patient,
     common_options,
@@ -34,6 +31,7 @@ from wassail.cli.options import (
 )
 from wassail.cli.shared import MODEL_OPTIONS
 from wassail.errors import InputError
+from wassail.names import EXPORTS, FIGURES, SLOPES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

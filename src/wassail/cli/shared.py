@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ def seconds_text(text: str) -> float:
     return seconds
 
 
-def known(kind: str, names: Sequence[str], valid: Sequence[str] | dict[str, str]) -> None:
+def known(kind: str, names: Sequence[str], valid: Collection[str]) -> None:
     """Raise an error that lists the valid names unless all names are valid."""
     for name in names:
         if name not in valid:

@@ -20,13 +20,6 @@ from wassail.errors import InputError
 from wassail.network import Model
 from wassail.threat import Threat, show
 
-WHOLE = (
-    "w-pgd",
-    "w-fgsm",
-    "a3",
-    "a3-wda",
-)  # they reduce over all samples between their steps, so all samples are one piece
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -54,7 +47,7 @@ class Unit:
     @property
     def whole(self) -> bool:
         """Whether all samples are one piece of work."""
-        return self.attack in WHOLE
+        return self.entry.whole
 
     def __str__(self) -> str:
         return (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import Tensor
 
 from wassail.errors import InputError, unknown
+from wassail.names import FIGURES
 from wassail.network import versions
 from wassail.paper import inclusion, runtime, step, sweeps
 from wassail.paper.convergence import convergence, draw_convergence
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 
 Made: TypeAlias = "tuple[dict[str, Figure], dict[str, Columns]]"  # drawings and tables by file name
-
-
-FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")
 
 
 def write(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from wassail import names
 from wassail.attacks import catalogue
 from wassail.attacks.nearest import nearest
 from wassail.attacks.wda_pp import flips_wda_pp
@@ -31,7 +32,7 @@ Curves: TypeAlias = "dict[tuple[str, float], Tensor]"  # by method and order
 ORDERS = (1.0, 2.0, math.inf)
 
 
-TITLES = {name: entry.title for name, entry in catalogue.ATTACKS.items()}
+TITLES = {name: entry.title for name, entry in names.ATTACKS.items()}
 
 
 PASSES = 100  # of `nearest` in these figures

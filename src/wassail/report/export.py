@@ -30,6 +30,7 @@ from wassail.errors import InputError, unknown
 from wassail.evaluation.run import Evaluation
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
+from wassail.names import EXPORTS
 from wassail.network import Model
 from wassail.report.png import encode, to_uint8
 from wassail.threat import Number, Threat, floor_percent, parse_eps, show
@@ -37,7 +38,7 @@ from wassail.transport.allocation import knapsack
 from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
-FORMATS = ("csv", "robustbench", "pt", "npz", "png")
+FORMATS = EXPORTS
 BLOCK = 100  # samples read at once
 ID_BYTES = 1 << 29  # that the ids may take as an array
 # RobustBench's boards and the eps of each; how many samples its figures are for.

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
+from wassail import names
 from wassail.certificates.graph.execution import Execution, Step
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Scale
@@ -41,7 +42,7 @@ from wassail.rounding import shifted
 if TYPE_CHECKING:
     from wassail.certificates.bounds.crown import Sweep
 
-ARITHMETICS = ("auto", "executed", "exact")
+ARITHMETICS = tuple(names.ARITHMETICS)
 
 
 UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail import names
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.bounds.condense import condensed
@@ -58,7 +59,7 @@ from wassail.progress import Progress, progress_bar
 from wassail.threat import Number, dual, number, parse_norm
 from wassail.ties import first_largest, largest
 
-METHODS = ("auto", "product", "propagate", "sdp", "exact")
+METHODS = tuple(names.LIPSCHITZ_METHODS)
 
 
 OUTPUTS = ("margins", "logits")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail import names
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.loss.chords import Chords
 from wassail.certificates.loss.slopes import allocate_gains
@@ -20,7 +21,7 @@ from wassail.records import Record
 from wassail.threat import Domain, Number, Threat, parse_eps
 from wassail.transport.distribution import Distribution
 
-SLOPES = ("infinity", "anchor", "margin", "paper")
+SLOPES = tuple(names.SLOPES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
