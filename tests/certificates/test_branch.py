@@ -327,17 +327,19 @@ def test_nodes_closed_by_a_new_lower_bound_still_count_above(
     net = random_net([4, 8, 8, 2], 3)
     region = Region.make(None, 4)
     search = constants._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
-    search.open()
-    while len(search.heap) < 5:
+    search.begun()
+    while len(search.open) < 5:
         search.step()
-    second = max(-entry[0] for entry in search.heap[1:])
+        search.sift()
+    second = max(-entry[0] for entry in search.open.entries[1:])
     monkeypatch.setattr(
         search, "expand", lambda parents: setattr(search, "lower", second * (1 - 1e-10))
     )
     monkeypatch.setattr(search, "batch", 1)
     monkeypatch.setattr(search, "walk", lambda points: None)
     search.step()
-    assert not search.heap and search.upper >= second
+    search.sift()
+    assert not len(search.open) and search.upper >= second
 
 
 def test_the_same_seed_gives_the_same_bracket() -> None:

@@ -152,7 +152,7 @@ def test_stopped_early_the_bracket_still_holds(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for name in ("solve", "relax", "branch", "ascend"):
+    for name in ("solve", "relax", "step", "ascend"):
         with monkeypatch.context() as patch:
             patch.setattr(ConeSearch, name, interrupted)
             stopped.append(infinity(net, norm, [0, 1, 2]))

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import constants, relaxed
+from wassail.certificates.search import constants, frontier, relaxed
 from wassail.certificates.search import nearest_flip as nearest_flip_module
-from wassail.certificates.search import workers as parallel
 from wassail.certificates.search.constants import Bracket, branch
+from wassail.certificates.search.frontier import Heap, Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.workers import OnRay, Pool, Processes, crew
@@ -101,15 +102,15 @@ def processes() -> Iterator[Processes]:
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems are handed out too."""
-    monkeypatch.setattr(parallel, "ENOUGH", 0)
+    monkeypatch.setattr(frontier, "ENOUGH", 0)
 
 
 @pytest.fixture
 def _crumbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three nodes, one step each."""
-    monkeypatch.setattr(parallel, "MOST", 3)
-    monkeypatch.setattr(parallel, "LONG", 0.0)
-    monkeypatch.setattr(parallel, "SHORT", 0.0)
+    monkeypatch.setattr(frontier, "MOST", 3)
+    monkeypatch.setattr(frontier, "LONG", 0.0)
+    monkeypatch.setattr(frontier, "SHORT", 0.0)
 
 
 def load(name: str) -> Piecewise:
@@ -268,22 +269,26 @@ def test_what_is_out_counts() -> None:
     net = random_net(3)
     region = Region.make((-1.0, 1.0), 3)
     search = constants._Search(net, region, 2.0, 2.0, torch.Generator().manual_seed(0))
-    search.open()
-    while len(search.heap) < 4:
+    search.begun()
+    while len(search.open) < 4:
         search.step()
-    shared = constants._Shared(search, None, 2, lambda: None)
-    first = shared.take(2)
-    second = shared.take(1)
-    assert first is not None and second is not None and shared.take(1) is None and not shared.over
+        search.sift()
+    first = search.take(2)
+    second = search.take(1)
+    assert first is not None and second is not None and search.take(1) is None and not search.over
     low = search.cut + 0.1 * (first.bound - search.cut)
-    shared.merge(second, constants._Report([], search.lower, search.witness, low, 5))
+
+    def closed(bound: float) -> Report[Any, Any]:
+        return Report([], constants._Found(search.lower, search.witness, bound, 5, INF))
+
+    search.merge(second, closed(low))
     assert search.upper == first.bound, "the first part is still out"
-    shared.back(first, lost=False)
-    assert len(shared) == len(first.nodes) and search.upper == first.bound
-    again = shared.take(1)
+    search.back(first, lost=False)
+    assert len(search.open) == len(first.nodes) and search.upper == first.bound
+    again = search.take(1)
     assert again is not None
-    shared.merge(again, constants._Report([], search.lower, search.witness, 0.0, 5))
-    assert shared.over and search.upper == low, "the largest bound that anybody closed"
+    search.merge(again, closed(0.0))
+    assert search.over and search.upper == low, "the largest bound of a closed node"
 
 
 def test_lipschitz_on_workers() -> None:
@@ -355,17 +360,15 @@ def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) ->
     )
     search.upper = 0.5
     net = relaxed.Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
-    shared = nearest_flip_module._Shared(search, net.roots(), 0.2, 0.2)
-    part = shared.take(1)
-    assert part is not None and not len(shared)
-    shared.merge(
-        part,
-        nearest_flip_module._Report(
-            part.nodes.take(torch.tensor([0])), 0.15, 0.19, part.point + 1, 7
-        ),
-    )
-    assert (search.upper, shared.settled, search.nodes, len(shared)) == (0.19, 0.15, 7, 1)
-    assert torch.equal(search.point, part.point + 1)
+    ball = nearest_flip_module._Ball(search, net, 0.2)
+    ball.open.add(net.roots())
+    part = ball.take(1)
+    assert part is not None and not len(ball.open)
+    flip = part.found.point + 1
+    found = nearest_flip_module._Found(0.19, flip, 0.15, 7)
+    ball.merge(part, Report(part.nodes.take(torch.tensor([0])), found))
+    assert (search.upper, ball.settled, search.nodes, len(ball.open)) == (0.19, 0.15, 7, 1)
+    assert torch.equal(search.point, flip)
 
 
 @pytest.mark.usefixtures("_crumbs")
@@ -393,39 +396,48 @@ def test_branching_on_margins_in_small_parts(digits: tuple[Graph, Tensor, Tensor
 # --------------------------------------------------------------------------------------------------
 
 
-class Wrong:
-    """A problem that nobody can work on."""
+@dataclass(frozen=True)
+class Number:
+    """A node."""
 
-    def work(self, part: Any, seconds: float) -> Any:
-        raise ValueError("no such thing")
+    bound: float
 
 
-class One:
-    """One part."""
+class Wrong(SharedFrontier[list[Number], None]):
+    """A problem of one node that nothing can be done with."""
 
     over = False
-    parts: list[int]
 
     def __init__(self) -> None:
-        self.parts = [0]
+        self.open = Heap[Number]()
+        self.open.push(Number(1.0))
+        self.out = []
 
-    def __len__(self) -> int:
-        return len(self.parts)
+    def step(self) -> None:
+        raise ValueError("no such thing")
 
-    def take(self, shares: int) -> int | None:
-        return self.parts.pop() if self.parts else None
+    def known(self, workers: int) -> None:
+        """Nothing."""
 
-    def merge(self, part: int, report: Any) -> None:
+    def begin(self, found: None) -> None:
+        """With nothing."""
+
+    def since(self, found: None) -> None:
+        """Nothing."""
+
+    def learn(self, found: None) -> None:
         raise AssertionError("there is nothing to merge")
 
-    def back(self, part: int, lost: bool) -> None:
-        self.parts.append(part)
+    def stand(self, part: Any) -> None:
+        raise AssertionError("a mistake is no loss")
 
 
 def test_a_mistake_in_a_worker_is_raised_here() -> None:
+    wrong = Wrong()
     with pytest.raises(ValueError, match="no such thing") as caught:
-        parallel.share(One(), Wrong(), Here())
+        wrong.proceed(Here())
     assert "in work" in str(caught.value.__cause__)
+    assert len(wrong.open) == 1 and not wrong.out, "its part is open again"
 
 
 def test_crews() -> None:

@@ -333,8 +333,10 @@ class Ladder:
             self.lower,
             self.witness,
             best=self.upper,
+            most=math.inf if self.nodes is None else self.nodes,
+            tick=tick,
         )
-        search.run(self.nodes, tick)
+        search.proceed()
         self.cut |= clock.out_of_time() and search.upper > search.lower * (1 + 1e-6)
 
     def _dense(self, bounds: Bounds) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.search.cells import Array, inequalities, nearest_point
+from wassail.certificates.search.frontier import Frontier, Heap
 from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm
 from wassail.rounding import sized
@@ -180,10 +179,11 @@ def support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, eq=False)
 class _Node:
-    """An open node: which output, state int8 `(H,)` (-1 free, 0 and 1 held), multipliers
-    float32 `(H,)`, neuron to split.
+    """An open node: its upper bound, which output, state int8 `(H,)` (-1 free, 0 and 1 held),
+    multipliers float32 `(H,)`, neuron to split.
     """
 
+    bound: float
     output: int
     state: Tensor
     alpha: Tensor
@@ -191,7 +191,7 @@ class _Node:
     split: int
 
 
-class ConeSearch:
+class ConeSearch(Frontier[list[_Node]]):
     """Branch and bound on the neurons of the bias-free network, over the unit r-ball.
 
     A node is a pair and the sides that some neurons are held on. Its upper bound is linear bound
@@ -211,38 +211,33 @@ class ConeSearch:
         self.lower = 0.0
         self.witness = torch.zeros(network.inputs, dtype=torch.float64)
         self.pair = self.pairs[0]
-        self.closed = 0.0  # the largest upper bound among the nodes that are done
-        self.heap: list[tuple[float, int, _Node]] = []
-        self.tie = itertools.count()
+        # the largest upper bound among the nodes that are done; before the roots are bounded, a
+        # bound on everything
+        self.ceiling = float(
+            (vector_norm(self.rounding.ends, dual(norm)) + self.rounding.output).max()
+        )
+        self.closed = self.ceiling
+        self.open: Heap[_Node] = Heap()
         self.count = 0
+        self.most = math.inf
 
     def run(self, nodes: int | None) -> Bound:
         """Ascent, the root, then the search; the bracket is valid whenever it stops."""
         start = time.monotonic()
         cut = False
-        busy = self.ceiling = float(
-            (vector_norm(self.rounding.ends, dual(self.norm)) + self.rounding.output).max()
-        )
+        self.most = math.inf if nodes is None else nodes
         try:
             clock.check()
             self.ascend()
-            free = torch.full((len(self.pairs), self.gaps.neurons), -1, dtype=torch.int8)
-            half = torch.full(free.shape, 0.5, dtype=torch.float64)
-            zero = torch.zeros(free.shape, dtype=torch.float64)
-            self.bound(free, torch.arange(len(free)), half, zero, [busy] * len(free))
-            busy = 0.0
-            while self.heap and -self.heap[0][0] > self.cutoff:
-                clock.check()
-                if nodes is not None and self.count >= nodes:
-                    break
-                busy = -self.heap[0][0]  # what an interrupt may leave unfinished
-                self.branch([heapq.heappop(self.heap) for _ in range(min(BATCH, len(self.heap)))])
-                busy = 0.0
+            self.begun()
+            self.proceed()
+            cut = not self.done and self.count < self.most and clock.out_of_time()
         except KeyboardInterrupt:
             pass
         except clock.Late:
             cut = clock.out_of_time()
-        upper = max(self.closed, busy, -self.heap[0][0] if self.heap else 0.0, self.lower)
+        top = self.open.loosest if len(self.open) else 0.0
+        upper = max(self.closed, top, self.lower)
         info = {"norm": self.norm, "label": self.pair[0], "rival": self.pair[1]}
         info |= {
             "nodes": self.count,
@@ -257,6 +252,25 @@ class ConeSearch:
             self.witness,
             info,
         )
+
+    def begun(self) -> None:
+        """One root for each pair."""
+        free = torch.full((len(self.pairs), self.gaps.neurons), -1, dtype=torch.int8)
+        half = torch.full(free.shape, 0.5, dtype=torch.float64)
+        zero = torch.zeros(free.shape, dtype=torch.float64)
+        known = [self.ceiling] * len(free)
+        closed = self.bound(free, torch.arange(len(free)), half, zero, known)
+        self.closed = closed
+
+    @property
+    def over(self) -> bool:
+        """Whether no open node can raise the answer, or time or nodes have run out."""
+        return self.done or self.count >= self.most or clock.late()
+
+    @property
+    def done(self) -> bool:
+        """Whether no open node can raise the answer."""
+        return not len(self.open) or self.open.loosest <= self.cutoff
 
     @property
     def cutoff(self) -> float:
@@ -334,26 +348,27 @@ class ConeSearch:
             )
             u = around[self.offer(around)[:, output].argmax()]
 
-    def branch(self, popped: list[tuple[float, int, _Node]]) -> None:
+    def step(self) -> None:
         """Bound the two children of every node, each with its parent's multipliers."""
-        nodes = [node for _, _, node in popped]
-        rows = torch.arange(len(popped))
-        state = torch.stack([node.state for node in nodes]).repeat(2, 1)
-        split = torch.tensor([node.split for node in nodes])
-        state[rows, split], state[rows + len(nodes), split] = 0, 1
-        output = torch.tensor([node.output for node in nodes]).repeat(2)
-        alpha, beta = (
-            torch.stack([getattr(v, name).double() for v in nodes]).repeat(2, 1)
-            for name in ("alpha", "beta")
-        )
-        self.bound(state, output, alpha, beta, [-key for key, _, _ in popped] * 2)
+        with self.taken(self.open.first(BATCH)) as nodes:
+            rows = torch.arange(len(nodes))
+            state = torch.stack([node.state for node in nodes]).repeat(2, 1)
+            split = torch.tensor([node.split for node in nodes])
+            state[rows, split] = 0
+            state[rows + len(nodes), split] = 1
+            output = torch.tensor([node.output for node in nodes]).repeat(2)
+            alpha = torch.stack([node.alpha for node in nodes]).double().repeat(2, 1)
+            beta = torch.stack([node.beta for node in nodes]).double().repeat(2, 1)
+            known = [node.bound for node in nodes] * 2
+            self.closed = max(self.closed, self.bound(state, output, alpha, beta, known))
 
     def bound(
         self, state: Tensor, output: Tensor, alpha: Tensor, beta: Tensor, known: list[float]
-    ) -> None:
-        """Bound nodes given as rows, `known` being upper bounds so far; those still open go on
-        the heap.
+    ) -> float:
+        """Bound nodes given as rows, `known` being upper bounds so far. Those that stay open go on
+        the heap; the largest bound of the others is returned.
         """
+        closed = 0.0
         self.count += len(state)
         size = self.gaps.neurons * (self.gaps.neurons + self.gaps.inputs)
         clock.spend(
@@ -367,10 +382,11 @@ class ConeSearch:
             if upper > self.cutoff and float(loss[i].sum()) <= CLOSED / 10 * upper:
                 upper, split = self.solve(state[i], int(output[i]), low[i], high[i], upper)
             if upper <= self.cutoff or split < 0:
-                self.closed = max(self.closed, upper)
+                closed = max(closed, upper)
             else:
-                node = _Node(int(output[i]), state[i], alpha[i].float(), beta[i].float(), split)
-                heapq.heappush(self.heap, (-upper, next(self.tie), node))
+                multipliers = (alpha[i].float(), beta[i].float())
+                self.open.push(_Node(upper, int(output[i]), state[i], *multipliers, split))
+        return closed
 
     def intervals(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds on every preactivation over the nodes, `(m, H)` each, layer by layer; held neurons

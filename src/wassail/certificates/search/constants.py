@@ -16,7 +16,6 @@ bound first, so the bracket is valid whenever the search stops.
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import workers as parallel
+from wassail.certificates.search.frontier import Heap, Part, SharedFrontier
 from wassail.certificates.search.multipliers import (
     Form,
     Reduced,
@@ -55,6 +54,7 @@ from wassail.certificates.search.paths import (
     strict,
 )
 from wassail.certificates.search.polytope import feasible, polytope_of, widest_point
+from wassail.certificates.search.workers import Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT
@@ -120,7 +120,7 @@ def branch(
     nodes: int | None = None,
     seed: int = 0,
     tick: Callable[[float, float, int], None] | None = None,
-    workers: parallel.Workers = None,
+    workers: Workers = None,
 ) -> Bracket:
     """Bracket `sup |J|_{norm_in -> norm_out}` over the cells of the region until it closes, time or
     nodes run out, or Ctrl-C.
@@ -132,7 +132,7 @@ def branch(
     time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under
     way is finished). tick: called with (lower, upper, nodes) after every batch. The answer depends
     on the seed only (and on the clock if it stops the search). workers: who shares the open nodes
-    (see `parallel`); then lower and upper are as close, but witness and nodes may differ.
+    (see `frontier`); then lower and upper are as close, but witness and nodes may differ.
     """
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
         raise InputError(
@@ -146,21 +146,13 @@ def branch(
     search = _Search(
         scaled, region, float(norm_in), float(norm_out), torch.Generator().manual_seed(seed)
     )
-
-    def told() -> None:
-        if tick is not None:
-            tick(unit * search.lower, unit * search.upper, search.nodes)
-
+    search.most = math.inf if nodes is None else nodes
+    if tick is not None:
+        search.tick = lambda: tick(unit * search.lower, unit * search.upper, search.nodes)
     try:
-        with parallel.crew(workers) as pool, clock.limited(time_limit):
-            search.open()
-            while search.heap and not search.late and (nodes is None or search.nodes < nodes):
-                if pool is not None and len(search.heap) >= parallel.ENOUGH * pool.workers:
-                    shared = _Shared(search, nodes, pool.workers, told)
-                    parallel.share(shared, shared.problem, pool)
-                else:
-                    search.step()
-                    told()
+        with crew(workers) as pool, clock.limited(time_limit):
+            search.begun()
+            search.proceed(pool)
             search.centre()
     except (KeyboardInterrupt, clock.Late):
         pass  # what is known so far is valid
@@ -191,10 +183,27 @@ class _Node:
     mask: np.ndarray | None = None  # of a real point in it, if one is known
 
 
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What a search knows besides its open nodes.
+
+    settled: the largest bound of all closed nodes; nodes: generated, most: stop at so many.
+    """
+
+    lower: float
+    witness: Tensor | None
+    settled: float
+    nodes: int
+    most: float
+
+
 @dataclass(eq=False)
-class _Search:
+class _Search(SharedFrontier[list[_Node], _Found]):
     """The state of a search. Between steps `lower <= value <= upper` holds; a step that is
     interrupted leaves them valid.
+
+    settled: the largest bound of all closed nodes: full masks, and what is within CLOSE of lower;
+    before the roots are open, a bound on everything. tick: called after every step.
     """
 
     network: Piecewise
@@ -205,12 +214,11 @@ class _Search:
     lower: float = 0.0
     witness: Tensor | None = None
     nodes: int = 0
-    settled: float = (
-        0.0  # the largest bound of all closed nodes: full masks, and what is within CLOSE of lower
-    )
-    heap: list[tuple[float, int, _Node]] = field(default_factory=list)
-    pushed: int = 0
-    away: float = 0.0  # the largest bound of the nodes that others work on
+    most: float = math.inf
+    open: Heap[_Node] = field(default_factory=Heap)
+    out: list[Part[list[_Node], _Found]] = field(default_factory=list)
+    tick: Callable[[], None] | None = None
+    swept: float = 0.0  # nodes with bounds up to this are closed
 
     def __post_init__(self) -> None:
         net = self.network
@@ -220,7 +228,8 @@ class _Search:
         size = float(norm_of_sizes(paths_of(net), self.norm_in, self.norm_out))
         size = max(size, FAINT) if connected(net) else size  # what underflows adds nothing to a sum
         self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * 2.0**-52 * size
-        self.upper = size + self.slack
+        self.ceiling = size + self.slack
+        self.settled = self.ceiling
         # Batches are smaller for large networks: by the operations of a Newton step, by the numbers
         # in a reduced network.
         work = (net.neurons + self.how.weights) ** 3
@@ -234,9 +243,14 @@ class _Search:
             self.scale = max(float((high - low).max()) / 2, 1e-300)
 
     @property
-    def late(self) -> bool:
-        """Whether the time, or the budget of work, is used up."""
-        return clock.late()
+    def upper(self) -> float:
+        """The largest of what is closed, open, and out at workers."""
+        return max(self.lower, min(self.ceiling, max([self.settled, *self.bounds])))
+
+    @property
+    def over(self) -> bool:
+        """Whether it is closed, or time or nodes have run out."""
+        return clock.late() or self.nodes >= self.most or max(self.bounds, default=0.0) <= self.cut
 
     @property
     def cut(self) -> float:
@@ -248,7 +262,7 @@ class _Search:
         """Squared members bounded by this are closed."""
         return (max(self.cut - self.slack, 0.0) / self.how.factor) ** 2 * (1 - 1e-9)
 
-    def open(self) -> None:
+    def begun(self) -> None:
         """The first incumbent, and the root once for each member, bounded by intervals; the
         largest of them refined.
         """
@@ -256,23 +270,30 @@ class _Search:
         state = self.settle(torch.full((1, self.network.neurons), -1, dtype=torch.int8))[0]
         self.root = reduce(self.network, state)
         free = (state[0] < 0).nonzero()[:, 0].tolist()
+        roots: list[_Node] = []
         for begin in range(0, self.how.members, 8 * CHUNK):
             member = torch.arange(begin, min(begin + 8 * CHUNK, self.how.members))
             bounds = self.entries(
                 path_entries(self.how.pick(self.root.repeat(len(member)), member), self.network)
             )
             for i, bound in zip(member.tolist(), bounds.tolist()):
-                self.keep(_Node(state[0].numpy(), i, bound, pick=free[0] if free else -1))
-        self.nodes = 0 if self.heap else 1
-        if self.heap:
+                roots.append(_Node(state[0].numpy(), i, bound, pick=free[0] if free else -1))
+        closed = [self.closed(node) for node in roots]
+        self.open.add([node for node, bound in zip(roots, closed) if bound is None])
+        self.settled = max([0.0, *(bound for bound in closed if bound is not None)])
+        self.nodes = 0 if len(self.open) else 1
+        if len(self.open):
             self.refine()
-        self.conclude()
+        self.sift()
 
     def refine(self) -> None:
         """Multipliers, from scratch, for the members with the largest bounds that have none yet."""
-        fresh: list[_Node] = []
-        while self.heap and self.heap[0][2].t is None and len(fresh) < min(CHUNK, self.batch):
-            fresh.append(heapq.heappop(self.heap)[2])
+        fresh = self.open.first(min(CHUNK, self.batch), lambda node: node.t is None)
+        with self.taken(fresh):
+            self.add(self.refined(fresh))
+
+    def refined(self, fresh: list[_Node]) -> list[_Node]:
+        """The nodes with multipliers."""
         count = len(fresh)
         free = torch.from_numpy(np.flatnonzero(fresh[0].state < 0))
         self.nodes += count
@@ -293,19 +314,20 @@ class _Search:
             clock.spend(count * 10 * (self.network.neurons + self.how.weights) ** 3)
             proved, w, t, score, omega = self.tighten(part, index, w, t, omega, 10, gap)
             bounds = np.minimum(bounds, self.norm(proved))
-            if self.late:
+            if clock.late():
                 break
         full = np.ones((count, self.network.neurons), dtype=np.float32)
         full[:, free.numpy()] = brief(t)
         picks = free[first_largest(score)].tolist()
         small = brief(w)
+        nodes = []
         for i, node in enumerate(fresh):
             stretch = None if omega is None else brief(omega[i])
-            self.keep(
-                _Node(
-                    node.state, node.member, float(bounds[i]), small[i], full[i], stretch, picks[i]
-                )
+            bound = float(bounds[i])
+            nodes.append(
+                _Node(node.state, node.member, bound, small[i], full[i], stretch, picks[i])
             )
+        return nodes
 
     def form(self, part: Reduced, index: Tensor, omega: Tensor | None) -> Form:
         """The forms of members over the neurons `index` `(m, F)`, stretched by omega `(m, n)`
@@ -341,57 +363,59 @@ class _Search:
         """What bounds on the entries of J say about the norm, `(m,)`, rounding included."""
         return norm_of_sizes(sizes, self.norm_in, self.norm_out).numpy() + self.slack
 
-    def keep(self, node: _Node) -> None:
-        """Queue a node; a full mask is closed at once: its norm is exact, and lower knows it if
-        a real point of it is known.
+    def closed(self, node: _Node) -> float | None:
+        """The bound that a node is closed with; None if it stays open.
+
+        A full mask is closed at once: its norm is exact, and lower knows it if a real point of it
+        is known.
         """
         if node.bound <= self.cut:
-            self.settled = max(self.settled, node.bound)
-        elif node.pick < 0:
-            jacobian = self.network.jacobian(torch.from_numpy(node.state)[None] == 1)
-            member = torch.tensor([node.member])
-            k = self.network.outputs
-            part = self.how.outputs(self.how.inputs(jacobian, member, k), member)
-            value = float(operator_norm(part, self.norm_in, self.norm_out)[0]) + self.slack
-            self.settled = max(self.settled, min(value, node.bound))
-        else:
-            heapq.heappush(self.heap, (-node.bound, self.pushed, node))
-            self.pushed += 1
+            return node.bound
+        if node.pick >= 0:
+            return None
+        jacobian = self.network.jacobian(torch.from_numpy(node.state)[None] == 1)
+        member = torch.tensor([node.member])
+        k = self.network.outputs
+        part = self.how.outputs(self.how.inputs(jacobian, member, k), member)
+        value = float(operator_norm(part, self.norm_in, self.norm_out)[0]) + self.slack
+        return min(value, node.bound)
 
-    def conclude(self) -> None:
-        """The upper bound after a step: the largest of what is open and what is closed."""
-        top = max(-self.heap[0][0] if self.heap else 0.0, self.away)
-        if top <= self.cut:
-            self.settled = max(self.settled, top)
-            self.heap = []
-        self.upper = max(self.lower, min(self.upper, max(self.settled, top)))
+    def add(self, nodes: list[_Node]) -> None:
+        """Queue the nodes that stay open."""
+        for node in nodes:
+            bound = self.closed(node)
+            if bound is None:
+                self.open.push(node)
+            else:
+                self.settled = max(self.settled, bound)
+
+    def sift(self) -> None:
+        """Close what a better lower bound closes."""
+        if self.cut > self.swept:
+            pruned = [node.bound for node in self.open.prune(self.cut)]
+            self.settled = max([self.settled, *pruned])
+            self.swept = self.cut
+
+    def tell(self) -> None:
+        """Tell the caller."""
+        if self.tick is not None:
+            self.tick()
 
     def step(self) -> None:
         """Take the nodes with the largest bounds, split each on its neuron, keep the children
         that may hold more than lower.
         """
         before = self.lower
-        if self.heap[0][2].t is None:
+        if self.open.top.t is None:
             self.refine()
         else:
             count = min(self.batch, 1 + self.nodes // 8)
-            parents: list[_Node] = []
-            while self.heap and self.heap[0][2].t is not None and len(parents) < count:
-                parents.append(heapq.heappop(self.heap)[2])
-            self.expand(parents)
+            parents = self.open.first(count, lambda node: node.t is not None)
+            with self.taken(parents):
+                self.expand(parents)
         if self.lower > before:
             assert self.witness is not None
             self.walk(self.witness[None])
-            self.prune()
-        self.conclude()
-
-    def prune(self) -> None:
-        """Close what a better lower bound closes."""
-        self.settled = max(
-            [self.settled, *(-entry[0] for entry in self.heap if -entry[0] <= self.cut)]
-        )
-        self.heap = [entry for entry in self.heap if -entry[0] > self.cut]
-        heapq.heapify(self.heap)
 
     def expand(self, parents: list[_Node]) -> None:
         """Both children of each node: settled, bounded, and kept where they may be reachable."""
@@ -411,8 +435,7 @@ class _Search:
             reduced = reduce(self.network, state[part])
             nodes = self.bound(reduced, state[part], above)
             lines = line_rows(low[part], high[part]) if self.region.bounded else None
-            for node in self.reach(nodes, above, reduced, lines):
-                self.keep(node)
+            self.add(self.reach(nodes, above, reduced, lines))
 
     def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
         """The children with their bounds: by intervals, then by multipliers that start from
@@ -563,7 +586,7 @@ class _Search:
             gain = values.amax(1)
             which = first_largest(values)
             better = gain > best * (1 + 1e-12)
-            if self.late or not better.any():
+            if clock.late() or not better.any():
                 break
             points = torch.where(better[:, None], near[torch.arange(len(points)), which], points)
             best = torch.where(better, gain, best)
@@ -615,166 +638,52 @@ class _Search:
             ):
                 self.witness = point[0]
 
+    # ---- Handed out to workers
 
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """Nodes for somebody else to go on with, largest bounds first; left: seconds, most: nodes
-    that it may generate.
-    """
+    def bare(self) -> _Search:
+        """Without nodes, and without the caller."""
+        other = super().bare()
+        other.tick = None
+        return other
 
-    nodes: list[_Node]
-    lower: float
-    witness: Tensor | None
-    count: int
-    left: float
-    most: int | None
+    def known(self, workers: int) -> _Found:
+        """A worker generates its share of the nodes.
 
-    @property
-    def bound(self) -> float:
-        """The largest of all."""
-        return self.nodes[0].bound
-
-    @property
-    def middle(self) -> float:
-        """As many are larger as are smaller."""
-        return self.nodes[len(self.nodes) // 2].bound
-
-
-@dataclass(frozen=True, eq=False)
-class _Report:
-    """What became of a part: the nodes that are open now, and what was found; count: of the
-    nodes generated.
-    """
-
-    nodes: list[_Node]
-    lower: float
-    witness: Tensor | None
-    settled: float
-    count: int
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """What workers need of a search; root: the network of its first nodes."""
-
-    network: Piecewise
-    region: Region
-    norm_in: float
-    norm_out: float
-    root: Reduced
-
-    def work(self, part: _Part, seconds: float) -> _Report:
-        """Go on with a part for so many seconds. If the time of the whole search runs out, its
-        nodes stay as they were.
+        nodes: of all workers together it would be a quarter. It says how many are split at once:
+        few, so that the largest come first.
         """
-        begin = time.monotonic()
-        nodes = part.nodes
-        search = _Search(
-            self.network,
-            self.region,
-            self.norm_in,
-            self.norm_out,
-            torch.Generator(),
-            part.lower,
-            part.witness,
-            part.count,
-        )
-        search.root = self.root
-        most = math.inf if part.most is None else part.count + part.most
-        try:
-            with clock.limited(part.left):
-                for node in part.nodes:
-                    search.keep(node)
-                while search.heap and search.nodes < most:
-                    search.step()
-                    spent = time.monotonic() - begin
-                    # Below the middle of the part others have nodes with larger bounds, and lower
-                    # may be poor yet.
-                    if spent > seconds or (
-                        search.heap and spent > seconds / 5 and -search.heap[0][0] < part.middle
-                    ):
-                        break
-                nodes = [entry[2] for entry in search.heap]
-        except clock.Late:
-            pass
-        return _Report(
-            nodes, search.lower, search.witness, search.settled, search.nodes - part.count
-        )
+        nodes = self.nodes // (4 * workers)
+        most = nodes + 1 + (self.most - self.nodes) / workers
+        return _Found(self.lower, self.witness, 0.0, nodes, most)
 
+    def begin(self, found: _Found) -> None:
+        """Begin with the best solution of all."""
+        self.lower = found.lower
+        self.witness = found.witness
+        self.settled = found.settled
+        self.nodes = found.nodes
+        self.most = found.most
 
-@dataclass(eq=False)
-class _Shared:
-    """A search whose open nodes others work on (`parallel.Shared`); out: the parts that they
-    have.
-    """
+    def since(self, found: _Found) -> _Found:
+        """The nodes that were generated here."""
+        count = self.nodes - found.nodes
+        return _Found(self.lower, self.witness, self.settled, count, self.most)
 
-    search: _Search
-    most: int | None
-    workers: int
-    told: Callable[[], None]
-    out: list[_Part] = field(default_factory=list)
+    def learn(self, found: _Found) -> None:
+        """A solution counts if it is better than ours."""
+        self.nodes += found.nodes
+        self.settled = max(self.settled, found.settled)
+        if found.lower > self.lower:
+            self.lower = found.lower
+            self.witness = found.witness
 
-    @property
-    def problem(self) -> _Problem:
-        """For the workers."""
-        search = self.search
-        return _Problem(search.network, search.region, search.norm_in, search.norm_out, search.root)
+    def stand(self, part: Part[list[_Node], _Found]) -> None:
+        """Its largest bound counts."""
+        self.settled = max(self.settled, part.bound)
 
-    @property
-    def over(self) -> bool:
-        """Whether it is closed, or time or nodes have run out."""
-        search = self.search
-        done = not search.heap and search.away <= search.cut
-        return done or search.late or (self.most is not None and search.nodes >= self.most)
-
-    def __len__(self) -> int:
-        return len(self.search.heap)
-
-    def take(self, shares: int) -> _Part | None:
-        """Every so many-th of the nodes with the largest bounds."""
-        search = self.search
-        taken = list[_Node]()
-        rest = list[tuple[float, int, _Node]]()
-        while search.heap and len(taken) < parallel.MOST:
-            taken.append(heapq.heappop(search.heap)[2])
-            rest += [heapq.heappop(search.heap) for _ in range(min(shares - 1, len(search.heap)))]
-        for entry in rest:
-            heapq.heappush(search.heap, entry)
-        if not taken:
-            return None
-        most = None if self.most is None else 1 + (self.most - search.nodes) // self.workers
-        count = search.nodes // (
-            4 * self.workers
-        )  # says how many it splits at once: few, so that the largest come first
-        part = _Part(taken, search.lower, search.witness, count, clock.seconds_left(), most)
-        self.out.append(part)
-        search.away = max(part.bound for part in self.out)
-        return part
-
-    def merge(self, part: _Part, report: _Report) -> None:
-        """Its open nodes are open here, its solution counts if it is better than ours."""
-        search = self.search
-        search.nodes += report.count
-        search.settled = max(search.settled, report.settled)
-        if report.lower > search.lower:
-            search.lower = report.lower
-            search.witness = report.witness
-            search.prune()
-        for node in report.nodes:
-            search.keep(node)
-        self._in(part)
-
-    def back(self, part: _Part, lost: bool) -> None:
-        """As it was handed out; if lost, closed with its bounds."""
-        if lost:
-            self.search.settled = max(self.search.settled, part.bound)
-        else:
-            for node in part.nodes:
-                self.search.keep(node)
-        self._in(part)
-
-    def _in(self, part: _Part) -> None:
-        self.out.remove(part)
-        self.search.away = max((part.bound for part in self.out), default=0.0)
-        self.search.conclude()
-        self.told()
+    def behind(self, part: Part[list[_Node], _Found]) -> bool:
+        """Below the middle of a part: others have nodes with larger bounds, and lower may be
+        poor yet.
+        """
+        middle = part.nodes[len(part.nodes) // 2].bound
+        return len(self.open) > 0 and self.open.loosest < middle

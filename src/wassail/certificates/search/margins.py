@@ -10,9 +10,8 @@ evaluated in float64 with all rounding errors.
 from __future__ import annotations
 
 import math
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +23,8 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
-from wassail.certificates.search import workers as parallel
+from wassail.certificates.search.frontier import Part, SharedFrontier, Table
+from wassail.certificates.search.workers import Pool
 from wassail.rounding import FAINT
 from wassail.ties import firm, quiet
 
@@ -67,14 +67,10 @@ class _Domains:
         """Those whose bound is not above 0, NaN among them."""
         return self.where(~(self.bound > 0))
 
-    @staticmethod
-    def join(parts: list[_Domains]) -> _Domains:
-        """One after the other."""
+    def join(self, other: _Domains) -> _Domains:
+        """These, then the others."""
         return _Domains(
-            *(
-                torch.cat([getattr(p, name) for p in parts])
-                for name in _Domains.__dataclass_fields__
-            )
+            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
         )
 
     def __len__(self) -> int:
@@ -87,7 +83,7 @@ def branch_margins(
     y: int,
     rivals: Tensor,
     most: int = 10**6,
-    pool: parallel.Pool | None = None,
+    pool: Pool | None = None,
 ) -> tuple[bool, int]:
     """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
     how many domains it took.
@@ -131,104 +127,118 @@ def _branched(
     y: list[int],
     rivals: list[list[int]],
     most: list[int],
-    pool: parallel.Pool | None = None,
+    pool: Pool | None = None,
 ) -> list[tuple[bool, int]]:
     """One tree for all samples; pool: for a single one."""
     tree = _Tree(sweep, samples, y)
-    count = torch.zeros(len(samples), dtype=torch.int64)
-    failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
-    domains = tree.roots([some if tree.open[k] else [] for k, some in enumerate(rivals)])
-    open_ = domains
-    budget = torch.tensor(most)
-    try:
-        if len(domains):
-            domains = tree.bounded(domains, ROOT)
-            count += torch.bincount(domains.owner, minlength=len(count))
-            open_ = domains.unproved()
-        while len(open_):
-            clock.check()
-            failed[open_.owner] |= (count > budget)[open_.owner]
-            open_ = open_.where(~failed[open_.owner])
-            if pool is not None and len(open_) >= parallel.ENOUGH * pool.workers:
-                shared = _Shared(open_, int(count), most[0])
-                parallel.share(shared, tree, pool)
-                open_, count[0] = shared.open, shared.count
-                if shared.failed:
-                    return [(False, shared.count)]
-            elif len(open_):
-                open_, made, lost = tree.grown(open_)
-                count = count + made
-                failed = failed | lost
-                open_ = open_.where(~failed[open_.owner])
-    except clock.Late:
-        failed[open_.owner] = True
-    return list(zip((~failed).tolist(), count.tolist()))
+    proof = _Proof(tree, torch.tensor(most))
+    proof.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
+    with suppress(clock.Late):
+        proof.begun([some if tree.open[k] else [] for k, some in enumerate(rivals)])
+        proof.proceed(pool)
+    proof.failed[proof.open.everything().owner] = True
+    return list(zip((~proof.failed).tolist(), proof.count.tolist()))
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """Domains for somebody else to go on with; left: seconds."""
+class _Found:
+    """For each sample: whether one of its domains cannot be proved, and how many were bounded."""
 
-    domains: _Domains
-    left: float
+    failed: Tensor
+    count: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class _Report:
-    """What became of a part: the domains that are open now (None: one of them cannot be
-    proved), and how many it took.
+class _Proof(SharedFrontier[_Domains, _Found]):
+    """The domains of some samples that are not proved.
+
+    failed `(S,)`: samples with a domain that cannot be proved, or that took too many; count `(S,)`:
+    domains bounded, one with patience by its steps; most `(S,)`: how many may be.
     """
 
-    domains: _Domains | None
-    count: int
-
-
-@dataclass(eq=False)
-class _Shared:
-    """Domains that others work on (`parallel.Shared`); out: the parts that they have; failed:
-    one of them cannot be proved.
-    """
-
-    open: _Domains
-    count: int
-    most: int
-    failed: bool = False
-    out: list[_Part] = field(default_factory=list)
+    def __init__(self, tree: _Tree, most: Tensor) -> None:
+        self.tree = tree
+        self.most = most
+        self.count = torch.zeros_like(most)
+        self.failed = torch.zeros_like(most, dtype=torch.bool)
+        self.open: Table[_Domains] = Table(tree.roots([[] for _ in tree.open]), order=_in_order)
+        self.out = []
 
     @property
     def over(self) -> bool:
-        """Whether all is proved, or nothing ever will be, or time or domains have run out."""
-        done = not (len(self.open) or self.out)
-        return done or self.failed or clock.late() or self.count > self.most
+        """Whether the time is up, or no sample can be proved any more."""
+        return clock.late() or bool(self.failed.all())
 
-    def __len__(self) -> int:
-        return len(self.open)
+    def begun(self, rivals: list[list[int]]) -> None:
+        """The roots of all rivals that are left."""
+        roots = self.tree.roots(rivals)
+        if not len(roots):
+            return
+        with self.taken(roots):
+            self._add(self.tree.bounded(roots, ROOT))
+        self.sift()
 
-    def take(self, shares: int) -> _Part | None:
-        """Every so many-th of the domains with the least bounds."""
-        if not len(self.open):
-            return None
-        chosen = torch.zeros_like(self.open.bound, dtype=torch.bool)
-        chosen[_in_order(self.open.bound)[::shares][: parallel.MOST]] = True
-        part = _Part(self.open.where(chosen), clock.seconds_left())
-        self.open = self.open.where(~chosen)
-        self.out.append(part)
-        return part
+    def sift(self) -> None:
+        """A sample with too many domains has failed, and one that has failed needs no more."""
+        domains = self.open.everything()
+        over = self.count > self.most
+        self.failed[domains.owner] |= over[domains.owner]
+        for part in self.out:
+            self.failed[part.nodes.owner] |= over[part.nodes.owner]
+        self.open.rows = domains.where(~self.failed[domains.owner])
 
-    def merge(self, part: _Part, report: _Report) -> None:
-        """Its open domains are open here."""
-        self.count += report.count
-        if report.domains is None:
-            self.failed = True
-        else:
-            self.open = _Domains.join([self.open, report.domains])
-        self.out.remove(part)
+    def step(self) -> None:
+        """The worst domains of each sample replaced by their unproved children."""
+        with self.taken(self._worst()) as worst:
+            ended = worst.pick < 0  # no relaxation is left to remove
+            if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
+                last = worst.where(ended)
+                self._bill(last, LAST // STEPS)
+                self.failed[self.tree.bounded(last, LAST).unproved().owner] = True
+            parents = worst.where(~ended & ~self.failed[worst.owner])
+            if len(parents):
+                self._add(self.tree.bounded(self.tree.split(parents), STEPS))
 
-    def back(self, part: _Part, lost: bool) -> None:
-        """As it was handed out; if lost, it is not proved."""
-        self.failed = self.failed or lost
-        self.open = _Domains.join([self.open, part.domains])
-        self.out.remove(part)
+    def _worst(self) -> _Domains:
+        """Take out the `WIDTH` domains of each sample with the least bounds."""
+        domains = self.open.everything()
+        order = self.open.order()
+        order = order[domains.owner[order].argsort(stable=True)]
+        owner = domains.owner[order]
+        first = torch.searchsorted(owner, owner)  # where the sample's own begin
+        near = torch.arange(len(order)) - first < WIDTH
+        self.open.rows = domains.take(order[~near])
+        return domains.take(order[near])
+
+    def _add(self, domains: _Domains) -> None:
+        """Count domains that were bounded; those that are not proved are open."""
+        self._bill(domains, 1)
+        self.open.add(domains.unproved())
+
+    def _bill(self, domains: _Domains, price: int) -> None:
+        self.count = self.count + price * torch.bincount(domains.owner, minlength=len(self.count))
+
+    def known(self, workers: int) -> _Found:
+        """Nothing: a worker counts from 0, and has no limit of its own."""
+        return _Found(torch.zeros_like(self.failed), torch.zeros_like(self.count))
+
+    def begin(self, found: _Found) -> None:
+        """Begin with nothing."""
+        self.failed = found.failed.clone()
+        self.count = found.count
+        self.most = torch.full_like(self.most, torch.iinfo(self.most.dtype).max)
+
+    def since(self, found: _Found) -> _Found:
+        """What was found here."""
+        return _Found(self.failed, self.count)
+
+    def learn(self, found: _Found) -> None:
+        """A domain that cannot be proved there cannot be proved here."""
+        self.failed |= found.failed
+        self.count = self.count + found.count
+
+    def stand(self, part: Part[_Domains, _Found]) -> None:
+        """Nothing is proved of it."""
+        self.failed[part.nodes.owner] = True
 
 
 def _in_order(bound: Tensor) -> Tensor:
@@ -333,55 +343,9 @@ class _Tree:
         bound = torch.zeros(len(owner), dtype=torch.float64)
         return _Domains(owner, rival, bound, torch.full_like(owner, -1), zero, alpha, zero.clone())
 
-    def work(self, part: _Part, seconds: float) -> _Report:
-        """Go on with a part for so many seconds (`parallel.Problem`)."""
-        begin = time.monotonic()
-        count = 0
-        domains = part.domains
-        with clock.limited(part.left), suppress(clock.Late):
-            while len(domains):
-                clock.check()
-                domains, made, lost = self.grown(domains)
-                count += int(made)
-                if bool(lost):
-                    return _Report(None, count)
-                if time.monotonic() > begin + seconds:
-                    break
-        return _Report(domains, count)
-
-    def grown(self, open_: _Domains) -> tuple[_Domains, Tensor, Tensor]:
-        """The worst domains of each sample replaced by their unproved children.
-
-        Second and third: how many were bounded for each sample, `(S,)`, one with patience by its
-        steps, and which samples have one that cannot be proved.
-        """
-        count = torch.zeros(len(self.open), dtype=torch.int64)
-        lost = torch.zeros(len(self.open), dtype=torch.bool)
-        worst, rest = self._worst(open_)
-        ended = worst.pick < 0  # no relaxation is left to remove
-        if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
-            last = worst.where(ended)
-            count += LAST // STEPS * torch.bincount(last.owner, minlength=len(count))
-            lost[self.bounded(last, LAST).unproved().owner] = True
-            worst = worst.where(~ended & ~lost[worst.owner])
-        if not len(worst):
-            return rest, count, lost
-        children = self.bounded(self.split(worst), STEPS)
-        count += torch.bincount(children.owner, minlength=len(count))
-        return _Domains.join([rest, children.unproved()]), count, lost
-
-    def _worst(self, open_: _Domains) -> tuple[_Domains, _Domains]:
-        """The `WIDTH` domains of each sample with the least bounds, and the others."""
-        order = _in_order(open_.bound)
-        order = order[open_.owner[order].argsort(stable=True)]
-        owner = open_.owner[order]
-        first = torch.searchsorted(owner, owner)  # where the sample's own begin
-        near = torch.arange(len(order)) - first < WIDTH
-        return open_.take(order[near]), open_.take(order[~near])
-
     def split(self, parents: _Domains) -> _Domains:
         """Two children for each: the free neuron whose relaxation adds most is on, or off."""
-        children = _Domains.join([parents, parents])
+        children = parents.join(parents)
         place = children.pick.clamp(min=0).to(children.sign.device, non_blocking=True)
         on = torch.ones_like(parents.sign[:, :1])
         return replace(

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,9 +36,10 @@ from wassail.certificates.bounds.executed import ahead
 from wassail.certificates.bounds.propagate import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.search import workers as parallel
+from wassail.certificates.search.frontier import Part, SharedFrontier, Table
 from wassail.certificates.search.programs import solve_program
 from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine
+from wassail.certificates.search.workers import Pool, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, steepest
 from wassail.threat import Domain, parse_domain, parse_norm
@@ -116,7 +116,7 @@ def nearest_flip(
     within: float | None = None,
     time_limit: float | None = None,
     tolerance: float = 1e-9,
-    workers: parallel.Workers = None,
+    workers: Workers = None,
 ) -> Distances:
     """The distance of samples `(N, *shape)` with labels `(N,)` to the nearest point of the domain
     that is not strictly y.
@@ -127,7 +127,7 @@ def nearest_flip(
     be from the exact one. within: look no farther than this, and stop at the first flip that is not
     farther: enough to decide a fixed budget. time_limit: seconds for all samples, shared evenly;
     what is not closed by then is reported as a bracket. tolerance: relative, between lower and
-    upper. workers: who shares the open nodes of a sample (see `parallel`), one sample after the
+    upper. workers: who shares the open nodes of a sample (see `frontier`), one sample after the
     other.
     """
     norm = parse_norm(norm)
@@ -155,7 +155,7 @@ def nearest_flip(
     )
     found = []
     cut = False
-    with parallel.crew(workers) as pool, clock.limited(time_limit):
+    with crew(workers) as pool, clock.limited(time_limit):
         for i in range(len(x)):
             own = graph if slack is None else ahead(graph, slack[i])
             search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, pool)
@@ -192,7 +192,7 @@ class _Search:
         domain: Domain,
         within: float | None,
         tolerance: float,
-        pool: parallel.Pool | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self.graph = graph
         self.x = x.flatten()
@@ -355,48 +355,13 @@ class _Search:
         net = Relaxed(
             self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
         )
-        settled = radius
         roots = net.roots()
-        open_ = self.bounded(
-            net, replace(roots, bound=torch.full_like(roots.bound, min(self.lower, radius))), radius
-        )
-        while True:
-            open_, settled = self.sift(open_, settled, radius)
-            least = min(settled, float(open_.bound.min()) if len(open_) else math.inf, self.upper)
-            self.lower = max(
-                self.lower, least
-            )  # every bound is rounded down, and the radius is a number
-            if not len(open_) or self.late or self.decided:
-                return False
-            if self.upper < RESTART * radius:
-                return True
-            if self.pool is not None and len(open_) >= parallel.ENOUGH * self.pool.workers:
-                shared = _Shared(self, open_, settled, radius)
-                parallel.share(shared, _Problem.of(self, net, radius), self.pool)
-                open_ = shared.open
-                settled = shared.settled
-            else:
-                open_ = self.grown(net, open_, radius)
-
-    def sift(self, nodes: Nodes, settled: float, radius: float) -> tuple[Nodes, float]:
-        """The nodes that may hold a nearer flip, and the least of `settled` and the bounds of
-        the others.
-        """
-        cut = min(radius, self.upper) * (1 - self.tolerance / 2)
-        done = (nodes.bound >= cut) | (nodes.side >= 0).all(
-            1
-        )  # a full pattern cannot be split: its bound is final
-        if done.any():
-            settled = min(settled, float(nodes.bound[done].min()))
-            nodes = nodes.take(~done)
-        return nodes, settled
-
-    def grown(self, net: Relaxed, nodes: Nodes, radius: float) -> Nodes:
-        """The nodes with the least bounds replaced by their children."""
-        order = in_order(nodes.bound)
-        chosen = nodes.take(order[: net.batch])
-        rest = nodes.take(order[net.batch :])
-        return rest.join(self.bounded(net, self.children(net, chosen), radius))
+        start = torch.full_like(roots.bound, min(self.lower, radius))
+        ball = _Ball(self, net, radius)
+        ball.open.add(self.bounded(net, replace(roots, bound=start), radius))
+        ball.sift()
+        ball.proceed(self.pool)
+        return len(ball.open) > 0 and not (self.late or self.decided)
 
     def children(self, net: Relaxed, nodes: Nodes) -> Nodes:
         """All sides of the neurons that each node is split on: one, or more while there are few
@@ -540,125 +505,86 @@ class _Search:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """Nodes for somebody else to go on with, the nearest flip so far, and the seconds that are
-    left for the sample.
-    """
+class _Found:
+    """The nearest flip so far, the least bound of the closed nodes, and how many were bounded."""
 
-    nodes: Nodes
     upper: float
     point: Tensor
-    left: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Report:
-    """What became of a part: the nodes that are open now, the least bound of the others, what
-    was found, how many it took.
-    """
-
-    nodes: Nodes
     settled: float
-    upper: float
-    point: Tensor
     count: int
 
 
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """What workers need of a search in one ball."""
+class _Ball(SharedFrontier[Nodes, _Found]):
+    """The search of one sample in one ball.
 
-    search: _Search
-    net: Relaxed
-    radius: float
-
-    @classmethod
-    def of(cls, search: _Search, net: Relaxed, radius: float) -> _Problem:
-        """Without the pool, which stays here."""
-        other = copy.copy(search)
-        other.pool = None
-        return cls(other, net, radius)
-
-    def work(self, part: _Part, seconds: float) -> _Report:
-        """Go on with a part for so many seconds, or until a flip is found that changes the ball."""
-        search = copy.copy(self.search)
-        begin = time.monotonic()
-        search.nodes = 0
-        search.upper = part.upper
-        search.point = part.point
-        nodes, settled = search.sift(part.nodes, math.inf, self.radius)
-        with clock.limited(part.left), suppress(clock.Late):
-            while len(nodes) and not (
-                search.late or search.decided or search.upper < RESTART * self.radius
-            ):
-                nodes, settled = search.sift(
-                    search.grown(self.net, nodes, self.radius), settled, self.radius
-                )
-                if time.monotonic() > begin + seconds:
-                    break
-        return _Report(nodes, settled, search.upper, search.point.clone(), search.nodes)
-
-
-@dataclass(eq=False)
-class _Shared:
-    """A search in one ball whose open nodes others work on (`parallel.Shared`); out: the parts
-    that they have.
+    settled: the least bound of the closed nodes, the radius at most.
     """
 
-    search: _Search
-    open: Nodes
-    settled: float
-    radius: float
-    out: list[_Part] = field(default_factory=list)
+    def __init__(self, search: _Search, net: Relaxed, radius: float) -> None:
+        self.search = search
+        self.net = net
+        self.radius = radius
+        self.settled = radius
+        none = torch.zeros(0, dtype=torch.int64)
+        self.open: Table[Nodes] = Table(net.roots().take(none))
+        self.out = []
 
     @property
     def over(self) -> bool:
-        """Whether the ball is closed as far as it can be, or another one is wanted, or the time
-        is up.
-        """
+        """Whether a flip is near enough, or another ball is wanted, or the time is up."""
         search = self.search
-        return (
-            search.late
-            or search.decided
-            or search.upper < RESTART * self.radius
-            or not (len(self.open) or self.out)
-        )
+        return search.late or search.decided or search.upper < RESTART * self.radius
 
-    def __len__(self) -> int:
-        return len(self.open)
+    def step(self) -> None:
+        """The nodes with the least bounds replaced by their children."""
+        with self.taken(self.open.first(self.net.batch)) as nodes:
+            children = self.search.children(self.net, nodes)
+            self.open.add(self.search.bounded(self.net, children, self.radius))
 
-    def take(self, shares: int) -> _Part | None:
-        """Every so many-th of the nodes with the least bounds."""
-        if not len(self.open):
-            return None
+    def sift(self) -> None:
+        """Close the nodes that hold no nearer flip: what is left raises the lower side."""
         search = self.search
-        order = in_order(self.open.bound)
-        chosen = torch.zeros(len(order), dtype=torch.bool)
-        chosen[order[::shares][: parallel.MOST]] = True
-        part = _Part(self.open.take(chosen), search.upper, search.point, clock.seconds_left())
-        self.open = self.open.take(~chosen)
-        self.out.append(part)
-        return part
+        nodes = self.open.everything()
+        cut = min(self.radius, search.upper) * (1 - search.tolerance / 2)
+        full = (nodes.side >= 0).all(1)  # it cannot be split: its bound is final
+        done = (nodes.bound >= cut) | full
+        if done.any():
+            self.settled = min(self.settled, float(nodes.bound[done].min()))
+            self.open.split(done)
+        # Every bound is rounded down, and the radius is a number.
+        search.lower = max(search.lower, min([self.settled, search.upper, *self.bounds]))
 
-    def merge(self, part: _Part, report: _Report) -> None:
-        """Its open nodes are open here, its flip counts if it is nearer than ours."""
+    def bare(self) -> _Ball:
+        """Without the pool, which stays here."""
+        other = super().bare()
+        other.search = copy.copy(self.search)
+        other.search.pool = None
+        return other
+
+    def known(self, workers: int) -> _Found:
+        """The nearest flip of all."""
+        return _Found(self.search.upper, self.search.point, math.inf, 0)
+
+    def begin(self, found: _Found) -> None:
+        """Begin with the nearest flip of all."""
+        self.search.upper = found.upper
+        self.search.point = found.point
+        self.search.nodes = found.count
+        self.settled = found.settled
+
+    def since(self, found: _Found) -> _Found:
+        """What was found here."""
         search = self.search
-        search.nodes += report.count
-        if report.upper < search.upper:
-            search.upper = report.upper
-            search.point = report.point
-        self.settled = min(self.settled, report.settled)
-        self._in(part, report.nodes)
+        return _Found(search.upper, search.point.clone(), self.settled, search.nodes)
 
-    def back(self, part: _Part, lost: bool) -> None:
-        """As it was handed out; if lost, closed with its bounds."""
-        if lost:
-            self.settled = min(self.settled, float(part.nodes.bound.min()))
-        self._in(
-            part,
-            part.nodes.take(torch.zeros(len(part.nodes), dtype=torch.bool)) if lost else part.nodes,
-        )
+    def learn(self, found: _Found) -> None:
+        """A flip counts if it is nearer than ours."""
+        self.search.nodes += found.count
+        if found.upper < self.search.upper:
+            self.search.upper = found.upper
+            self.search.point = found.point
+        self.settled = min(self.settled, found.settled)
 
-    def _in(self, part: _Part, nodes: Nodes) -> None:
-        self.open, self.settled = self.search.sift(self.open.join(nodes), self.settled, self.radius)
-        self.out.remove(part)
+    def stand(self, part: Part[Nodes, _Found]) -> None:
+        """Its least bound counts."""
+        self.settled = min(self.settled, part.bound)

@@ -31,7 +31,8 @@ from wassail.certificates.bounds.jacobian import (
 from wassail.certificates.bounds.propagate import Span
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
-from wassail.ties import first_largest, in_order
+from wassail.certificates.search.frontier import Frontier, Table
+from wassail.ties import first_largest
 
 CLOSE = 1e-6  # relative gap at which the search stops
 BATCH = 256  # pieces that are cut at once
@@ -71,15 +72,18 @@ class Pieces:
             *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
         )
 
+    def __len__(self) -> int:
+        return len(self.bound)
+
 
 @dataclass(eq=False)
-class Search:
+class Search(Frontier[Pieces]):
     """Branch and bound on the input of a small network. Between steps `lower <= sup ||J||_{r -> s}
     <= upper` holds.
 
     value: the norm of the Jacobian at points `(m, n) -> (m,)`, rounded down; climb: moves points to
     steeper ones; best: an upper bound known before; settled: the largest bound of the pieces that
-    are as good as closed.
+    are as good as closed; most: stop when so many pieces were made; tick: called after every step.
     """
 
     graph: Graph
@@ -93,6 +97,8 @@ class Search:
     best: float = math.inf
     settled: float = 0.0
     nodes: int = 0
+    most: float = math.inf
+    tick: Callable[[Search], None] | None = None
 
     def __post_init__(self) -> None:
         widest = max(node.size for node in self.graph.nodes)
@@ -126,43 +132,43 @@ class Search:
         lows = torch.stack([a for a, _, _ in boxes])
         highs = torch.stack([b for _, b, _ in boxes])
         found = self._bounded(lows, highs, face, c.new_full((len(boxes),), self.best))
-        self.open = found.take(in_order(found.bound, descending=True))  # the largest first, always
+        self.open: Table[Pieces] = Table(found, descending=True)
 
     @property
     def upper(self) -> float:
         """The largest bound of a piece, open or not."""
-        return float(max(self.settled, self.lower, *self.open.bound.tolist()))
+        return max(self.settled, self.lower, self.open.loosest if len(self.open) else 0.0)
 
-    def run(self, nodes: int | None, tick: Callable[[Search], None]) -> None:
-        """Until the bracket is closed to `CLOSE`, or a limit (`clock`) or the nodes run out;
-        tick: called after every batch.
-        """
-        while len(self.open.bound) and not clock.late() and (nodes is None or self.nodes < nodes):
-            count = 2 * min(len(self.open.bound), self.batch)
-            clock.spend(
-                count * 4 * self.graph.operations * self.graph.outputs
-                + OVERHEAD * len(self.graph.nodes)
-            )
-            self.step()
-            tick(self)
+    @property
+    def over(self) -> bool:
+        """Whether a limit (`clock`) or the nodes have run out."""
+        return clock.late() or self.nodes >= self.most
+
+    def tell(self) -> None:
+        """Tell the caller."""
+        if self.tick is not None:
+            self.tick(self)
 
     def step(self) -> None:
         """Cut the pieces with the largest bounds in two."""
-        rank = torch.arange(len(self.open.bound), device=self.region.low.device)
-        picked = self.open.take(rank[: self.batch])
-        rest = self.open.take(rank[self.batch :])
-        low, high, face, parent, stuck = self._halves(picked)
-        settled = max([self.settled, *picked.bound[stuck].tolist()])
-        inside = self._meets(low, high, face)
-        found = self._bounded(low[inside], high[inside], face[inside], parent[inside])
-        self._look(found)
-        found = found.join(rest)
-        found = found.take(in_order(found.bound, descending=True))
-        open_ = found.bound > self.lower * (1 + CLOSE)
-        settled = max([settled, *found.bound[~open_].tolist()])
-        self.open = found.take(open_)
-        self.settled = settled
-        self.nodes = self.nodes + len(low)
+        count = 2 * min(len(self.open), self.batch)
+        clock.spend(
+            count * 4 * self.graph.operations * self.graph.outputs
+            + OVERHEAD * len(self.graph.nodes)
+        )
+        with self.taken(self.open.first(self.batch)) as picked:
+            low, high, face, parent, stuck = self._halves(picked)
+            inside = self._meets(low, high, face)
+            found = self._bounded(low[inside], high[inside], face[inside], parent[inside])
+            self._look(found)
+            self.settled = max([self.settled, *picked.bound[stuck].tolist()])
+            self.nodes = self.nodes + len(low)
+            self.open.rows = found.join(self.open.rows)  # of equal bounds the new ones come first
+
+    def sift(self) -> None:
+        """Close the pieces that are as good as closed."""
+        closed = self.open.split(~(self.open.rows.bound > self.lower * (1 + CLOSE)))
+        self.settled = max([self.settled, *closed.bound.tolist()])
 
     def _halves(self, p: Pieces) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The halves of pieces: low, high, face, the bound of the whole, and which pieces
