@@ -27,12 +27,13 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import constants, frontier, relaxed
+from wassail.certificates.search import constants, frontier, opened, relaxed
 from wassail.certificates.search import nearest_flip as nearest_flip_module
 from wassail.certificates.search.constants import Bracket, branch
-from wassail.certificates.search.frontier import Heap, Report, SharedFrontier
+from wassail.certificates.search.frontier import Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.nearest_flip import nearest_flip
+from wassail.certificates.search.opened import Heap
 from wassail.certificates.search.workers import OnRay, Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
@@ -108,7 +109,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _crumbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three nodes, one step each."""
-    monkeypatch.setattr(frontier, "MOST", 3)
+    monkeypatch.setattr(opened, "MOST", 3)
     monkeypatch.setattr(frontier, "LONG", 0.0)
     monkeypatch.setattr(frontier, "SHORT", 0.0)
 

@@ -16,7 +16,8 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.search.cells import Array, inequalities, nearest_point
-from wassail.certificates.search.frontier import Frontier, Heap
+from wassail.certificates.search.frontier import Frontier
+from wassail.certificates.search.opened import Heap
 from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm
 from wassail.rounding import sized

@@ -28,7 +28,7 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.frontier import Heap, Part, SharedFrontier
+from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.multipliers import (
     Form,
     Reduced,
@@ -40,6 +40,7 @@ from wassail.certificates.search.multipliers import (
     stretched,
     tighten,
 )
+from wassail.certificates.search.opened import Heap
 from wassail.certificates.search.paths import (
     CLOSE,
     Lines,

@@ -23,7 +23,8 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
-from wassail.certificates.search.frontier import Part, SharedFrontier, Table
+from wassail.certificates.search.frontier import Part, SharedFrontier
+from wassail.certificates.search.opened import Table
 from wassail.certificates.search.workers import Pool
 from wassail.rounding import FAINT
 from wassail.ties import firm, quiet

@@ -36,7 +36,8 @@ from wassail.certificates.bounds.executed import ahead
 from wassail.certificates.bounds.propagate import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.search.frontier import Part, SharedFrontier, Table
+from wassail.certificates.search.frontier import Part, SharedFrontier
+from wassail.certificates.search.opened import Table
 from wassail.certificates.search.programs import solve_program
 from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine
 from wassail.certificates.search.workers import Pool, Workers, crew

@@ -31,7 +31,8 @@ from wassail.certificates.bounds.jacobian import (
 from wassail.certificates.bounds.propagate import Span
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.frontier import Frontier, Table
+from wassail.certificates.search.frontier import Frontier
+from wassail.certificates.search.opened import Table
 from wassail.ties import first_largest
 
 CLOSE = 1e-6  # relative gap at which the search stops
