@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
-from torch import Tensor
+from torch import Tensor, nn
 
+import wassail as ws
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Ball
 from wassail.certificates.loss.penalty import Penalty, envelope
@@ -586,3 +587,18 @@ def test_a_direction_of_length_zero_is_no_ray(norm: float, monkeypatch: pytest.M
     monkeypatch.setattr(programs_module, "_minimise", lambda programs, bounds: [(still, off)])
     nu, _, ray = programs_module.recessions([(a, rows)], norm)[0]
     assert ray is None and 0 <= nu < 1e-8
+
+
+@pytest.mark.parametrize("seed", [11, 0, 1, 2])
+def test_points_an_ulp_apart_cost_what_they_cost(seed: int) -> None:
+    """Seed 11 has two evaluated points that differ by rounding: the step between them looked
+    steeper than the step that leads there, and was taken first and alone.
+    """
+    torch.manual_seed(seed)
+    small = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    x = torch.rand(5, 3, dtype=torch.float64)
+    y = small(x).argmax(1)
+    for eps in (0.01, 0.3):
+        found = ws.worst_case(small, x, y, ws.Threat(2, 1, eps, None), loss="margin")
+        assert found.bound.lower <= found.bound.upper
+        assert found.cost <= eps

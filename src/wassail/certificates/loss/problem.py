@@ -249,16 +249,12 @@ class Problem:
             loss = pool.rows[:, 0]
             hull = envelope(cost, loss)
             place[i] = hull[0]
+            slope = math.inf
             for m, k in itertools.pairwise(hull):
-                steps.append(
-                    (
-                        float((loss[k] - loss[m]) / (cost[k] - cost[m])),
-                        i,
-                        m,
-                        k,
-                        float(cost[k] - cost[m]),
-                    )
-                )
+                length = float(cost[k] - cost[m])
+                # Concave, not only up to rounding: the steps of a sample stay in their order.
+                slope = min(slope, float(loss[k] - loss[m]) / length)
+                steps.append((slope, i, m, k, length))
         for slope, i, m, k, length in sorted(steps, key=lambda step: -step[0]):
             if self.mu[i] * length <= budget:
                 place[i], budget = k, budget - self.mu[i] * length

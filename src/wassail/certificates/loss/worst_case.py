@@ -89,7 +89,12 @@ def worst_case_network(
             plan = problem.best(penalty)
         else:
             upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
-        return problem.report(plan, upper, lam, p)
+        found = problem.report(plan, upper, lam, p)
+    if found.cost > eps * (1 + 1e-12):
+        raise AssertionError(
+            f"a distribution costs {found.cost} where eps is {eps}; please report this bug."
+        )
+    return found
 
 
 @contextmanager
