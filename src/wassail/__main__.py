@@ -1,0 +1,7 @@
+"""`python -m wassail`."""
+
+import sys
+
+from wassail.cli.parser import main
+
+sys.exit(main())
