@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from wassail import zoo
 from wassail.errors import InputError, ModelWarning
 from wassail.zoo.datasets import open_data
+from wassail.zoo.difference import forth_and_back
 from wassail.zoo.exported import load_exported
 from wassail.zoo.models import KINDS, open_model
 from wassail.zoo.source import Logits, Normalized
@@ -979,3 +980,16 @@ def test_a_factory_of_the_published_networks(zoo: Any, monkeypatch: pytest.Monke
     x, _ = zoo.images("mnist", 1000)
     assert torch.equal(source.model(x), zoo.load("mnist_mlp_toy20")[0](x))
     assert source.info["weights"] == fingerprint(zoo.load("mnist_mlp_toy20")[0])
+
+
+def test_a_model_that_runs_only_without_its_gradient_is_refused_in_one_sentence() -> None:
+    class Whole(torch.nn.Module):
+        shape = (3,)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.requires_grad:
+                raise RuntimeError("Autograd not support dtype: Long")
+            return x
+
+    with pytest.raises(InputError, match=r"not with its gradient \(Autograd .* Long\): export"):
+        forth_and_back(Whole())

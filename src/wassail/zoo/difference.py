@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from wassail.errors import InputError
+
 # agreement with onnxruntime, relative to the largest logit: fine below, refused above
 CLOSE = 1e-4
 
@@ -20,10 +22,17 @@ FAR = 1e-2
 def forth_and_back(model: Any) -> None:
     """Run a model from a file on two samples, with the gradient: what attacks will do."""
     x = torch.full((2, *model.shape), 0.5, dtype=getattr(model, "kind", torch.float32))
-    if x.is_floating_point():
+    if not x.is_floating_point():
+        return
+    try:
         logits = model(x.requires_grad_())
         if logits.requires_grad:
             torch.autograd.grad(logits.sum(), x, allow_unused=True)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise InputError(
+            f"the model runs, but not with its gradient ({reason}): export it again."
+        ) from None
 
 
 def import_onnx() -> None:
