@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.planes import Curve, Plane, Span, jensen
-from wassail.certificates.graph.products import Product
-from wassail.certificates.graph.softmax import Softmax
 from wassail.errors import InputError
 
 EPS = 1e-5

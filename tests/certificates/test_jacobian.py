@@ -35,11 +35,11 @@ from wassail.certificates.bounds.tangents import centred, middle
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Sum
-from wassail.certificates.graph.normalise import Normalise
-from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region, Where
-from wassail.certificates.graph.softmax import Softmax
 from wassail.certificates.lipschitz import ladder
 from wassail.certificates.lipschitz.ladder import lipschitz, modules, propagated
 from wassail.certificates.lipschitz.semidefinite import semidefinite

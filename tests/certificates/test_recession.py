@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Sum
-from wassail.certificates.graph.normalise import Normalise
-from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.reader import read
 from wassail.certificates.loss.recession import highest, recession, shadow, spans
 from wassail.errors import InputError

@@ -18,12 +18,12 @@ from support.rounding import MODES, long, rounded, serial
 from wassail.certificates.bound import Bound
 from wassail.certificates.bounds import jacobian, norms, tangents
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.graph import normalise, planes, softmax
+from wassail.certificates.graph import planes
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum, dense_norm
 from wassail.certificates.graph.matrix_norms import matrix_norm
-from wassail.certificates.graph.operators import convolution
+from wassail.certificates.graph.operators import convolution, normalise, softmax
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.lipschitz import attention, semidefinite

@@ -14,8 +14,8 @@ from wassail.certificates.bounds.propagate import crown
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick, Scale
-from wassail.certificates.graph.normalise import Normalise
 from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.errors import InputError

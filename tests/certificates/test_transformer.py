@@ -15,11 +15,11 @@ from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
-from wassail.certificates.graph.normalise import Normalise
-from wassail.certificates.graph.products import Product
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.graph.softmax import Softmax
 from wassail.certificates.lipschitz import corollary, layout
 from wassail.certificates.lipschitz import walk as walk_module
 from wassail.certificates.lipschitz.attention import attend, castin, global_bound, heads

@@ -70,9 +70,9 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out, rounding_map
-from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve
-from wassail.certificates.graph.products import Product
 from wassail.errors import InputError
 from wassail.threat import Domain, dual
 from wassail.ties import firm, quiet

@@ -43,9 +43,9 @@ from wassail.certificates.graph.graph import (
     Smooth,
 )
 from wassail.certificates.graph.maps import Linear, rounding_map
-from wassail.certificates.graph.normalise import Normalise
-from wassail.certificates.graph.products import Product
-from wassail.certificates.graph.softmax import Softmax
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.rounding import FAINT
 
 U = 2.0**-52

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -74,7 +74,12 @@ class Plane(Protocol):
 
 
 class Curve(Protocol):
-    """A smooth function of one or two nodes, of tensors `(N, *shape)` in float64."""
+    """A smooth function of one or two nodes, of tensors `(N, *shape)` in float64.
+
+    keeps_gain: whether a scale after it is a part of it, and left in its place.
+    """
+
+    keeps_gain: ClassVar[bool]
 
     def value(self, *v: Tensor) -> Tensor:
         """The function itself."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Pick, Sum
-from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.region import Region, Where
-from wassail.certificates.graph.softmax import Softmax
 from wassail.certificates.lipschitz.layout import normalised
 from wassail.certificates.lipschitz.walk import (
     FLOAT32,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Scale, rounding_map
-from wassail.certificates.graph.normalise import Normalise
-from wassail.certificates.graph.products import Product
-from wassail.certificates.graph.softmax import Softmax
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
 
 HIDDEN = -1e4  # scores below it are a mask
 

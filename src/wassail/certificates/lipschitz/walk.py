@@ -17,11 +17,11 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
 from wassail.certificates.graph.matrix_norms import matrix_norm
-from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.planes import Span
-from wassail.certificates.graph.products import Product
 from wassail.certificates.graph.region import Region
-from wassail.certificates.graph.softmax import Softmax
 from wassail.certificates.lipschitz.attention import (
     castin,
     global_bound,

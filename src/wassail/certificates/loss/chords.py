@@ -15,7 +15,7 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.jacobian import adjoint, boxed, ranges
 from wassail.certificates.bounds.propagate import gamma, magnitudes
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.softmax import Softmax
+from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.loss.recession import spans
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ

@@ -31,7 +31,7 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
-from wassail.certificates.graph.normalise import Normalise
+from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.errors import InputError
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,10 @@ from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 from wassail.certificates.device import plain
+from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.fold import pair_of
 from wassail.certificates.graph.maps import Linear, Turnable, dense_norm, laid_out
+from wassail.certificates.graph.operators.registry import spelled
 from wassail.rounding import FLOOR
 
 # the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
@@ -223,3 +227,47 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
             ),
         )
     return best
+
+
+@spelled("conv2d")
+def conv2d(
+    net: Builder,
+    x: Index,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Index:
+    """One or several groups, any stride, padding and dilation."""
+    if padding in ("valid", "same"):
+        reach = [d * (k - 1) for d, k in zip(pair_of(dilation), weight.shape[2:])]
+        if padding == "same" and any(r % 2 for r in reach):
+            raise net.refuse("a 'same' padding that is not symmetric")
+        padding = [0, 0] if padding == "valid" else [r // 2 for r in reach]
+    shape = net.nodes[x].shape
+    if len(shape) != 3:
+        raise net.refuse("a convolution of tokens")
+    conv = Conv(weight, shape, pair_of(stride), pair_of(padding), pair_of(dilation), groups)
+    output = tuple(conv.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
+    return net.affine(conv, None if bias is None else bias[:, None, None], x, output)
+
+
+@spelled("convolution")
+def convolution(
+    net: Builder,
+    x: Index,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Index:
+    """The operator that all convolutions are exported as."""
+    if transposed or weight.ndim != 4:
+        raise net.refuse("a transposed or not two-dimensional convolution")
+    return conv2d(net, x, weight, bias, stride, padding, dilation, groups)

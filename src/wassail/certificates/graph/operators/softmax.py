@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.normalise import RankOne
+from wassail.certificates.graph.builder import FAR, Builder, Index
+from wassail.certificates.graph.operators.arithmetic import add, mul
+from wassail.certificates.graph.operators.normalise import RankOne
+from wassail.certificates.graph.operators.products import matmul
+from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.planes import (
     LARGEST,
     SHARE,
@@ -37,6 +43,8 @@ from wassail.certificates.graph.planes import (
 @dataclass(frozen=True)
 class Softmax:
     """`exp(s_j) / sum_k exp(s_k)` over the last axis."""
+
+    keeps_gain: ClassVar[bool] = False
 
     def value(self, *v: Tensor) -> Tensor:
         """Same shape."""
@@ -133,3 +141,50 @@ class Softmax:
         room = outward(g[0] - g[1].amax(-1, keepdim=True), g[1] - g[0].amin(-1, keepdim=True))
         other = interval_product(product, room)
         return ((torch.maximum(found[0], other[0]), torch.minimum(found[1], other[1])),)
+
+
+@spelled("softmax")
+def softmax(net: Builder, x: Index, dim: int, dtype: Any = None) -> Index:
+    """Over any axis."""
+    last = len(net.full(x)) - 1
+    if dim % (last + 1) != last:
+        net.axis(x, dim)
+        turned = net.move(torch.transpose, x, [dim, last], {})
+        return net.move(torch.transpose, softmax(net, turned, last), [dim, last], {})  # type: ignore[no-any-return]
+    if not net.nodes[x].shape:
+        raise net.refuse("an operation across the batch axis")
+    start = net.partial(x).logits(torch.zeros(1, *net.nodes[0].shape, dtype=torch.float64))
+    if bool((start.amax(-1) <= -FAR / 2).any()):
+        raise net.refuse("a softmax of which all entries are masked")
+    return net.curve(Softmax(), "softmax", x, lead=x.lead)
+
+
+@spelled("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    net: Builder,
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Index:
+    """`softmax(q k^T scale + mask) v`."""
+    if not all(isinstance(part, Index) for part in (q, k, v)) or enable_gqa:
+        raise net.refuse("attention to constants or with grouped queries")
+    n = net.full(q)[-2]
+    m = net.full(k)[-2]
+    width = net.full(q)[-1]
+    scores = matmul(net, q, net.move(torch.transpose, k, [-2, -1], {}))
+    scores = mul(net, scores, 1 / math.sqrt(width) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(n, m, dtype=torch.bool).tril()
+    if attn_mask is not None:
+        net.masks = True
+        added = (
+            torch.where(attn_mask, 0.0, -math.inf) if attn_mask.dtype == torch.bool else attn_mask
+        )
+        scores = add(net, scores, added)
+    return matmul(net, softmax(net, scores, -1), v)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from wassail.certificates.device import HOST
+from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.operators.linear import linear
+from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.planes import (
     SHARE,
     SMALL,
@@ -40,6 +45,8 @@ class Normalise:
     """`c / sqrt(mean(c^2) + eps)` over the last axis: what LayerNorm does to centred values,
     and RMSNorm to any.
     """
+
+    keeps_gain: ClassVar[bool] = True
 
     eps: float
 
@@ -217,3 +224,92 @@ class RankOne:
         return replace(
             self, alpha=self.alpha.to(dtype), gain=self.gain.to(dtype), unit=self.unit.to(dtype)
         )
+
+
+@spelled("layer_norm")
+def layer_norm(
+    net: Builder,
+    x: Index,
+    size: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = False,
+) -> Index:
+    """`gain (x - mean) / sqrt(variance + eps) + bias` over the last axes: a matrix,
+    `Normalise`, a scale.
+    """
+    width = math.prod(size)
+    centre = torch.eye(width, dtype=torch.float64) - 1 / width
+    return normalised(net, x, size, centre, weight, bias, eps)
+
+
+@spelled("native_layer_norm")
+def native_layer_norm(net: Builder, x: Index, size: Sequence[int], *rest: Any) -> list[Any]:
+    """The same, with what a backward pass would need."""
+    return [layer_norm(net, x, size, *rest), None, None]
+
+
+@spelled("rms_norm")
+def rms_norm(
+    net: Builder,
+    x: Index,
+    size: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Index:
+    """`gain x / sqrt(mean(x^2) + eps)` over the last axes."""
+    tiny = (
+        torch.finfo(net.dtype).eps if eps is None else eps
+    )  # torch takes that of the type it computes in
+    return normalised(net, x, size, None, weight, None, tiny)
+
+
+@spelled("group_norm")
+def group_norm(
+    net: Builder,
+    x: Index,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = False,
+) -> Index:
+    """A LayerNorm over each group of channels, with one gain and bias for each channel."""
+    full = net.full(x)
+    parts = net.move(torch.reshape, x, [(full[0], groups, -1)], {})
+    whole = net.move(
+        torch.reshape, layer_norm(net, parts, net.full(parts)[-1:], eps=eps), [full], {}
+    )
+    if weight is None:
+        return whole  # type: ignore[no-any-return]
+    ones = net.along(x, 1)
+    return net.scaled(whole, weight.reshape(ones), None if bias is None else bias.reshape(ones))
+
+
+def normalised(
+    net: Builder,
+    x: Index,
+    size: Sequence[int],
+    centre: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Index:
+    """A matrix that centres, `Normalise`, a gain."""
+    full = net.full(x)
+    if len(size) > 1:
+        x = net.move(torch.reshape, x, [(*full[: len(full) - len(size)], -1)], {})
+    if not net.nodes[x].shape:
+        raise net.refuse("a normalisation over the batch axis")
+    if centre is not None:
+        x = linear(net, x, centre)
+    x = net.curve(Normalise(eps), "layer_norm", x, lead=x.lead)
+    if weight is not None:
+        x = net.affine(
+            Scale(weight.flatten()),
+            None if bias is None else bias.flatten(),
+            x,
+            net.nodes[x].shape,
+        )
+    return net.move(torch.reshape, x, [full], {}) if len(size) > 1 else x

@@ -7,10 +7,14 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from wassail.certificates.graph.builder import Builder, Index, lead_of
+from wassail.certificates.graph.operators.linear import linear
+from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.planes import (
     SMALL,
     TINY,
@@ -32,6 +36,8 @@ class Product:
     No letter occurs twice in one operand, and every letter of an operand occurs in the other one or
     after the arrow.
     """
+
+    keeps_gain: ClassVar[bool] = False
 
     equation: str
 
@@ -164,3 +170,57 @@ class _ProductPlane:
 
     def to(self, dtype: torch.dtype) -> _ProductPlane:
         return replace(self, first=self.first.to(dtype), second=self.second.to(dtype))
+
+
+@spelled("matmul", "bmm", "mm")
+def matmul(net: Builder, a: Any, b: Any) -> Index:
+    """With a constant matrix on the right it is linear; else `a` and `b` both depend on the
+    input.
+    """
+    if isinstance(a, Index) and isinstance(b, Tensor) and b.ndim == 2:
+        return linear(net, a, b.T)
+    if (
+        not isinstance(a, Index)
+        or not isinstance(b, Index)
+        or min(len(net.full(a)), len(net.full(b))) < 2
+    ):
+        raise net.refuse("a product with a constant on the left or with a vector")
+    (*first, i, k), (*second, _, j) = net.full(a), net.full(b)
+    batch = tuple(torch.broadcast_shapes(first, second))  # type: ignore[no-untyped-call]
+    a, b = net.expanded(a, (*batch, i, k)), net.expanded(b, (*batch, k, j))
+    axes = "abcdefgh"[: len(batch)]
+    return product(net, f"{axes}ik,{axes}kj->{axes}ij", a, b, (*batch, i, j))
+
+
+def product(net: Builder, equation: str, a: Index, b: Index, full: tuple[int, ...]) -> Index:
+    """An einsum, written for the tensors of the program; a leading axis of length 1 has no
+    letter.
+    """
+    (first, second), last = equation.split("->")[0].split(","), equation.split("->")[1]
+    lead = lead_of(full)
+    equation = f"{first[a.lead :]},{second[b.lead :]}->{last[lead:]}"
+    return net.curve(
+        Product(equation),
+        "a product of two quantities that depend on the input",
+        a,
+        b,
+        lead=lead,
+    )
+
+
+@spelled("einsum")
+def einsum(net: Builder, equation: str, parts: Sequence[Any], path: Any = None) -> Index:
+    """Of two quantities that depend on the input, every letter written out."""
+    left, arrow, last = equation.replace(" ", "").partition("->")
+    if (
+        len(parts) != 2
+        or not all(isinstance(p, Index) for p in parts)
+        or not arrow
+        or "." in equation
+    ):
+        raise net.refuse(
+            "an einsum with a constant, with more than two operands or without an arrow"
+        )
+    first, second = left.split(",")
+    sizes = dict(zip(first + second, net.full(parts[0]) + net.full(parts[1])))
+    return product(net, f"{left}->{last}", parts[0], parts[1], tuple(sizes[k] for k in last))

@@ -1,0 +1,385 @@
+"""A graph while it is built from a program, node by node.
+
+A scale beside a matrix or a convolution is folded into it, so that norms see one map; moves one
+after another are one move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates.graph.execution import Execution, Step
+from wassail.certificates.graph.fold import added_bias, fold_step, fold_steps, moved_step
+from wassail.certificates.graph.graph import (
+    Affine,
+    Curved,
+    Graph,
+    Node,
+    Relu,
+    Smooth,
+    sizes_of,
+)
+from wassail.certificates.graph.maps import Linear, Pick, Scale, Sum
+from wassail.certificates.graph.planes import Curve
+from wassail.errors import InputError
+
+# what a mask puts in the place of minus infinity: right for attention with scores above it
+FAR = 1e9
+
+
+class Index(int):
+    """The index of a node, told apart from the plain numbers among an operation's arguments.
+
+    lead: 1 if the program's tensor has an axis of length 1 before those of the node.
+    """
+
+    lead: int
+
+    def __new__(cls, value: int, lead: int) -> Index:
+        """An int with one attribute more."""
+        self = super().__new__(cls, value)
+        self.lead = lead
+        return self
+
+
+class Builder:
+    """The nodes so far, and the ways to add one.
+
+    The tensor that an index stands for in the program has the shape of the node, with one axis of
+    length 1 before it if the index says so (`lead`): the batch axis, as a rule.
+
+    Args:
+        shape: of one sample.
+        smooth: whether smooth activations and curves are read.
+        dtype: the type that the model computes in.
+    """
+
+    def __init__(self, shape: tuple[int, ...], smooth: bool, dtype: torch.dtype) -> None:
+        self.nodes = [Node((), shape, "the input")]
+        self.smooth = smooth
+        self.dtype = dtype
+        self.place = ""  # where the operation that is translated stands in the model
+        self.name = ""  # what torch calls it
+        self.target: Any = None  # torch's own function for it
+        self.mixed = ""  # why the executed network is not covered, if it is not
+        # whether what is translated goes nowhere but into a softmax: far down is minus infinity
+        # there
+        self.masks = False
+
+    def refuse(self, what: str) -> InputError:
+        """An `InputError` that names what is not read, and where it stands."""
+        more = (
+            ", sigmoid, tanh, GELU, SiLU, Softplus, ELU, LayerNorm, softmax attention, products"
+            if self.smooth
+            else ""
+        )
+        return InputError(
+            f"{what!r} at {self.place} is not supported: certificates read linear and "
+            "convolutional layers, frozen batch norm, "
+            f"ReLU, leaky ReLU{more}, additions, concatenations, reshapes and poolings."
+        )
+
+    def add(self, node: Node, lead: int) -> Index:
+        """Append a node."""
+        self.nodes.append(node)
+        return Index(len(self.nodes) - 1, lead)
+
+    def full(self, x: Index) -> tuple[int, ...]:
+        """The shape of the tensor that an index stands for in the program."""
+        return (1,) * x.lead + self.nodes[x].shape
+
+    def axis(self, x: Index, dim: int) -> int:
+        """An axis of that tensor as an axis of a batch `(m, *shape)`; 0 is the batch axis and
+        refused.
+        """
+        axis = dim % len(self.full(x)) + 1 - x.lead
+        if not axis:
+            raise self.refuse("an operation across the batch axis")
+        return axis
+
+    def affine(
+        self,
+        map_: Linear,
+        bias: Tensor | None,
+        source: Index,
+        shape: tuple[int, ...],
+        steps: tuple[Step, ...] | None = None,
+        most: Tensor | None = None,
+    ) -> Index:
+        """A node of its own, or folded with the one before it.
+
+        Args:
+            map_: the map.
+            bias: what is added.
+            source: the node before it.
+            shape: of one sample.
+            steps: what is executed, if it is not the map itself.
+            most: the magnitudes that the bias is a sum of, if it is one.
+        """
+        before = self.nodes[source]
+        steps = (fold_step(map_, bias),) if steps is None else steps
+        match before.op:
+            case Affine(Scale(factor), own) if not self._is_gain(before):
+                folded = map_.fold_before(factor, before.shape)
+                if folded is not None:
+                    if own is not None:
+                        shift = map_.forward(own.expand(before.shape)[None])[0]
+                        sizes = sizes_of(before.op).expand(before.shape)[None]
+                        most = added_bias(map_.magnitude().forward(sizes)[0], bias, most)
+                        bias = shift if bias is None else shift + bias
+                    start = Index(before.inputs[0], source.lead)
+                    both = (*fold_steps(before), *steps)
+                    return self.affine(folded, bias, start, shape, both, most)
+            case _:
+                pass
+        op = Affine(map_, bias, most)
+        return self.add(Node((source,), shape, self.place, op, steps), source.lead)
+
+    def scaled(
+        self,
+        source: Index,
+        factor: Tensor,
+        bias: Tensor | None,
+        step: Step | None = None,
+        most: Tensor | None = None,
+    ) -> Index:
+        """`factor x + bias`, entry by entry.
+
+        Args:
+            source: the node of x.
+            factor: broadcasts against one sample.
+            bias: broadcasts against one sample.
+            step: what is executed, if it is not this.
+            most: the magnitudes that the bias is a sum of, if it is one.
+        """
+        before = self.nodes[source]
+        step = fold_step(Scale(factor), bias) if step is None else step
+        steps = (*fold_steps(before), step)
+        sizes = (before.shape, factor.shape, () if bias is None else bias.shape)
+        if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
+            raise self.refuse("a broadcast against a constant")
+        if isinstance(before.op, Affine):
+            own = before.op.bias
+            folded = before.op.map.fold_after(factor, before.shape)
+            if folded is not None:
+                moved = None if own is None else own * factor
+                total = bias if moved is None else moved if bias is None else moved + bias
+                if moved is not None:
+                    most = added_bias(sizes_of(before.op) * factor.abs(), bias, most)
+                op = Affine(folded, total, most)
+                return self.add(replace(before, op=op, steps=steps), source.lead)
+            if bias is not None and bool((factor == 1).all()):
+                # a shift only, as of a position embedding
+                if own is not None:
+                    most = added_bias(sizes_of(before.op), bias, most)
+                    bias = own + bias
+                op = Affine(before.op.map, bias, most)
+                return self.add(replace(before, op=op, steps=steps), source.lead)
+        return self.affine(Scale(factor), bias, source, before.shape, (step,), most)
+
+    def exactly(self, source: Index, factor: Tensor, bias: Tensor | None) -> Index:
+        """The same as a part of an operation that is exact in floating point, but for the
+        constant itself.
+        """
+        noise = None if bias is None else (bias - bias.to(self.dtype).double()).abs()
+        return self.scaled(
+            source,
+            factor,
+            bias,
+            Step(Scale(factor), None if bias is None else bias.abs(), 0, noise),
+        )
+
+    def relu(self, source: Index, slope: Tensor | float = 0.0) -> Index:
+        """`max(x, slope x)` with a slope in [0, 1]."""
+        slope = torch.as_tensor(slope, dtype=torch.float64)
+        if not ((slope >= 0) & (slope <= 1)).all():
+            raise self.refuse("a leaky ReLU whose slope is not in [0, 1]")
+        exact = bool(((slope == 0) | (slope == 1)).all())
+        steps = (
+            () if exact else (fold_step(Scale(torch.ones_like(slope)), None),)
+        )  # relative to what comes out
+        return self.add(
+            Node((source,), self.nodes[source].shape, self.place, Relu(slope), steps=steps),
+            source.lead,
+        )
+
+    def activation(self, source: Index, name: str) -> Index:
+        """A smooth activation by its name."""
+        if not self.smooth:
+            raise self.refuse(name)
+        return self.add(
+            Node((source,), self.nodes[source].shape, self.place, Smooth(name)), source.lead
+        )
+
+    def curve(self, curve: Curve, what: str, *parts: Index, lead: int) -> Index:
+        """A curve of one or two nodes."""
+        if not self.smooth:
+            raise self.refuse(what)
+        shape = curve.output(*(self.nodes[p].shape for p in parts))
+        return self.add(Node(tuple(parts), shape, self.place, Curved(curve)), lead)
+
+    def sum(self, parts: Sequence[Index], exact: bool = False) -> Index:
+        """exact: it is a part of an operation that is exact in floating point."""
+        parts = self.alike(*parts)
+        total = Sum(len(parts))
+        steps = () if exact else (Step(total, None, len(parts)),)
+        return self.add(
+            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Affine(total), steps=steps),
+            parts[0].lead,
+        )
+
+    def alike(self, *parts: Index) -> list[Index]:
+        """All of one shape, as broadcasting would make them."""
+        full = torch.broadcast_shapes(*(self.full(p) for p in parts))  # type: ignore[no-untyped-call]
+        return [self.expanded(p, tuple(full)) for p in parts]
+
+    def expanded(self, x: Index, full: tuple[int, ...]) -> Index:
+        """The value, expanded to a shape."""
+        if self.full(x) == full:
+            return x
+        return self.move(torch.Tensor.expand, x, list(full), {})  # type: ignore[no-any-return]
+
+    def constant(self, values: Tensor) -> Index:
+        """A constant tensor as a node: nothing of the input, plus a bias."""
+        lead = lead_of(values.shape)
+        shape = tuple(values.shape[lead:])
+        nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
+        return self.add(
+            Node(
+                (0,), shape, self.place, Affine(nothing, values.double().reshape(shape)), steps=()
+            ),
+            lead,
+        )
+
+    def larger(self, a: Index, b: Index) -> Index:
+        """`max(a, b) = a + relu(b - a)`."""
+        return self.sum([a, self.relu(self.difference(b, a))], exact=True)
+
+    def difference(self, a: Index, b: Index) -> Index:
+        """`a - b`, as a part of an operation that is exact."""
+        return self.sum([a, self.negative(b)], exact=True)
+
+    def move(self, target: Any, source: Index, args: list[Any], options: dict[str, Any]) -> Any:
+        """Data movement: run the operation on the numbers 1, 2, 3, ... and see where they went."""
+        full = self.full(source)
+        count = torch.arange(1, math.prod(full) + 1, dtype=torch.float64).reshape(full)
+        with torch.no_grad():
+            moved, turned = target(count, *args, **options), target(-count, *args, **options)
+        if isinstance(moved, Tensor):
+            return self._picked(source, moved, turned)
+        return [self._picked(source, *pair) for pair in zip(moved, turned)]
+
+    def _picked(self, source: Index, moved: Tensor, turned: Tensor) -> Index:
+        """moved: the numbers where they went; turned: the same for their negatives, which tells
+        them from constants.
+        """
+        lead = lead_of(moved.shape)
+        output = tuple(moved.shape[lead:])
+        where = moved.flatten().long()
+        if not torch.equal(moved.flatten(), where.double()) or not torch.equal(moved, -turned):
+            raise self.refuse("a padding with other than zeros")
+        return self._placed(source, where - 1, output, lead)
+
+    def _placed(self, source: int, where: Tensor, output: tuple[int, ...], lead: int) -> Index:
+        """Entries `where` of a node, -1 for 0. Moves one after another are one, and scales come
+        after moves, to meet others.
+        """
+        node = self.nodes[source]
+
+        def entries(values: Tensor) -> Tensor:
+            return F.pad(values.expand(node.shape).flatten(), (0, 1))[where].reshape(output)
+
+        match node.op:
+            case Affine(Pick(source=known), None):
+                start = torch.arange(node.size) if known is None else known
+                there = F.pad(start, (0, 1), value=-1)[where]
+                return self._placed(node.inputs[0], there, output, lead)
+            case Affine(Scale(factor), own, sizes) if not self._is_gain(node):
+                factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
+                bias, most = (None if v is None else entries(v) for v in (own, sizes))
+                steps = tuple(moved_step(step, entries) for step in fold_steps(node))
+                start_ = self._placed(node.inputs[0], where, output, lead)
+                return self.affine(Scale(factor), bias, start_, output, steps, most)
+            case _:
+                pass
+        same = torch.equal(where, torch.arange(node.size))
+        if same and output == node.shape:
+            return Index(source, lead)
+        move = Pick(None if same else where, node.shape, output)
+        return self.add(Node((source,), output, self.place, Affine(move), steps=()), lead)
+
+    def _is_gain(self, node: Node) -> bool:
+        """Whether it is the gain of a LayerNorm, which is left in its place."""
+        if not node.inputs:
+            return False
+        op = self.nodes[node.inputs[0]].op
+        return isinstance(op, Curved) and op.curve.keeps_gain
+
+    def along(self, x: Index, dim: int) -> list[int]:
+        """The shape in which a vector along an axis broadcasts against one sample."""
+        axis = self.axis(x, dim)
+        return [-1 if i == axis - 1 else 1 for i in range(len(self.nodes[x].shape))]
+
+    def fixed(self, value: Any) -> Any:
+        """A constant, or it is refused: an index is a number, and would be taken for one."""
+        if isinstance(value, Index):
+            raise self.refuse("an operation whose parameter depends on the input")
+        return value
+
+    def wide_as(self, x: Index, constant: Tensor) -> Index:
+        """The value, expanded to the shape that an operation with this constant broadcasts to."""
+        full = torch.broadcast_shapes(self.full(x), constant.shape)  # type: ignore[no-untyped-call]
+        return self.expanded(x, tuple(full))
+
+    def masked(self, constant: Tensor) -> Tensor:
+        """A constant that is added, or takes the place of a value: finite, which minus infinity
+        is before a softmax.
+        """
+        if self.masks:
+            constant = constant.clamp(min=-FAR)
+        if not torch.isfinite(constant).all():
+            raise self.refuse("an infinite constant that is no mask of a softmax")
+        return constant
+
+    def negative(self, x: Any) -> Index:
+        """`-x`, exactly."""
+        return self.exactly(x, torch.tensor(-1.0, dtype=torch.float64), None)
+
+    def partial(self, last: int) -> Graph:
+        """Only the nodes that one of them depends on, renumbered."""
+        needed = {last}
+        for i in range(last, -1, -1):
+            if i in needed:
+                needed.update(self.nodes[i].inputs)
+        order = sorted(needed)
+        number = {old: new for new, old in enumerate(order)}
+        nodes = tuple(
+            replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs))
+            for i in order
+        )
+        return Graph(nodes, execution=Execution(self.dtype, refusal=self.mixed))
+
+
+def lead_of(full: Sequence[int]) -> int:
+    """1 if the first axis has length 1."""
+    return int(len(full) > 0 and full[0] == 1)
+
+
+def tensor_of(constant: Any) -> Tensor:
+    """A constant in float64."""
+    return torch.as_tensor(constant, dtype=torch.float64)
+
+
+def sample_of(constant: Any, shape: tuple[int, ...], lead: int) -> Tensor:
+    """A constant that broadcasts against a tensor of the program, as one that broadcasts
+    against a node's sample.
+    """
+    values = tensor_of(constant)
+    return values[0] if lead and values.ndim > len(shape) else values

@@ -1,0 +1,107 @@
+"""Entries that are moved, dropped, repeated or joined, and what does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.graph import Affine, Node
+from wassail.certificates.graph.maps import Concat
+from wassail.certificates.graph.operators.registry import spelled
+
+MOVES = (
+    "view",
+    "reshape",
+    "unsafe_view",
+    "flatten",
+    "unflatten",
+    "permute",
+    "transpose",
+    "slice",
+    "select",
+    "squeeze",
+    "unsqueeze",
+    "expand",
+    "pad",
+    "constant_pad_nd",
+    "contiguous",
+    "clone",
+    "alias",
+    "narrow",
+    "flip",
+    "roll",
+    "index_select",
+    "split",
+    "split_with_sizes",
+    "chunk",
+    "unbind",
+    "movedim",
+    "t",
+    "numpy_T",
+    "expand_as",
+    "view_as",
+    "unsafe_split",
+    "unsafe_chunk",
+)
+
+SAME = (
+    "dropout",
+    "detach",
+    "to",
+    "to_copy",
+    "lift_fresh_copy",
+    "feature_dropout",
+    "alpha_dropout",
+)
+
+
+@spelled(*MOVES)
+def moved(net: Builder, x: Index, *args: Any, **options: Any) -> Any:
+    """Run the operation on the numbers 1, 2, 3, ... and see where they went."""
+    return net.move(net.target, x, list(args), options)
+
+
+@spelled(*SAME)
+def same(net: Builder, x: Any, *args: Any, **options: Any) -> Any:
+    """What does nothing to a trained network."""
+    return x
+
+
+@spelled("cat")
+def cat(net: Builder, parts: list[Any], dim: int = 0) -> Index:
+    """Constants among the parts (a class token) become nodes of their own."""
+    nodes = [
+        p if isinstance(p, Index) else net.constant(p)
+        for p in parts
+        if isinstance(p, Index) or p.numel()
+    ]
+    full = net.full(nodes[0])
+    axis = dim % len(full)
+    if axis == 0:  # a leading axis of length 1 would not stay one: the others move up
+        parts = [net.move(torch.movedim, p, [0, -1], {}) for p in nodes]
+        return net.move(torch.movedim, cat(net, parts, -1), [-1, 0], {})  # type: ignore[no-any-return]
+    axis -= nodes[0].lead
+    sizes = tuple(net.nodes[p].shape[axis] for p in nodes)
+    shape = net.nodes[nodes[0]].shape
+    shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
+    return net.add(
+        Node(tuple(nodes), shape, net.place, Affine(Concat(axis + 1, sizes)), steps=()),
+        nodes[0].lead,
+    )
+
+
+@spelled("stack")
+def stack(net: Builder, parts: list[Any], dim: int = 0) -> Index:
+    """A concatenation along a new axis."""
+    whole = next(p for p in parts if isinstance(p, Index))
+    axis = dim % (len(net.full(whole)) + 1)
+    return cat(
+        net,
+        [
+            net.move(torch.unsqueeze, p, [axis], {}) if isinstance(p, Index) else p.unsqueeze(axis)
+            for p in parts
+        ],
+        axis,
+    )

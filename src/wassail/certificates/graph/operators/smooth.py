@@ -1,0 +1,77 @@
+"""Smooth activations, entry by entry (`graph/activations.py` has what is known of each)."""
+
+from __future__ import annotations
+
+import torch
+
+from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.operators.arithmetic import mul
+from wassail.certificates.graph.operators.registry import spelled
+
+
+@spelled("sigmoid")
+def sigmoid(net: Builder, x: Index) -> Index:
+    """`1 / (1 + exp(-x))`."""
+    return net.activation(x, "sigmoid")
+
+
+@spelled("tanh")
+def tanh(net: Builder, x: Index) -> Index:
+    """`tanh(x)`."""
+    return net.activation(x, "tanh")
+
+
+@spelled("gelu")
+def gelu(net: Builder, x: Index, approximate: str = "none") -> Index:
+    """Both forms."""
+    return net.activation(x, "gelu" if approximate == "none" else "gelu_tanh")
+
+
+@spelled("silu")
+def silu(net: Builder, x: Index) -> Index:
+    """`x sigmoid(x)`."""
+    return net.activation(x, "silu")
+
+
+@spelled("softplus")
+def softplus(net: Builder, x: Index, beta: float = 1.0, threshold: float = 20.0) -> Index:
+    """`softplus(beta x) / beta`; beyond the threshold torch returns x, off by at most
+    `exp(-threshold) / beta`.
+    """
+    if threshold < 18:  # the jump is exp(-threshold) / beta
+        raise net.refuse("a softplus with a low threshold, where it jumps,")
+    one = torch.tensor(1.0, dtype=torch.float64)
+    return net.scaled(net.activation(net.scaled(x, beta * one, None), "softplus"), one / beta, None)
+
+
+@spelled("elu")
+def elu(
+    net: Builder, x: Index, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> Index:
+    """ELU, CELU, SELU: `scale (alpha E + (1 - alpha input_scale) relu)`, E of `input_scale x`."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    bent = net.activation(net.scaled(x, input_scale * one, None), "elu")
+    bent = net.scaled(bent, scale * alpha * one, None)
+    rest = scale * (1 - alpha * input_scale)
+    if abs(rest) <= 1e-15 * abs(scale):
+        return bent
+    return net.sum([bent, net.scaled(net.relu(x), rest * one, None)])
+
+
+@spelled("celu")
+def celu(net: Builder, x: Index, alpha: float = 1.0) -> Index:
+    """`max(0, x) + min(0, alpha (exp(x / alpha) - 1))`."""
+    return elu(net, x, alpha, 1.0, 1 / alpha)
+
+
+@spelled("selu")
+def selu(net: Builder, x: Index) -> Index:
+    """ELU with its two constants."""
+    return elu(net, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+@spelled("glu")
+def glu(net: Builder, x: Index, dim: int = -1) -> Index:
+    """One half gates the other."""
+    value, gate = net.move(torch.chunk, x, [2, dim], {})
+    return mul(net, value, sigmoid(net, gate))
