@@ -692,3 +692,12 @@ def test_certify_a_transformer_prints_its_modules(capsys, tmp_path) -> None:
 def test_models_are_listed(capsys) -> None:
     assert main(["models"]) == 0
     assert "digits-vit-adv" in capsys.readouterr().out
+
+
+def test_no_words_print_help_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "usage: wassail" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.strip() == f"wassail {ws.__version__}"

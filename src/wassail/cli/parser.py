@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 from wassail.cli.certificate import certify_command
@@ -54,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(words)
     try:
         code: int = options.run(options)
         return code
@@ -66,12 +72,16 @@ def _main(argv: Sequence[str] | None) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        print("wassail: interrupted.", file=sys.stderr)
+        again = (
+            " What was done is kept: go on with --resume." if getattr(options, "out", None) else ""
+        )
+        print(f"wassail: interrupted.{again}", file=sys.stderr)
         return 130
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="wassail", description=SUMMARY)
+    parser.add_argument("--version", action="version", version=f"wassail {version('wassail')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser(
