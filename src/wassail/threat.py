@@ -89,6 +89,11 @@ def parse_domain(value: Domain) -> Domain:
     return (low, high)
 
 
+def box_text(domain: Domain) -> str:
+    """A domain in words: "box [0, 1]", or "no box"."""
+    return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
+
+
 def parse_level(value: Number, name: str) -> float:
     """A share or probability between 0 and 1."""
     level = number(value, name)
@@ -172,5 +177,5 @@ class Threat:
         )
 
     def __str__(self) -> str:
-        box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
-        return f"Omega_{self.order:g}({show(self.eps)}), ground norm l{self.norm:g}, {box}"
+        where = f"ground norm l{self.norm:g}, {box_text(self.domain)}"
+        return f"Omega_{self.order:g}({show(self.eps)}), {where}"

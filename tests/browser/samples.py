@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.evaluation.intervals import interval
 from wassail.evaluation.result import Finding, Row
 from wassail.evaluation.run import Evaluation
 from wassail.threat import Threat
 from wassail.transport.allocation import knapsack, transport_cost
+from wassail.transport.bootstrap import interval
 
 INF = math.inf
 HOSTILE = (

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import wassail as ws
-from wassail.evaluation.intervals import accuracy, interval
 from wassail.evaluation.result import Finding, Row
 from wassail.evaluation.run import Evaluation
 from wassail.report.export import Export, to_csv, to_npz, to_png, to_pt, to_robustbench, write
 from wassail.report.png import encode, to_uint8
+from wassail.transport.bootstrap import accuracy, interval
 
 INF = math.inf
 HOSTILE = [

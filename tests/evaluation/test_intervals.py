@@ -9,8 +9,9 @@ from scipy import stats
 
 from wassail import Threat
 from wassail.errors import InputError
-from wassail.evaluation.intervals import _draws, _Rule, accuracy, compare, interval
+from wassail.evaluation.intervals import compare
 from wassail.transport.allocation import knapsack
+from wassail.transport.bootstrap import Rule, accuracy, draws, interval
 from wassail.transport.distribution import Distribution
 
 INF = math.inf
@@ -48,8 +49,8 @@ def test_every_resample_is_the_knapsacks_answer(order: float, ties: bool) -> Non
     for seed, eps in enumerate([1e-3, 0.1, 0.4, 2.0]):
         wrong, d = some(40, seed, ties)
         threat = Threat(2, order, eps)
-        rule = _Rule.of(wrong, d, threat, None)
-        (counts,) = _draws(torch.full((40,), 1 / 40, dtype=torch.float64), 40, 30, seed)
+        rule = Rule.of(wrong, d, threat, None)
+        (counts,) = draws(torch.full((40,), 1 / 40, dtype=torch.float64), 40, 30, seed)
         found = rule.accuracies(counts[:, rule.order])
         for row, value in zip(counts, found.tolist()):
             mu = row / 40
@@ -63,7 +64,7 @@ def test_the_mean_of_the_contributions_is_the_accuracy() -> None:
         mu = torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         for order, eps in [(1.0, 0.1), (2.0, 0.3), (3.0, 5.0), (INF, 0.2)]:
             threat = Threat(2, order, eps)
-            rule = _Rule.of(wrong, d, threat, None)
+            rule = Rule.of(wrong, d, threat, None)
             share = mu / mu.sum()
             assert (
                 abs(
@@ -112,12 +113,35 @@ def test_agrees_with_the_distributions_own_bootstrap(order: float, share: float 
         "knapsack" if share is None else "fixed",
     )
     assert accuracy(None, wrong, d, threat, share) == pytest.approx(old.accuracy, abs=1e-12)
-    (low, high), (old_low, old_high) = interval(None, wrong, d, threat, share), old.interval()
+    low, high = interval(None, wrong, d, threat, share)
     assert low < old.accuracy < high
-    # 1000 resamples: the 2.5 % quantile has a standard error of about 0.085 of the interval's half
-    # width
-    half = (high - low) / 2
-    assert abs(low - old_low) < 0.3 * half and abs(high - old_high) < 0.3 * half
+    assert old.interval() == pytest.approx((low, high), abs=1e-12)
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_a_distribution_with_no_flip_has_the_binomial_end(share: float | None) -> None:
+    """All 500 samples correct: 1.0 .. 1.0 would claim that no flip can exist."""
+    n = 500
+    x = torch.zeros(n, 1)
+    none = torch.zeros(n, dtype=torch.int64)
+    found = Distribution(
+        x,
+        none,
+        x,
+        torch.zeros(n, dtype=torch.float64),
+        torch.full((n,), INF, dtype=torch.float64),
+        none,
+        none,
+        torch.full((n,), 1 / n, dtype=torch.float64),
+        none,
+        none,
+        none,
+        Threat(2, 1, 0.2),
+        "test",
+        "knapsack" if share is None else "fixed",
+    )
+    low, high = found.interval()
+    assert high == 1 and low == pytest.approx(stats.binomtest(n, n).proportion_ci().low, abs=1e-9)
 
 
 def test_plain_accuracy_has_binomial_percentiles() -> None:

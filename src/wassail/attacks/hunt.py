@@ -210,6 +210,44 @@ class Hunt:
 Engine: TypeAlias = Callable[..., None]
 
 
+def run_engine(
+    engine: Engine,
+    name: str,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    begin: Callable[[Network, Tensor, Tensor], Hunt],
+    options: Mapping[str, Any],
+    batch_size: int | None,
+    progress: Progress,
+    finish: Callable[[Hunt], Tensor] = lambda hunt: hunt.points,
+) -> Search:
+    """Run an engine over the data: the one way in which an engine becomes an attack.
+
+    `hunt` makes flips of what it returns, `minimal` buys them with a budget, and `pointwise` keeps
+    every point inside its ball.
+
+    Args:
+        engine: proposes points, `engine(hunt, tick, **options)`.
+        name: of the attack, for the progress bar.
+        model: batch `(n, *shape)` -> logits `(n, K)`.
+        x: checked samples `(N, *shape)`.
+        y: their labels `(N,)`.
+        begin: the hunt of one chunk of the samples.
+        options: keyword arguments of the engine.
+        batch_size: most samples in one call of the model.
+        progress: whether to show a bar.
+        finish: the points of a finished hunt, `(n, *shape)`; by default its nearest flips.
+    """
+
+    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
+        state = begin(network, x, y)
+        engine(state, tick, **options)
+        return finish(state), state.clean
+
+    return search(chunk, model, x, y, batch_size, progress, name)
+
+
 def hunt(
     engine: Engine,
     name: str,
@@ -239,13 +277,14 @@ def hunt(
     options = dict(options or {})
     first: list[int] = []
 
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        state = Hunt(network, x, y, norm, domain, passes, known)
-        engine(state, tick, **options)
-        first.append(state.first)
-        return state.points, state.clean
+    def begin(network: Network, x: Tensor, y: Tensor) -> Hunt:
+        return Hunt(network, x, y, norm, domain, passes, known)
 
-    found = search(chunk, model, x, y, batch_size, progress, name)
+    def finish(state: Hunt) -> Tensor:
+        first.append(state.first)
+        return state.points
+
+    found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
     if passes is not None and known is None:
         _tell_if_idle(found, y, name, passes, first)
     info = {"method": name, "options": options, "passes": passes, "seed": seed}

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from wassail.attacks.hunt import Engine, Hunt
+from wassail.attacks.hunt import Engine, Hunt, run_engine
 from wassail.attacks.pointwise import check_target
 from wassail.checks import check_data
-from wassail.network import Model, Network, search
-from wassail.progress import Progress, Tick
+from wassail.network import Model, Network
+from wassail.progress import Progress
 from wassail.threat import Threat
 from wassail.transport.distribution import Distribution, allocate
 from wassail.transport.flips import Flips
@@ -47,12 +47,10 @@ def minimal(
     target = check_target(target, y)
     options = dict(options or {})
 
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        hunt = Hunt(network, x, y, threat.norm, threat.domain, None, target=target)
-        engine(hunt, tick, **options)
-        return hunt.points, hunt.clean
+    def begin(network: Network, x: Tensor, y: Tensor) -> Hunt:
+        return Hunt(network, x, y, threat.norm, threat.domain, None, target=target)
 
-    found = search(chunk, model, x, y, batch_size, progress, name)
+    found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress)
     info = {"method": name, "options": options, "seed": seed, "targeted": target is not None}
     flips = Flips.from_search(x, y, found, threat.norm, threat.domain, name, info)
     return allocate(flips, threat.eps, threat.order, mu)

@@ -16,13 +16,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.attacks.hunt import Engine, Hunt
+from wassail.attacks.hunt import Engine, Hunt, run_engine
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, project, pull_inside, vector_norm
 from wassail.losses import ASCENTS
-from wassail.network import Model, Network, generators, search
-from wassail.progress import Progress, Tick
+from wassail.network import Model, Network, generators
+from wassail.progress import Progress
 from wassail.threat import Threat
 from wassail.transport.distribution import Distribution
 
@@ -61,18 +61,20 @@ def pointwise(
     ball = balls(x, threat)
     options = dict(options or {})
 
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        hunt = Hunt(
+    def begin(network: Network, x: Tensor, y: Tensor) -> Hunt:
+        return Hunt(
             network, x, y, threat.norm, threat.domain, None, ball=ball, target=target, graph=graph
         )
-        engine(hunt, tick, **options)
+
+    def finish(hunt: Hunt) -> Tensor:
+        x = hunt.x
         # A flip beyond the limit (FAB leaves such) is none here; a sample without a flip has its
         # best point, or itself.
-        far = torch.isfinite(hunt.distance) & hunt.standing(network.rows.to(x.device))
+        far = torch.isfinite(hunt.distance) & hunt.standing(hunt.network.rows.to(x.device))
         points = torch.where(column(far, x), x, hunt.points)
-        return pull_inside(points, x, threat.norm, hunt.limit, threat.domain), hunt.clean
+        return pull_inside(points, x, threat.norm, hunt.limit, threat.domain)
 
-    found = search(chunk, model, x, y, batch_size, progress, name)
+    found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
     record = {
         "method": name,
         "options": options,

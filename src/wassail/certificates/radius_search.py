@@ -29,7 +29,7 @@ from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
 from wassail.network import Model
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, dual
+from wassail.threat import Domain, box_text, dual
 from wassail.ties import BAND
 from wassail.transport.flips import Flips
 
@@ -144,7 +144,7 @@ class Radii(Record):
     def __repr__(self) -> str:
         sure = self.values > 0
         middle = float(self.values[sure].median()) if sure.any() else 0.0
-        box = "no box" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        box = box_text(self.domain)
         return (
             f"Radii({len(self)} samples by {self.method}, l{self.norm:g}, {box}: "
             f"{int(sure.sum())} above 0, median of those "

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.cli.shared import (
-    box_text,
     checked,
     folder_of,
     known,
@@ -22,7 +21,7 @@ from wassail.cli.shared import (
 )
 from wassail.errors import InputError
 from wassail.names import LOSSES, SLOPES
-from wassail.threat import Threat, parse_eps, show
+from wassail.threat import Threat, box_text, parse_eps, show
 from wassail.writing import save
 
 if TYPE_CHECKING:

@@ -137,11 +137,6 @@ def progress(options: argparse.Namespace) -> bool:
     return not options.quiet and sys.stderr.isatty()
 
 
-def box_text(domain: Domain) -> str:
-    """A domain in words."""
-    return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
-
-
 def made_by(options: argparse.Namespace) -> str:
     """Seed and versions, for files."""
     from wassail.network import versions

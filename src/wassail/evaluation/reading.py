@@ -18,12 +18,12 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
-from wassail.evaluation.intervals import accuracy, interval
 from wassail.evaluation.plan import Unit, exactly, plan, read_threats
 from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
 from wassail.transport.allocation import knapsack, transport_cost
+from wassail.transport.bootstrap import accuracy, interval
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wassail import writing
-from wassail.threat import Threat, ceil_percent, floor_percent
+from wassail.threat import Threat, box_text, ceil_percent, floor_percent
 
 LONG = 90  # characters of a name that are shown; the rest is in its title
 
@@ -221,8 +221,7 @@ def duration(seconds: float | None) -> str:
 
 def setting(threat: Threat) -> str:
     """What every threat of a run shares, in words."""
-    box = "no box" if threat.domain is None else f"box [{threat.domain[0]:g}, {threat.domain[1]:g}]"
-    return f"ground norm l{threat.norm:g}, {box}"
+    return f"ground norm l{threat.norm:g}, {box_text(threat.domain)}"
 
 
 def number_cell(text: object, value: float | None, **attributes: object) -> Html:

@@ -9,7 +9,7 @@ from typing import Any
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
 from wassail.network import versions
-from wassail.threat import ceil_percent, floor_percent, show
+from wassail.threat import box_text, ceil_percent, floor_percent, show
 
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; at order inf every sample
@@ -56,11 +56,7 @@ def print_evaluation(run: Evaluation) -> None:
 
 def where(run: Evaluation) -> str:
     """Model, data and threat in one line."""
-    box = (
-        "no box"
-        if run.threat.domain is None
-        else f"box [{run.threat.domain[0]:g}, {run.threat.domain[1]:g}]"
-    )
+    box = box_text(run.threat.domain)
     budgets = ", ".join(show(eps) for eps in dict.fromkeys(threat.eps for threat in run.threats))
     return (
         f"{run.name} on {len(run)} samples of {run.data}, l{run.threat.norm:g}, eps "

@@ -15,8 +15,9 @@ from wassail.checks import check_data
 from wassail.geometry import distances as distances_between
 from wassail.network import Model, Search, search, versions
 from wassail.records import Record
-from wassail.threat import Number, Threat, parse_eps, parse_level, parse_order
+from wassail.threat import Number, Threat, parse_eps, parse_order
 from wassail.transport.allocation import knapsack, sample_weights, transport_cost
+from wassail.transport.bootstrap import fixed_interval, interval
 from wassail.transport.flips import Flips, in_box, replay
 
 
@@ -180,29 +181,17 @@ class Distribution(Record):
     ) -> tuple[float, float]:
         """Bootstrap confidence interval of the accuracy over samples (percentile).
 
-        Each resample of the N samples re-runs the knapsack where the weights came from it;
-        otherwise the weights stay.
+        Each resample of the N samples runs the knapsack again where the weights came from it;
+        otherwise the weights stay. Where every resample is 0, or every one 1, the other end is the
+        exact binomial one: see `transport.bootstrap.interval`.
         """
-        level = parse_level(level, "level")
-        n = len(self.y)
-        if n == 0:
-            return math.nan, math.nan
-        generator = torch.Generator().manual_seed(seed)
-        stats = []
-        for _ in range(resamples):
-            drawn = torch.multinomial(self.mu, n, replacement=True, generator=generator)
-            mu = torch.bincount(drawn, minlength=n) / n
-            weights = self.weights
-            if self.allocation == "knapsack":
-                weights = knapsack(self._priced, self.threat.eps, self.threat.order, mu.double())
-            stats.append(self._accuracy(mu.double(), weights))
-        tail = (1 - level) / 2
-        low, high = (
-            torch.tensor(stats, dtype=torch.float64)
-            .quantile(torch.tensor([tail, 1 - tail]).double())
-            .tolist()
-        )
-        return low, high
+        at_sample, at_point = self._right
+        if self.allocation == "knapsack":
+            return interval(
+                self.mu, ~at_sample, self._priced, self.threat, None, level, resamples, seed
+            )
+        right = (1 - self.weights) * at_sample + self.weights * at_point
+        return fixed_interval(self.mu, 1 - right, self.threat, level, resamples, seed)
 
     @cached_property
     def _priced(self) -> Tensor:

@@ -20,7 +20,7 @@ from wassail.losses import flip_tolerance
 from wassail.network import ChunkAttack, Model, Network, Search, search, versions
 from wassail.progress import Progress, Tick
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, parse_domain, parse_norm
+from wassail.threat import Domain, Number, box_text, parse_domain, parse_norm
 from wassail.transport.allocation import mean_of, sample_weights
 
 STRAY = 1e-3  # of the width of the box: points that far outside it are taken for rounded ones
@@ -280,7 +280,7 @@ class Flips(Record):
         moved = self.distances[self.success & (self.distances > 0)]
         forwards, backwards = self.passes()
         return (
-            f"Flips({len(self)} samples, l{self.norm:g}, {_box(self.domain)}, by "
+            f"Flips({len(self)} samples, l{self.norm:g}, {box_text(self.domain)}, by "
             f"{' + '.join(self.methods)}: "
             f"{int((self.distances == 0).sum())} wrong already, {len(moved)} flipped at mean "
             f"distance {mean_of(moved):.4g}, "
@@ -354,7 +354,3 @@ def in_box(points: Tensor, domain: Domain) -> Tensor:
     if domain is None:
         return torch.ones(len(points), dtype=torch.bool)
     return ((flat >= domain[0]) & (flat <= domain[1])).all(1)
-
-
-def _box(domain: Domain) -> str:
-    return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"

@@ -18,7 +18,7 @@ from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import versions
 from wassail.records import Record
-from wassail.threat import Domain, Number, Threat, parse_eps
+from wassail.threat import Domain, Number, Threat, box_text, parse_eps
 from wassail.transport.distribution import Distribution
 
 SLOPES = tuple(names.SLOPES)
@@ -144,7 +144,7 @@ class Certificate(Record):
         return Chords(self.root, self.points, self.gain, self.distance, self.predicted)
 
     def __repr__(self) -> str:
-        box = "R^n" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        box = box_text(self.domain)
         parts = [
             f"{name} {_short(getattr(self, name))}"
             for name in SLOPES

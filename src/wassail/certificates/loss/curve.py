@@ -19,7 +19,7 @@ from wassail.errors import InputError
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE, versions
 from wassail.records import Record
-from wassail.threat import Domain, Number, Threat, number, parse_order
+from wassail.threat import Domain, Number, Threat, box_text, number, parse_order
 from wassail.transport.distribution import Distribution
 
 # of the default grid, each the square root of 2 times the one before, up to the width of the domain
@@ -273,7 +273,7 @@ class LossCurve(Record):
         return lam * (1 + 4 * ULP) + total_of(self.mu, best.values), spent
 
     def __repr__(self) -> str:
-        box = "R^n" if self.domain is None else f"box [{self.domain[0]:g}, {self.domain[1]:g}]"
+        box = box_text(self.domain)
         eps = float(self.grid[len(self.grid) // 2])
         low, high = self(eps)
         return (
