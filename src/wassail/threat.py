@@ -105,6 +105,20 @@ def parse_level(value: Number, name: str) -> float:
     return level
 
 
+def parse_confidence(confidence: Number) -> float:
+    """A confidence strictly between 0 and 1.
+
+    Args:
+        confidence: for example 0.95.
+    """
+    value = number(confidence, "confidence")
+    if not 0 < value < 1:
+        raise InputError(
+            f"confidence is {confidence!r}: give a number between 0 and 1, for example 0.95."
+        )
+    return value
+
+
 def dual(norm: float) -> float:
     """The dual exponent s of r: 1/r + 1/s = 1."""
     return {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[norm]

@@ -203,6 +203,7 @@ def test_sections_come_in_order_and_are_linked() -> None:
     order = [
         "findings",
         "curve",
+        "population",
         "attacks",
         "distances",
         "certificate",

@@ -21,6 +21,7 @@ from wassail.cli.shared import (
     seconds_text,
     writing,
 )
+from wassail.cli.signoff import parsed, quiet_output, sign_off
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import Threat, number, parse_eps, parse_norm, parse_order
@@ -62,6 +63,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
         raise InputError(
             "--resume and --add-attack need --out: the folder of the run to go on with."
         )
+    asked = parsed(options)
     folder = folder_of(options)
     import wassail as ws
     from wassail.report.terminal import print_evaluation
@@ -98,10 +100,11 @@ def evaluate_command(options: argparse.Namespace) -> int:
             runner=runner,
             progress=progress(options),
         )
-    print_evaluation(run)
-    if folder is not None:
-        _write_pages(run, folder)
-    return 0
+    with quiet_output(options):
+        print_evaluation(run)
+        if folder is not None:
+            _write_pages(run, folder)
+    return sign_off(options, run, asked)
 
 
 def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:

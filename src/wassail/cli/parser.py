@@ -31,6 +31,7 @@ from wassail.cli.options import (
     threat_options,
 )
 from wassail.cli.shared import MODEL_OPTIONS
+from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
 from wassail.errors import InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
 
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         look=True,
         add_attack=[],
         **dict.fromkeys(MODEL_OPTIONS),
+        **NO_SIGN_OFF,
     )
 
     evaluate = commands.add_parser(
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="no checks and indicators of attack failure",
     )
+    signoff_options(evaluate)
     evaluate.set_defaults(run=evaluate_command)
 
     attack = commands.add_parser(
@@ -144,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         gradients="float32",
         ray=None,
         workers=None,
+        **NO_SIGN_OFF,
     )
 
     report = commands.add_parser("report", help="one self-contained HTML page of a run")

@@ -12,8 +12,11 @@ from typing import Any
 
 from wassail.evaluation.reading import load
 from wassail.evaluation.result import Outcome
+from wassail.evaluation.signoff import Verdict, check, of_class
 from wassail.evaluation.verifying import Verification, verify
 from wassail.network import BATCH_SIZE, Model
+from wassail.threat import Number, parse_order
+from wassail.transport.curve import PopulationCurve
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,6 +34,30 @@ class Evaluation(Outcome):
         code from it.
         """
         return cls.of(load(folder))
+
+    def population(
+        self, order: Number, confidence: Number = 0.95, label: int | None = None
+    ) -> PopulationCurve:
+        """Both sides of the accuracy of the population over `Omega_order(eps)`, for every eps.
+
+        Args:
+            order: Wasserstein order.
+            confidence: of each side, between 0 and 1 (default 0.95). For statements about all of K
+                classes at once give `1 - 0.05 / K`.
+            label: a class, whose samples then have a budget of their own; None for all samples.
+        """
+        return of_class(self, parse_order(order), label).population(confidence)
+
+    def require(self, requirement: str) -> Verdict:
+        """Whether a requirement holds: a verdict that is true if it does, with a sentence.
+
+        Args:
+            requirement: for example
+                "accuracy>=0.5 at eps 2/255 order 1 confidence 0.95 proved"; `attacked` instead of
+                `proved` asks about the attacks that were run, `clean` about the data; without
+                `confidence` it is about the samples; `class 3` for one class.
+        """
+        return check(self, requirement)
 
     def verify(
         self,

@@ -26,6 +26,7 @@ from wassail.report.panels import (
     provenance_panel,
     verified_text,
 )
+from wassail.report.population import population_panel
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -56,6 +57,7 @@ def report(run: Evaluation, *, fragile: int = 24, verified: Verification | None 
         ("verified", "Verified", verified_text(verified)),
         ("findings", "Findings", findings_panel(run)),
         ("curve", "Both curves", curve_panel(run)),
+        ("population", "All inputs", population_panel(run)),
         ("attacks", "Attacks", attacks_panel(run)),
         ("distances", "Distances", distances_panel(run)),
         ("certificate", "Certificate", certificate_panel(run)),

@@ -8,7 +8,10 @@ from typing import Any
 
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
+from wassail.evaluation.signoff import population_sentence
 from wassail.network import versions
+from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
+from wassail.report.population import advice, terminal_table
 from wassail.threat import box_text, ceil_percent, floor_percent, show
 
 DEFINITIONS = """\
@@ -44,6 +47,10 @@ def print_evaluation(run: Evaluation) -> None:
     if run.radii is not None:
         _print_sandwich(run)
     out = console()
+    sentence = population_sentence(run)
+    if sentence is not None:
+        out.print(terminal_table(run, _table))
+        out.print(POPULATION_DEFINITIONS)
     for finding in run.findings:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
@@ -51,6 +58,9 @@ def print_evaluation(run: Evaluation) -> None:
         f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} "
         f"%):\n{_plain(run.definition)}"
     )
+    for text in (sentence, advice(run)):
+        if text is not None:
+            out.print(_plain(text))
     out.print(f"[dim]{_plain(made(run))}[/dim]")
 
 

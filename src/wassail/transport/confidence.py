@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wassail.errors import InputError
-from wassail.threat import Number, number
+from wassail.threat import Number, number, parse_confidence
 
 Array = npt.NDArray[np.float64]
 
@@ -27,20 +27,6 @@ PILOT = 10  # one sample in so many chooses the price of a limit and is not coun
 RATIO = 1.01  # between neighbouring prices where all prices must be refuted
 FARTHEST = 1e4  # the last price, in units of eps
 HALVINGS = 60
-
-
-def parse_confidence(confidence: Number) -> float:
-    """A confidence strictly between 0 and 1.
-
-    Args:
-        confidence: for example 0.95.
-    """
-    value = number(confidence, "confidence")
-    if not 0 < value < 1:
-        raise InputError(
-            f"confidence is {confidence!r}: give a number between 0 and 1, for example 0.95."
-        )
-    return value
 
 
 def kolmogorov(samples: int, confidence: Number) -> float:

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, Threat, number, parse_level, parse_order
+from wassail.threat import (
+    Domain,
+    Number,
+    Threat,
+    number,
+    parse_confidence,
+    parse_level,
+    parse_order,
+)
 from wassail.transport import confidence as limits
 from wassail.transport.allocation import sample_weights
 from wassail.transport.flips import Flips
@@ -130,7 +138,7 @@ class RiskCurve(Record):
             near[1],
             self.order,
             None if far is None else far[1],
-            limits.parse_confidence(confidence),
+            parse_confidence(confidence),
             n,
             shift,
         )
@@ -148,7 +156,7 @@ class RiskCurve(Record):
             confidence: between 0 and 1 (default 0.95).
         """
         n = self._independent()
-        alpha = 1 - limits.parse_confidence(confidence)
+        alpha = 1 - parse_confidence(confidence)
         if threat.order < math.inf and n < limits.FEWEST:
             return self.of_order(threat.order).population(confidence)(threat.eps)
         known = self.distances.numpy()

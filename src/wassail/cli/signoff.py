@@ -1,0 +1,85 @@
+"""Requirements on the command line: `--require`, `--json`, `--junit`, `--card`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wassail.cli.shared import writing
+from wassail.errors import InputError
+from wassail.writing import save
+
+if TYPE_CHECKING:
+    from wassail.evaluation.requirement import Requirement
+    from wassail.evaluation.run import Evaluation
+
+
+NO_SIGN_OFF: dict[str, Any] = {"require": [], "json": False, "junit": None, "card": None}
+
+
+def signoff_options(parser: argparse.ArgumentParser) -> None:
+    """What must hold, and where the answer is written."""
+    parser.add_argument(
+        "--require",
+        action="append",
+        default=[],
+        metavar="R",
+        help='exit code 1 unless it holds: "accuracy>=0.5 at eps 2/255 order 1 confidence 0.95 '
+        'proved" (or attacked, or clean); may be given several times',
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="the figures as JSON on standard output, everything else on standard error",
+    )
+    parser.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
+    parser.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")
+
+
+@contextmanager
+def quiet_output(options: argparse.Namespace) -> Iterator[None]:
+    """With --json nothing but the JSON goes to standard output."""
+    if not options.json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def parsed(options: argparse.Namespace) -> list[Requirement]:
+    """The requirements, read before any work: one that cannot be answered costs no run."""
+    if not options.require:
+        return []
+    from wassail.evaluation.requirement import parse_requirement
+
+    asked = [parse_requirement(text) for text in options.require]
+    for requirement in asked:
+        if requirement.side == "proved" and options.certify is None:
+            raise InputError(f"{requirement.text!r} needs a proof: add --certify.")
+    return asked
+
+
+def sign_off(options: argparse.Namespace, run: Evaluation, asked: Sequence[Requirement]) -> int:
+    """Print and write the verdicts; 1 if a requirement does not hold."""
+    from wassail.evaluation.signoff import check
+    from wassail.report.card import model_card
+    from wassail.report.machine import as_json, as_junit
+
+    verdicts = [check(run, requirement) for requirement in asked]
+    with quiet_output(options):
+        for verdict in verdicts:
+            print("".join(c if c.isprintable() else "?" for c in str(verdict)))
+        for name, text in (("junit", as_junit), ("card", model_card)):
+            target = getattr(options, name)
+            if target is not None:
+                with writing(Path(target)):
+                    save(target, text(run, verdicts))
+                print(f"wrote {target}")
+    if options.json:
+        print(json.dumps(as_json(run, verdicts), indent=1))
+    return 0 if all(verdicts) else 1

@@ -1,0 +1,166 @@
+"""Whether an evaluation meets its requirements, and what it says about all inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from wassail.errors import InputError
+from wassail.evaluation.requirement import Requirement, parse_requirement
+from wassail.evaluation.result import Outcome
+from wassail.threat import Threat, ceil_percent, floor_percent, show
+from wassail.transport.confidence import proportion_at_least
+from wassail.transport.curve import PopulationCurve, RiskCurve
+
+CONDITIONS = (
+    "The samples are independent draws from the population, none of them chosen by hand.",
+    "Model, preprocessing and requirement were fixed without looking at these samples.",
+    "Labels do not change: the statement is about inputs that move and keep their label.",
+    "A tie of two classes counts as an error.",
+)
+NOT_CHECKED = (
+    "Shifts larger than the stated eps in the stated norm, and shifts that are not near in it.",
+    "Populations from which the samples were not drawn: another camera, another country.",
+    "Label errors of the data, calibration, fairness and privacy.",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a requirement holds. True if it does.
+
+    value: the accuracy that is compared with the requirement, rounded down where it is proved;
+    sentence: what was found, for people.
+    """
+
+    requirement: Requirement
+    holds: bool
+    value: float
+    sentence: str
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    def __str__(self) -> str:
+        return f"{'holds' if self.holds else 'FAILS'}: {self.requirement.text}: {self.sentence}"
+
+
+def check(run: Outcome, requirement: Requirement | str) -> Verdict:
+    """Whether an evaluation meets a requirement.
+
+    Args:
+        run: the evaluation.
+        requirement: a sentence or what `parse_requirement` made of it.
+    """
+    asked = parse_requirement(requirement) if isinstance(requirement, str) else requirement
+    order = run.threat.order if asked.order is None else asked.order
+    curve = of_class(run, order, asked.label)
+    if not len(curve.mu):
+        raise InputError(f"no sample answers {asked.text!r}: evaluate some, of that class.")
+    if asked.side == "proved" and curve.radii is None:
+        raise InputError(f"{asked.text!r} needs a proof: evaluate with --certify.")
+    who = "samples" if asked.confidence is None else "population"
+    if asked.label is not None:
+        who += f" of class {asked.label}"
+    if asked.side == "clean":
+        value = _clean(curve, asked.confidence)
+        where = "on the data"
+    else:
+        assert asked.eps is not None
+        threat = Threat(run.threat.norm, order, asked.eps, run.threat.domain)
+        value = _robust(curve, asked, threat)
+        where = f"over {threat}"
+        if asked.side == "attacked":
+            where = f"under the attacks that were run, {where}"
+    sure = "" if asked.confidence is None else f", with {100 * asked.confidence:g} % confidence"
+    sentence = (
+        f"at least {floor_percent(value)} % of the {who} {_verb(asked.side)} {where}{sure} "
+        f"({len(curve.mu):,} samples)"
+    )
+    # 55 of 100 samples are 0.55, also where the sum of their weights was rounded down.
+    slack = 2.0**-48 if asked.confidence is None else 0.0
+    return Verdict(asked, value + slack >= asked.accuracy, value, sentence)
+
+
+def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
+    """The curve of the samples of one class, with a budget of its own; of all for None.
+
+    Args:
+        run: the evaluation.
+        order: Wasserstein order.
+        label: a class, or None.
+    """
+    curve = run.curve(order)
+    if label is None:
+        return curve
+    mine = run.y == label
+    mu = curve.mu[mine]
+    radii = None if curve.radii is None else curve.radii[mine]
+    return RiskCurve(curve.distances[mine], radii, mu / mu.sum() if len(mu) else mu, order)
+
+
+def independent(run: Outcome) -> bool:
+    """Whether anything can be said about a population: there are samples, of equal weight."""
+    return len(run) > 0 and bool((run.mu == run.mu[0]).all())
+
+
+def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
+    """What the samples prove for all inputs like them at the headline's threat, or None.
+
+    Args:
+        run: the evaluation.
+        confidence: of the statement.
+    """
+    if not independent(run):
+        return None
+    threat = run.threat
+    certified, attacked = run.curve(threat.order).population(confidence)(threat.eps)
+    kind = "" if threat.order == math.inf else f" of Wasserstein-{threat.order:g} size"
+    shift = f"every shift{kind} up to {show(threat.eps)} (l{threat.norm:g})"
+    sure = f"With {100 * confidence:g} % confidence"
+    if run.radii is None:
+        return (
+            f"{sure} at most {ceil_percent(attacked)} % of ALL such inputs stay correct under the "
+            f"worst of {shift}."
+        )
+    return (
+        f"{sure} at least {floor_percent(certified)} % of ALL such inputs stay correct under "
+        f"{shift}."
+    )
+
+
+def costs(run: Outcome, order: float, eps: float, confidence: float) -> tuple[float, float]:
+    """What is lost to sampling and what to unfinished proofs, as parts of the accuracy.
+
+    Args:
+        run: the evaluation.
+        order: Wasserstein order.
+        eps: budget.
+        confidence: of the statement about the population.
+    """
+    curve = run.curve(order)
+    population: PopulationCurve = curve.population(confidence)
+    return curve(eps)[0] - population(eps)[0], curve.gap(eps)
+
+
+def _clean(curve: RiskCurve, confidence: float | None) -> float:
+    right = curve.distances > 0
+    if confidence is None:
+        return float(curve.mu[right].sum())
+    curve.population(confidence)  # refuses weights
+    return proportion_at_least(int(right.sum()), len(right), confidence)
+
+
+def _robust(curve: RiskCurve, asked: Requirement, threat: Threat) -> float:
+    """The certified accuracy; for attacks the same with the distances of their flips as radii."""
+    if asked.side == "attacked":
+        # A flip at a distance of exactly eps counts: the radius that it leaves is just below.
+        below = curve.distances.nextafter(curve.distances.new_zeros(1))
+        curve = RiskCurve(curve.distances, below, curve.mu, curve.order)
+    if asked.confidence is None:
+        return curve(threat.eps)[0]
+    return curve.population_at(threat, asked.confidence)[0]
+
+
+def _verb(side: str) -> str:
+    return "is classified correctly" if side == "clean" else "stays correct"

@@ -1,0 +1,78 @@
+"""The section of a model card: definition, figure, conditions, what was not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wassail.evaluation.run import Evaluation
+from wassail.evaluation.signoff import (
+    CONDITIONS,
+    NOT_CHECKED,
+    Verdict,
+    independent,
+    population_sentence,
+)
+from wassail.threat import ceil_percent, floor_percent, show
+
+CONFIDENCE = 0.95
+
+
+def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
+    """A section for a model card, in Markdown.
+
+    Args:
+        run: the evaluation.
+        verdicts: the requirements that were checked.
+    """
+    parts = [
+        "## Robustness under shifts of the data",
+        f"{_plain(run.name)} on {len(run):,} samples of {_plain(run.data)}. **{run.headline}.**",
+    ]
+    sentence = population_sentence(run, CONFIDENCE) if len(run) else None
+    if sentence is not None:
+        parts.append(f"**{sentence}**")
+    parts.append(f"**Definition.** {run.definition}")
+    parts.append(_table(run))
+    if verdicts:
+        listed = [
+            f"- {'holds' if v else 'FAILS'}: `{v.requirement.text}`: {v.sentence}" for v in verdicts
+        ]
+        parts.append("**Requirements.**\n\n" + "\n".join(listed))
+    parts.append("**Conditions.**\n\n" + "\n".join(f"- {text}" for text in CONDITIONS))
+    missing = list(NOT_CHECKED)
+    if run.radii is None:
+        missing.insert(0, "Nothing is proved: the figures are what the attacks found.")
+    missing += [_plain(finding.text) for finding in run.warnings]
+    parts.append("**Not checked.**\n\n" + "\n".join(f"- {text}" for text in missing))
+    versions = ", ".join(f"{k} {v}" for k, v in (run.info.get("versions") or {}).items())
+    parts.append(f"Made with {versions}; seed {run.info.get('seed')}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(run: Evaluation) -> str:
+    sure = independent(run)
+    head = ["norm", "order", "eps", "certified", "attacked"]
+    head += [f"all inputs, {100 * CONFIDENCE:g} % confidence"] if sure else []
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for threat in run.threats:
+        curve = run.curve(threat.order)
+        certified, attacked = curve(threat.eps)
+        proved = "none" if run.radii is None else f"{floor_percent(certified)} %"
+        cells = [
+            f"l{threat.norm:g}",
+            f"{threat.order:g}",
+            show(threat.eps),
+            proved,
+            f"{ceil_percent(attacked)} %",
+        ]
+        if sure:
+            low, high = curve.population(CONFIDENCE)(threat.eps)
+            least = "" if run.radii is None else f"at least {floor_percent(low)} %, "
+            cells.append(f"{least}at most {ceil_percent(high)} %")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Names out of a run: one line, without the characters that Markdown or HTML would obey."""
+    return "".join(c if c.isprintable() and c not in "<>|`*_[]" else "?" for c in text)

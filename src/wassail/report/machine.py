@@ -1,0 +1,119 @@
+"""An evaluation for machines: JSON with a version, and JUnit XML (docs/signoff.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from wassail.evaluation.run import Evaluation
+from wassail.evaluation.signoff import Verdict, costs, independent, population_sentence
+from wassail.threat import Threat
+
+SCHEMA = "wassail/evaluation/1"
+CONFIDENCE = 0.95
+
+
+def as_json(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+    """The figures of a run under names that do not change within one version of the schema.
+
+    Args:
+        run: the evaluation.
+        verdicts: the requirements that were checked.
+    """
+    return {
+        "schema": SCHEMA,
+        "model": run.name,
+        "data": run.data,
+        "samples": len(run),
+        "headline": run.headline,
+        "clean": _number(run.clean),
+        "threats": [_threat(run, threat) for threat in run.threats],
+        "population": population_sentence(run, CONFIDENCE),
+        "requirements": [_verdict(verdict) for verdict in verdicts],
+        "holds": all(verdicts),
+        "findings": [
+            {"name": finding.name, "level": finding.level, "text": finding.text}
+            for finding in run.findings
+        ],
+        "versions": dict(run.info.get("versions") or {}),
+        "seed": run.info.get("seed"),
+    }
+
+
+def as_junit(run: Evaluation, verdicts: Sequence[Verdict]) -> str:
+    """JUnit XML: one test case for each requirement, a failure where it does not hold.
+
+    Args:
+        run: the evaluation.
+        verdicts: the requirements that were checked.
+    """
+    failed = sum(not verdict for verdict in verdicts)
+    lines = [
+        '<?xml version="1.0" encoding="UTF-8"?>',
+        f'<testsuite name="wassail" tests="{len(verdicts)}" failures="{failed}" errors="0">',
+    ]
+    for verdict in verdicts:
+        about = f"{run.name} on {run.data}"
+        case = f"  <testcase classname={_quoted(about)} name={_quoted(verdict.requirement.text)}"
+        if verdict:
+            lines.append(case + "/>")
+        else:
+            lines.append(case + ">")
+            lines.append(f"    <failure message={_quoted(verdict.sentence)}/>")
+            lines.append("  </testcase>")
+    return "\n".join([*lines, "</testsuite>", ""])
+
+
+def _threat(run: Evaluation, threat: Threat) -> dict[str, Any]:
+    curve = run.curve(threat.order)
+    certified, attacked = curve(threat.eps)
+    found: dict[str, Any] = {
+        "norm": _number(threat.norm),
+        "order": _number(threat.order),
+        "eps": threat.eps,
+        "domain": threat.domain,
+        "attacked": _number(attacked),
+        "certified": None if run.radii is None else certified,
+        "population": None,
+    }
+    if independent(run):
+        low, high = curve.population(CONFIDENCE)(threat.eps)
+        sampling, proof = costs(run, threat.order, threat.eps, CONFIDENCE)
+        found["population"] = {
+            "confidence": CONFIDENCE,
+            "attacked": high,
+            "certified": None if run.radii is None else low,
+            "sampling_costs": None if run.radii is None else sampling,
+            "proof_gap_costs": None if run.radii is None else proof,
+        }
+    return found
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    asked = verdict.requirement
+    return {
+        "requirement": asked.text,
+        "holds": verdict.holds,
+        "accuracy": verdict.value,
+        "at_least": asked.accuracy,
+        "side": asked.side,
+        "eps": asked.eps,
+        "order": None if asked.order is None else _number(asked.order),
+        "confidence": asked.confidence,
+        "class": asked.label,
+        "sentence": verdict.sentence,
+    }
+
+
+def _number(value: float) -> float | str | None:
+    """JSON has no infinity and no NaN: "inf" and null stand for them."""
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else "inf"
+
+
+def _quoted(text: str) -> str:
+    """An attribute; characters that XML cannot hold become a question mark."""
+    return quoteattr("".join(c if c.isprintable() else "?" for c in text))
