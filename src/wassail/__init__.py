@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from wassail.certificates.radius_search import Radii
     from wassail.errors import InputError, ModelWarning
     from wassail.evaluation.intervals import Comparison, compare
+    from wassail.evaluation.landmarks import Landmark, landmarks
     from wassail.evaluation.protocol import evaluate
     from wassail.evaluation.run import Evaluation
     from wassail.threat import Threat
@@ -76,6 +77,7 @@ _HOME = {
     "Evaluation": "evaluation.run",
     "Flips": "transport.flips",
     "InputError": "errors",
+    "Landmark": "evaluation.landmarks",
     "LossCurve": "certificates.loss.curve",
     "ModelWarning": "errors",
     "PopulationCurve": "transport.curve",
@@ -89,6 +91,7 @@ _HOME = {
     "corollary": "certificates.lipschitz.corollary",
     "evaluate": "evaluation.protocol",
     "knapsack": "transport.allocation",
+    "landmarks": "evaluation.landmarks",
     "lipschitz": "certificates.lipschitz.ladder",
     "loss_curve": "certificates.loss.loss_curve",
     "nearest": "attacks.nearest",
@@ -124,6 +127,7 @@ __all__ = [
     "Evaluation",
     "Flips",
     "InputError",
+    "Landmark",
     "LossCurve",
     "ModelWarning",
     "PopulationCurve",
@@ -145,6 +149,7 @@ __all__ = [
     "fgsm",
     "inf",
     "knapsack",
+    "landmarks",
     "lipschitz",
     "loss_curve",
     "nearest",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,21 @@ from wassail.cli.shared import (
     seconds_text,
     writing,
 )
-from wassail.cli.signoff import parsed, quiet_output, sign_off
+from wassail.cli.signoff import (
+    budget,
+    landmarks_of,
+    parsed,
+    quiet_output,
+    sign_off,
+    threats_of,
+)
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
-from wassail.threat import Threat, number, parse_eps, parse_norm, parse_order
+from wassail.threat import number, parse_norm, parse_order
 from wassail.writing import make, saving
 
 if TYPE_CHECKING:
+    from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.work import Runner
 
@@ -44,10 +53,8 @@ def models_command(options: argparse.Namespace) -> int:
 def evaluate_command(options: argparse.Namespace) -> int:
     """Everything that can be wrong without a model is checked before torch is even imported."""
     norm, domain = checked(options)
-    orders, budgets = (
-        list(dict.fromkeys(map(parse, words)))
-        for parse, words in ((parse_order, options.order), (parse_eps, options.eps))
-    )
+    orders = list(dict.fromkeys(map(parse_order, options.order)))
+    budgets = list(dict.fromkeys(map(budget, options.eps)))
     known("attack", [*options.attacks, *options.add_attack], ATTACKS)
     known("precision", [options.gradients], PRECISIONS)
     if options.certify is not None:
@@ -66,7 +73,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     asked = parsed(options)
     folder = folder_of(options)
     import wassail as ws
-    from wassail.report.terminal import print_evaluation
+    from wassail.report.terminal import print_evaluation, print_landmarks
 
     source, data = loaded(options)
     own: dict[str, dict[str, Any]] = {
@@ -82,7 +89,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
         run = ws.evaluate(
             source,
             data,
-            [Threat(norm, order, eps, domain) for eps in budgets for order in orders],
+            threats_of(budgets, orders, norm, domain, data, options.seed),
             own,
             out=folder,
             resume=options.resume or bool(options.add_attack),
@@ -102,9 +109,12 @@ def evaluate_command(options: argparse.Namespace) -> int:
         )
     with quiet_output(options):
         print_evaluation(run)
+        shifts = landmarks_of(options, run, source, data)
+        if shifts:
+            print_landmarks(run, shifts)
         if folder is not None:
-            _write_pages(run, folder)
-    return sign_off(options, run, asked)
+            _write_pages(run, folder, shifts)
+    return sign_off(options, run, asked, shifts)
 
 
 def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
@@ -132,7 +142,7 @@ def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _write_pages(run: Evaluation, folder: Path) -> None:
+def _write_pages(run: Evaluation, folder: Path, shifts: Sequence[Landmark] = ()) -> None:
     """The page and the picture beside the run; without matplotlib one sentence instead of the
     picture.
     """
@@ -141,12 +151,13 @@ def _write_pages(run: Evaluation, folder: Path) -> None:
     from wassail.transport.picture import draw_sandwich
 
     with writing(folder):
-        print(f"wrote {write_report(run, folder / 'report.html')}")
+        print(f"wrote {write_report(run, folder / 'report.html', landmarks=shifts)}")
         try:
             figure = draw_sandwich(
                 [run.curve(order) for order in run.orders],
                 f"{where(run)}\n{run.headline}",
                 mark=run.threat.eps,
+                landmarks=shifts,
             )
         except InputError as error:
             print(f"no sandwich.png: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -12,14 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from wassail.cli.shared import writing
 from wassail.errors import InputError
+from wassail.threat import Domain, Threat, parse_eps
 from wassail.writing import save
 
 if TYPE_CHECKING:
+    from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.requirement import Requirement
     from wassail.evaluation.run import Evaluation
+    from wassail.zoo.samples import Data
+    from wassail.zoo.source import Source
 
 
-NO_SIGN_OFF: dict[str, Any] = {"require": [], "json": False, "junit": None, "card": None}
+NO_SIGN_OFF: dict[str, Any] = {
+    "require": [],
+    "json": False,
+    "junit": None,
+    "card": None,
+    "landmarks": False,
+}
+KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
 
 def signoff_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +48,11 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         "--json",
         action="store_true",
         help="the figures as JSON on standard output, everything else on standard error",
+    )
+    parser.add_argument(
+        "--landmarks",
+        action="store_true",
+        help="known shifts (noise, blur, JPEG, ...): their eps and the accuracy under them",
     )
     parser.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
     parser.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")
@@ -64,10 +81,67 @@ def parsed(options: argparse.Namespace) -> list[Requirement]:
     return asked
 
 
-def sign_off(options: argparse.Namespace, run: Evaluation, asked: Sequence[Requirement]) -> int:
+def budget(text: str) -> float | str:
+    """An eps as a number, or the name of a known shift whose eps is meant."""
+    return text if KNOWN_SHIFT.fullmatch(text) else parse_eps(text)
+
+
+def threats_of(
+    budgets: Sequence[float | str],
+    orders: Sequence[float],
+    norm: float,
+    domain: Domain,
+    data: Data,
+    seed: int,
+) -> list[Threat]:
+    """The threats, with the eps of known shifts computed from the data for each order."""
+    found = []
+    for eps in budgets:
+        distance = None
+        if isinstance(eps, str):
+            from wassail.evaluation.landmarks import changed, mean_cost
+            from wassail.geometry import distances
+
+            x, _ = data.read(0, len(data))
+            distance = distances(changed(x, eps, domain, seed), x, norm)
+        for order in orders:
+            value = parse_eps(eps) if distance is None else mean_cost(distance, order)
+            found.append(Threat(norm, order, value, domain))
+    return found
+
+
+def landmarks_of(
+    options: argparse.Namespace, run: Evaluation, source: Source, data: Data
+) -> tuple[Landmark, ...]:
+    """The known shifts of a run, if they were asked for; they are compared with its curves."""
+    if not options.landmarks:
+        return ()
+    import wassail as ws
+
+    x, y = data.read(0, len(data))
+    return ws.landmarks(
+        source.model,
+        x,
+        y,
+        run.threat.norm,
+        run.orders,
+        domain=run.threat.domain,
+        curves=[run.curve(order) for order in run.orders],
+        seed=options.seed,
+        batch_size=options.batch_size,
+    )
+
+
+def sign_off(
+    options: argparse.Namespace,
+    run: Evaluation,
+    asked: Sequence[Requirement],
+    shifts: Sequence[Landmark] = (),
+) -> int:
     """Print and write the verdicts; 1 if a requirement does not hold."""
     from wassail.evaluation.signoff import check
     from wassail.report.card import model_card
+    from wassail.report.landmarks import as_json as landmarks_json
     from wassail.report.machine import as_json, as_junit
 
     verdicts = [check(run, requirement) for requirement in asked]
@@ -81,5 +155,6 @@ def sign_off(options: argparse.Namespace, run: Evaluation, asked: Sequence[Requi
                     save(target, text(run, verdicts))
                 print(f"wrote {target}")
     if options.json:
-        print(json.dumps(as_json(run, verdicts), indent=1))
+        shown = as_json(run, verdicts) | {"landmarks": landmarks_json(shifts)}
+        print(json.dumps(shown, indent=1))
     return 0 if all(verdicts) else 1

@@ -8,12 +8,14 @@ a run may be hostile: `tag` escapes whatever is not `Html`. The same run gives t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wassail.errors import InputError
 from wassail.report.html import LONG, attacked_percent, document, save
+from wassail.report.landmarks import landmarks_panel
 from wassail.report.panels import (
     attacks_panel,
     certificate_panel,
@@ -29,6 +31,7 @@ from wassail.report.panels import (
 from wassail.report.population import population_panel
 
 if TYPE_CHECKING:
+    from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.verifying import Verification
 
@@ -39,25 +42,34 @@ def write_report(
     *,
     fragile: int = 24,
     verified: Verification | None = None,
+    landmarks: Sequence[Landmark] = (),
 ) -> Path:
     """Write the page of a run to `path`, which is returned.
 
     fragile: how many of the samples with the nearest flips are shown as images; verified: what
     `Evaluation.verify` found, which the page then says; without it the page says that nobody
-    looked. The page holds no date and no path of its own: the same run gives the same bytes.
+    looked; landmarks: known shifts, for a panel of their own. The page holds no date and no path of
+    its own: the same run gives the same bytes.
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")
-    return save(report(run, fragile=fragile, verified=verified), path)
+    return save(report(run, fragile=fragile, verified=verified, landmarks=landmarks), path)
 
 
-def report(run: Evaluation, *, fragile: int = 24, verified: Verification | None = None) -> str:
+def report(
+    run: Evaluation,
+    *,
+    fragile: int = 24,
+    verified: Verification | None = None,
+    landmarks: Sequence[Landmark] = (),
+) -> str:
     """The page of `write_report` as text."""
     parts = [
         ("verified", "Verified", verified_text(verified)),
         ("findings", "Findings", findings_panel(run)),
         ("curve", "Both curves", curve_panel(run)),
         ("population", "All inputs", population_panel(run)),
+        ("landmarks", "Known shifts", landmarks_panel(run, landmarks)),
         ("attacks", "Attacks", attacks_panel(run)),
         ("distances", "Distances", distances_panel(run)),
         ("certificate", "Certificate", certificate_panel(run)),

@@ -4,12 +4,16 @@ findings, one headline.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from wassail.evaluation.landmarks import Landmark
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import population_sentence
 from wassail.network import versions
+from wassail.report.landmarks import LEAD
+from wassail.report.landmarks import terminal_table as landmarks_table
 from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
 from wassail.report.population import advice, terminal_table
 from wassail.threat import box_text, ceil_percent, floor_percent, show
@@ -62,6 +66,13 @@ def print_evaluation(run: Evaluation) -> None:
         if text is not None:
             out.print(_plain(text))
     out.print(f"[dim]{_plain(made(run))}[/dim]")
+
+
+def print_landmarks(run: Evaluation, found: Sequence[Landmark]) -> None:
+    """Known shifts, their eps and the accuracy under them."""
+    out = console()
+    out.print(landmarks_table(run, found, _table))
+    out.print(LEAD)
 
 
 def where(run: Evaluation) -> str:

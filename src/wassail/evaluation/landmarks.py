@@ -1,0 +1,234 @@
+"""What an eps is worth: shifts that people know, each with its eps and the accuracy under it.
+
+The pairing of a sample with its changed version is a coupling, so its cost is an upper bound on the
+Wasserstein distance between the data and the changed data (THEORY 9).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.checks import check_data
+from wassail.errors import InputError
+from wassail.evaluation.shifts import shift_of, standard
+from wassail.geometry import clip
+from wassail.geometry import distances as distances_between
+from wassail.losses import predict
+from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
+from wassail.threat import Domain, Number, parse_domain, parse_norm, parse_order, show
+from wassail.transport.curve import RiskCurve
+
+Shifts: TypeAlias = "str | Sequence[str] | Mapping[str, str | Tensor | Callable[[Tensor], Tensor]]"
+EXACT_UP_TO = 400  # samples of one class for which the assignment problem is solved
+ROUND_UP = 1 + 1e-12  # of an eps, for the sum of N costs
+
+
+@dataclass(frozen=True)
+class Landmark:
+    """A known shift of the data.
+
+    name: for example `jpeg-50`; eps: for every order the cost of the pairing, rounded up, an upper
+    bound on the Wasserstein distance; exact: the distance itself, by an assignment problem within
+    each class, None where that was not asked for or too large; accuracy: measured on the changed
+    samples, a tie counts as an error.
+    """
+
+    name: str
+    norm: float
+    eps: Mapping[float, float]
+    exact: Mapping[float, float | None]
+    accuracy: float
+
+    def check(self, curve: RiskCurve) -> None:
+        """Raise if the measured accuracy is below what a curve of the same samples certifies.
+
+        Args:
+            curve: of the same model, samples, norm and domain, of any order that `eps` has.
+        """
+        known = self.exact.get(curve.order)
+        eps = self.eps[curve.order] if known is None else known
+        certified = curve(eps)[0]
+        if self.accuracy < certified - 1e-12:
+            raise InputError(
+                f"the accuracy under {self.name} is {self.accuracy!r}, but {certified!r} is "
+                f"certified at its eps {show(eps)} (order {curve.order:g}): one of the two is "
+                "wrong, so trust neither; check that both are for the same model and samples, and "
+                "report it if they are."
+            )
+
+
+def landmarks(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    norm: Number,
+    orders: Sequence[Number] = (1, 2, math.inf),
+    shifts: Shifts = "standard",
+    *,
+    domain: Domain = (0.0, 1.0),
+    curves: Sequence[RiskCurve] = (),
+    exact: bool = False,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> tuple[Landmark, ...]:
+    """The eps of known shifts in every order, and the accuracy measured under them.
+
+    Args:
+        model: a callable from a batch to logits.
+        x: samples `(N, *shape)`, of equal weight.
+        y: labels `(N,)`.
+        norm: ground norm: 1, 2 or inf.
+        orders: Wasserstein orders (default 1, 2 and inf).
+        shifts: "standard" for all known shifts of images or features, names such as ["jpeg-50"],
+            or a mapping from names to names, functions of the samples, or tensors `(N, *shape)`
+            that are paired with the samples, for example the same scenes from another camera.
+        domain: box; changed samples are clipped to it. Known shifts work in units of the box,
+            without one in units of the range of the samples.
+        curves: risk curves of the same samples. A measured accuracy below the certified side is
+            a contradiction, and raises.
+        exact: also the exact transport distance within classes of up to 400 samples.
+        seed: of the random shifts, which are keyed by sample.
+        batch_size: most samples in one model call (default 250).
+    """
+    norm = parse_norm(norm)
+    domain = parse_domain(domain)
+    x, y = check_data(x, y, domain)
+    if not len(x):
+        raise InputError("there are no samples: landmarks need some.")
+    wanted = [parse_order(order) for order in orders]
+    found = []
+    for name, change in _named(shifts, tuple(x.shape[1:])).items():
+        moved = changed(x, change, domain, seed, name)
+        distance = distances_between(moved, x, norm)
+        eps = {order: mean_cost(distance, order) for order in wanted}
+        known = {order: transport(x, moved, y, norm, order) if exact else None for order in wanted}
+        landmark = Landmark(
+            name, norm, eps, known, _accuracy(model, moved, y, batch_size or BATCH_SIZE)
+        )
+        for curve in curves:
+            if curve.order in eps:
+                landmark.check(curve)
+        found.append(landmark)
+    return tuple(found)
+
+
+def changed(
+    x: Tensor,
+    change: str | Tensor | Callable[[Tensor], Tensor],
+    domain: Domain,
+    seed: int = 0,
+    name: str = "the shift",
+) -> Tensor:
+    """The samples after a shift, clipped to the box.
+
+    Args:
+        x: samples `(N, *shape)`.
+        change: a known name, a function of the samples, or samples that are paired with x.
+        domain: box, or None for the range of the samples.
+        seed: of random shifts.
+        name: what an error calls it.
+    """
+    if isinstance(change, str):
+        low, high = (float(x.min()), float(x.max())) if domain is None else domain
+        width = (high - low) or 1.0
+        moved = low + width * shift_of(change, seed)((x - low) / width)
+    else:
+        moved = change if isinstance(change, Tensor) else change(x)
+    moved = torch.as_tensor(moved).detach().to(x)
+    if moved.shape != x.shape or not bool(torch.isfinite(moved).all()):
+        raise InputError(
+            f"{name} gives samples of shape {tuple(moved.shape)}, or values that are not finite: "
+            f"give one sample for each of the {len(x)}, of shape {tuple(x.shape[1:])}."
+        )
+    return clip(moved, domain)
+
+
+def mean_cost(distances: Tensor, order: float) -> float:
+    """The cost of a pairing, `(mean_i d_i^p)^(1/p)` or the largest distance, rounded up.
+
+    Args:
+        distances: of N pairs of equal weight, `(N,)`.
+        order: Wasserstein order.
+    """
+    largest = float(distances.max())
+    if order == math.inf or largest == 0:
+        return largest
+    share = math.fsum(((distances / largest) ** order).tolist()) / len(distances)
+    return min(float(largest * share ** (1 / order)) * ROUND_UP, largest)
+
+
+def transport(x: Tensor, moved: Tensor, y: Tensor, norm: float, order: float) -> float | None:
+    """The Wasserstein distance between two labelled samples of equal weights and equal labels.
+
+    Within each class it is an assignment problem, which scipy solves exactly: a general transport
+    solver is not needed. None if a class is too large.
+
+    Args:
+        x: samples `(N, *shape)`.
+        moved: as many samples, with the same labels.
+        y: labels `(N,)`.
+        norm: ground norm.
+        order: Wasserstein order.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    labels, counts = torch.unique(y.cpu(), return_counts=True)
+    if int(counts.max()) > EXACT_UP_TO:
+        return None
+    parts = []
+    for label in labels.tolist():
+        mine = (y == label).cpu()
+        a = x.cpu()[mine].flatten(1).double()
+        b = moved.cpu()[mine].flatten(1).double()
+        cost = torch.cdist(a, b, p=norm, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+        if order == math.inf:
+            rows, columns = _bottleneck(cost)
+        else:
+            rows, columns = linear_sum_assignment((cost / (cost.max() or 1.0)) ** order)
+        parts.append(torch.from_numpy(cost[rows, columns]))
+    return mean_cost(torch.cat(parts), order)
+
+
+def _bottleneck(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The assignment whose dearest pair is cheapest: bisection over the costs."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
+    levels = np.unique(cost)
+    low = 0
+    high = len(levels) - 1
+    while low < high:
+        middle = (low + high) // 2
+        match = maximum_bipartite_matching(csr_matrix(cost <= levels[middle]), perm_type="column")
+        if (match >= 0).all():
+            high = middle
+        else:
+            low = middle + 1
+    match = maximum_bipartite_matching(csr_matrix(cost <= levels[low]), perm_type="column")
+    return np.arange(len(cost)), match
+
+
+def _named(
+    shifts: Shifts, shape: tuple[int, ...]
+) -> dict[str, str | Tensor | Callable[[Tensor], Tensor]]:
+    if isinstance(shifts, str):
+        names: Sequence[str] = standard(shape) if shifts == "standard" else [shifts]
+        return {name: name for name in names}
+    if isinstance(shifts, Mapping):
+        return dict(shifts)
+    return {name: name for name in shifts}
+
+
+def _accuracy(model: Model, x: Tensor, y: Tensor, batch_size: int) -> float:
+    rows = torch.arange(len(x))
+    with frozen(model):
+        network = Network(model, rows, batch_size, device_of(model, x.device))
+        z = network.logits(x, network.rows)
+    return float((predict(z, y) == y).sum()) / len(y)

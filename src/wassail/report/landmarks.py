@@ -1,0 +1,85 @@
+"""Known shifts for the terminal, the page and files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from wassail.evaluation.landmarks import Landmark
+from wassail.evaluation.run import Evaluation
+from wassail.report.html import Html, number_cell, percent, proved, section, spell, table, tag
+from wassail.threat import floor_percent, show
+
+LEAD = (
+    "Shifts that people know, with the eps that each of them has. eps: what the change of every "
+    "sample costs, an upper bound on the Wasserstein distance. Measured: accuracy on the changed "
+    "samples, which can only be at or above what is certified at that eps."
+)
+
+
+def terminal_table(run: Evaluation, found: Sequence[Landmark], make: Any) -> Any:
+    """A rich table with one line for each shift.
+
+    Args:
+        run: the evaluation, whose certified side stands beside the measured accuracy.
+        found: the landmarks.
+        make: makes an empty table of the given columns.
+    """
+    orders = run.orders
+    heads = tuple(f"eps p={order:g}" for order in orders)
+    shown = make("shift", None, ("measured %", "certified %", *heads))
+    first = orders[0]
+    for landmark in found:
+        certified = run.curve(first)(landmark.eps[first])[0]
+        shown.add_row(
+            landmark.name,
+            f"{100 * landmark.accuracy:.2f}",
+            "" if run.radii is None else floor_percent(certified),
+            *(show(landmark.eps[order]) for order in orders),
+        )
+    return shown
+
+
+def landmarks_panel(run: Evaluation, found: Sequence[Landmark]) -> Html | None:
+    """The panel of the page: one line for each shift, None if there is none.
+
+    Args:
+        run: the evaluation.
+        found: the landmarks.
+    """
+    if not found:
+        return None
+    rows = []
+    first = run.orders[0]
+    for landmark in found:
+        certified = run.curve(first)(landmark.eps[first])[0]
+        known = run.radii is not None
+        cells = [
+            tag("th", landmark.name, scope="row"),
+            number_cell(percent(landmark.accuracy), landmark.accuracy),
+            number_cell(proved(certified) if known else "–", certified if known else None),
+        ]
+        cells += [number_cell(show(landmark.eps[p]), landmark.eps[p]) for p in run.orders]
+        rows.append(tag("tr", cells))
+    heads = ["Shift", "Measured", f"Certified, p = {spell(first)}"]
+    heads += [f"eps, p = {spell(order)}" for order in run.orders]
+    shown = table(f"{len(rows)} shifts", heads, rows, "Table of known shifts")
+    return section("landmarks", "Known shifts", shown, lead=LEAD)
+
+
+def as_json(found: Sequence[Landmark]) -> list[dict[str, Any]]:
+    """The landmarks as plain values; orders are keys, "inf" among them.
+
+    Args:
+        found: the landmarks.
+    """
+    return [
+        {
+            "name": landmark.name,
+            "norm": f"{landmark.norm:g}",
+            "accuracy": landmark.accuracy,
+            "eps": {f"{order:g}": eps for order, eps in landmark.eps.items()},
+            "exact": {f"{order:g}": eps for order, eps in landmark.exact.items()},
+        }
+        for landmark in found
+    ]
