@@ -11,6 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+# Relative, what one operation in float64 is charged for: twice its error, so that the error term
+# may be rounded too. Sums are charged for each of their terms.
+UNIT = 2.0**-52
 TINY = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}  # relative error of one operation
 FLOOR = {
     torch.float32: 2.0**-126,

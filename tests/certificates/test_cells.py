@@ -14,9 +14,9 @@ from wassail.certificates.search.cells import (
     enumerate_cells,
     inequalities,
     masks_at,
-    nearest_point,
     steepest,
 )
+from wassail.certificates.search.programs import nearest_point
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 

@@ -24,8 +24,9 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.search import nearest_flip as nearest_flip_module
 from wassail.certificates.search import programs, relaxed
-from wassail.certificates.search.cells import enumerate_cells, inequalities, nearest_point
+from wassail.certificates.search.cells import enumerate_cells, inequalities
 from wassail.certificates.search.nearest_flip import Distances, nearest_flip
+from wassail.certificates.search.programs import nearest_point
 from wassail.errors import InputError
 from wassail.geometry import distances
 from wassail.testing import LinearClassifier, corpus, samples

@@ -15,7 +15,7 @@ from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss import certify as certify_module
 from wassail.certificates.loss import loss_curve as loss_curve_module
 from wassail.certificates.loss.certify import certify, worst_case
-from wassail.certificates.loss.curve import LossCurve, envelope
+from wassail.certificates.loss.curve import LossCurve
 from wassail.certificates.loss.loss_curve import loss_curve
 from wassail.errors import InputError
 from wassail.losses import LIPSCHITZ
@@ -290,22 +290,6 @@ def test_the_witness_is_what_the_lower_side_claims(order: float, curves) -> None
                 share[int((curve.x == row).all(1).nonzero()[0])] += mass
             assert torch.allclose(share, curve.mu, atol=1e-15), "every sample keeps its weight"
             assert len(found) <= len(curve.y) + (order < INF)
-
-
-def test_envelopes_in_closed_form_and_in_order() -> None:
-    gain = tensor([[1.0, 3.0, 3.5, 2.0], [4.0, -INF, 5.0, -INF]])
-    price = tensor([[1.0, 2.0, 4.0, 3.0], [1.0, 1.0, 5.0, 9.0]])
-    steps = envelope(gain, price)  # slopes 3/2 and 1/4; 4 and 1/4: the steepest first
-    assert list(zip(steps.sample.tolist(), steps.to.tolist(), steps.price.tolist())) == [
-        (1, 0, 1.0), (0, 1, 2.0), (0, 2, 2.0), (1, 2, 4.0),
-    ]  # fmt: skip
-    # Points on a line up to rounding: whatever the slopes round to, no sample's steps may change
-    # places.
-    generator = torch.Generator().manual_seed(0)
-    price = torch.rand(200, 12, dtype=torch.float64, generator=generator).sort(1).values
-    steps = envelope(0.3 * price, price)
-    for i in range(200):
-        assert (steps.to[steps.sample == i].diff() > 0).all()
 
 
 def test_weights_are_repetitions() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Ball
-from wassail.certificates.loss.penalty import Penalty, envelope
+from wassail.certificates.loss.penalty import Penalty
 from wassail.certificates.loss.problem import Problem, WorstCase
 from wassail.certificates.loss.worst_case import anchor, growth, worst_case_network
 from wassail.errors import InputError
@@ -544,12 +544,6 @@ def test_no_time_after_the_cells(loss: str, monkeypatch: pytest.MonkeyPatch) -> 
             network, x, y, norm=2, order=order, eps=0.3, loss=loss, tolerance=1e-2
         ).bound
         assert hurried.lower <= exact.upper and exact.lower <= hurried.upper < math.inf
-
-
-def test_concave_envelope() -> None:
-    cost = np.array([0.0, 1.0, 2.0, 2.0, 3.0, 4.0])
-    value = np.array([0.0, 2.0, 2.5, 1.0, 3.9, 3.0])
-    assert envelope(cost, value) == [0, 1, 4]
 
 
 # Refusals

@@ -48,6 +48,8 @@ def value(node: ast.AST) -> float | None:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return float(number)
+        case ast.Name(id="UNIT"):  # of `wassail.rounding`
+            return 2.0**-52
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             found = value(inner)
             return None if found is None else -found

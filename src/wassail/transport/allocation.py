@@ -67,9 +67,7 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
     ) ** order  # in units of eps^p, so nothing near the threshold can over- or underflow
     mass = torch.zeros_like(level).index_add(0, group, mu)
     bill = torch.where(mass > 0, mass * price, 0.0)
-    left = 1 - (bill.cumsum(0).roll(1).index_fill(0, torch.tensor([0]), 0.0) if len(bill) else bill)
-    share = torch.where(left > 0, (left / torch.where(bill > 0, bill, 1)).clamp(max=1), 0.0)
-    share = torch.where((bill == 0) & (left > 0), 1.0, share)
+    share = spend(bill, 1.0)
     share = torch.where(torch.isfinite(level), share, 0.0)
     weights = share[group]
     bought = (share > 0).nonzero()
@@ -81,6 +79,21 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
         share[bought[-1]] *= 1 - 2.0 ** (tries - 52)
         weights = share[group]
     return weights
+
+
+def spend(bill: Tensor, budget: float) -> Tensor:
+    """The share of each purchase that a budget pays for, one after the other, `(S,)`: 1 until it is
+    spent, then a part, then 0.
+
+    Args:
+        bill: what each purchase costs, `(S,)` float64, >= 0.
+        budget: in the same unit.
+    """
+    if not len(bill):
+        return bill
+    left = budget - bill.cumsum(0).roll(1).index_fill(0, torch.tensor([0]), 0.0)
+    share = torch.where(left > 0, (left / torch.where(bill > 0, bill, 1)).clamp(max=1), 0.0)
+    return torch.where((bill == 0) & (left > 0), 1.0, share)
 
 
 def mean_of(values: Tensor) -> float:

@@ -19,17 +19,17 @@ from wassail.errors import InputError
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE, versions
 from wassail.records import Record
+from wassail.rounding import UNIT
 from wassail.threat import Domain, Number, Threat, box_text, number, parse_order
+from wassail.transport.allocation import spend
 from wassail.transport.distribution import Distribution
+from wassail.transport.envelope import by_sample, envelope
 
 # of the default grid, each the square root of 2 times the one before, up to the width of the domain
 RADII = 22
 
 
 HALVINGS = 70  # of the bracket of the multiplier, from 2^+-120 to rounding
-
-
-ULP = 2.0**-52
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -154,8 +154,9 @@ class LossCurve(Record):
             self.distance[place] / eps
         ) ** self.order  # in units of the budget: no order can overflow where it matters
         step = envelope(gain, price)
-        bill = (self.mu[step.sample] * step.price).cumsum(0)
-        done = int(torch.searchsorted(bill, 1 - 1e-12, right=True))
+        bill = self.mu[step.sample] * step.price
+        share = spend(bill, 1 - 1e-12)
+        done = int((share == 1).sum())
         last = torch.full_like(self.y, -1).scatter_reduce(
             0, step.sample[:done], torch.arange(done), "amax"
         )
@@ -163,9 +164,7 @@ class LossCurve(Record):
         if done == len(bill):
             return rows, choice, self.mu
         i = int(step.sample[done])
-        paid = float(bill[done - 1]) if done else 0.0
-        share = (1 - 1e-12 - paid) / float(bill[done] - paid)
-        mu = torch.cat([self.mu, share * self.mu[i : i + 1]])
+        mu = torch.cat([self.mu, share[done] * self.mu[i : i + 1]])
         mu[i] -= mu[-1]
         return (
             torch.cat([rows, rows[i : i + 1]]),
@@ -176,12 +175,7 @@ class LossCurve(Record):
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """The points of each sample, `(N, P)`: indices, and which of them are real."""
-        order = self.root.argsort(stable=True)
-        count = torch.bincount(self.root, minlength=len(self.y))
-        column_ = torch.arange(int(count.max()))
-        known = column_ < count[:, None]
-        place = torch.where(known, (count.cumsum(0) - count)[:, None] + column_, 0)
-        return order[place], known
+        return by_sample(self.root, len(self.y))
 
     def _upper(self, eps: float) -> float:
         """The certified side: the best of the growth of each sample, the steepest slope and the
@@ -194,7 +188,7 @@ class LossCurve(Record):
         if self.slope < math.inf:
             lines.append((self.slope, total_of(self.mu, self.start)))
         lines = [(lam, start + self.lift) for lam, start in lines]
-        tops = (start + lam * eps + 4 * ULP * (abs(start) + lam * eps) for lam, start in lines)
+        tops = (start + lam * eps + 4 * UNIT * (abs(start) + lam * eps) for lam, start in lines)
         return min(self._grown(eps), *tops, math.inf)
 
     def _grown(self, eps: float) -> float:
@@ -209,7 +203,7 @@ class LossCurve(Record):
             top = self.ceiling[:, t]
             for left, rise in self._lines(edge):
                 line = left[:, t] + rise[:, t] * (eps - float(edge[t]))
-                top = torch.minimum(top, line + 8 * ULP * (left[:, t].abs() + line.abs()))
+                top = torch.minimum(top, line + 8 * UNIT * (left[:, t].abs() + line.abs()))
             return total_of(self.mu, top)
         low = -120.0
         high = 120.0
@@ -234,7 +228,7 @@ class LossCurve(Record):
             cone = self.start[:, None] + self.lift + self.slope * edge
             lines.append(
                 (
-                    cone + 4 * ULP * (self.start[:, None].abs() + cone.abs()),
+                    cone + 4 * UNIT * (self.start[:, None].abs() + cone.abs()),
                     torch.full_like(cone, self.slope),
                 )
             )
@@ -264,13 +258,15 @@ class LossCurve(Record):
                 max=1e200
             )  # any smaller price is sound, and this one does not overflow
             paid = lam * price
-            peaks.append((top - paid + (2 * p + 16) * ULP * (top.abs() + paid + left.abs()), price))
+            peaks.append(
+                (top - paid + (2 * p + 16) * UNIT * (top.abs() + paid + left.abs()), price)
+            )
         value, price = peaks[0]
         for other, cost in peaks[1:]:
             value, price = torch.minimum(value, other), torch.where(other < value, cost, price)
         best = value.max(1)
         spent = float((self.mu * price.gather(1, best.indices[:, None])[:, 0]).sum())
-        return lam * (1 + 4 * ULP) + total_of(self.mu, best.values), spent
+        return lam * (1 + 4 * UNIT) + total_of(self.mu, best.values), spent
 
     def __repr__(self) -> str:
         box = box_text(self.domain)
@@ -281,50 +277,6 @@ class LossCurve(Record):
             f"l{self.norm:g}, {box}: "
             f"{self.empirical:.6g} at eps 0, between {low:.6g} and {high:.6g} at eps {eps:.4g})"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Steps:
-    """Steps of concave envelopes, the steepest first: sample, the point it leads to, what it
-    costs; `(S,)` each.
-    """
-
-    sample: Tensor
-    to: Tensor
-    price: Tensor
-
-
-def envelope(gain: Tensor, price: Tensor) -> _Steps:
-    """The concave envelopes of N sets of P points `(price, gain)` and the origin, `(N, P)`
-    each, as steps in order of slope.
-    """
-    n = len(gain)
-    # price and gain reached so far
-    rows = torch.arange(n)
-    at = torch.zeros(2, n, dtype=torch.float64)
-    slope = torch.full((n,), math.inf, dtype=torch.float64)
-    found = []
-    while True:
-        run = price - at[0][:, None]
-        rise = gain - at[1][:, None]
-        open_ = (rise > 0) & (run >= 0) & torch.isfinite(price)
-        best = torch.where(open_, rise / run, -math.inf).max(1)
-        slope = torch.minimum(
-            slope, best.values
-        )  # concave, not only up to rounding: each sample's steps stay in order
-        go = slope > 0
-        if not go.any():
-            break
-        i = rows[go]
-        to = best.indices[go]
-        found.append((slope[go], i, to, run[i, to]))
-        at[:, i] = torch.stack([price[i, to], gain[i, to]])
-    if not found:
-        none = torch.zeros(0, dtype=torch.int64)
-        return _Steps(none, none, none.double())
-    slopes, sample, to, cost = (torch.cat(c) for c in zip(*found))
-    order = slopes.sort(descending=True, stable=True).indices
-    return _Steps(sample[order], to[order], cost[order])
 
 
 def each(
@@ -358,7 +310,7 @@ def width(x: Tensor, norm: float, domain: Domain) -> float:
 def total_of(mu: Tensor, values: Tensor) -> float:
     """`sum_i mu_i values_i`, rounded up; a value of no weight does not count, not even inf."""
     values = torch.where(mu > 0, values, 0.0)
-    return math.fsum((mu * values).tolist()) + 4 * ULP * math.fsum((mu * values.abs()).tolist())
+    return math.fsum((mu * values).tolist()) + 4 * UNIT * math.fsum((mu * values.abs()).tolist())
 
 
 def _budget(eps: Number) -> float:

@@ -39,7 +39,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.chords import loss_above
-from wassail.certificates.loss.curve import ULP, LossCurve, each, grid_of, width
+from wassail.certificates.loss.curve import LossCurve, each, grid_of, width
 from wassail.certificates.loss.slopes import highest_loss, whole_box
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
@@ -48,6 +48,7 @@ from wassail.geometry import distances as distances_between
 from wassail.losses import ASCENTS, LIPSCHITZ, predict
 from wassail.network import BATCH_SIZE, Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
+from wassail.rounding import UNIT
 from wassail.threat import Domain, Number, parse_domain, parse_norm, parse_order
 from wassail.transport.allocation import sample_weights
 
@@ -419,7 +420,7 @@ def _above(
             rise = [torch.zeros_like(near)]
         ceiling.append(torch.minimum(far, most))
         left.append(near)
-        rise.append(((line - near) / (radius - before)).clamp(min=0) * (1 + 4 * ULP))
+        rise.append(((line - near) / (radius - before)).clamp(min=0) * (1 + 4 * UNIT))
         report((place + 1) / len(radii))
         if (ceiling[-1] == most).all():
             break
@@ -462,7 +463,7 @@ def ends_of(
     owner = torch.arange(len(y) * graph.outputs, device=y.device) // graph.outputs
     rho = inner.upper(-a.flatten(0, 1), owner).reshape_as(base)
     # Of the four units one each is for the quotient, the product and the difference.
-    near, line = (base - r - 4 * ULP * (base.abs() + r) for r in (rho, rho * (radius / before)))
+    near, line = (base - r - 4 * UNIT * (base.abs() + r) for r in (rho, rho * (radius / before)))
     own = torch.zeros_like(base).scatter(1, y[:, None], 1.0) > 0
     return far, near.masked_fill(own, 0.0), line.masked_fill(own, 0.0)
 

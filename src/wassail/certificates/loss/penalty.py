@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.loss.programs import LIFT, Array, cell_programs, recessions
 from wassail.certificates.search.cells import enumerate_cells
+from wassail.certificates.search.programs import LIFT, Array, cell_programs, recessions
 from wassail.errors import InputError
-from wassail.rounding import sized
+from wassail.rounding import UNIT, sized
 from wassail.threat import dual
 
 Plan: TypeAlias = "list[tuple[int, int, float]]"  # sample, its evaluated point, mass
@@ -133,9 +133,7 @@ class Atlas:
         P_size, p_size, J_size, q_size = (
             v.numpy() for v in magnitudes(network).affine(cells.masks)
         )
-        rounding = (
-            (2 + len(network.blocks())) * (network.neurons + n + network.outputs + 8) * 2.0**-52
-        )
+        rounding = (2 + len(network.blocks())) * (network.neurons + n + network.outputs + 8) * UNIT
         dead = (np.abs(P) <= rounding * P_size).all(
             2
         )  # a constant neuron bounds nothing, and to drop a row is sound
@@ -499,23 +497,3 @@ def magnitudes(network: Piecewise) -> Piecewise:
         for name in ("A", "B", "c", "C", "D", "e", "slope")
     }
     return replace(network, **parts)
-
-
-def envelope(cost: Array, value: Array) -> list[int]:
-    """The corners of the least concave non-decreasing function above the points, from the
-    cheapest point on.
-    """
-    hull: list[int] = []
-    for k in np.lexsort((-value, cost)).tolist():
-        if hull and value[k] <= value[hull[-1]]:
-            continue
-        while len(hull) > 1 and _rise(cost, value, hull[-2], hull[-1]) <= _rise(
-            cost, value, hull[-2], k
-        ):
-            hull.pop()
-        hull.append(k)
-    return hull
-
-
-def _rise(cost: Array, value: Array, first: int, second: int) -> float:
-    return float((value[second] - value[first]) / (cost[second] - cost[first]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +22,16 @@ from wassail.certificates.loss.penalty import (
     Penalty,
     Plan,
     Table,
-    envelope,
     magnitudes,
 )
-from wassail.certificates.loss.programs import LIFT, Array
+from wassail.certificates.search.programs import LIFT, Array
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, pull_inside
 from wassail.losses import LIPSCHITZ, cross_entropy
+from wassail.rounding import UNIT
 from wassail.threat import dual, parse_norm
-from wassail.transport.allocation import sample_weights, transport_cost
+from wassail.transport.allocation import sample_weights, spend, transport_cost
+from wassail.transport.envelope import by_sample, envelope
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ class Problem:
 
     def average(self, values: Array) -> float:
         """`sum_i mu_i values_i`, rounded up."""
-        return float(self.mu @ values + (len(values) + 4) * 2.0**-52 * (self.mu @ np.abs(values)))
+        return float(self.mu @ values + (len(values) + 4) * UNIT * (self.mu @ np.abs(values)))
 
     def highest(self, i: int, penalty: Penalty) -> float:
         """The best evaluated point of sample i."""
@@ -240,33 +240,25 @@ class Problem:
         The steps of each sample's concave envelope are taken in the order of their slopes until the
         budget is spent; the last one in part. That is the whole linear program (THEORY 2).
         """
-        # so that no rounding overspends it
-        steps = []
-        place = [0] * len(self.pools)
-        budget = budget * (1 - 1e-14)
-        for i, pool in enumerate(self.pools):
-            cost = pool.rows[:, 1] ** order
-            loss = pool.rows[:, 0]
-            hull = envelope(cost, loss)
-            place[i] = hull[0]
-            slope = math.inf
-            for m, k in itertools.pairwise(hull):
-                length = float(cost[k] - cost[m])
-                # Concave, not only up to rounding: the steps of a sample stay in their order.
-                slope = min(slope, float(loss[k] - loss[m]) / length)
-                steps.append((slope, i, m, k, length))
-        for slope, i, m, k, length in sorted(steps, key=lambda step: -step[0]):
-            if self.mu[i] * length <= budget:
-                place[i], budget = k, budget - self.mu[i] * length
-                continue
-            share = budget / (self.mu[i] * length)
-            plan = [(j, at, float(self.mu[j])) for j, at in enumerate(place) if j != i]
-            return [
-                *plan,
-                (i, m, float(self.mu[i] * (1 - share))),
-                (i, k, float(self.mu[i] * share)),
-            ], slope
-        return [(j, at, float(self.mu[j])) for j, at in enumerate(place)], 0.0
+        root = torch.tensor([i for i, pool in enumerate(self.pools) for _ in range(pool.size)])
+        rows = torch.from_numpy(np.concatenate([pool.rows[:, :2] for pool in self.pools]))
+        table, known = by_sample(root, len(self.pools))
+        loss = torch.where(known, rows[table, 0], -math.inf)
+        steps = envelope(loss, rows[table, 1] ** order, loss[:, 0])
+        mu = torch.from_numpy(self.mu)
+        # A little less than the budget, so that no rounding overspends it.
+        share = spend(mu[steps.sample] * steps.price, budget * (1 - 1e-14))
+        done = int((share == 1).sum())
+        place = [0] * len(self.pools)  # the sample itself comes first
+        for i, k in zip(steps.sample[:done].tolist(), steps.to[:done].tolist()):
+            place[i] = k
+        plan = [(j, at, float(mass)) for j, (at, mass) in enumerate(zip(place, self.mu))]
+        if done == len(share):
+            return plan, 0.0
+        i = int(steps.sample[done])
+        part = float(share[done])
+        plan[i] = (i, place[i], float(self.mu[i] * (1 - part)))
+        return [*plan, (i, int(steps.to[done]), float(self.mu[i] * part))], float(steps.slope[done])
 
     def value(self, plan: Plan) -> float:
         """The expected loss of a plan."""

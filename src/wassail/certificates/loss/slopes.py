@@ -28,6 +28,7 @@ from wassail.certificates.loss.recession import highest
 from wassail.geometry import maximiser, vector_norm
 from wassail.network import Model
 from wassail.threat import Domain, Number
+from wassail.transport.envelope import by_sample, envelope
 
 
 def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -> Bound:
@@ -95,26 +96,17 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
     n = len(mu)
     choice = torch.full((n,), -1)
     weight = torch.zeros(n, dtype=torch.float64)
-    steps: list[tuple[float, int, int]] = []
-    for i in sorted(set(found.root.tolist())):
-        mine = (found.root == i).nonzero().flatten()
-        at_cost = 0.0
-        at_gain = 0.0
-        rest = mine[torch.argsort(found.distance[mine])]
-        while len(rest):
-            slope = (found.gain[rest] - at_gain) / (found.distance[rest] - at_cost)
-            top = int(slope.argmax())
-            if slope[top] <= 0:
-                break
-            steps.append((-float(slope[top]), i, int(rest[top])))
-            at_cost = float(found.distance[rest[top]])
-            at_gain = float(found.gain[rest[top]])
-            rest = rest[top + 1 :]
-            rest = rest[found.distance[rest] > at_cost]
+    if not len(found.root):
+        return choice, weight
+    near = found.distance.argsort()  # of equal slopes the nearest point comes first
+    table, known = by_sample(found.root[near], n)
+    place = near[table]
+    gain = torch.where(known, found.gain[place], -math.inf)
+    steps = envelope(gain, found.distance[place])
     left = eps * (1 - 1e-12)
     total = 0.0
     best = 0.0, choice.clone(), weight.clone()
-    for _, i, m in sorted(steps):
+    for i, m in zip(steps.sample.tolist(), place[steps.sample, steps.to].tolist()):
         before = int(choice[i])
         paid, kept = (
             (float(found.distance[before]), float(found.gain[before]))

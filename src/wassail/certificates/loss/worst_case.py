@@ -43,7 +43,7 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Where
 from wassail.certificates.loss.penalty import Penalty, Plan
 from wassail.certificates.loss.problem import Problem, WorstCase
-from wassail.certificates.loss.programs import LIFT
+from wassail.certificates.search.programs import LIFT
 from wassail.errors import InputError
 from wassail.losses import strongest_rival
 from wassail.threat import parse_order

@@ -20,16 +20,16 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
+from wassail.certificates.search.programs import Array, nearest_point
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
+from wassail.rounding import UNIT
 
-Array: TypeAlias = NDArray[np.float64]
 Forms: TypeAlias = Callable[[NDArray[np.bool_]], tuple[Array, Array]]
 
 THIN = 1e-9  # the smallest inner radius that counts as an interior
@@ -40,9 +40,8 @@ MARGINS = (
     1e-6,
 )  # how far from its walls a cell's point should lie, if there is room
 ROUNDING = (
-    64 * 2.0**-52
+    64 * UNIT
 )  # relative to the magnitudes that make up a value: nearer to 0 than this its sign is not known
-FAR = 1e11  # a polyhedron farther from the centre than this counts as empty
 UNSURE = np.empty(0)  # in place of a point: neither found nor proved not to exist
 
 
@@ -126,34 +125,6 @@ def steepest(network: Piecewise, region: Region, norm_in: float, norm_out: float
             network.jacobian(enumerate_cells(network, region).masks), norm_in, norm_out
         ).max()
     )
-
-
-def nearest_point(rows: Array, limits: Array, centre: Array) -> Array | None:
-    """The point of `{x : rows x <= limits}` nearest to the centre in the 2-norm; None when there is
-    none.
-
-    Least-distance programming (Lawson & Hanson 1974, chapter 23): for `min |u|, H u >= h`, solve
-    `min |E y - f|, y >= 0` with `E = [H^T; h^T]`, `f = (0, .., 0, 1)`; the residual r gives `u =
-    -r_{1..n} / r_{n+1}`. A residual of length delta proves that no point is nearer than `(1 -
-    delta) / delta`, so a vanishing one proves emptiness. h is rescaled until the residual is of
-    order one, since `r_{n+1} = |r|^2` loses its digits when the point is far.
-    """
-    need = rows @ centre - limits
-    if not (need > 0).any():
-        return centre
-    scale = float(max(need.max(), THIN))
-    target = np.zeros(rows.shape[1] + 1)
-    target[-1] = 1.0
-    while scale < FAR:
-        system = np.vstack([-rows.T, need / scale])
-        weights, length = nnls(system, target, maxiter=100 * len(need))
-        if length > 1e-3:
-            residual = system @ weights - target
-            return np.asarray(centre - scale * residual[:-1] / residual[-1])
-        if length < 1 / FAR:
-            return None
-        scale /= length
-    return None
 
 
 def _affine_forms(network: Piecewise) -> Forms:

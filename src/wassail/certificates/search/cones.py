@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import linprog, nnls
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.search.cells import Array, inequalities, nearest_point
+from wassail.certificates.search.cells import inequalities
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.opened import Heap
+from wassail.certificates.search.programs import Array, nearest_point, support
 from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm
-from wassail.rounding import sized
+from wassail.rounding import UNIT, sized
 from wassail.threat import dual
 from wassail.ties import BAND, firm, first_largest, quiet, steep_below
 
@@ -116,7 +116,7 @@ class Rounding:
             network.layer,
         )
         relative = (
-            (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * 2.0**-52
+            (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * UNIT
         )  # one long sum a layer
         paths = torch.linalg.inv(torch.eye(network.neurons, dtype=torch.float64) - b)
         reach = vector_norm(
@@ -134,7 +134,7 @@ def values_at(gaps: Piecewise, rounding: Rounding, u: Tensor, norm: float) -> tu
     T)`, rounded down.
     """
     length = vector_norm(u, norm)
-    u = u / torch.where(length > 0, length, 1)[:, None] * (1 - (u.shape[1] + 4) * 2.0**-52)
+    u = u / torch.where(length > 0, length, 1)[:, None] * (1 - (u.shape[1] + 4) * UNIT)
     return u, gaps.logits(u) - rounding.relative * rounding.network.logits(u.abs())
 
 
@@ -148,34 +148,6 @@ def opens(network: Piecewise, mask: Tensor) -> bool:
     """Whether the recession cone of a cell has a nonempty interior."""
     cone = unit_rows(inequalities(network, mask)[0].numpy())
     return nearest_point(cone, np.full(len(cone), -1.0), np.zeros(network.inputs)) is not None
-
-
-def support(g: Array, cone: Array, norm: float) -> tuple[Array, Array]:
-    """`max { g . u : cone u <= 0, ||u||_r <= 1 }`: a direction u `(n,)` and multipliers y >= 0
-    `(H,)` for (*).
-
-    r = 2: `||P_K(g)||`, the projection onto the cone, by non-negative least squares (Moreau); r =
-    1, inf: a linear program.
-    """
-    n = len(g)
-    if len(cone) == 0:
-        return maximiser(torch.from_numpy(g)[None], norm)[0].numpy(), np.zeros(0)
-    if norm == 2:
-        y, _ = nnls(cone.T, g, maxiter=100 * (n + len(cone)))
-        return g - cone.T @ y, y
-    options = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    scale = float(np.abs(g).max()) or 1.0
-    if norm == math.inf:
-        found = linprog(-g / scale, cone, np.zeros(len(cone)), bounds=(-1, 1), options=options)
-        u = found.x
-    else:  # u = a - b with a, b >= 0 and sum(a + b) <= 1
-        rows = np.vstack([np.hstack([cone, -cone]), np.ones(2 * n)])
-        limits = np.append(np.zeros(len(cone)), 1.0)
-        found = linprog(
-            -np.hstack([g, -g]) / scale, rows, limits, bounds=(0, None), options=options
-        )
-        u = found.x[:n] - found.x[n:]
-    return u, np.maximum(-found.ineqlin.marginals[: len(cone)], 0.0) * scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -584,7 +556,7 @@ def _cut(a: Tensor, b: Tensor, walls: Tensor, rest: Tensor, norm: float) -> Tens
     # in the sum of all. `y . rest` needs no term of its own for its share c: at the best u, with `q
     # = walls u + rest >= 0`, the value is too large by `y . q + error . |u|` at least, and `c y .
     # rest = c (y . q - y walls u) <= y . q + error . |u|`.
-    error = (2 * walls.shape[1] + walls.shape[2] + 8) * 2.0**-52 * (a.abs() + y @ walls.abs())
+    error = (2 * walls.shape[1] + walls.shape[2] + 8) * UNIT * (a.abs() + y @ walls.abs())
     length = torch.linalg.vector_norm((a + y @ walls).abs() + error, s, dim=-1)
     return torch.minimum(plain, length + b + (y @ rest[..., None])[..., 0]).clamp(min=0)
 

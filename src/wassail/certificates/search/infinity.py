@@ -35,10 +35,10 @@ from wassail.certificates.search.cones import (
     gaps_of,
     opens,
     pairs_of,
-    support,
     unit_rows,
     values_at,
 )
+from wassail.certificates.search.programs import support
 from wassail.errors import unknown
 from wassail.geometry import maximiser, operator_norm, vector_norm
 from wassail.threat import dual, parse_norm

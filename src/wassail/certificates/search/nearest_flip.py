@@ -38,11 +38,11 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.opened import Table
-from wassail.certificates.search.programs import solve_program
-from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine
+from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine, solve_program
 from wassail.certificates.search.workers import Pool, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, steepest
+from wassail.rounding import UNIT
 from wassail.threat import Domain, parse_domain, parse_norm
 from wassail.ties import in_order, largest
 
@@ -257,7 +257,7 @@ class _Search:
             )
         # A radius is never both proved and reached.
         self.lower = (
-            min(self.lower, self.upper * (1 - 2.0**-50)) if self.upper < math.inf else self.lower
+            min(self.lower, self.upper * (1 - 4 * UNIT)) if self.upper < math.inf else self.lower
         )
 
     def close(self, radius: float, far: float, limit: float) -> float | None:

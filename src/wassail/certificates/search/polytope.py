@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog, nnls
 
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.multipliers import Reduced
 from wassail.certificates.search.paths import Lines, feeding
+from wassail.certificates.search.programs import farkas, widest
+from wassail.rounding import UNIT
 
 # cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty
 THIN = 1e-11
@@ -44,7 +45,7 @@ class _Polytope:
         its sides than that error over `sum_sides u_i`.
         """
         weight = float(u[self.sides].sum())
-        rounding = (sum(self.g.shape) + 4) * 2.0**-52 * float(u @ (1 + np.abs(self.h)))
+        rounding = (sum(self.g.shape) + 4) * UNIT * float(u @ (1 + np.abs(self.h)))
         drift = self.g.T @ u
         value = float(self.h @ u)
         if self.ball < math.inf:
@@ -60,22 +61,16 @@ class _Polytope:
 def feasible(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
     """A point y of the polytope, off its sides, or None; and whether it is proved empty.
 
-    The point of least norm is a non-negative least-squares problem (Lawson and Hanson 1974, ch.
-    23): `min |E u - f|` with `E = [g^T; h^T]`, `f = e_last`. Its residual is the point, or it is
-    zero and `u` is a Farkas certificate. It takes microseconds where a linear program takes
-    milliseconds; the linear program of the widest point settles what it leaves open.
+    The point of least norm, or a proof that there is none, comes from `programs.farkas`; the linear
+    program of the widest point settles what it leaves open.
     """
     margin = polytope.h + MARGIN * polytope.sides
-    matrix = np.concatenate([polytope.g.T, margin[None]])
-    goal = np.zeros(len(matrix))
-    goal[-1] = 1.0
     try:
-        u = nnls(matrix, goal)[0]
+        u, _, residual = farkas(polytope.g, margin)
     except RuntimeError:  # too many iterations
         return widest_point(polytope)
     if polytope.empty(u):
         return None, True
-    residual = matrix @ u - goal
     y = -residual[:-1] / min(residual[-1], -1e-300)
     if (polytope.g @ y - polytope.h >= MARGIN / 2 * polytope.sides - 1e-9).all() and np.linalg.norm(
         y[: polytope.n]
@@ -88,22 +83,11 @@ def widest_point(polytope: _Polytope) -> tuple[np.ndarray | None, bool]:
     """The point farthest from all sides, up to distance 1, by a linear program without the l2
     ball; whether all is empty.
     """
-    columns = polytope.g.shape[1]
-    cost = np.zeros(columns + 1)
-    cost[-1] = -1.0
-    table = np.concatenate([-polytope.g, polytope.sides[:, None].astype(float)], 1)
-    answer = linprog(
-        cost,
-        A_ub=table,
-        b_ub=-polytope.h,
-        bounds=[(None, None)] * columns + [(None, 1.0)],
-        method="highs",
-    )
-    if answer.status != 0:
+    answer = widest(polytope.g, polytope.h, polytope.sides)
+    if answer is None:
         return None, False
-    if polytope.empty(np.maximum(-answer.ineqlin.marginals, 0.0)):
-        return None, True
-    return answer.x[:-1], False
+    point, multipliers = answer
+    return (None, True) if polytope.empty(multipliers) else (point, False)
 
 
 def polytope_of(

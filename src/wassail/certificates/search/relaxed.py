@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail import rounding
@@ -13,8 +15,9 @@ from wassail.certificates.bounds.condense import STEPS, absolute, layered
 from wassail.certificates.bounds.propagate import crown, gamma
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.search.programs import Array, shortest, shortest_euclidean
 from wassail.geometry import plane_step
-from wassail.rounding import sized
+from wassail.rounding import UNIT, sized
 from wassail.threat import Domain, dual
 from wassail.ties import steep_below
 
@@ -112,7 +115,7 @@ class Relaxed:
         low, high = region.box
         # Room to the walls and to the ball, rounded up.
         self.below, self.above = (
-            (side * (1 + 2.0**-50)).clamp(min=0) for side in (self.x - low, high - self.x)
+            (side * (1 + 4 * UNIT)).clamp(min=0) for side in (self.x - low, high - self.x)
         )
         far = torch.maximum(low.abs(), high.abs())
         size = sized(most.A @ far + most.c)
@@ -286,6 +289,124 @@ class Relaxed:
             length = rounding.length(part, dual(self.norm), 1)
             far = torch.where(length > 0, rest / torch.where(length > 0, length, 1.0), math.inf)
             best = torch.maximum(
-                best, torch.where(rest > 0, far * (1 - (size.shape[1] + 8) * 2.0**-52), 0.0)
+                best, torch.where(rest > 0, far * (1 - (size.shape[1] + 8) * UNIT), 0.0)
             )
         return best
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Multipliers of a node: weight of the margin, alpha and beta `(H,)`; the nearest point `(n,)`,
+    and gap `(H,)`: what each neuron's relaxation costs there, its multiplier times how far it is
+    from its value.
+    """
+
+    weight: float
+    alpha: Tensor
+    beta: Tensor
+    point: Tensor
+    gap: Tensor
+
+
+def solve_program(
+    net: Relaxed, node: Nodes, margin: Tensor, noise: float, reach: float
+) -> Answer | None:
+    """The relaxed problem of one node, solved exactly; None if the solver gives up.
+
+    Over `u = (x' - x) / reach` and the undecided `z / width`, rows `table (u, z) <= limit`: the
+    margin, the sides, and the triangles, all of them of order one. The margin has to fall below 0
+    by the noise of its evaluation, so that the point that comes out is seen as a flip.
+    """
+    side = node.side[0].numpy()
+    slope = net.slope.numpy()
+    low = node.low[0].numpy()
+    high = node.high[0].numpy()
+    width = np.maximum(high - low, 1e-12)
+    free = np.flatnonzero(side < 0)
+    walls = np.flatnonzero((side >= 0) & (low < 0) & (high > 0))
+    n = len(net.x)
+    k = len(free)
+    v, z = _affine_neurons(net, side, width, free, reach)
+    table, unit = _rows(net, node, (v, z), walls, free, width, float(margin[node.rival[0]]), reach)
+    limit = -table[:, -1]
+    limit[0] -= noise / unit[0]
+    room = _room(net, reach)
+    if net.norm == 2:
+        answer = shortest_euclidean(table[:, :-1], limit, room, noise / unit[0])
+    else:
+        answer = shortest(table[:, :-1], limit, room, 1 + len(walls), net.norm)
+    if answer is None:
+        return None
+    u, y = answer
+    y = np.maximum(y, 0.0) / unit
+    beta = np.zeros(len(side))
+    alpha = np.zeros(len(side))
+    gap = np.zeros(len(side))
+    beta[walls] = y[1 : 1 + len(walls)]
+    one, two, three = y[1 + len(walls) :].reshape(3, k)
+    mix = (one + slope[free] * two) / np.where(one + two > 0, one + two, 1.0)
+    alpha[free] = np.where(one + two > 0, np.clip(mix, slope[free], 1.0), 1.0)
+    at = v[free] @ np.append(u, 1.0)
+    value = width[free] * u[n:]
+    away = np.maximum(value - np.maximum(at, slope[free] * at), 0.0)
+    gap[free] = (one + two + three) * away + 1e-9 * away
+    point = net.x + reach * torch.from_numpy(u[:n])
+    multipliers = (torch.from_numpy(alpha), torch.from_numpy(beta))
+    return Answer(float(y[0]), *multipliers, point, torch.from_numpy(gap))
+
+
+def _affine_neurons(
+    net: Relaxed, side: Array, width: Array, free: NDArray[np.int64], reach: float
+) -> tuple[Array, Array]:
+    """Every neuron before and after its activation, as an affine function of (u, z, 1)."""
+    n = len(net.x)
+    k = len(free)
+    slope = net.slope.numpy()
+    here = (net.A @ net.x + net.c).numpy()[:, None]
+    v = np.concatenate([reach * net.A.numpy(), np.zeros((len(side), k)), here], 1)
+    z = np.zeros_like(v)
+    b = net.B.numpy()
+    z[free, n + np.arange(k)] = width[free]
+    for rows in net.blocks:
+        v[rows] += b[rows, : rows.start] @ z[: rows.start]
+        fixed = rows.start + np.flatnonzero(side[rows] >= 0)
+        z[fixed] = np.where(side[fixed] == 1, 1.0, slope[fixed])[:, None] * v[fixed]
+    return v, z
+
+
+def _rows(
+    net: Relaxed,
+    node: Nodes,
+    forms: tuple[Array, Array],
+    walls: NDArray[np.int64],
+    free: NDArray[np.int64],
+    width: Array,
+    margin: float,
+    reach: float,
+) -> tuple[Array, Array]:
+    """The rows `<= 0` over (u, z, 1) in units of order one, and these units: the margin, the sides
+    of fixed neurons, and three for each triangle.
+    """
+    v, z = forms
+    n = len(net.x)
+    j = int(node.rival[0])
+    slope = net.slope.numpy()[free][:, None]
+    _, up, shift = (part[0].numpy()[free] for part in net.chords(node))
+    top = net.D[j].numpy() @ z
+    top[:n] += reach * net.C[j].numpy()
+    top[-1] += float(net.C[j] @ net.x + net.e[j])
+    chord = z[free] - up[:, None] * v[free]
+    chord[:, -1] -= shift
+    sign = np.where(node.side[0].numpy()[walls] == 1, -1.0, 1.0)[:, None]
+    unit = np.concatenate([[margin], width[walls], width[free], width[free], width[free]])
+    lower = slope * v[free] - z[free]
+    table = np.concatenate([top[None], sign * v[walls], v[free] - z[free], lower, chord])
+    return table / unit[:, None], unit
+
+
+def _room(net: Relaxed, reach: float) -> tuple[Array, Array]:
+    """How far u may go inside the box, from below and from above; infinite without one."""
+    if net.domain is None:
+        return np.full(len(net.x), -math.inf), np.full(len(net.x), math.inf)
+    x = net.x.numpy()
+    return (net.domain[0] - x) / reach, (net.domain[1] - x) / reach
