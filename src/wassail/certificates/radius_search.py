@@ -29,6 +29,7 @@ from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
 from wassail.network import Model
 from wassail.records import Record, check_equal
+from wassail.rounding import UNIT
 from wassail.threat import Domain, box_text, dual
 from wassail.ties import BAND
 from wassail.transport.flips import Flips
@@ -467,7 +468,7 @@ class RadiusSearch:
         self.rows = self.rows + sweep.rows
         # theta_y - theta_j >= base + <a, d> on the ball tried, so on every smaller one too.
         tried = sweep.balls.radius
-        length = rounding.length(a, dual(self.norm), 2) * (1 + a.shape[2] * 2.0**-52)
+        length = rounding.length(a, dual(self.norm), 2) * (1 + a.shape[2] * UNIT)
         free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (
             1 - 1e-9
         )

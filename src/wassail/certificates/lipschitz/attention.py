@@ -44,10 +44,11 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.rounding import UNIT
 
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
-UP = 1 + 2.0**-45  # room for the few dozen operations on single numbers at the end of each bound
+UP = 1 + 128 * UNIT  # room for the few dozen operations on single numbers at the end of each bound
 
 
 def spectral(matrix: Tensor) -> Tensor:
@@ -59,7 +60,7 @@ def spectral(matrix: Tensor) -> Tensor:
     p, q = matrix.shape[-2:]
     small = matrix if p <= q else matrix.mT
     top = torch.linalg.eigvalsh(small @ small.mT)[..., -1].clamp(min=0)
-    found: Tensor = (top + (p + q + 8) * 2.0**-51 * matrix.square().sum((-2, -1))).sqrt() * UP
+    found: Tensor = (top + (p + q + 8) * 2 * UNIT * matrix.square().sum((-2, -1))).sqrt() * UP
     return found
 
 
@@ -126,7 +127,7 @@ def _sizes(a: Tensor, v: Tensor, most: tuple[float, float] | None) -> tuple[Tens
     """Upper bounds on `|A|` and `|V|`, with the rounding of the products they may be."""
     if most is None:
         return spectral(a), spectral(v)
-    slack = (a.shape[-1] + 8) * 2.0**-50
+    slack = (a.shape[-1] + 8) * 4 * UNIT
     return spectral(a) + slack * most[0], spectral(v) + slack * most[1]
 
 
@@ -227,7 +228,7 @@ def region_bound(
         )
     n, d = low.shape
     x = (low + high) / 2
-    r = (high - low) / 2 * UP + 2.0**-52 * (low.abs() + high.abs())
+    r = (high - low) / 2 * UP + UNIT * (low.abs() + high.abs())
     r = torch.where(low == high, 0.0, r)
     size_a, size_v = _sizes(a, v, most)
     most = most or (float(torch.linalg.matrix_norm(a)), float(torch.linalg.matrix_norm(v)))
@@ -243,7 +244,7 @@ def region_bound(
             torch.where(mask > -800, mask.abs(), 0.0).max()
         )  # below -800 a probability is 0 beside any other
     slack = (
-        (n + d + 8) * 2.0**-50 * (1 + score)
+        (n + d + 8) * 4 * UNIT * (1 + score)
     )  # relative error of P and of everything summed up with it, see below
     move = _moves(at, r, a, slack, p)
     pulled = (at.p[..., None] * at.deviation) @ v.T  # V W_i, transposed
@@ -283,7 +284,7 @@ def _global_balls(
     far = min(float(torch.linalg.vector_norm(x.abs() + r, dim=1).max()) * UP, reach)
     near = float(torch.linalg.vector_norm((x - centre).abs() + r, dim=1).max()) * UP
     bound = _global(len(x), size_a, size_v, far, float(torch.linalg.vector_norm(shift)) * UP, mask)
-    moved = torch.linalg.vector_norm(shift + a @ centre) + 2.0**-50 * len(a) * (
+    moved = torch.linalg.vector_norm(shift + a @ centre) + 4 * UNIT * len(a) * (
         shift.norm() + size_a * centre.norm()
     )
     return min(bound, _global(len(x), size_a, size_v, near, float(moved), mask))

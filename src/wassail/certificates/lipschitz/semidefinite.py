@@ -25,6 +25,7 @@ from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Scale
 from wassail.certificates.graph.matrix_norms import change, matrix_norm
 from wassail.certificates.search.multipliers import Form, forms, prove, reduce, split, tighten
+from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
@@ -89,7 +90,7 @@ def _from_two(network: Piecewise, norm_in: float, norm_out: float) -> float:
         best = (
             change(network.inputs, norm_in, 2.0)
             * _semidefinite(network, 2.0, norm_out)
-            * (1 + 2.0**-50)
+            * (1 + 4 * UNIT)
         )
     return best if clock.late() else min(best, _semidefinite(network, norm_in, norm_out))
 
@@ -118,7 +119,7 @@ def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
         done[worst] = True
         if how.weights == 1:  # what is good for one row or column is often good for all
             value = torch.minimum(value, _with(form, best.expand(len(value), -1)))
-    return how.factor * math.sqrt(float(value.max())) * (1 + 2.0**-50)
+    return how.factor * math.sqrt(float(value.max())) * (1 + 4 * UNIT)
 
 
 def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST) -> float:
@@ -142,12 +143,12 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST)
         columns = piece.inputs + sum(int((side < 0).sum()) for side in sides.values())
         if columns * max(node.size for node in piece.nodes) <= MEMORY:
             if clock.late():  # the product is what is known of this piece
-                total *= best * (1 + 2.0**-50)
+                total *= best * (1 + 4 * UNIT)
                 continue
             share = 1 if number == len(pieces) - 1 else 2
             with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
                 best = min(best, semidefinite(piece.piecewise(sides), enter, leave))
-        total *= best * (1 + 2.0**-50)
+        total *= best * (1 + 4 * UNIT)
     return total
 
 

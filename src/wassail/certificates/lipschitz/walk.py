@@ -30,7 +30,7 @@ from wassail.certificates.lipschitz.attention import (
     spectral,
 )
 from wassail.certificates.lipschitz.layout import Attention, axes_of, find, letters_of, normalised
-from wassail.rounding import sized
+from wassail.rounding import UNIT, sized
 
 UP = 1e-12  # added to a logarithm at every step, which is off by less
 
@@ -144,7 +144,7 @@ class _Tokens:
         """Another derivative by the same node; size: the magnitudes that sums of so many terms
         were made of.
         """
-        return _Tokens(self.base, centre, radius + (terms + 8) * 2.0**-52 * size)
+        return _Tokens(self.base, centre, radius + (terms + 8) * UNIT * size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +256,7 @@ class Walk:
         n = len(given.centre)
         d = node.shape[-1]
         low, high = (side.reshape(n, d) for side in self.spans[node.inputs[0]])
-        slack = 2.0**-50 * (d + 8)
+        slack = 4 * UNIT * (d + 8)
         most = torch.maximum(low.abs(), high.abs()).square().mean(1) + node.curve.eps
         least = _nearest(low, high).square().mean(1) + node.curve.eps
         bottom = most.rsqrt() * (1 - slack)
@@ -321,7 +321,7 @@ class Walk:
             ) + size * float(before.norm())
             matrix = matrix @ before
             j = self.graph.nodes[j].inputs[0]
-            yield j, _log(matrix_norm(matrix, 2, 2) + 2.0**-50 * (len(before) + 8) * size)
+            yield j, _log(matrix_norm(matrix, 2, 2) + 4 * UNIT * (len(before) + 8) * size)
 
     def _factor(self, i: int, k: int) -> float:
         """The norm of a product as a map of its input k: that of the matrices that the other
@@ -350,7 +350,7 @@ class Walk:
         if isinstance(node.curve, Normalise):
             low, high = span
             variance = float(_nearest(low, high).square().mean(-1).min()) * (
-                1 - 2.0**-50 * (low.shape[-1] + 8)
+                1 - 4 * UNIT * (low.shape[-1] + 8)
             )
             return (
                 -0.5 * math.log(node.curve.eps + variance)

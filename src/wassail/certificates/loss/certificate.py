@@ -18,6 +18,7 @@ from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import versions
 from wassail.records import Record
+from wassail.rounding import UNIT
 from wassail.threat import Domain, Number, Threat, box_text, parse_eps
 from wassail.transport.distribution import Distribution
 
@@ -80,8 +81,7 @@ class Certificate(Record):
             *([] if self.line is None else [self.line]),
         ]
         return min(
-            start + slope * eps + 4 * 2.0**-52 * (abs(start) + slope * eps)
-            for slope, start in lines
+            start + slope * eps + 4 * UNIT * (abs(start) + slope * eps) for slope, start in lines
         )
 
     def witness(self, eps: Number) -> Distribution:

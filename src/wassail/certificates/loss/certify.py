@@ -44,6 +44,7 @@ from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ, predict
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
+from wassail.rounding import UNIT
 from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm
 from wassail.transport.allocation import sample_weights
 
@@ -283,8 +284,8 @@ class Work:
             norm_out=dual(self.norm),
             seed=self.seed,
         )
-        low = factor * bound.lower * (1 - 2.0**-50)
-        high = factor * bound.upper * (1 + 2.0**-50)
+        low = factor * bound.lower * (1 - 4 * UNIT)
+        high = factor * bound.upper * (1 + 4 * UNIT)
         self.found["paper"] = Bound(low, high, bound.method, bound.witness, bound.info)
 
     def _infinity(self) -> None:
@@ -380,10 +381,8 @@ class Work:
         drift = torch.stack([self.shadow.drift(k) for k in self.labels])
         start = loss_above(-drift, torch.tensor(self.labels), self.loss)[which]
         lam = known.upper * (1 + 1e-9)
-        size = (
-            lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * 2.0**-52)
-        )
-        return Tail(lam, start + size + 2.0**-52 * (start.abs() + size))
+        size = lam * vector_norm(self.x.double(), self.norm) * (1 + (self.graph.inputs + 4) * UNIT)
+        return Tail(lam, start + size + UNIT * (start.abs() + size))
 
     def _far_line(self) -> None:
         """The second line from the tail, where the cells have not found one; of two with the
@@ -421,7 +420,7 @@ class Work:
 
     def _rounded_up(self, values: Tensor) -> float:
         """`sum_i mu_i v_i`, rounded up."""
-        return math.fsum((self.mu * values).tolist()) + 4 * 2.0**-52 * math.fsum(
+        return math.fsum((self.mu * values).tolist()) + 4 * UNIT * math.fsum(
             (self.mu * values.abs()).tolist()
         )
 

@@ -19,6 +19,7 @@ from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.loss.recession import spans
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
+from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
 from wassail.ties import in_order
 
@@ -141,7 +142,7 @@ def _errors(graph: Graph, points: Tensor) -> Tensor:
     for part in torch.split(points.to(graph.device).double(), 256):
         if graph.smooth:
             low, high = spans(graph, (part, part))[-1]
-            found.append((high - low).amax(1) * (1 + 2.0**-50))
+            found.append((high - low).amax(1) * (1 + 4 * UNIT))
         else:
             found.append(gamma(graph) * magnitudes(graph, part)[-1].amax(1))
     return torch.cat(found)
@@ -157,7 +158,7 @@ def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
     if loss == "margin":
         return (-lowest).scatter(1, y[:, None], -math.inf).amax(1)
     value = (-lowest).logsumexp(1)
-    return value + (lowest.shape[1] + 8) * 2.0**-52 * (1 + lowest.abs().amax(1))
+    return value + (lowest.shape[1] + 8) * UNIT * (1 + lowest.abs().amax(1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +269,7 @@ class ChordSearch:
             return scale, 0.0
         rest = float((self.tail.height - self.least).max().clamp(min=0))
         far = min(max(scale, rest / (CLOSE / 4 * max(self.steepest, 1e-9))), 2.0**40 * scale)
-        return far, self.tail.lam + rest / far * (1 + 2.0**-50)
+        return far, self.tail.lam + rest / far * (1 + 4 * UNIT)
 
     def _ring(self, root: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The cubes between `||x - x_i||_inf = radius` and twice that, cut by the box: root
@@ -309,16 +310,14 @@ class ChordSearch:
         planes = (
             base
             + tilt
-            - (n + 8)
-            * 2.0**-52
-            * (base.abs() + torch.einsum("mkn,cmn->cmk", a.abs(), corners.abs()))
+            - (n + 8) * UNIT * (base.abs() + torch.einsum("mkn,cmn->cmk", a.abs(), corners.abs()))
         )
         own = torch.arange(base.shape[1]) == self.y[root][:, None]
         height = torch.stack(
             [loss_above(p.masked_fill(own, 0.0), self.y[root], self.loss) for p in planes]
         )
         unit = maximiser(away, dual(self.norm))
-        length = ((away + corners) * unit).sum(2) - (n + 8) * 2.0**-52 * (
+        length = ((away + corners) * unit).sum(2) - (n + 8) * UNIT * (
             away.abs() + corners.abs()
         ).sum(2)
         rise = height - self.least[root]
@@ -331,7 +330,7 @@ class ChordSearch:
         )
         by_top = _quotient(
             loss_above(far, self.y[root], self.loss) - self.least[root],
-            nearest * (1 - n * 2.0**-50),
+            nearest * (1 - n * 4 * UNIT),
         )
         return torch.minimum(by_corners, by_top).clamp(max=self.ceiling)
 
@@ -441,7 +440,7 @@ def _sum_of_products(least: Tensor, top: Tensor, low: Tensor, high: Tensor, side
     """
     edge = high if side > 0 else -low
     terms = edge * torch.where(edge > 0, top[:, :, None], least[:, :, None])
-    return side * (terms.sum(1) + (terms.shape[1] + 4) * 2.0**-52 * terms.abs().sum(1))
+    return side * (terms.sum(1) + (terms.shape[1] + 4) * UNIT * terms.abs().sum(1))
 
 
 def _quotient(above: Tensor, below: Tensor) -> Tensor:
@@ -450,7 +449,7 @@ def _quotient(above: Tensor, below: Tensor) -> Tensor:
     """
     safe = torch.where(below > 0, below, 1.0)
     return torch.where(
-        above <= 0, 0.0, torch.where(below > 0, above / safe * (1 + 2.0**-50), math.inf)
+        above <= 0, 0.0, torch.where(below > 0, above / safe * (1 + 4 * UNIT), math.inf)
     )
 
 

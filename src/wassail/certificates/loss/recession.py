@@ -33,6 +33,7 @@ from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node,
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.errors import InputError
+from wassail.rounding import UNIT
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
 
@@ -212,7 +213,7 @@ def _substituted(graph: Graph, ranges: Sequence[Span], rows: Tensor) -> Tensor:
         top = (
             top
             + reach
-            + (node.size + 8) * 2.0**-52 * torch.where(reach.isfinite(), value.abs().sum(1), 0.0)
+            + (node.size + 8) * UNIT * torch.where(reach.isfinite(), value.abs().sum(1), 0.0)
         )
     return top
 

@@ -58,7 +58,7 @@ from wassail.certificates.search.polytope import feasible, polytope_of, widest_p
 from wassail.certificates.search.workers import Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
-from wassail.rounding import FAINT
+from wassail.rounding import FAINT, UNIT
 from wassail.ties import first_largest, largest
 
 # nodes taken at once, operations and numbers of a batch: at most
@@ -228,7 +228,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         # times the sum over all paths.
         size = float(norm_of_sizes(paths_of(net), self.norm_in, self.norm_out))
         size = max(size, FAINT) if connected(net) else size  # what underflows adds nothing to a sum
-        self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * 2.0**-52 * size
+        self.slack = (3 * net.neurons + net.inputs + net.outputs + 4) * UNIT * size
         self.ceiling = size + self.slack
         self.settled = self.ceiling
         # Batches are smaller for large networks: by the operations of a Newton step, by the numbers
@@ -350,7 +350,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         time.
         """
         form = self.form(part, index, omega)
-        total = 1.0 if omega is None else omega.sum(1) * (1 + self.network.inputs * 2.0**-52)
+        total = 1.0 if omega is None else omega.sum(1) * (1 + self.network.inputs * UNIT)
         proved, w, t, score = tighten(
             form, w, t, torch.full((len(w),), self.goal, dtype=torch.float64) / total, steps, gap
         )

@@ -26,7 +26,7 @@ from wassail.certificates.device import HOST
 from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.opened import Table
 from wassail.certificates.search.workers import Pool
-from wassail.rounding import FAINT
+from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm, quiet
 
 ROOT = 30  # steps of the ascent at the root of a rival
@@ -480,7 +480,7 @@ class _Tree:
             - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
         )
         total = constant + sweep.inputs.upper(a, rows.owner)
-        return here - total - 2.0**-50 * (z.abs().amax(1) + total.abs()), score, size
+        return here - total - 4 * UNIT * (z.abs().amax(1) + total.abs()), score, size
 
     def _neurons(
         self,
@@ -513,7 +513,7 @@ class _Tree:
         size = w.abs() * (above.abs() + c.abs() + here.abs() + most + FAINT) + beta * c.abs()
         # Of the products and of their sum. Not w.shape[1], which depends on the samples that share
         # the tree.
-        slack = coefficient.abs() * error + (terms + 64) * 2.0**-52 * size
+        slack = coefficient.abs() * error + (terms + 64) * UNIT * size
         return coefficient, added + slack, torch.where(sign == 0, relaxed, 0.0)
 
 

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.dense import Piecewise
+from wassail.rounding import UNIT
 
 INFLATE = (
     2e-10  # relative: room for the final Cholesky to prove S >= 0 against its own rounding errors
@@ -358,10 +359,10 @@ def prove(form: Form, w: Tensor, t: Tensor) -> Tensor:
     magnitude = absolute.matrix(w, t) + 2 * out.mT @ out
     scale = _diagonal(magnitude).clamp(min=1e-300).rsqrt()  # definiteness survives a congruence
     s, magnitude = (v * scale[:, :, None] * scale[:, None, :] for v in (s, magnitude))
-    slack = (size + out.shape[1] + 4) * 2.0**-52 * (magnitude.sum(2).amax(1) + size)
+    slack = (size + out.shape[1] + 4) * UNIT * (magnitude.sum(2).amax(1) + size)
     _diagonal(s)[:] -= slack[:, None]
     failed = torch.linalg.cholesky_ex(s).info != 0
-    return (w.sum(1) * (1 + size * 2.0**-52)).masked_fill(failed, math.inf)
+    return (w.sum(1) * (1 + size * UNIT)).masked_fill(failed, math.inf)
 
 
 def tighten(

@@ -16,7 +16,7 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.multipliers import Reduced
 from wassail.geometry import operator_norm
-from wassail.rounding import FAINT
+from wassail.rounding import FAINT, UNIT
 from wassail.threat import dual
 
 Lines: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -70,7 +70,7 @@ def strict(network: Piecewise, points: Tensor, v: Tensor) -> Tensor:
     cell has no sides. Bool `(m,)`.
     """
     size = _through(network, network.A.abs() @ points.abs().T + network.c.abs()[:, None]).T
-    near = v.abs() <= (3 * network.neurons + network.inputs + 4) * 2.0**-52 * size
+    near = v.abs() <= (3 * network.neurons + network.inputs + 4) * UNIT * size
     if near.any():
         near &= (network.affine(v > 0)[0] != 0).any(2)
     return ~near.any(1)
@@ -154,7 +154,7 @@ def preactivations(reduced: Reduced, network: Piecewise, region: Region) -> tupl
     high = region.upper(reduced.A) + reduced.c
     low = reduced.c - region.upper(-reduced.A)
     top = torch.zeros_like(high)
-    unit = (3 * network.neurons + network.inputs + 4) * 2.0**-52
+    unit = (3 * network.neurons + network.inputs + 4) * UNIT
     reach = torch.maximum(*(side.abs() for side in region.box))
     blocks = network.blocks()
     for i, rows in enumerate(blocks):

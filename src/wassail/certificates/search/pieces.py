@@ -33,6 +33,7 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.opened import Table
+from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
 CLOSE = 1e-6  # relative gap at which the search stops
@@ -106,8 +107,8 @@ class Search(Frontier[Pieces]):
         self.batch = max(1, min(BATCH, NUMBERS // (widest * self.graph.outputs)))
         low, high = self.region.box
         c = self.region.centre
-        slack = 2.0**-50 * (
-            c.abs() + (self.region.radius if self.region.radius < math.inf else 0.0)
+        slack = (
+            4 * UNIT * (c.abs() + (self.region.radius if self.region.radius < math.inf else 0.0))
         )
         low = torch.maximum(low - slack, self.region.low)
         high = torch.minimum(high + slack, self.region.high)
@@ -118,12 +119,12 @@ class Search(Frontier[Pieces]):
             else 1.0
         )
         room = (
-            start * (1 + 2.0**-50) + 2.0**-50 * c.abs()
+            start * (1 + 4 * UNIT) + 4 * UNIT * c.abs()
         )  # the box and the rays overlap by the rounding errors of both
         boxes = [(torch.maximum(low, c - room), torch.minimum(high, c + room), -1)]
         # Walls are at most `start` away, which is a direction of at most 1.
-        least = torch.where(torch.isinf(low), -1.0, (low - c) / start * (1 + 2.0**-50))
-        top = torch.where(torch.isinf(high), 1.0, (high - c) / start * (1 + 2.0**-50))
+        least = torch.where(torch.isinf(low), -1.0, (low - c) / start * (1 + 4 * UNIT))
+        top = torch.where(torch.isinf(high), 1.0, (high - c) / start * (1 + 4 * UNIT))
         for k in range(len(c)):
             for side, ends in ((low, (-math.inf, -start)), (high, (start, math.inf))):
                 if torch.isinf(side[k]):
@@ -217,7 +218,7 @@ class Search(Frontier[Pieces]):
             side[rows, face] = torch.sign(low + high)[rows, face]
         least = torch.minimum(u[0] * near, u[0] * far)
         top = torch.maximum(u[1] * near, u[1] * far)
-        slack = 2.0**-50 * (c.abs() + torch.maximum(least.abs(), top.abs()))
+        slack = 4 * UNIT * (c.abs() + torch.maximum(least.abs(), top.abs()))
         least = torch.maximum(c + least - slack, self.region.low)
         top = torch.minimum(c + top + slack, self.region.high)
         return torch.minimum(least, top), top  # the slack keeps a box from being empty
