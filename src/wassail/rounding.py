@@ -26,6 +26,18 @@ LOST_SQUARE = 2.0**-511  # a square that underflows in float64 is of a number be
 FAINT = 2.0**-300
 
 
+def outward(low: Tensor, high: Tensor, terms: int = 1) -> tuple[Tensor, Tensor]:
+    """An interval widened by what sums of so many terms lose, relative to its own ends; infinite
+    ends stay as they are.
+    """
+    return low - terms * UNIT * finite_size(low), high + terms * UNIT * finite_size(high)
+
+
+def finite_size(values: Tensor) -> Tensor:
+    """Magnitudes, 0 for what is not finite."""
+    return torch.where(torch.isfinite(values), values.abs(), 0.0)
+
+
 def up(values: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """Bounds >= 0 from above in another type, rounded up; at least the smallest normal number,
     which no kernel flushes.

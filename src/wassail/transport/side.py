@@ -8,6 +8,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from wassail.rounding import UNIT
+
 
 class Side:
     """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is
@@ -29,7 +31,7 @@ class Side:
         self.total = float(mu.sum())
         self.least = -_sum_up((-mu).tolist())  # the total, rounded down
         self.empty = len(mu) == 0
-        self.slack = (len(self.d) + 16) * 2.0**-52  # of a sum of all masses
+        self.slack = (len(self.d) + 16) * UNIT  # of a sum of all masses
         if order == math.inf or not len(self.d):
             self.paid = self.d
         else:
@@ -96,7 +98,7 @@ class Side:
         part = float((eps / unit) ** self.order) + float(
             (self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum()
         )
-        slack = self.slack + 2 * self.order * 2.0**-52  # a rounded quotient, to the power p
+        slack = self.slack + 2 * self.order * UNIT  # a rounded quotient, to the power p
         return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, everything)
 
     def breakpoints(self) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from wassail import rounding
 from wassail.certificates.bounds.rows import Span, of_owner, rounded_up, row_dot
 from wassail.certificates.device import HOST
 from wassail.geometry import fill
-from wassail.rounding import FLOOR
+from wassail.rounding import FLOOR, UNIT
 from wassail.threat import Domain, dual
 
 
@@ -61,7 +61,7 @@ class Balls:
         low, high = self.box
         middle = (low + high) / 2
         reach = (high - low) / 2
-        return middle, reach + (middle.shape[1] + 8) * 2.0**-52 * (middle.abs() + reach)
+        return middle, reach + (middle.shape[1] + 8) * UNIT * (middle.abs() + reach)
 
     @cached_property
     def _ways(self) -> Span:
@@ -99,13 +99,13 @@ class Balls:
             )
         top = radius * top
         bottom = radius * bottom
-        return (top - bottom) / 2, (top + bottom) / 2 * (1 + 2.0**-50)
+        return (top - bottom) / 2, (top + bottom) / 2 * (1 + 4 * UNIT)
 
     def reach(self, a: Tensor, owner: Tensor) -> Tensor:
         """`|<a, d>|` is at most this on ball `owner`, rounded up; quick: of the box only for r
         = inf. `(R, n) -> (R,)`.
         """
-        slack = 1 + (a.shape[1] + 8) * 2.0**-52
+        slack = 1 + (a.shape[1] + 8) * UNIT
         if self.norm == math.inf:
             low, high = self.box
             return row_dot(a.abs(), of_owner(torch.maximum(-low, high), owner)) * slack
@@ -128,7 +128,7 @@ class Balls:
         b = a * width
         columns = rounding.length(b, 2, 2)
         radius = self.radius[:, None]
-        slack = (b.shape[3] + b.shape[2] + 16) * 2.0**-51
+        slack = (b.shape[3] + b.shape[2] + 16) * 2 * UNIT
         if self.norm == 1:
             return start, radius * columns.amax(2) * (1 + slack)
         weight = (
@@ -158,7 +158,7 @@ class Balls:
         if self.norm == math.inf:
             middle, spread = self.across(a, owner)  # spread: rounded up for both
             return middle + spread
-        a, slack = a.double(), (a.shape[1] + 8) * 2.0**-52
+        a, slack = a.double(), (a.shape[1] + 8) * UNIT
         size = a.abs()
         radius = self.radius[owner].expand(len(a))
         room = torch.where(a > 0, of_owner(self.above, owner), of_owner(self.below, owner))

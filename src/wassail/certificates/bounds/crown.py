@@ -74,6 +74,7 @@ from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve
 from wassail.errors import InputError
+from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
 from wassail.ties import firm, quiet
 
@@ -235,7 +236,7 @@ class Sweep:
         found = {}
         for j in self.graph.read_by_others:
             c, (low, high) = self.centre[j], self.spans[j]
-            slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
+            slack = 2 * UNIT * (c.abs() + torch.maximum(-low, high))
             bottom = c + low - slack
             top = c + high + slack
             found[j] = (
@@ -252,7 +253,7 @@ class Sweep:
         rough = rounding_map(map_)
         terms = map_.terms
         self.centre[i] = op.value(*centres)
-        wide = self.graph.rounding + terms * 2.0**-52
+        wide = self.graph.rounding + terms * UNIT
         residual = wide * (rough.forward(*[c.abs() for c in centres]) + op.bias_size)
         if self.graph.arithmetic == "executed":
             residual = residual + self._executed(i, node)
@@ -273,7 +274,7 @@ class Sweep:
             high = torch.minimum(high, ball)
         if i in self.known:
             bottom, top = (side - self.centre[i] for side in self.known[i])
-            slack = 2.0**-51 * (self.centre[i].abs() + torch.maximum(bottom.abs(), top.abs()))
+            slack = 2 * UNIT * (self.centre[i].abs() + torch.maximum(bottom.abs(), top.abs()))
             low = torch.maximum(low, (bottom - slack).clamp(max=0))
             high = torch.minimum(high, (top + slack).clamp(min=0))
         self.spans[i] = low, high
@@ -381,9 +382,9 @@ class Sweep:
             )
         value = self.centre[i] = curve.value(*centres)
         ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
-        slack = 2.0**-48 * value.abs()
+        slack = 16 * UNIT * value.abs()
         low, high = (side - value for side in curve.span(*ends))
-        wide = (reach + plane.far + plane.off.abs()) * (1 + 2.0**-48)
+        wide = (reach + plane.far + plane.off.abs()) * (1 + 16 * UNIT)
         low = torch.maximum(low - slack, -wide)
         high = torch.minimum(high + slack, wide)
         self.spans[i] = low.clamp(max=0), high.clamp(min=0)
@@ -510,11 +511,11 @@ class Sweep:
         size = (a.abs() @ torch.maximum(-self.inputs.box[0], self.inputs.box[1])[:, None, :, None])[
             ..., 0
         ]
-        error = (a.shape[-1] + 8) * 2.0**-52 * (size + middle.abs() + shift.abs())
+        error = (a.shape[-1] + 8) * UNIT * (size + middle.abs() + shift.abs())
         apart = shift.abs() + grouped(spread.rest)[..., 0] + error
-        found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * 2.0**-52)
+        found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * UNIT)
         wide = rounding.length(torch.maximum(high - middle, middle - low), 2, 2) * (
-            1 + (width + 8) * 2.0**-52
+            1 + (width + 8) * UNIT
         )
         return torch.fmin(found, wide).reshape(
             -1, *(1 if k in axes else shape[k] for k in range(len(shape)))
@@ -791,8 +792,8 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     here = z.gather(1, y[:, None]) - z
     constant = constant.reshape(n, outputs)
     reach = reach.reshape(n, outputs)
-    base = here - constant - 2.0**-50 * (z.abs().amax(1, keepdim=True) + constant)
-    lower = base - reach - 2.0**-50 * (base.abs() + reach)
+    base = here - constant - 4 * UNIT * (z.abs().amax(1, keepdim=True) + constant)
+    lower = base - reach - 4 * UNIT * (base.abs() + reach)
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower = lower.scatter(1, y[:, None], 0.0)
     return lower, base, -a.reshape(n, outputs, -1)

@@ -37,15 +37,12 @@ from wassail.certificates.graph.execution import Execution, Step
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Scale
 from wassail.errors import InputError, unknown
-from wassail.rounding import shifted
+from wassail.rounding import TINY, UNIT, shifted
 
 if TYPE_CHECKING:
     from wassail.certificates.bounds.crown import Sweep
 
 ARITHMETICS = tuple(names.ARITHMETICS)
-
-
-UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
 LEAST = {torch.float32: 2.0**-149, torch.float64: 2.0**-1074}
@@ -67,7 +64,7 @@ def gamma(roundings: int, dtype: torch.dtype) -> float:
     The graph is itself computed in float64, its folded weights and biases too: that is a part of
     it.
     """
-    part = roundings * (UNIT[dtype] + 2 * UNIT[torch.float64])
+    part = roundings * (TINY[dtype] + 2 * TINY[torch.float64])
     return part / (1 - part) if part < 0.5 else float("inf")
 
 
@@ -149,7 +146,7 @@ def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
         match node.op:
             case Affine(map_):
                 total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
-                r = r + (4 + node.size) * 2.0**-52 * w.abs()  # of the products themselves
+                r = r + (4 + node.size) * UNIT * w.abs()  # of the products themselves
                 parts = zip(node.inputs, map_.transpose(w), map_.magnitude().transpose(r))
             case Relu(slope):
                 j = node.inputs[0]
@@ -203,7 +200,7 @@ def ahead(graph: Graph, slack: Tensor) -> Graph:
         last = Node((len(graph.nodes) - 1,), last.shape, last.place, op)
         graph = replace(graph, nodes=(*graph.nodes, last))
     bias = torch.zeros_like(slack) if op.bias is None else op.bias.expand(last.shape)
-    moved = bias + slack + torch.where(slack > 0, 2.0**-51 * (bias.abs() + slack), 0.0)
+    moved = bias + slack + torch.where(slack > 0, 2 * UNIT * (bias.abs() + slack), 0.0)
     most = None if op.bias_most is None else op.bias_most + moved.abs()
     last = replace(last, op=Affine(op.map, moved, most))
     return replace(graph, nodes=(*graph.nodes[:-1], last), arithmetic="exact")
@@ -218,7 +215,7 @@ def refusal(graph: Graph) -> str:
         return "a network whose operations are not known, which was not read from a model"
     if run.refusal:
         return run.refusal
-    if run.dtype not in UNIT:
+    if run.dtype not in TINY:
         return f"a network in {run.dtype}"
     for i, node in enumerate(graph.nodes):
         if isinstance(node.op, Smooth | Curved):

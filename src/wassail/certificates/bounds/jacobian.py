@@ -32,7 +32,7 @@ from wassail.certificates.graph.maps import Linear, Scale, Sum, rounding_map
 from wassail.certificates.graph.matrix_norms import FEW_SIGNS, positive_norms
 from wassail.certificates.graph.region import Region
 from wassail.geometry import operator_norm
-from wassail.rounding import FLOOR
+from wassail.rounding import FLOOR, UNIT, finite_size, outward
 
 NUMBERS = 2**22  # in one tensor of a pass over many boxes
 
@@ -62,11 +62,12 @@ def ranges(graph: Graph, balls: Balls) -> dict[int, Span]:
     low, high = balls.box
     if torch.isfinite(low).all() and torch.isfinite(high).all():
         return _swept(graph, balls)
-    slack = 2.0**-51 * balls.x.abs()
+    slack = 2 * UNIT * balls.x.abs()
     low = balls.x + low
     high = balls.x + high
     return _intervals(
-        graph, (low - slack - 2.0**-51 * _finite(low), high + slack + 2.0**-51 * _finite(high))
+        graph,
+        (low - slack - 2 * UNIT * finite_size(low), high + slack + 2 * UNIT * finite_size(high)),
     )
 
 
@@ -75,7 +76,7 @@ def _swept(graph: Graph, balls: Balls) -> dict[int, Span]:
     found = {}
     for j in graph.read_by_others:
         c, (low, high) = sweep.centre[j], sweep.spans[j]
-        slack = 2.0**-51 * (c.abs() + torch.maximum(-low, high))
+        slack = 2 * UNIT * (c.abs() + torch.maximum(-low, high))
         found[j] = c + low - slack, c + high + slack
     return found
 
@@ -101,7 +102,7 @@ class Rays:
         (least, top), t = self.u, self.start[:, None]
         low = torch.where(least >= 0, self.origin + least * t, -math.inf)
         high = torch.where(top <= 0, self.origin + top * t, math.inf)
-        slack = 2.0**-50 * (self.origin.abs() + torch.maximum(least.abs(), top.abs()) * t)
+        slack = 4 * UNIT * (self.origin.abs() + torch.maximum(least.abs(), top.abs()) * t)
         x = torch.maximum(low - slack, self.low), torch.minimum(high + slack, self.high)
         shift = self.origin / t
         slack = slack / t
@@ -113,9 +114,9 @@ class Rays:
         """
         t = self.start.reshape(-1, *[1] * (v[0].ndim - 1))
         (low, high), (least, top) = v, q
-        low = torch.maximum(low, torch.where(least >= 0, least * t * (1 - 2.0**-51), -math.inf))
-        high = torch.minimum(high, torch.where(top <= 0, top * t * (1 - 2.0**-51), math.inf))
-        far = 1 + 2.0**-51
+        low = torch.maximum(low, torch.where(least >= 0, least * t * (1 - 2 * UNIT), -math.inf))
+        high = torch.minimum(high, torch.where(top <= 0, top * t * (1 - 2 * UNIT), math.inf))
+        far = 1 + 2 * UNIT
         return (low, high), (
             torch.maximum(least, (low / t * far).clamp(max=0)),
             torch.minimum(top, (high / t * far).clamp(min=0)),
@@ -142,19 +143,19 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
         t = rays.start.reshape(-1, *[1] * len(node.shape))
         match node.op:
             case Affine(map_, shift):
-                bias = t.new_zeros(()) if shift is None else shift / t * (1 + 2.0**-51)
+                bias = t.new_zeros(()) if shift is None else shift / t * (1 + 2 * UNIT)
                 low, high = affine_span(Affine(map_), q, graph.rounding)
-                error = (graph.rounding + 2.0**-50) * (
-                    node.op.bias_size / t + _finite(low) + _finite(high)
+                error = (graph.rounding + 4 * UNIT) * (
+                    node.op.bias_size / t + finite_size(low) + finite_size(high)
                 )
                 scaled = low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
             case Relu(slope):
                 scaled = _relu(q[0], slope)
             case Smooth():
-                away = node.op.function.distance_to_relu / t * (1 + 2.0**-51)
+                away = node.op.function.distance_to_relu / t * (1 + 2 * UNIT)
                 scaled = (
-                    (q[0][0].clamp(min=0) - away) * (1 + 2.0**-51),
-                    (q[0][1].clamp(min=0) + away) * (1 + 2.0**-51),
+                    (q[0][0].clamp(min=0) - away) * (1 + 2 * UNIT),
+                    (q[0][1].clamp(min=0) + away) * (1 + 2 * UNIT),
                 )
             case Curved() | Input():
                 scaled = nothing
@@ -199,7 +200,7 @@ def _relu(span: Span, slope: Tensor) -> Span:
     low, high = (
         side.clamp(min=0) + torch.where(slope > 0, slope * side.clamp(max=0), 0.0) for side in span
     )
-    return low - 2.0**-52 * _finite(low), high + 2.0**-52 * _finite(high)
+    return outward(low, high)
 
 
 def affine_span(op: Affine, given: list[Span], rounding: float) -> Span:
@@ -217,7 +218,7 @@ def affine_span(op: Affine, given: list[Span], rounding: float) -> Span:
         rounding_map(map_).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in near])
         + op.bias_size
     )
-    error = (rounding + 2.0**-52 * (map_.terms + 4)) * size
+    error = (rounding + UNIT * (map_.terms + 4)) * size
     sides = []
     for k, sign in ((0, -1.0), (1, 1.0)):
         side, blown = plus.forward(*[v[k] for v in near]), plus.forward(*[v[k] for v in far])
@@ -269,7 +270,7 @@ def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
             if j in span:
                 low = span[j][0] + part[0]
                 high = span[j][1] + part[1]
-                slack = 2.0**-52 * (low.abs() + high.abs())
+                slack = UNIT * (low.abs() + high.abs())
                 part = _nearest(low - slack, -math.inf), _nearest(high + slack, math.inf)
             span[j] = part
     low, high = span.get(0, (head.new_zeros(count, m, graph.inputs),) * 2)
@@ -287,7 +288,7 @@ def _pulled(map_: Linear, g: Span, rounding: float) -> tuple[Span, ...]:
     high = torch.where(far, 0.0, high)
     size = map_.magnitude()
     blown = size.transpose(far.double()) if far.any() else None
-    wide = rounding + 2.0**-52 * (map_.terms + 4)
+    wide = rounding + UNIT * (map_.terms + 4)
     found = []
     for k, (centre, reach, much) in enumerate(
         zip(
@@ -321,11 +322,7 @@ def _times(g: Span, d: Span) -> Span:
         (d[0] != 0) | (d[1] != 0)
     )  # else it is 0, and nothing underflows
     lost = torch.where(some, FLOOR[torch.float64], 0.0)
-    return low - 2.0**-52 * _finite(low) - lost, high + 2.0**-52 * _finite(high) + lost
-
-
-def _finite(values: Tensor) -> Tensor:
-    return torch.where(torch.isfinite(values), values.abs(), 0.0)
+    return low - UNIT * finite_size(low) - lost, high + UNIT * finite_size(high) + lost
 
 
 def _nearest(values: Tensor, side: float) -> Tensor:
@@ -344,7 +341,7 @@ def entry_norms(low: Tensor, high: Tensor, norm_in: float, norm_out: float) -> T
     good = torch.isfinite(most).flatten(1).all(1)
     most = torch.where(good[:, None, None], most, 0.0)
     slack = (
-        1 + 1e-12 + 2.0**-50 * (most.shape[1] + most.shape[2])
+        1 + 1e-12 + 4 * UNIT * (most.shape[1] + most.shape[2])
     )  # sums, and singular values to backward stability
     best = positive_norms(most, norm_in, norm_out) * slack
     _, m, n = most.shape
@@ -353,7 +350,7 @@ def entry_norms(low: Tensor, high: Tensor, norm_in: float, norm_out: float) -> T
         not hard or (m if norm_out == 1 and (norm_in == 2 or m <= n) else n) <= FEW_SIGNS
     ):
         middle = torch.where(good[:, None, None], (low + high) / 2, 0.0)
-        radius = torch.where(good[:, None, None], (high - low) / 2, 0.0) + 2.0**-52 * most
+        radius = torch.where(good[:, None, None], (high - low) / 2, 0.0) + UNIT * most
         split = operator_norm(middle, norm_in, norm_out) + positive_norms(radius, norm_in, norm_out)
         best = torch.minimum(best, split * slack)
     return torch.where(good, best, math.inf)

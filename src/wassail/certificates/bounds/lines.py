@@ -13,7 +13,7 @@ from wassail.certificates.bounds.rows import Span, Turned, add_to, of_owner, row
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.planes import Plane
-from wassail.rounding import FLOOR, TINY
+from wassail.rounding import FLOOR, TINY, UNIT
 from wassail.ties import steep_below
 
 
@@ -107,7 +107,7 @@ class Spread:
         (above, below), (up, down) = torch.chunk(constant, 2), torch.chunk(a.double(), 2)
         apart = (up + down) / 2
         reach = balls.reach(apart, owner)
-        rounding = 2.0**-50 * (above.abs() + below.abs()) + 2.0**-52 * balls.reach(
+        rounding = 4 * UNIT * (above.abs() + below.abs()) + UNIT * balls.reach(
             up.abs() + down.abs(), owner
         )
         self.a[owner, place], self.shift[owner, place] = (up - down) / 2, (above - below) / 2
@@ -202,7 +202,7 @@ class Shape:
             v, slack = f.touch(slope, low, high, above)
             here = f.value(self.c)
             gap = f.value(v) - slope * v
-            slack = slack + 2.0**-48 * (
+            slack = slack + 16 * UNIT * (
                 f.value(v).abs() + here.abs() + (slope * v).abs()
             )  # of the functions themselves
         else:  # piecewise linear: the extremum is at an end or at the kink
@@ -210,10 +210,10 @@ class Shape:
             kink = torch.zeros_like(low).clamp(low, high)
             gaps = [sign * (self._relu(v) - slope * v) for v in (low, high, kink)]
             gap = sign * torch.maximum(torch.maximum(gaps[0], gaps[1]), gaps[2])
-            slack = 2.0**-50 * (1 + slope.abs()) * torch.maximum(low.abs(), high.abs())
+            slack = 4 * UNIT * (1 + slope.abs()) * torch.maximum(low.abs(), high.abs())
         tilt = slope * self.c
         return (
-            gap - (here - tilt) + sign * (slack + 2.0**-50 * (gap.abs() + here.abs() + tilt.abs()))
+            gap - (here - tilt) + sign * (slack + 4 * UNIT * (gap.abs() + here.abs() + tilt.abs()))
         )
 
     def _relu(self, v: Tensor) -> Tensor:
@@ -230,11 +230,11 @@ class Shape:
         if isinstance(self.node.op, Smooth):
             f = self.node.op.function
             here, (least, most) = f.value(self.c), f.span(low, high)
-            ulp = 2.0**-48 * here.abs()
+            ulp = 16 * UNIT * here.abs()
         else:
             here, least, most = (self._relu(v) for v in (self.c, low, high))
             ulp = torch.zeros_like(here)
-        slack = ulp + 2.0**-51 * (here.abs() + torch.maximum(least.abs(), most.abs()))
+        slack = ulp + 2 * UNIT * (here.abs() + torch.maximum(least.abs(), most.abs()))
         return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
 
 
@@ -245,7 +245,7 @@ def entrywise(node: Node) -> bool:
 
 def ends_of(c: Tensor, low: Tensor, high: Tensor) -> Span:
     """The range of a value with deviations in a span, rounded outward."""
-    slack = 2.0**-52 * (c.abs() + torch.maximum(-low, high))
+    slack = UNIT * (c.abs() + torch.maximum(-low, high))
     return c + low - slack, c + high + slack
 
 

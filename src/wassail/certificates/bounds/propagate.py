@@ -38,7 +38,7 @@ from wassail.certificates.graph.graph import (
 )
 from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
-from wassail.rounding import length, sized
+from wassail.rounding import UNIT, length, sized
 from wassail.ties import firm, quiet, steep_below
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
@@ -49,7 +49,7 @@ def gamma(graph: Graph) -> float:
     """Relative rounding error of a pass through the whole graph: every term of every sum on the
     way, times 2^-52.
     """
-    return graph.rounding + 2.0**-52 * (16 + sum(node_terms(node) for node in graph.nodes))
+    return graph.rounding + UNIT * (16 + sum(node_terms(node) for node in graph.nodes))
 
 
 def node_terms(node: Node) -> int:
@@ -365,7 +365,7 @@ class Gradients:
         """
         low, high = entries
         most = torch.maximum(low.abs(), high.abs())
-        best = length(most, s, 1) * (1 + (most.shape[1] + 4) * 2.0**-52)
+        best = length(most, s, 1) * (1 + (most.shape[1] + 4) * UNIT)
         if s == math.inf or not self.bounds.open:
             return best
         width = torch.where(high > low, high - low, 1.0)

@@ -46,9 +46,8 @@ from wassail.certificates.graph.maps import Linear, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.operators.softmax import Softmax
-from wassail.rounding import FAINT
+from wassail.rounding import FAINT, UNIT
 
-U = 2.0**-52
 NUMBERS = 2**24  # in one tensor of a pass
 
 
@@ -113,7 +112,7 @@ class _Entrywise:
     def make(cls, op: Op, span: Span) -> _Entrywise:
         low, high = (side[:, None] for side in derivative_span(op, span))
         middle = (low + high) / 2
-        return cls(middle, torch.maximum(high - middle, middle - low) * (1 + 4 * U))
+        return cls(middle, torch.maximum(high - middle, middle - low) * (1 + 4 * UNIT))
 
     def forward(self, *t: Tensor) -> Tensor:
         return t[0] * self.middle
@@ -188,7 +187,7 @@ class _Softmax:
         p = curve.value(_halves(spans[0])[0])[:, None]
         low, high = (side[:, None] for side in curve.span(spans[0]))
         return cls(
-            p, torch.maximum(high - p, p - low).clamp(min=0) * (1 + 4 * U), high, p.shape[-1] + 8
+            p, torch.maximum(high - p, p - low).clamp(min=0) * (1 + 4 * UNIT), high, p.shape[-1] + 8
         )
 
     def forward(self, *t: Tensor) -> Tensor:
@@ -206,11 +205,11 @@ class _Softmax:
             (g - _sum(self.p * g)).abs()
             + error
             + _sum(self.p * error)
-            + self.terms * U * (g.abs() + much)
+            + self.terms * UNIT * (g.abs() + much)
         )
         # The entries of the stored p add up to 1 but for rounding.
         return (
-            self.width * off + self.most * (_sum(self.width * off) + 4 * self.terms * U * much),
+            self.width * off + self.most * (_sum(self.width * off) + 4 * self.terms * UNIT * much),
         )
 
 
@@ -237,14 +236,14 @@ class _Normalise:
             (low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())
         ).square()
         most = torch.maximum(low.abs(), high.abs()).square()
-        slack = (n + 16) * U
+        slack = (n + 16) * UNIT
         top = (least.mean(-1, keepdim=True) * (1 - slack) + curve.eps).rsqrt() * (1 + slack)
         bottom = (most.mean(-1, keepdim=True) * (1 + slack) + curve.eps).rsqrt() * (1 - slack)
         rho = (c.square().mean(-1, keepdim=True) + curve.eps).rsqrt()
         y, (first, last) = c * rho, curve.span(spans[0])
         turn = torch.maximum(top - rho, rho - bottom)
         slip = torch.maximum(last - y, y - first)
-        turn, slip = (v.clamp(min=0) * (1 + 4 * U) for v in (turn, slip))
+        turn, slip = (v.clamp(min=0) * (1 + 4 * UNIT) for v in (turn, slip))
         return cls(rho[:, None], y[:, None], turn[:, None], slip[:, None], n + 8)
 
     def forward(self, *t: Tensor) -> Tensor:
@@ -265,17 +264,17 @@ class _Normalise:
         along = _sum(self.y * g)
         across = _sum(dy * size)
         slip = _sum(y * error)
-        much = self.terms * U * _sum(y * size)
+        much = self.terms * UNIT * _sum(y * size)
         most = along.abs() + slip + across + much  # <y + dy, h>
         rest = (dy * most + y * (across + slip + much)) / n
-        whole = (g - self.y * along / n).abs() + error + rest + 4 * U * size
+        whole = (g - self.y * along / n).abs() + error + rest + 4 * UNIT * size
         return (self.rho_width * whole + self.rho * (dy * most + y * across) / n,)
 
 
 def _halves(span: Span) -> tuple[Tensor, Tensor]:
     low, high = span
     middle = (low + high) / 2
-    return middle, torch.maximum(high - middle, middle - low) * (1 + 4 * U)
+    return middle, torch.maximum(high - middle, middle - low) * (1 + 4 * UNIT)
 
 
 def _sum(values: Tensor) -> Tensor:
@@ -335,19 +334,19 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
         if tighten and not isinstance(graph.nodes[i].op, Affine) and i < last:
             off = torch.minimum(off, _gathered(graph, maps, rest, i).reshape(off.shape))
         maps[i] = by = middle(graph, graph.nodes[i], spans)
-        wide = (by.terms + 8 + users[i]) * U
+        wide = (by.terms + 8 + users[i]) * UNIT
         parts = zip(
             by.transpose(here), by.reach(here.abs() + off), by.reach(off), by.spread(here, off)
         )
         for j, (part, much, moved, spread) in zip(graph.nodes[i].inputs, parts):
             _add(g, j, part)
-            _add(rest, j, (wide + users[j] * U) * (much + FAINT) + spread * (1 + wide))
+            _add(rest, j, (wide + users[j] * UNIT) * (much + FAINT) + spread * (1 + wide))
             _add(error, j, moved * (1 + wide))
     if 0 not in g:  # the logits do not depend on the input
         return (head.new_zeros(count, m, graph.inputs),) * 2
     centre, off = (v.reshape(count, m, -1) for v in (g[0], error[0] + rest[0]))
     radius = torch.minimum(off, _gathered(graph, maps, rest, 0))
-    radius = radius + 2 * U * (centre.abs() + radius)
+    radius = radius + 2 * UNIT * (centre.abs() + radius)
     return centre - radius, centre + radius
 
 
@@ -393,7 +392,7 @@ def _carried(
                 tangent.pop(j, None)
         e = _rows(rest[i])
         if e.device != HOST or e.any():  # a device is not asked: nothing is added then
-            radius = radius + e @ _rows(t).abs().mT * (1 + (e.shape[2] + 8 + len(maps)) * U)
+            radius = radius + e @ _rows(t).abs().mT * (1 + (e.shape[2] + 8 + len(maps)) * UNIT)
     return radius
 
 

@@ -39,8 +39,9 @@ from torch import Tensor
 
 from wassail.certificates.device import HOST
 from wassail.errors import InputError
+from wassail.rounding import UNIT
 
-ROUNDING = 2.0**-49
+ROUNDING = 8 * UNIT
 LARGEST = 1e100  # beyond it the cube in the tanh form of GELU may overflow
 KNOTS = 8192  # of a table; with these one step of Newton's method leaves rounding only
 

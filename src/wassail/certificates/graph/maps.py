@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.execution import FEW
 from wassail.certificates.graph.matrix_norms import UP, matrix_norm
-from wassail.rounding import FLOOR, shifted, sized
+from wassail.rounding import FLOOR, UNIT, shifted, sized
 
 
 class Linear(ABC):
@@ -168,7 +168,7 @@ def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) ->
         matrix = map_.transpose(eye.reshape(-1, *output))[0].flatten(1)
     lost = matrix.numel() * FLOOR[torch.float64]  # squares that underflow
     top = float(torch.linalg.eigvalsh(matrix @ matrix.T)[-1])
-    return math.sqrt(top * (1 + 4 * (sum(matrix.shape) + 16) * 2.0**-52) + lost)
+    return math.sqrt(top * (1 + 4 * (sum(matrix.shape) + 16) * UNIT) + lost)
 
 
 class Turnable(Protocol):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wassail.geometry import operator_norm
-from wassail.rounding import length
+from wassail.rounding import UNIT, length
 
 FEW_SIGNS = 14  # the NP-hard norms are enumerated up to here
 UP = (
@@ -29,12 +29,12 @@ def matrix_norm(matrix: Tensor, norm_in: float, norm_out: float) -> float:
     hard = norm_in != 1 and norm_out != math.inf and not norm_in == norm_out == 2
     signs = m if norm_out == 1 and (norm_in == 2 or m <= n) else n
     if not hard or signs <= FEW_SIGNS:
-        return float(operator_norm(matrix, norm_in, norm_out)) * (1 + (m + n + 16) * 2.0**-50)
+        return float(operator_norm(matrix, norm_in, norm_out)) * (1 + (m + n + 16) * 4 * UNIT)
     spectral = (
         float(torch.linalg.matrix_norm(matrix, 2)) * change(n, norm_in, 2) * change(m, 2, norm_out)
     )
     return min(positive_norm(matrix.abs(), norm_in, norm_out), spectral) * (
-        1 + (m + n + 16) * 2.0**-50
+        1 + (m + n + 16) * 4 * UNIT
     )
 
 

@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.rounding import UNIT
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
-
-
-U = 2.0**-52
 
 
 TINY = 1e-290  # what underflow may take from a sum
@@ -119,7 +117,7 @@ def flushed(values: Tensor) -> Tensor:
 def halves_of(low: Tensor, high: Tensor) -> Span:
     """A point about in the middle, and the distance to the farther end, rounded up."""
     middle = (low + high) / 2
-    return middle, torch.maximum(high - middle, middle - low) * (1 + U)
+    return middle, torch.maximum(high - middle, middle - low) * (1 + UNIT)
 
 
 def middle_of(c: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,12 +126,12 @@ def middle_of(c: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Ten
     """
     z = c + (low + high) / 2
     m = z - c
-    return z, m, torch.maximum(high - m, m - low) * (1 + U) + U * m.abs()
+    return z, m, torch.maximum(high - m, m - low) * (1 + UNIT) + UNIT * m.abs()
 
 
 def end_points(c: Tensor, low: Tensor, high: Tensor) -> Span:
     """The values themselves, rounded outward."""
-    slack = U * (c.abs() + torch.maximum(-low, high))
+    slack = UNIT * (c.abs() + torch.maximum(-low, high))
     return c + low - slack, c + high + slack
 
 
@@ -152,7 +150,7 @@ def squares(low: Tensor, high: Tensor) -> Span:
 def mean_squares(low: Tensor, high: Tensor) -> Span:
     """The range of the mean square over the last axis, `(..., 1)` each, rounded outward."""
     least, most = (side.mean(-1, keepdim=True) for side in squares(low, high))
-    slack = (low.shape[-1] + 4) * U
+    slack = (low.shape[-1] + 4) * UNIT
     return least * (1 - slack), most * (1 + slack)
 
 
@@ -161,7 +159,7 @@ def outward(low: Tensor, high: Tensor, size: Tensor | None = None, terms: int = 
     their own.
     """
     below, above = (low.abs(), high.abs()) if size is None else (size, size)
-    return low - terms * U * below - TINY, high + terms * U * above + TINY
+    return low - terms * UNIT * below - TINY, high + terms * UNIT * above + TINY
 
 
 def interval_minus(a: Span, b: Span) -> Span:
@@ -195,7 +193,7 @@ def odds(low: Tensor, high: Tensor) -> Span:
     """The range of `s_j - log sum_{k != j} exp s_k` over a box, rounded outward; infinite where
     there is no other.
     """
-    slack = (2 * low.shape[-1] + 16) * U
+    slack = (2 * low.shape[-1] + 16) * UNIT
 
     def side(own: Tensor, others: Tensor, sign: int) -> Tensor:
         top = torch.where(others.isinf(), -math.inf, others).amax(-1, keepdim=True)
@@ -232,7 +230,7 @@ def jensen(p: Tensor, rest: Tensor, r: Tensor) -> Tensor:
     )
     excess = torch.where(r > 500, math.inf, excess)
     by_weight = all_but_own((p + 1e-300) * excess) / rest * (1 + 2.0**-36)
-    return torch.minimum(by_range * (1 + 4 * U), by_weight)
+    return torch.minimum(by_range * (1 + 4 * UNIT), by_weight)
 
 
 def chord_of(bottom: Tensor, top: Tensor) -> Tensor:

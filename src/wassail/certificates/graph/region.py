@@ -16,7 +16,7 @@ from torch import Tensor
 from wassail.certificates.device import HOST
 from wassail.errors import InputError
 from wassail.geometry import fill
-from wassail.rounding import length
+from wassail.rounding import UNIT, length
 from wassail.threat import Number, dual, number, parse_norm
 
 
@@ -267,4 +267,4 @@ def _around(centre: Tensor, radius: float, low: Tensor, high: Tensor) -> tuple[T
 def _slack(a: Tensor) -> float:
     return (
         a.shape[-1] + 4
-    ) * 2.0**-52  # the rounding error of an n-term sum, relative to the sum of magnitudes
+    ) * UNIT  # the rounding error of an n-term sum, relative to the sum of magnitudes

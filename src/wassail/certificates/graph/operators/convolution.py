@@ -16,7 +16,7 @@ from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.fold import pair_of
 from wassail.certificates.graph.maps import Linear, Turnable, dense_norm, laid_out
 from wassail.certificates.graph.operators.registry import spelled
-from wassail.rounding import FLOOR
+from wassail.rounding import FLOOR, UNIT
 
 # the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
 DENSE = 1024
@@ -222,9 +222,7 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
         )  # squares that underflow
         best = max(
             best,
-            math.sqrt(
-                top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * 2.0**-52) + lost
-            ),
+            math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * UNIT) + lost),
         )
     return best
 

@@ -21,7 +21,6 @@ from wassail.certificates.graph.planes import (
     TINY,
     Plane,
     Span,
-    U,
     all_but_own,
     end_points,
     flushed,
@@ -38,6 +37,7 @@ from wassail.certificates.graph.planes import (
     widened,
 )
 from wassail.errors import InputError
+from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Normalise:
                 "a LayerNorm or RMSNorm with eps=0 may divide by 0 here: give it a positive eps, "
                 "or a smaller radius or domain."
             )
-        return top.rsqrt() * (1 - 4 * U), q.rsqrt() * (1 + 4 * U)
+        return top.rsqrt() * (1 - 4 * UNIT), q.rsqrt() * (1 + 4 * UNIT)
 
     def plane(
         self,
@@ -122,13 +122,15 @@ class Normalise:
         if length is not None:  # the middle is rounded, and z with it
             excess = torch.minimum(
                 excess,
-                (length + U * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
+                (length + UNIT * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
                 / n,
             )
         least, most = mean_squares(*end_points(c, low, high))
         if along is not None:
             start = (z * m).mean(-1, keepdim=True)
-            slack = (n + 16) * U * (q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True))
+            slack = (
+                (n + 16) * UNIT * (q + excess + (z.abs() * (m.abs() + r)).mean(-1, keepdim=True))
+            )
             least = torch.maximum(least, q + 2 * (along[0] - start) - 4 * slack)
             most = torch.minimum(most, q + 2 * (along[1] - start) + excess + 4 * slack)
         rho = self._rates(least, most)
@@ -141,7 +143,7 @@ class Normalise:
         )  # the square root of where the derivative -q^(-3/2) / 2 is the slope
         lower = 1 / touch - slope * touch.square() + slope * excess
         upper = torch.maximum(*(side - slope / side.square() for side in rho))
-        error = (n + 32) * U
+        error = (n + 32) * UNIT
         q = q + self.eps
         centre = (upper + lower) / 2 + slope * q
         width = (upper - lower) / 2
@@ -186,11 +188,11 @@ class Normalise:
         least, most = squares(*y)
         own = outward((1 - most / n).clamp(min=0), 1 - least / n, torch.ones_like(least), 2)
         size = torch.maximum(g[0].abs(), g[1].abs())
-        norm = size.square().sum(-1, keepdim=True).sqrt() * (1 + (n + 8) * U) + TINY
+        norm = size.square().sum(-1, keepdim=True).sqrt() * (1 + (n + 8) * UNIT) + TINY
         low, high = sum_of_others(interval_product(y, g))
         others = interval_product(y, outward(low / n, high / n))
         found = interval_product(rho, outward(*interval_minus(interval_product(own, g), others)))
-        bound = rho[1] * norm * (1 + 4 * U)
+        bound = rho[1] * norm * (1 + 4 * UNIT)
         return ((torch.maximum(found[0], -bound), torch.minimum(found[1], bound)),)
 
 

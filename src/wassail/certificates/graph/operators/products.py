@@ -20,13 +20,13 @@ from wassail.certificates.graph.planes import (
     TINY,
     Plane,
     Span,
-    U,
     flushed,
     halves_of,
     interval_sum,
     take_entries,
 )
 from wassail.errors import InputError
+from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Product:
                 rest,
                 self.value(*(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))),
             )
-        far = rest + U * ((terms + 4) * size + plane.reach(*reach)) + lost
-        return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * U) + TINY)
+        far = rest + UNIT * ((terms + 4) * size + plane.reach(*reach)) + lost
+        return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * UNIT) + TINY)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The gradient at a factor is the einsum of g with the other factor, in interval

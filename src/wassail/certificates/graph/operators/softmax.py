@@ -24,7 +24,6 @@ from wassail.certificates.graph.planes import (
     TINY,
     Plane,
     Span,
-    U,
     all_but_own,
     chord_of,
     end_points,
@@ -38,6 +37,7 @@ from wassail.certificates.graph.planes import (
     outward,
     sum_of_others,
 )
+from wassail.rounding import UNIT
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Softmax:
         l_j))` and its mirror image.
         """
         low, high = (torch.sigmoid(side) for side in odds(*spans[0]))
-        return low * (1 - 4 * U), (high * (1 + 4 * U) + TINY).clamp(max=1)
+        return low * (1 - 4 * UNIT), (high * (1 + 4 * UNIT) + TINY).clamp(max=1)
 
     def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
         """Rows `u_j (d_j - <p, d>)`, p the value in the middle z of the box; at a point `u = p`,
@@ -73,7 +73,7 @@ class Softmax:
         z, m, r = middle_of(c, low, high)
         here = self.value(c)
         p = self.value(z)
-        delta = (3 * c.shape[-1] + 800) * U
+        delta = (3 * c.shape[-1] + 800) * UNIT
         rest = all_but_own(p)
         kept = flushed(p)
         bottom, top = odds(*end_points(c, low, high))
@@ -104,12 +104,12 @@ class Softmax:
         far = (
             far
             + delta * here
-            + 8 * U * (upper.abs() + lower.abs() + slope * start.abs() + here)
+            + 8 * UNIT * (upper.abs() + lower.abs() + slope * start.abs() + here)
             + TINY
         )
         spread = u * (rest * r + all_but_own(kept * r))
         least, most = self.span(end_points(c, low, high))
-        flat = (most - least) / 2 + delta * here + 4 * U
+        flat = (most - least) / 2 + delta * here + 4 * UNIT
         better = useful & (far + SHARE * spread < flat)
         far = torch.where(better, far, flat)
         off = torch.where(better, off, (least + most) / 2 - here)
@@ -135,8 +135,8 @@ class Softmax:
             [low * (1 - low), high * (1 - high), torch.where((low < 0.5) & (high > 0.5), 0.25, 0.0)]
         )
         product = (
-            (ends[:2].amin(0) * (1 - 4 * U) - 2 * U * high).clamp(min=0),
-            ends.amax(0) * (1 + 4 * U) + 2 * U * high,
+            (ends[:2].amin(0) * (1 - 4 * UNIT) - 2 * UNIT * high).clamp(min=0),
+            ends.amax(0) * (1 + 4 * UNIT) + 2 * UNIT * high,
         )
         room = outward(g[0] - g[1].amax(-1, keepdim=True), g[1] - g[0].amin(-1, keepdim=True))
         other = interval_product(product, room)
