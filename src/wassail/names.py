@@ -162,10 +162,11 @@ NEAREST_METHODS: dict[str, str] = {
 }
 
 RADIUS_METHODS: dict[str, str] = {
-    "auto": "exact on small ReLU networks, else crown; verify then branches",
+    "auto": "exact on small ReLU networks, else ball (l1, l2) or crown; verify then branches",
     "lipschitz": "the margin over its Lipschitz constant",
     "crown": "linear bounds by back-substitution",
     "alpha-crown": "the same with optimised slopes",
+    "ball": "crown, then balls and boxes together in every layer, for l1 and l2",
     "branch": "branch and bound on unstable neurons",
     "exact": "the distance of the nearest flip itself, for small networks",
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wassail import names
 from wassail.certificates import clock
+from wassail.certificates.ball_radii import proved_by_balls
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.bounds.executed import arithmetic_of
@@ -86,22 +87,24 @@ def radii(
 
     method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on balls,
     searched over the radius), "alpha-crown" (with `steps` of an ascent on the slopes), "branch"
-    (branch and bound on undecided neurons with such bounds, networks of any size), "exact" (the
+    (branch and bound on undecided neurons with such bounds, networks of any size), "ball" (crown,
+    then bounds that know how far all neurons of a layer move at once, for l1 and l2), "exact" (the
     distance itself, for small ReLU networks; larger ones are branched), or "auto": exact for small
-    ReLU networks, else crown. time_limit: seconds for all samples, shared evenly; what is proved by
-    then is kept, and `info["cut"]` says whether the clock stopped something. Without one "branch"
-    has a budget of domains for each sample and "lipschitz" one of work for each pair of classes:
-    nothing depends on the clock. upper: distances of known flips (`Flips.distances`); no radius is
-    sought beyond them. start: radii of the same samples, from which the search goes on. eps and
-    order steer: samples whose radius cannot change the certified accuracy over `Omega_order(eps)`
-    any more are left as they are (mu: sample weights). arithmetic: "executed", radii for the
-    network as it runs in its own floating-point type, all margins proved above a bound on its
-    rounding errors (`executed.py`); "exact", for the exact function, of which the network that runs
-    is a rounded copy; or "auto": executed where the network is covered (piecewise linear, float32
-    or float64), else exact. workers: who shares the search for ONE sample under "exact" and
-    "branch", a number of processes or a pool of `certificates.search.workers`: for a few hard
-    samples; many are faster side by side (`evaluate` with a runner). tolerance: relative precision
-    of the search. A radius is only ever rounded down; misclassified samples and ties have 0.
+    ReLU networks, else ball for l1 and l2 and crown for linf. time_limit: seconds for all samples,
+    shared evenly; what is proved by then is kept, and `info["cut"]` says whether the clock stopped
+    something. Without one "branch" has a budget of domains for each sample and "lipschitz" one of
+    work for each pair of classes: nothing depends on the clock. upper: distances of known flips
+    (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
+    which the search goes on. eps and order steer: samples whose radius cannot change the certified
+    accuracy over `Omega_order(eps)` any more are left as they are (mu: sample weights). arithmetic:
+    "executed", radii for the network as it runs in its own floating-point type, all margins proved
+    above a bound on its rounding errors (`executed.py`); "exact", for the exact function, of which
+    the network that runs is a rounded copy; or "auto": executed where the network is covered
+    (piecewise linear, float32 or float64), else exact. workers: who shares the search for ONE
+    sample under "exact" and "branch", a number of processes or a pool of
+    `certificates.search.workers`: for a few hard samples; many are faster side by side (`evaluate`
+    with a runner). tolerance: relative precision of the search. A radius is only ever rounded down;
+    misclassified samples and ties have 0.
     """
     r = parse_norm(norm)
     box = parse_domain(domain)
@@ -115,7 +118,7 @@ def radii(
             f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers."
         )
     graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
-    chosen = method if method != "auto" else "exact" if is_small(graph) else "crown"
+    chosen = method if method != "auto" else _cheap(graph, r)
     chosen = "branch" if chosen == "exact" and not is_small(graph) else chosen
     limit = (
         None
@@ -152,6 +155,8 @@ def radii(
                 search.run(0)
         if chosen == "alpha-crown":
             search.run(steps)
+        if chosen == "ball":
+            search.spheres()
         if chosen == "branch":
             search.branch(pool)
         if chosen == "exact":
@@ -181,6 +186,13 @@ def radii(
     )
 
 
+def _cheap(graph: Graph, norm: float) -> str:
+    """What "auto" is: exact where that takes seconds, else the best of the linear bounds."""
+    if is_small(graph):
+        return "exact"
+    return "ball" if norm in (1, 2) and not graph.smooth and not graph.curved else "crown"
+
+
 def verify(
     model: Model | Graph,
     x: Tensor,
@@ -200,8 +212,8 @@ def verify(
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the
     threat plays no part. arithmetic: as in `radii`. method: as in `radii`; "auto" is "crown", then
-    "branch" for what is left, or "exact" on small networks. at: a radius of each sample to prove,
-    float64 `(N,)`, in place of the threat's eps.
+    "ball" (l1 and l2), then "branch" for what is left, or "exact" on small networks. at: a radius
+    of each sample to prove, float64 `(N,)`, in place of the threat's eps.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -219,6 +231,8 @@ def verify(
         return (values.cpu() >= wanted) & ~wrong
     exact = method in ("exact", "auto") and is_small(graph)
     branching = method in ("branch", "exact", "auto") and not exact
+    cheap = _cheap(graph, threat.norm) if method == "auto" else method
+    balls = cheap == "ball"
     limit = None if time_limit is None else number(time_limit, "time_limit")
     most = domains(graph) if limit is None else 10**6
     with progress_bar(progress, "verification") as report, clock.limited(limit):
@@ -235,6 +249,13 @@ def verify(
                 except clock.Late:
                     return proved
                 proved[part] = least_value(lower, labels[part]) > 0
+                rest = part[~proved[part]]
+                if balls and len(rest):
+                    there = rest.to(x.device)
+                    with suppress(clock.Late):
+                        proved[rest] = proved_by_balls(
+                            graph, x[there], y[there], wanted[rest], threat.norm, threat.domain
+                        )
                 for group in sample_groups(
                     (~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph
                 ):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates import clock
+from wassail.certificates.ball_radii import enlarged
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.bounds.executed import margin_errors, refusal
@@ -499,6 +500,26 @@ class RadiusSearch:
                 self.known[j] = (-full, full)
             for kept, side in zip(self.known[j], span):
                 kept[here[wide]] = side[wide]
+
+    def spheres(self) -> None:
+        """Larger radii by balls and boxes together, where they are sought."""
+        wider = self.flip > self.lower * (1 + self.tolerance)
+        left = ((self.clean > 0) & ~self.exact & wider).nonzero()[:, 0]
+        if not len(left):
+            return
+        there = left.to(self.x.device)
+        found, late = enlarged(
+            self.graph,
+            self.x[there],
+            self.y[there],
+            self.norm,
+            self.domain,
+            self.lower[left],
+            self.flip[left],
+            self.tolerance,
+        )
+        self.lower[left] = found
+        self.cut = self.cut or (late and clock.out_of_time())
 
     def branch(self, pool: Pool | None) -> None:
         """Larger radii by branching, sample by sample: steps that grow with success and shrink

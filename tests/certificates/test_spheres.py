@@ -1,0 +1,142 @@
+"""Balls and boxes together: sound for any multiplier, never looser than CROWN, tight where layers
+do not stretch.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wassail as ws
+from support.rescaled import NORMS, PIECEWISE, case, random_graph
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margin_bounds
+from wassail.certificates.bounds.spheres import Reach, Spheres, ball_margins
+from wassail.certificates.graph.reader import read
+
+INF = math.inf
+BOX = (0.0, 1.0)
+KINDS = list(PIECEWISE)
+
+
+def inside(x: Tensor, radius: Tensor, norm: float, count: int, seed: int) -> Tensor:
+    """Points of the balls cut by the box, many of them at the rim: `(count, N, *shape)`."""
+    generator = torch.Generator().manual_seed(seed)
+    d = torch.randn(count, *x.shape, generator=generator, dtype=torch.float64)
+    d[::3] = d[::3] * (torch.rand(d[::3].shape, generator=generator) < 0.1)
+    size = torch.linalg.vector_norm(d.flatten(2), norm, dim=2).clamp(min=1e-12)
+    scale = (radius * (1 - 1e-12) / size).reshape(count, len(x), *[1] * (x.ndim - 1))
+    return (x + d * scale).clamp(*BOX)
+
+
+def least(lower: Tensor, y: Tensor) -> Tensor:
+    return lower.scatter(1, y[:, None], INF).amin(1)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_never_above_the_truth_and_never_below_crown(kind: str, norm: float) -> None:
+    for seed in (0, 1):
+        graph = random_graph(kind, seed)
+        given = case(graph, seed, norm)
+        known = torch.isfinite(given.flips)
+        radius = torch.where(known, given.flips * (1 + 1e-6), 0.2)
+        found = ball_margins(graph, given.x, given.y, radius, norm, BOX, 20)
+        assert not (least(found, given.y)[known] > 0).any()
+        radius = torch.where(known, given.flips / 2, 0.1)
+        found = ball_margins(graph, given.x, given.y, radius, norm, BOX, 20)
+        crown = margin_bounds(graph, given.x, given.y, radius, norm, BOX)
+        assert (found >= crown - 1e-9 * (1 + crown.abs())).all()
+        points = inside(given.x, radius, norm, 60, seed)
+        for some in points:
+            z = graph.logits(some)
+            assert (z.gather(1, given.y[:, None]) - z >= found - 1e-9).all()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_stay_within_their_reach(kind: str, norm: float) -> None:
+    graph = random_graph(kind, 3)
+    given = case(graph, 3, norm)
+    radius = torch.full((len(given.x),), 0.2, dtype=torch.float64)
+    reach = Reach.make(graph, Balls.make(given.x, radius, norm, BOX))
+    here = graph.values(given.x)
+    for some in inside(given.x, radius, norm, 30, 1):
+        for i, there in enumerate(graph.values(some)):
+            moved = torch.linalg.vector_norm((there - here[i]).flatten(1), dim=1)
+            assert (moved <= reach.radius[i]).all()
+            if i in reach.ranges:
+                low, high = reach.ranges[i]
+                assert ((there >= low) & (there <= high)).all()
+
+
+def perceptron(sizes: tuple[int, ...], seed: int, orthogonal: bool = False) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layer = nn.Linear(a, b).double()
+        if orthogonal:
+            nn.init.orthogonal_(layer.weight)
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
+    graph = read(perceptron((6, 12, 12, 4), 1), (6,))
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(3, 6, generator=generator, dtype=torch.float64)
+    radius = torch.full((3,), 0.4, dtype=torch.float64)
+    balls = Balls.make(x, radius, 2.0, None)
+    reach = Reach.make(graph, balls)
+    sweep = Sweep(graph, balls, 0, reach.ranges).run()
+    spheres = Spheres(sweep, reach)
+    last = len(graph.nodes) - 1
+    owner = torch.tensor([0, 0, 1, 2])
+    rows = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    points = inside(x, radius, 2.0, 300, 2)
+    away = torch.stack([graph.logits(p) for p in points]) - graph.logits(x)
+    true = (away[:, owner] * rows).sum(2).amax(0)
+    layers = spheres._layers(sweep.exact, last, owner)
+    for _ in range(30):
+        slopes = {}
+        for i, layer in layers.items():
+            shape = layer.crossing.shape
+            up, down = (
+                2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
+                for _ in range(2)
+            )
+            lam = 12 * torch.rand(4, generator=generator, dtype=torch.float64) - 8
+            slopes[i] = (up, down, lam)
+        constant, a = spheres._substitute(sweep.exact, last, rows, owner, layers, slopes)
+        assert (constant + sweep.inputs.upper(a, owner) >= true).all()
+
+
+def test_layers_that_do_not_stretch_lose_little() -> None:
+    """A network of orthogonal layers is 1-Lipschitz: no radius is below margin / sqrt 2."""
+    model = perceptron((20, 40, 40, 40, 5), 0, orthogonal=True)
+    x = torch.rand(6, 20, dtype=torch.float64)
+    z = model(x).detach()
+    y = z.argmax(1)
+    top = z.topk(2).values
+    simple = (top[:, 0] - top[:, 1]) / math.sqrt(2)
+    crown = ws.radii(model, x, y, 2, None, "crown").values
+    found = ws.radii(model, x, y, 2, None, "ball")
+    assert found.method == "ball"
+    assert (found.values >= 0.97 * simple).all()
+    assert found.values.mean() > 1.2 * crown.mean()
+    flips = ws.nearest(model, x, y, 2, None, passes=200).distances
+    assert (found.values <= flips).all()
+
+
+def test_verify_and_radii_agree() -> None:
+    model = perceptron((8, 30, 30, 4), 3).float()
+    x = torch.rand(5, 8)
+    y = model(x).argmax(1)
+    for norm in (1, 2):
+        found = ws.radii(model, x, y, norm, BOX, "ball").values
+        assert (found >= ws.radii(model, x, y, norm, BOX, "crown").values).all()
+        threat = ws.Threat(norm, INF, 0.1, BOX)
+        inner = ws.verify(model, x, y, threat, "ball", at=found * 0.999)
+        assert inner.all()
