@@ -420,7 +420,9 @@ def test_margins_are_moved_by_no_less_than_the_slack() -> None:
         bias = scale * torch.randn(40, generator=generator, dtype=torch.float64)
         slack = torch.rand(40, generator=generator, dtype=torch.float64)
         slack[0] = 0.0
-        before = replace(graph, nodes=(*graph.nodes[:-1], replace(graph.nodes[-1], bias=bias)))
+        last = graph.nodes[-1]
+        op = replace(last.op, bias=bias)
+        before = replace(graph, nodes=(*graph.nodes[:-1], replace(last, op=op)))
         moved = ahead(before, slack).nodes[-1].bias
         assert moved is not None and moved[0] == bias[0]
         gained = [Fraction(a) - Fraction(b) for a, b in zip(moved.tolist(), bias.tolist())]
