@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from wassail.certificates.graph.reader import read
 from wassail.errors import InputError
 from wassail.zoo.onnx import load_onnx
 
@@ -208,6 +209,8 @@ def test_normalisation(tiny: Path, mean: Any, std: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 
 IMAGE = (1, 4, 6, 5)
+NEAREST = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+CORNERS = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
 # name: (version, shape of the image, nodes from "x" to "y", weights). A Reshape to (1, -1) comes
 # last.
 CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
@@ -727,6 +730,77 @@ CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
         ],
         {"i": ints(0, -1), "j": ints(-1), "k": ints(0, 2, -1), "w": normal(1, 2, 1)},
     ),
+    "hard activations": (
+        18,
+        IMAGE,
+        [
+            ("HardSwish", ["x"], ["a"], {}),
+            ("HardSigmoid", ["x"], ["b"], {"alpha": 1 / 6, "beta": 0.4}),
+            ("Mish", ["a"], ["c"], {}),
+            ("Selu", ["c"], ["d"], {"alpha": 1.5}),
+            ("Celu", ["x"], ["e"], {"alpha": 0.7}),
+            ("PRelu", ["e", "s"], ["f"], {}),
+            ("PRelu", ["f", "t"], ["g"], {}),
+            ("Sum", ["b", "d", "g"], ["y"], {}),
+        ],
+        {"s": normal(4, 1, 1), "t": normal(1)},
+    ),
+    "transposed convolutions": (
+        13,
+        IMAGE,
+        [
+            (
+                "ConvTranspose",
+                ["x", "w", "b"],
+                ["a"],
+                {"strides": [2, 3], "output_padding": [1, 2], "group": 2, "pads": [1, 0, 1, 0]},
+            ),
+            ("ConvTranspose", ["x", "v"], ["c"], {"pads": [1, 0, 0, 2], "dilations": [2, 1]}),
+            ("GlobalAveragePool", ["a"], ["d"], {}),
+            ("GlobalAveragePool", ["c"], ["e"], {}),
+            ("Concat", ["d", "e"], ["y"], {"axis": 1}),
+        ],
+        {"w": normal(4, 3, 3, 4), "b": normal(6), "v": normal(4, 2, 2, 3)},
+    ),
+    "resized": (
+        13,
+        IMAGE,
+        [
+            ("Resize", ["x", "", "s"], ["a"], NEAREST),
+            ("Resize", ["x", "", "t"], ["b"], {"mode": "linear"}),
+            ("Resize", ["b", "", "", "n"], ["c"], CORNERS),
+            ("Resize", ["a", "", "", "n"], ["d"], {"nearest_mode": "round_prefer_ceil"}),
+            ("Concat", ["c", "d"], ["y"], {"axis": 1}),
+        ],
+        {
+            "s": np.float32([1, 1, 2, 3]),
+            "t": np.float32([1, 1, 1.7, 2.4]),
+            "n": ints(1, 4, 7, 8),
+        },
+    ),
+    "upsampled as of old": (
+        9,
+        IMAGE,
+        [("Upsample", ["x", "s"], ["y"], {"mode": "nearest"})],
+        {"s": np.float32([1, 1, 2, 2])},
+    ),
+    "depth and space": (
+        13,
+        (1, 8, 4, 2),
+        [
+            ("DepthToSpace", ["x"], ["a"], {"blocksize": 2}),
+            ("DepthToSpace", ["x"], ["b"], {"blocksize": 2, "mode": "CRD"}),
+            ("Sub", ["a", "b"], ["c"], {}),
+            ("SpaceToDepth", ["c"], ["y"], {"blocksize": 2}),
+        ],
+        {},
+    ),
+    "instance norm": (
+        13,
+        IMAGE,
+        [("InstanceNormalization", ["x", "w", "b"], ["y"], {"epsilon": 0.01})],
+        {"w": normal(4), "b": normal(4)},
+    ),
     "no batch at all": (13, (3, 4), [("MatMul", ["w", "x"], ["y"], {})], {"w": normal(2, 3)}),
 }
 
@@ -760,6 +834,27 @@ def test_operator(case: tuple[Path, Tensor]) -> None:
     assert double.dtype == torch.float64
     torch.testing.assert_close(double.float(), z, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(z, runtime(path, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hard activations",
+        "transposed convolutions",
+        "resized",
+        "upsampled as of old",
+        "depth and space",
+        "instance norm",
+    ],
+)
+def test_operators_of_a_file_are_read_by_certificates(name: str, tmp_path: Path) -> None:
+    opset, shape, nodes, weights = CASES[name]
+    last = ("Reshape", ["y", "row"], ["z"], {})
+    path = write(tmp_path / "a.onnx", [*nodes, last], {**weights, "row": ints(1, -1)}, shape, opset)
+    model = load_onnx(path).double()
+    count = math.prod(int(size) for size in shape)
+    x = torch.randn(3, count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(read(model, (count,), smooth=True).logits(x), model(x))
 
 
 def test_operator_gradients_stay_with_their_image(case: tuple[Path, Tensor]) -> None:

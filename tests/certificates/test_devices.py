@@ -59,6 +59,24 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 4, 4),
     ),
+    "decoder": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(1, 4, 2, 2),
+            nn.LeakyReLU(-0.4),
+            nn.PixelShuffle(2),
+            nn.AdaptiveMaxPool2d(3),
+            nn.InstanceNorm2d(1, affine=True, track_running_stats=True).eval(),
+            nn.Flatten(),
+            nn.Linear(9, 3),
+        ).eval(),
+        (1, 2, 2),
+    ),
+    "waves": (
+        lambda: nn.Sequential(
+            nn.Linear(3, 4), nn.Mish(), nn.Linear(4, 4), nn.Hardswish(), nn.Linear(4, 3)
+        ),
+        (3,),
+    ),
     "smooth": (lambda: nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3)), (2,)),
     "tokens": (Attention, (6,)),
 }
@@ -134,6 +152,9 @@ CASES: dict[str, tuple[str, Call]] = {
     "crown inf": ("images", radius("crown", INF)),
     "crown, executed": ("relu", radius("crown", INF, arithmetic="executed")),
     "crown, attention": ("tokens", radius("crown", INF)),
+    "crown, decoder": ("decoder", radius("crown", 2)),
+    "crown, waves": ("waves", radius("crown", 1)),
+    "lipschitz, decoder": ("decoder", constant("product", INF)),
     "alpha-crown": ("relu", radius("alpha-crown", INF)),
     "branch": ("relu", radius("branch", 2)),
     "exact": ("plane", radius("exact", INF)),

@@ -177,6 +177,54 @@ def test_no_executed_margin_is_farther_from_the_exact_one_than_the_bound(
                 assert (margin >= lower[k] - 1e-300).all()
 
 
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "transposed conv": (nn.ConvTranspose2d(2, 3, 3, 2, 1, 1), (2, 3, 3)),
+    "conv of a line": (nn.Conv1d(2, 3, 3, padding=1), (2, 6)),
+    "conv of a volume": (nn.Conv3d(2, 3, 2), (2, 2, 3, 3)),
+    "negative slope": (nn.LeakyReLU(-0.3), (2, 6)),
+    "steep slope": (nn.PReLU(init=2.7), (2, 6)),
+    "hardsigmoid": (nn.Hardsigmoid(), (2, 6)),
+    "instance norm": (
+        nn.InstanceNorm2d(2, affine=True, track_running_stats=True),
+        (2, 3, 3),
+    ),
+    "nearest": (nn.Upsample(scale_factor=2), (2, 3, 3)),
+    "shuffle": (nn.PixelShuffle(2), (4, 2, 2)),
+    "adaptive max": (nn.AdaptiveMaxPool2d(2), (2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_executed_layer_is_farther_from_the_exact_one_than_the_bound(name: str) -> None:
+    layer, shape = LAYERS[name]
+    torch.manual_seed(0)
+    size = layer.eval()(torch.zeros(1, *shape)).numel()
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(size, 3)).eval()
+    graph = arithmetic_of(read(model, shape), "executed")
+    generator = torch.Generator().manual_seed(1)
+    x = 2 * torch.rand(1, *shape, generator=generator) - 1
+    radius = 0.25
+    sweep = Sweep(graph, Balls.make(x, torch.full((1,), radius), math.inf, None)).run()
+    error = margin_errors(sweep, torch.tensor([0]))[0]
+    assert torch.isfinite(error).all() and float(error.max()) < 1e-3
+    points = x + radius * (2 * torch.rand(400, *shape, generator=generator) - 1)
+    points = points[((points.double() - x.double()).abs() <= radius).flatten(1).all(1)]
+    with torch.no_grad():
+        z = model(points).double()
+    precise = graph.logits(points)
+    apart = (z[:, :1] - z) - (precise[:, :1] - precise)
+    assert (apart.abs() <= error + 1e-12).all()
+    assert float(apart.abs().max()) > 0  # it rounds
+
+
+def test_interpolation_and_a_log_softmax_are_not_covered() -> None:
+    head = (nn.Flatten(), nn.Linear(16, 3))
+    model = nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), *head).eval()
+    assert "Upsample" in refusal(read(model, (1, 2, 2)))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.LogSoftmax(1)).eval()
+    assert "log-softmax" in refusal(read(model, (1, 2, 2)))
+
+
 def test_sums_in_any_order_stay_within_the_error_of_their_step() -> None:
     """One layer: every order of summation by hand, chunked, permuted and one term after the
     other.

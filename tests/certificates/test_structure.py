@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import wassail as ws
 from wassail.certificates.bounds.propagate import crown
+from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick, Scale
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.normalise import Normalise
+from wassail.certificates.graph.operators.registry import RULES, spelled
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.errors import InputError
@@ -1104,3 +1107,36 @@ def test_layers_of_a_perceptron_and_neurons_fixed_one_by_one(slope: float) -> No
             assert fixed.neurons == network.neurons - 1
             assert close(fixed.logits(x[here]), z[here])
             assert close(fixed.jacobian(fixed.mask(x[here])), network.jacobian(mask[here]))
+
+
+def test_a_log_softmax_at_the_end_changes_no_margin() -> None:
+    plain = seeded(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)))
+    ending = nn.Sequential(plain, nn.LogSoftmax(1)).eval()
+    graph = read(ending, (4,))
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert graph.common and torch.equal(graph.logits(x), read(plain, (4,)).logits(x))
+    with pytest.raises(InputError, match="only its margins are known"):
+        ws.lipschitz(ending, 2, shape=(4,), outputs="logits", norm_out=2)
+    early = nn.Sequential(nn.LogSoftmax(1), plain).eval()
+    with pytest.raises(InputError, match="not over the logits at the end"):
+        read(early, (4,))
+
+
+def test_a_mistake_in_a_rule_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misspelt(net: Builder, x: Index) -> Index:
+        return net.reluu(x)  # type: ignore[attr-defined, no-any-return]
+
+    monkeypatch.setitem(RULES, "relu", misspelt)
+    with pytest.raises(AttributeError, match="reluu"):
+        read(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval(), (2,))
+    with pytest.raises(ValueError, match="two rules for 'relu'"):
+        spelled("relu")(misspelt)
+
+
+def test_one_relu_serves_a_maximum_and_a_minimum() -> None:
+    def both(x: Tensor) -> Tensor:
+        a, b = x.chunk(2, 1)
+        return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], 1)
+
+    assert read(both, (4,)).neurons == 2
+    assert read(lambda x: x.reshape(len(x), 2, 2).sort(2)[0].flatten(1), (4,)).neurons == 2

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 INF = math.inf
 IMAGE = (2, 3, 3)
+CUBE = (2, 2, 3, 2)
 Body = Callable[[Tensor], Tensor]
 
 
@@ -54,6 +55,7 @@ def norm(
 
 TWO = numbers(2)
 ONES = torch.ones(2, dtype=torch.float64)
+FROZEN = (numbers(2), 1 + numbers(2).abs(), numbers(2), numbers(2))
 MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
 TABLE = [
     # Linear layers.
@@ -93,6 +95,42 @@ TABLE = [
         "conv, same padding", IMAGE, lambda x: F.conv2d(x, numbers(2, 2, 3, 3), padding="same")
     ),
     Operator("conv, valid padding", IMAGE, conv(padding="valid")),
+    Operator("conv of a line", (2, 4), lambda x: F.conv1d(x, numbers(3, 2, 2), numbers(3))),
+    Operator(
+        "conv of a line, everything",
+        (2, 5),
+        lambda x: F.conv1d(x, numbers(4, 1, 2), numbers(4), 2, 1, 2, 2),
+    ),
+    Operator("conv of a volume", CUBE, lambda x: F.conv3d(x, numbers(3, 2, 2, 2, 2), numbers(3))),
+    Operator(
+        "conv of a volume, everything",
+        CUBE,
+        lambda x: F.conv3d(x, numbers(2, 1, 2, 2, 2), numbers(2), (1, 2, 1), (1, 0, 1), 1, 2),
+    ),
+    Operator(
+        "transposed conv", IMAGE, lambda x: F.conv_transpose2d(x, numbers(2, 3, 2, 2), numbers(3))
+    ),
+    Operator(
+        "transposed conv, everything",
+        IMAGE,
+        lambda x: F.conv_transpose2d(x, numbers(2, 1, 2, 3), numbers(2), (2, 3), 1, (1, 0), 2, 2),
+    ),
+    Operator(
+        "transposed conv, scaled on both sides",
+        IMAGE,
+        lambda x: F.conv_transpose2d(x * TWO[:, None, None], numbers(2, 3, 2, 2)) * 0.7,
+    ),
+    Operator(
+        "transposed conv of a line",
+        (2, 4),
+        lambda x: F.conv_transpose1d(x, numbers(2, 3, 2), numbers(3), 2, 0, 1),
+    ),
+    Operator(
+        "transposed conv of a volume",
+        CUBE,
+        lambda x: F.conv_transpose3d(x, numbers(2, 2, 2, 2, 2), numbers(2), 2, 1),
+    ),
+    Operator("instance norm, frozen", IMAGE, lambda x: F.instance_norm(x, *FROZEN, False)),
     Operator("batch norm", IMAGE, norm(TWO, ONES, TWO, TWO)),
     Operator("batch norm, no gain", IMAGE, norm(TWO, 0.1 * ONES, None, None)),
     Operator("batch norm, zero variance", IMAGE, norm(TWO, 0 * ONES, 0.01 * ONES, None)),
@@ -103,6 +141,11 @@ TABLE = [
     Operator("leaky relu", (4,), lambda x: F.leaky_relu(x, 0.2)),
     Operator("leaky relu, slope 1", (4,), lambda x: F.leaky_relu(x, 1.0)),
     Operator("leaky relu, tiny slope", (4,), lambda x: F.leaky_relu(x, 1e-40)),
+    Operator("leaky relu, negative slope", (4,), lambda x: F.leaky_relu(x, -0.1)),
+    Operator("leaky relu, steep", (4,), lambda x: F.leaky_relu(x, 1.5)),
+    Operator("leaky relu, steep, inside", (4,), lambda x: torch.relu(F.leaky_relu(x - 0.1, 3.0))),
+    Operator("prelu, any slopes", IMAGE, lambda x: F.prelu(x, torch.tensor([-0.7, 1.9]).double())),
+    Operator("hardsigmoid", (4,), lambda x: F.hardsigmoid(5 * x)),
     Operator("prelu", IMAGE, lambda x: F.prelu(x, torch.tensor([0.1, 0.9]).double())),
     Operator("relu6", (4,), lambda x: F.relu6(9 * x)),
     Operator("hardtanh", (4,), lambda x: F.hardtanh(x, -0.3, 0.4)),
@@ -116,7 +159,23 @@ TABLE = [
     Operator("minimum", (4,), lambda x: torch.minimum(x[:, :2], x[:, 2:])),
     Operator("maximum with a constant", (4,), lambda x: torch.maximum(x, numbers(4))),
     Operator("minimum with a constant", (4,), lambda x: torch.minimum(x, numbers(4))),
+    Operator("sort", (4,), lambda x: x.sort(1)[0]),
+    Operator("sort, descending", (2, 3), lambda x: x.sort(1, descending=True)[0]),
+    Operator("groups sorted", (4,), lambda x: x.reshape(len(x), 2, 2).sort(2)[0].flatten(1)),
+    Operator(
+        "maxima and minima",
+        (4,),
+        lambda x: torch.cat([torch.maximum(*x.chunk(2, 1)), torch.minimum(*x.chunk(2, 1))], 1),
+    ),
+    Operator("maximum of an axis", IMAGE, lambda x: x.max(2)[0]),
+    Operator("maximum of axes", IMAGE, lambda x: x.amax((2, 3))),
+    Operator("minimum of an axis", IMAGE, lambda x: x.amin(1, keepdim=True)),
     # Poolings and sums.
+    Operator("adaptive max pool", IMAGE, lambda x: F.adaptive_max_pool2d(x, 2)),
+    Operator("adaptive max pool, uneven", (2, 5, 3), lambda x: F.adaptive_max_pool2d(x, (3, 2))),
+    Operator("adaptive max pool of a line", (2, 5), lambda x: F.adaptive_max_pool1d(x, 2)),
+    Operator("max pool of a line", (2, 5), lambda x: F.max_pool1d(x, 2, 2, 1)),
+    Operator("max pool of a volume", CUBE, lambda x: F.max_pool3d(x, 2, 1)),
     Operator("max pool", IMAGE, lambda x: F.max_pool2d(x, 2)),
     Operator("max pool, stride", IMAGE, lambda x: F.max_pool2d(x, 2, 1)),
     Operator("max pool, padding", IMAGE, lambda x: F.max_pool2d(x, 2, 2, 1)),
@@ -202,10 +261,37 @@ TABLE = [
     Operator("concatenation", (4,), lambda x: torch.cat([x, torch.relu(x), x.flip(1)], 1)),
     Operator("stack", (4,), lambda x: torch.stack([x, -x], 2)),
     Operator("chunk", (4,), lambda x: x.chunk(2, 1)[1] - x.chunk(2, 1)[0]),
+    Operator("pixel shuffle", (4, 2, 2), lambda x: F.pixel_shuffle(x, 2)),
+    Operator("pixel unshuffle", (1, 4, 2), lambda x: F.pixel_unshuffle(x, 2)),
+    Operator("channel shuffle", (4, 2, 1), lambda x: F.channel_shuffle(x, 2)),
+    Operator("upsampled, nearest", IMAGE, lambda x: F.interpolate(x, scale_factor=2)),
+    Operator("upsampled, nearest, to a size", IMAGE, lambda x: F.interpolate(x, (4, 5))),
+    Operator(
+        "upsampled, bilinear", IMAGE, lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")
+    ),
+    Operator(
+        "upsampled, bilinear, corners",
+        IMAGE,
+        lambda x: F.interpolate(x, (5, 4), mode="bilinear", align_corners=True),
+    ),
+    Operator(
+        "upsampled, uneven factors",
+        IMAGE,
+        lambda x: F.interpolate(x, scale_factor=(1.3, 2.7), mode="bilinear"),
+    ),
+    Operator("upsampled line", (2, 3), lambda x: F.interpolate(x, 5, mode="linear")),
     # Smooth ones.
     *(
         Operator(f.__name__, (4,), f, smooth=True)
         for f in (torch.sigmoid, torch.tanh, F.gelu, F.silu, F.softplus, F.elu, F.selu, F.celu)
+    ),
+    Operator("hardswish", (4,), lambda x: F.hardswish(4 * x), smooth=True),
+    Operator("mish", (4,), lambda x: F.mish(3 * x), smooth=True),
+    Operator(
+        "instance norm",
+        (2, 2, 2),
+        lambda x: F.instance_norm(x, None, None, numbers(2), numbers(2)),
+        smooth=True,
     ),
     Operator("gelu by tanh", (4,), lambda x: F.gelu(x, approximate="tanh"), smooth=True),
     Operator("softplus, beta", (4,), lambda x: F.softplus(x, 3.0, 20.0), smooth=True),
@@ -236,8 +322,9 @@ TABLE = [
 REFUSED = [
     Operator("plus infinity", (4,), lambda x: torch.relu(x - INF) + x),
     Operator("where, infinite", (3, 3), lambda x: torch.relu(torch.where(MASK, x, -INF))),
-    Operator("leaky relu, negative slope", (4,), lambda x: F.leaky_relu(x, -0.1)),
-    Operator("leaky relu, steep", (4,), lambda x: F.leaky_relu(x, 1.5)),
+    Operator("leaky relu, infinite slope", (4,), lambda x: F.leaky_relu(x, INF)),
+    Operator("log-softmax on the way", (4,), lambda x: torch.log_softmax(x, 1)),
+    Operator("maximum over the batch", (4,), lambda x: x + x.amax(0, keepdim=True)),
     Operator("softmax, all masked", (3, 3), lambda x: torch.softmax(x - 1e10, -1), smooth=True),
     Operator("softplus, low threshold", (4,), lambda x: F.softplus(x, 1.0, 1.0), smooth=True),
     Operator("clamp, so far that x is lost", (4,), lambda x: x.clamp(-1e30, 1e30)),

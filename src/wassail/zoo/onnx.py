@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from wassail.errors import InputError
 from wassail.zoo.onnx_operators import (
     OPERATORS,
+    RESIZED,
     WIDEST,
     OnnxGraph,
     OnnxNode,
@@ -360,7 +361,9 @@ def _fold(node: OnnxNode, values: dict[str, Tensor], live: set[str]) -> list[Ten
     node.fixed = [
         # Weights are left out: they would stay in float32 and be kept twice.
         None
-        if value is None or data or (value.is_floating_point() and value.numel() > 1)
+        if value is None
+        or data
+        or (value.is_floating_point() and value.numel() > 1 and node.op not in RESIZED)
         else value
         for value, data in zip(inputs, node.data)
     ]
@@ -390,30 +393,36 @@ def _refuse(node: OnnxNode) -> None:
     """Raise ValueError where torch's kernels would be called with what they were not written
     for.
     """
-    if node.op in ("Conv", "MaxPool", "AveragePool"):
+    if node.op in ("Conv", "ConvTranspose", "MaxPool", "AveragePool"):
         window = [
             *node.get("strides", [1]),
             *node.get("dilations", [1]),
             *node.get("kernel_shape", [1]),
             node.get("group", 1),
         ]
-        if node.op == "Conv":
+        if node.op in ("Conv", "ConvTranspose"):
             window += node.shapes[1]
         if not all(
             isinstance(size, int) and 1 <= size <= WIDEST for size in (*window, *node.shapes[0])
         ):
             raise ValueError("its window has a size that is not positive, or absurd")
-        if not all(isinstance(size, int) and 0 <= size <= WIDEST for size in node.get("pads", [])):
+        rims = (*node.get("pads", []), *node.get("output_padding", []))
+        if not all(isinstance(size, int) and 0 <= size <= WIDEST for size in rims):
             raise ValueError("its padding is negative or absurd")
         axes = len(node.shapes[0]) - 2
         lengths = {"strides": axes, "dilations": axes, "kernel_shape": axes, "pads": 2 * axes}
+        lengths["output_padding"] = axes
         if any(len(node.get(name, [0] * length)) != length for name, length in lengths.items()):
             raise ValueError("its window has another number of axes than the image")
-    if node.op == "BatchNormalization":
+    if node.op in ("DepthToSpace", "SpaceToDepth"):
+        block = node.get("blocksize", 0)
+        if not isinstance(block, int) or not 1 <= block <= WIDEST or len(node.shapes[0]) != 4:
+            raise ValueError("its block is not positive, or absurd, or its input is no image")
+    if node.op in ("BatchNormalization", "InstanceNormalization"):
         channels = node.shapes[0][1:2]
         if (
             not channels
-            or len(node.shapes) != 5
+            or len(node.shapes) != (5 if node.op == "BatchNormalization" else 3)
             or any(shape != channels for shape in node.shapes[1:])
         ):
             raise ValueError(f"its statistics are not one for each of the channels {channels}")

@@ -276,6 +276,112 @@ def _conv(node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     return result
 
 
+def _conv_transpose(
+    node: OnnxNode, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if node.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.get("output_shape", None):
+        raise ValueError("only padding that is written out is supported")
+    strides, dilations, pads = _window(node, node.shapes[1][2:])
+    convolve: Callable[..., Tensor] = {
+        1: F.conv_transpose1d,
+        2: F.conv_transpose2d,
+        3: F.conv_transpose3d,
+    }[len(strides)]
+    more = list(node.get("output_padding", [0] * len(strides)))
+    group = node.get("group", 1)
+    if all(before == after for before, after in pads):
+        rim = [before for before, _ in pads]
+        return convolve(x, weight, bias, strides, rim, more, group, dilations)
+    whole = convolve(x, weight, bias, strides, 0, more, group, dilations)
+    return F.pad(whole, [-amount for amount in _pairs(pads)])
+
+
+RESIZED = ("Resize", "Upsample")  # whose scales, which are no integers, are looked at
+
+
+def _resize(node: OnnxNode, x: Tensor) -> Tensor:
+    """By the ways that torch has: it is refused where torch would look at other pixels."""
+    old = node.op == "Upsample"
+    scales = node.static("scales", 1 if old or node.version < 11 else 2)
+    sizes = None if old or node.version < 11 else node.static("sizes", 3)
+    rank = len(node.shapes[0])
+    factors = scales or [a / b for a, b in zip(sizes or [], node.shapes[0])]
+    if len(factors) != rank or rank < 3 or any(f != 1 for f in factors[:2]):
+        raise ValueError("only a change of the size of images is supported")
+    if any(node.get(name, 0) for name in ("antialias", "exclude_outside", "axes")):
+        raise ValueError("antialiasing, excluded pixels and chosen axes are not supported")
+    away = "asymmetric" if old or node.version < 11 else "half_pixel"
+    where = node.get("coordinate_transformation_mode", away)
+    mode = node.get("mode", "nearest")
+    wanted: dict[str, Any] = {"scale_factor": tuple(float(f) for f in factors[2:])}
+    if not scales:
+        wanted = {"size": tuple(int(s) for s in (sizes or [])[2:])}
+    if mode == "nearest":
+        return F.interpolate(x, **wanted, mode=_nearest(node, where, factors[2:]))
+    if mode != "linear" or where not in ("half_pixel", "pytorch_half_pixel", "align_corners"):
+        raise ValueError(f"an interpolation {mode!r} with coordinates {where!r} is not supported")
+    if where == "pytorch_half_pixel" and 1 in [int(n * f) for n, f in zip(node.shapes[0], factors)]:
+        raise ValueError("a result of one pixel with these coordinates is not supported")
+    kind = {3: "linear", 4: "bilinear", 5: "trilinear"}[rank]
+    return F.interpolate(x, **wanted, mode=kind, align_corners=where == "align_corners")
+
+
+def _nearest(node: OnnxNode, where: str, factors: Sequence[float]) -> str:
+    """Which of torch's two ways it is: `floor(i / f)`, or `floor((i + 1/2) / f)`."""
+    rounding = node.get("nearest_mode", "round_prefer_floor")
+    whole = all(float(f).is_integer() for f in factors)
+    if where == "asymmetric" and (
+        node.op == "Upsample" or node.version < 11 or rounding == "floor"
+    ):
+        return "nearest"
+    if where in ("half_pixel", "pytorch_half_pixel") and rounding.startswith("round_prefer"):
+        if whole:  # no pixel lies half-way between two
+            return "nearest"
+        if rounding == "round_prefer_ceil":
+            return "nearest-exact"
+    raise ValueError(f"the nearest pixel by {where!r} and {rounding!r} is not supported")
+
+
+def _depth_to_space(node: OnnxNode, x: Tensor) -> Tensor:
+    block = node.attributes["blocksize"]
+    if node.get("mode", "DCR") == "CRD":
+        return F.pixel_shuffle(x, block)
+    _, channels, height, width = node.shapes[0]
+    parts = x.reshape(-1, block, block, channels // block**2, height, width)
+    moved = parts.permute(0, 3, 4, 1, 5, 2)
+    return moved.reshape(-1, channels // block**2, height * block, width * block)
+
+
+def _space_to_depth(node: OnnxNode, x: Tensor) -> Tensor:
+    block = node.attributes["blocksize"]
+    _, channels, height, width = node.shapes[0]
+    parts = x.reshape(-1, channels, height // block, block, width // block, block)
+    moved = parts.permute(0, 3, 5, 1, 2, 4)
+    return moved.reshape(-1, channels * block**2, height // block, width // block)
+
+
+def _prelu(node: OnnxNode, x: Tensor, slope: Tensor) -> Tensor:
+    """One slope, or one for each channel."""
+    rank = len(node.shapes[0])
+    shape = (1,) * (rank - len(node.shapes[1])) + node.shapes[1]
+    if any(size != 1 for axis, size in enumerate(shape) if axis != 1):
+        raise ValueError("only one slope for each channel is supported")
+    return F.prelu(x, slope.flatten())
+
+
+def _hard_sigmoid(node: OnnxNode, x: Tensor) -> Tensor:
+    return torch.clamp(node.get("alpha", 0.2) * x + node.get("beta", 0.5), 0.0, 1.0)
+
+
+def _selu(node: OnnxNode, x: Tensor) -> Tensor:
+    gamma: float = node.get("gamma", 1.0507010221481323)
+    return gamma * F.elu(x, node.get("alpha", 1.6732631921768188))
+
+
+def _instance_norm(node: OnnxNode, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return F.instance_norm(x, None, None, scale, bias, True, 0.0, node.get("epsilon", 1e-5))
+
+
 def _pooling(
     node: OnnxNode,
 ) -> tuple[list[int], list[int], list[int], list[tuple[int, int]], list[tuple[int, int]]]:
@@ -554,12 +660,15 @@ OPERATORS: dict[str, _Operator] = {
     "Add": _binary(operator.add),
     "AveragePool": _Operator(_average_pool, "rows"),
     "BatchNormalization": _Operator(_batch_norm, "rows"),
+    "Celu": _Operator(lambda node, x: F.celu(x, node.get("alpha", 1.0))),
     "Cast": _Operator(_cast, "view"),
     "Clip": _Operator(_clip, tensors=1),
     "Concat": _Operator(_concat, "axes", axes=_axis(1)),
     "Constant": _Operator(_constant),
     "ConstantOfShape": _Operator(_constant_of_shape, tensors=0),
     "Conv": _Operator(_conv, "rows"),
+    "ConvTranspose": _Operator(_conv_transpose, "rows"),
+    "DepthToSpace": _Operator(_depth_to_space, "rows"),
     "Div": _Operator(_div),
     "Dropout": _Operator(_same, "view", tensors=1),
     "Elu": _Operator(lambda node, x: F.elu(x, node.get("alpha", 1.0))),
@@ -573,7 +682,10 @@ OPERATORS: dict[str, _Operator] = {
     "Gemm": _Operator(_gemm),
     "GlobalAveragePool": _global_pool(lambda x, dims: x.mean(dims, keepdim=True)),
     "GlobalMaxPool": _global_pool(lambda x, dims: x.amax(dims, keepdim=True)),
+    "HardSigmoid": _Operator(_hard_sigmoid),
+    "HardSwish": _unary(F.hardswish),
     "Identity": _Operator(_same, "view"),
+    "InstanceNormalization": _Operator(_instance_norm, "rows"),
     "LayerNormalization": _Operator(_layer_norm, "axes", axes=_trailing),
     "LeakyRelu": _Operator(lambda node, x: F.leaky_relu(x, node.get("alpha", 0.01))),
     "Log": _unary(torch.log),
@@ -582,6 +694,7 @@ OPERATORS: dict[str, _Operator] = {
     "Max": _variadic(torch.maximum),
     "MaxPool": _Operator(_max_pool, "rows"),
     "Min": _variadic(torch.minimum),
+    "Mish": _unary(F.mish),
     "Mod": _Operator(
         lambda node, a, b: (torch.fmod if node.get("fmod", 0) else torch.remainder)(a, b)
     ),
@@ -593,6 +706,7 @@ OPERATORS: dict[str, _Operator] = {
         tensors=1,
         axes=lambda node: [i for i, pair in enumerate(_amounts(node)) if any(pair)],
     ),
+    "PRelu": _Operator(_prelu, "rows"),
     "Pow": _Operator(_pow),
     "Reciprocal": _unary(torch.reciprocal),
     "ReduceMax": _reduce(lambda x, dims, keep: x.amax(dims, keepdim=keep)),
@@ -601,11 +715,14 @@ OPERATORS: dict[str, _Operator] = {
     "ReduceSum": _reduce(lambda x, dims, keep: x.sum(dims, keepdim=keep)),
     "Relu": _unary(F.relu),
     "Reshape": _Operator(_reshape, "view", tensors=1),
+    "Resize": _Operator(_resize, "rows", tensors=1),
+    "Selu": _Operator(_selu),
     "Shape": _Operator(_shape),
     "Sigmoid": _unary(torch.sigmoid),
     "Slice": _Operator(_slice, "axes", tensors=1, axes=_slice_axes),
     "Softmax": _softmax(torch.softmax),
     "Softplus": _unary(F.softplus),
+    "SpaceToDepth": _Operator(_space_to_depth, "rows"),
     "Split": _Operator(_split, "axes", tensors=1, axes=_axis(0)),
     "Sqrt": _unary(torch.sqrt),
     "Squeeze": _Operator(_squeeze, "view", tensors=1),
@@ -618,5 +735,6 @@ OPERATORS: dict[str, _Operator] = {
         axes=lambda node: [axis for place, axis in enumerate(_order(node)) if axis != place],
     ),
     "Unsqueeze": _Operator(_unsqueeze, "view", tensors=1),
+    "Upsample": _Operator(_resize, "rows", tensors=1),
     "Where": _Operator(lambda node, condition, a, b: torch.where(condition, a, b)),
 }

@@ -102,7 +102,7 @@ class Activation(ABC):
 
         Ends may be infinite.
         """
-        start, end = _reachable(low, high)
+        start, end = reachable(low, high)
         least = self.value(start.clamp(min=self.lowest).minimum(end))
         top = torch.maximum(self.value(start), self.value(end))
         size = torch.maximum(start.abs(), end.abs()).clamp(max=1)
@@ -117,13 +117,15 @@ class Activation(ABC):
 
         Ends may be infinite.
         """
-        low, high = _reachable(low, high)
-        places = [
-            low,
-            high,
-            *(torch.full_like(low, c).clamp(low, high) for c in (-self.bend, self.bend)),
-        ]
-        found = self.derivative(torch.stack(places))
+        return self.derivative_over(low, high, (-self.bend, self.bend))
+
+    def derivative_over(
+        self, low: Tensor, high: Tensor, bends: tuple[float, float]
+    ) -> tuple[Tensor, Tensor]:
+        """The same for given bends."""
+        low, high = reachable(low, high)
+        inner = [torch.full_like(low, c).clamp(low, high) for c in bends]
+        found = self.derivative(torch.stack([low, high, *inner]))
         return found.amin(0) - ROUNDING, found.amax(0) + ROUNDING
 
     @abstractmethod
@@ -143,7 +145,7 @@ class Activation(ABC):
         v + max((f'(v) - slope) (q - v), (slope - f'(v)) (v - p))`, and on the convex pieces the
         maximum is at their ends. `slope` broadcasts against `low` and `high`.
         """
-        _check(low, high)
+        within_bounds(low, high)
         slope, low, high = torch.broadcast_tensors(slope, low, high)  # type: ignore[no-untyped-call]
         side = 1.0 if above else -1.0
         root, (start, end) = (
@@ -192,7 +194,7 @@ class _Bent(Activation):
         in m if the chord ends to the left of m. Below: the steepest chord from the convex part to
         `high`, or the tangent in m if the chord starts to the right of m.
         """
-        _check(low, high)
+        within_bounds(low, high)
         negative = low + high < 0
         a = torch.where(negative, -high, low)
         b = torch.where(negative, -low, high)
@@ -304,8 +306,8 @@ class _Gated(_Bent):
             _, slope, bend = gate(v)
             return 2 * slope + v * bend
 
-        bend = _zero(second, 0.5, 5.0)
-        lowest = _zero(first, 0.0, -bend)
+        bend = zero_of(second, 0.5, 5.0)
+        lowest = zero_of(first, 0.0, -bend)
         steepest = float(first(torch.tensor(bend, dtype=torch.float64)))
         dip = -lowest * float(
             gate(torch.tensor(lowest, dtype=torch.float64))[0]
@@ -320,7 +322,7 @@ class _Gated(_Bent):
             lowest,
             0.0,
             1.0,
-            _up(dip),
+            rounded_up(dip),
             gate,
             steepest,
             _Table(_tail_key(first(left), steepest), left),
@@ -397,7 +399,7 @@ class _Convex(Activation):
     @torch.no_grad()
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """The chord above, the tangent in the middle below."""
-        _check(low, high)
+        within_bounds(low, high)
         tangent = self.derivative((low + high) / 2)
         wide = (
             high - low > 1e-5
@@ -441,7 +443,7 @@ def _logistic(rate: float, cubic: float) -> Callable[[Tensor], tuple[Tensor, Ten
     return gate
 
 
-def _zero(function: Callable[[Tensor], Tensor], positive: float, negative: float) -> float:
+def zero_of(function: Callable[[Tensor], Tensor], positive: float, negative: float) -> float:
     """Where a function changes sign, by bisection down to neighbouring numbers."""
     for _ in range(100):
         middle = (positive + negative) / 2
@@ -452,11 +454,12 @@ def _zero(function: Callable[[Tensor], Tensor], positive: float, negative: float
     return positive
 
 
-def _up(value: float) -> float:
+def rounded_up(value: float) -> float:
+    """A number that is at least this one, computed twice."""
     return value + ROUNDING * (abs(value) + 1)
 
 
-def _reachable(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def reachable(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The ends as numbers: beyond `LARGEST` every activation is at its limit, or is `v`, to all
     digits.
     """
@@ -473,7 +476,7 @@ def within(low: Tensor, high: Tensor) -> Tensor:
     return (low <= high) & (low >= -LARGEST) & (high <= LARGEST)
 
 
-def _check(low: Tensor, high: Tensor) -> None:
+def within_bounds(low: Tensor, high: Tensor) -> None:
     """Not on a device, which the host would wait for: there what is out of order becomes NaN,
     which is no bound.
     """
@@ -493,7 +496,7 @@ ACTIVATIONS: dict[str, Activation] = {
         -math.inf,
         0.0,
         1.0,
-        _up(math.log(2)),
+        rounded_up(math.log(2)),
         lambda v: torch.logaddexp(v, torch.zeros_like(v)),
         torch.sigmoid,
         torch.logit,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates.graph.execution import Execution, Step
+from wassail.certificates.graph.execution import FEW, Execution, Step
 from wassail.certificates.graph.fold import added_bias, fold_step, fold_steps, moved_step
 from wassail.certificates.graph.graph import (
     Affine,
@@ -72,6 +72,9 @@ class Builder:
         # whether what is translated goes nowhere but into a softmax: far down is minus infinity
         # there
         self.masks = False
+        self.final = False  # whether what is translated is the output
+        self.common = False  # whether the outputs are the logits up to one number a sample
+        self.pairs: dict[tuple[int, ...], Index] = {}  # that were compared
 
     def refuse(self, what: str) -> InputError:
         """An `InputError` that names what is not read, and where it stands."""
@@ -197,10 +200,15 @@ class Builder:
         )
 
     def relu(self, source: Index, slope: Tensor | float = 0.0) -> Index:
-        """`max(x, slope x)` with a slope in [0, 1]."""
+        """`x` where it is positive, else `slope x`.
+
+        With slopes outside [0, 1]: `slope x + (1 - slope) relu(x)`, the same two lines.
+        """
         slope = torch.as_tensor(slope, dtype=torch.float64)
+        if not bool(torch.isfinite(slope).all()):
+            raise self.refuse("a leaky ReLU whose slope is not finite")
         if not ((slope >= 0) & (slope <= 1)).all():
-            raise self.refuse("a leaky ReLU whose slope is not in [0, 1]")
+            return self._steep(source, slope)
         exact = bool(((slope == 0) | (slope == 1)).all())
         steps = (
             () if exact else (fold_step(Scale(torch.ones_like(slope)), None),)
@@ -209,6 +217,16 @@ class Builder:
             Node((source,), self.nodes[source].shape, self.place, Relu(slope), steps=steps),
             source.lead,
         )
+
+    def _steep(self, source: Index, slope: Tensor) -> Index:
+        shape = self.nodes[source].shape
+        place = self.place
+        straight = Node((source,), shape, place, Affine(Scale(slope)), steps=())
+        bent = Node((self.relu(source),), shape, place, Affine(Scale(1 - slope)), steps=())
+        parts = (self.add(straight, source.lead), self.add(bent, source.lead))
+        # The model rounds one product; its error is below that of this sum.
+        steps = (Step(Sum(2), None, FEW),)
+        return self.add(Node(parts, shape, place, Affine(Sum(2)), steps=steps), source.lead)
 
     def activation(self, source: Index, name: str) -> Index:
         """A smooth activation by its name."""
@@ -260,7 +278,18 @@ class Builder:
 
     def larger(self, a: Index, b: Index) -> Index:
         """`max(a, b) = a + relu(b - a)`."""
-        return self.sum([a, self.relu(self.difference(b, a))], exact=True)
+        return self.sum([a, self._excess(a, b)], exact=True)
+
+    def smaller(self, a: Index, b: Index) -> Index:
+        """`min(a, b) = b - relu(b - a)`, with the same ReLU."""
+        return self.sum([b, self.negative(self._excess(a, b))], exact=True)
+
+    def _excess(self, a: Index, b: Index) -> Index:
+        """`relu(b - a)`, made once for a pair."""
+        key = (a, a.lead, b, b.lead)
+        if key not in self.pairs:
+            self.pairs[key] = self.relu(self.difference(b, a))
+        return self.pairs[key]
 
     def difference(self, a: Index, b: Index) -> Index:
         """`a - b`, as a part of an operation that is exact."""
@@ -364,7 +393,8 @@ class Builder:
             replace(self.nodes[i], inputs=tuple(number[j] for j in self.nodes[i].inputs))
             for i in order
         )
-        return Graph(nodes, execution=Execution(self.dtype, refusal=self.mixed))
+        refusal = self.mixed or ("a log-softmax at the end" if self.common else "")
+        return Graph(nodes, execution=Execution(self.dtype, refusal=refusal), common=self.common)
 
 
 def lead_of(full: Sequence[int]) -> int:

@@ -21,6 +21,12 @@ def pair_of(value: Any) -> tuple[int, int]:
     return (int(values[0]), int(values[-1]))
 
 
+def several(value: Any, axes: int) -> tuple[int, ...]:
+    """A number for all axes, or one for each."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return tuple(int(v) for v in (values * axes if len(values) == 1 else values))
+
+
 def fold_step(map_: Linear, bias: Tensor | None) -> Step:
     """What is executed for an affine map and its bias: a sum of products for each entry, or one
     product.

@@ -197,13 +197,15 @@ class Graph:
 
     rounding: relative error of the weights themselves, where they were computed; arithmetic: what
     bounds on it hold for, the "exact" function or the network as "executed"; execution: what is
-    known of that.
+    known of that; common: the model's outputs are these up to one number for each sample (a
+    log-softmax at the end).
     """
 
     nodes: tuple[Node, ...]
     rounding: float = 0.0
     arithmetic: str = "exact"
     execution: Execution | None = None
+    common: bool = False
 
     @cached_property
     def device(self) -> torch.device:

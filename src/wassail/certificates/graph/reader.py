@@ -76,6 +76,7 @@ def read(
         graph = equilibrated(graph, probe.cpu())
         truth = model(probe).cpu().double()
         ours = graph.logits(probe.cpu())
+        ours = ours.log_softmax(1) if graph.common else ours
     if not torch.isfinite(truth).all():
         raise InputError(
             "the model returns NaN or infinity at random points: check its weights and "
@@ -164,6 +165,7 @@ class Reader(Builder):
         if "getitem" in str(node.target):
             return args[0][args[1]]
         self.masks = node in self.scores
+        self.final = all(user.op == "output" for user in node.users)
         return self._translate(_operation(node), node.target, list(args), dict(options))
 
     def _translate(self, name: str, target: Any, args: list[Any], options: dict[str, Any]) -> Any:

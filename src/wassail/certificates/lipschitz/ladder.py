@@ -140,6 +140,11 @@ def lipschitz(
     most = None if nodes is None else int(number(nodes, "nodes"))
     graph = as_graph(model, domain, shape)
     region = Region.make(domain, graph.inputs, graph.device)
+    if outputs == "logits" and graph.common:
+        raise InputError(
+            "the model ends in a log-softmax, and only its margins are known: use "
+            "outputs='margins', or leave the log-softmax out."
+        )
     if outputs == "margins":
         graph = graph.head(margin_rows(graph.outputs, labels))
         q = math.inf

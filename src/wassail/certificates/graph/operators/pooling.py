@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from wassail.certificates.graph.builder import Builder, Index, lead_of
 from wassail.certificates.graph.execution import FEW, Step
-from wassail.certificates.graph.fold import pair_of, window_of
+from wassail.certificates.graph.fold import several, window_of
 from wassail.certificates.graph.graph import Affine, Node
 from wassail.certificates.graph.maps import Linear, Pick
 from wassail.certificates.graph.operators.registry import spelled
@@ -82,8 +81,8 @@ def average(net: Builder, x: Index, *args: Any, **options: Any) -> Index:
     return mean if sign > 0 else net.negative(mean)
 
 
-@spelled("max_pool2d")
-def max_pool2d(
+@spelled("max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(
     net: Builder,
     x: Index,
     kernel: Any,
@@ -92,33 +91,70 @@ def max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Index:
-    """Entry by entry of the window: a tree of maxima. Where a window leaves the image it
-    looks at its first entry again.
+    """Of lines, images and volumes."""
+    shape = net.nodes[x].shape
+    axes = int(net.name[8])
+    if len(shape) != axes + 1:
+        raise net.refuse("a max pooling of tokens")
+    with torch.no_grad():
+        zeros = torch.zeros(1, *shape, dtype=torch.float64)
+        pool = net.target(zeros, kernel, stride, padding, dilation, ceil_mode)
+    output = tuple((pool[0] if isinstance(pool, tuple) else pool).shape[1:])
+    size = several(kernel, axes)
+    steps = several(stride, axes) if stride else size
+    geometry = zip(shape[1:], output[1:], size, steps, several(padding, axes))
+    sides = []
+    for (n, out, k, step, rim), spread in zip(geometry, several(dilation, axes)):
+        entry = torch.arange(out) * step - rim + torch.arange(k)[:, None] * spread
+        sides.append(torch.where((entry >= 0) & (entry < n), entry, -1))
+    return largest(net, x, sides, output)
+
+
+@spelled("max_pool2d_with_indices", "max_pool3d_with_indices")
+def max_pool_with_indices(net: Builder, x: Index, *args: Any) -> list[Any]:
+    """The same, without the indices."""
+    return [max_pool(net, x, *args), None]
+
+
+@spelled("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(net: Builder, x: Index, output_size: Any) -> list[Any]:
+    """Windows that cover the axis: from `floor(i n / m)` to `ceil((i + 1) n / m)`."""
+    shape = net.nodes[x].shape
+    axes = int(net.name[17])
+    if len(shape) != axes + 1:
+        raise net.refuse("a max pooling of tokens")
+    sizes = several(output_size, axes)
+    sides = []
+    for n, m in zip(shape[1:], sizes):
+        start = torch.arange(m) * n // m
+        end = -(-(torch.arange(m) + 1) * n // m)
+        entry = start + torch.arange(int((end - start).max()))[:, None]
+        sides.append(torch.where(entry < end, entry, -1))
+    return [largest(net, x, sides, (shape[0], *sizes)), None]
+
+
+def largest(net: Builder, x: Index, sides: list[Tensor], output: tuple[int, ...]) -> Index:
+    """The largest entry of each window: a tree of maxima, entry by entry of the window. Where a
+    window leaves the image it looks at its first entry again.
+
+    Args:
+        net: the graph so far.
+        x: channels first.
+        sides: for each axis `(k, m)`: the k entries of each of m windows, -1 outside.
+        output: the shape of the result.
     """
     shape = net.nodes[x].shape
-    size = math.prod(net.nodes[x].shape)
-    if len(shape) != 3:
-        raise net.refuse("a max pooling of tokens")
-    height, width = pair_of(kernel)
-    (up, left), (down, across), spread = (
-        pair_of(padding),
-        pair_of(stride or kernel),
-        pair_of(dilation),
-    )
-    pool = F.max_pool2d(
-        torch.zeros(1, *shape), (height, width), (down, across), (up, left), spread, ceil_mode
-    )
-    output = tuple(pool.shape[1:])
-    index = torch.arange(size).reshape(shape)
-    picks: list[Tensor] = []
-    for i in range(height):
-        for j in range(width):
-            row = torch.arange(output[1]) * down - up + i * spread[0]
-            col = torch.arange(output[2]) * across - left + j * spread[1]
-            inside = ((row >= 0) & (row < shape[1]))[:, None] & ((col >= 0) & (col < shape[2]))
-            entry = index[:, row.clamp(0, shape[1] - 1)][:, :, col.clamp(0, shape[2] - 1)]
-            picks.append(torch.where(inside, entry, -1))
-    stacked = torch.stack(picks)
+    whole = torch.zeros(1, *[1] * len(sides), dtype=torch.int64)
+    inside = torch.ones_like(whole, dtype=torch.bool)
+    for axis, side in enumerate(sides):  # `(K, m_1, ..., m_axis, 1, ..., 1)`
+        wide = [len(side), *(len(side[0]) if k == axis else 1 for k in range(len(sides)))]
+        entry = side.reshape(1, *wide)
+        stride = math.prod(shape[axis + 2 :])
+        whole = (whole[:, None] + stride * entry).flatten(0, 1)
+        inside = (inside[:, None] & (entry >= 0)).flatten(0, 1)
+    channels = (torch.arange(shape[0]) * math.prod(shape[1:])).reshape(-1, *[1] * len(sides))
+    picks = torch.where(inside[:, None], whole[:, None] + channels, -1)
+    stacked = picks.expand(-1, *output)
     outside = stacked < 0
     known = stacked.gather(0, (~outside).int().argmax(0, keepdim=True))  # some entry that is inside
     filled = torch.where(outside, known, stacked)
@@ -126,9 +162,8 @@ def max_pool2d(
     parts = [
         net.add(Node((x,), output, net.place, Affine(pick), steps=()), x.lead) for pick in picked
     ]
-    if (
-        outside.any()
-    ):  # one after the other, so that a stand-in, which cannot win, can be left out of its race
+    if outside.any():
+        # One after the other, so that a stand-in, which cannot win, can be left out of its race.
         best = parts[0]
         for part, entry, out in zip(parts[1:], stacked[1:], outside[1:]):
             races = ~(out | (outside[0] & (entry == known[0])))
@@ -139,9 +174,3 @@ def max_pool2d(
         pairs = [net.larger(a, b) for a, b in zip(parts[::2], parts[1::2])]
         parts = pairs + parts[2 * len(pairs) :]
     return parts[0]
-
-
-@spelled("max_pool2d_with_indices")
-def max_pool2d_with_indices(net: Builder, *args: Any) -> list[Any]:
-    """The same, without the indices."""
-    return [max_pool2d(net, *args), None]

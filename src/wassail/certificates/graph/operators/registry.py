@@ -61,7 +61,9 @@ def fits(
     return all(_fit(signature.parameters[name].annotation, v) for name, v in given.items())
 
 
-def _fit(kind: str, value: Any) -> bool:
+def _fit(annotation: Any, value: Any) -> bool:
+    named = isinstance(annotation, str)  # as all annotations are with the import from __future__
+    kind = annotation if named else getattr(annotation, "__name__", str(annotation))
     if kind == "Builder" or "Any" in kind:
         return True
     if kind == "Index":

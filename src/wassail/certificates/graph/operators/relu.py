@@ -89,6 +89,8 @@ def maximum(net: Builder, a: Any, b: Any) -> Index:
 @spelled("minimum")
 def minimum(net: Builder, a: Any, b: Any) -> Index:
     """Of two quantities, or with a constant."""
+    if isinstance(a, Index) and isinstance(b, Index):
+        return net.smaller(a, b)
     return net.negative(
         maximum(net, *(net.negative(v) if isinstance(v, Index) else -v for v in (a, b)))
     )

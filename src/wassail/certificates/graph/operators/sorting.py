@@ -1,0 +1,55 @@
+"""Maxima and minima along an axis, and sorting: comparators of two entries, one ReLU each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.operators.moves import cat
+from wassail.certificates.graph.operators.registry import spelled
+
+LONGEST = 64  # entries that are sorted
+
+
+@spelled("sort")
+def sort(
+    net: Builder, x: Index, dim: int = -1, descending: bool = False, stable: Any = None
+) -> list[Any]:
+    """The values: a network of comparators, `d = relu(b - a)`, `max = a + d`, `min = b - d`.
+
+    Odd and even neighbours in turn. GroupSort and MaxMin are this over a short axis.
+    """
+    net.axis(x, dim)
+    parts = list(net.move(torch.split, x, [1, dim], {}))
+    if len(parts) > LONGEST:
+        raise net.refuse(f"a sort of more than {LONGEST} entries")
+    for turn in range(len(parts)):
+        for k in range(turn % 2, len(parts) - 1, 2):
+            larger = net.larger(parts[k], parts[k + 1])
+            smaller = net.smaller(parts[k], parts[k + 1])
+            pair = (larger, smaller) if descending else (smaller, larger)
+            parts[k], parts[k + 1] = pair
+    return [cat(net, parts, dim), None]
+
+
+@spelled("amax", "max", "amin", "min")
+def extreme(net: Builder, x: Index, dim: Any = None, keepdim: bool = False) -> Any:
+    """The largest or least entry along axes: a tree of comparators."""
+    name = net.name
+    if isinstance(dim, Index):  # of two quantities
+        return net.larger(*net.alike(x, dim)) if name == "max" else net.smaller(*net.alike(x, dim))
+    full = net.full(x)
+    axes = list(dim) if isinstance(dim, list | tuple) else [] if dim is None else [dim]
+    if not axes:
+        raise net.refuse("a maximum over the batch axis")
+    compare = net.larger if "max" in name else net.smaller
+    for axis in sorted((a % len(full) for a in axes), reverse=True):
+        net.axis(x, axis)
+        parts = list(net.move(torch.split, x, [1, axis], {}))
+        while len(parts) > 1:
+            pairs = [compare(a, b) for a, b in zip(parts[::2], parts[1::2])]
+            parts = pairs + parts[2 * len(pairs) :]
+        x = parts[0] if keepdim else net.move(torch.squeeze, parts[0], [axis], {})
+    return x if name.startswith("a") else [x, None]
