@@ -18,7 +18,9 @@ from wassail.certificates.graph.matrix_norms import (
     positive_norms,
 )
 from wassail.certificates.graph.operators import convolution
+from wassail.certificates.graph.operators.conv_transpose import Transposed
 from wassail.certificates.graph.operators.convolution import Conv
+from wassail.certificates.graph.operators.convolution3d import Conv3d
 from wassail.certificates.graph.operators.pooling import Average
 from wassail.geometry import operator_norm
 
@@ -216,3 +218,60 @@ def test_inactive_weights_do_not_lower_the_product(norm: float) -> None:
     matrices = [node.map.weight for node in graph.nodes if isinstance(node.map, Matrix)]
     whole = matrices[2] @ matrices[1] @ matrices[0]
     assert float(operator_norm(whole, norm, norm)) <= product(graph, norm, norm)
+
+
+MAPS: dict[str, tuple[Linear, tuple[int, ...]]] = {
+    "transposed": (
+        Transposed(Conv(draw(4, 1, 2, 3), (2, 5, 6), (2, 2), (1, 0), (1, 1), 2)),
+        (4, 3, 2),
+    ),
+    "transposed, dilated": (
+        Transposed(Conv(draw(3, 2, 2, 2), (2, 4, 4), (1, 1), (0, 0), (2, 2), 1)),
+        (3, 2, 2),
+    ),
+    "volume": (Conv3d(draw(4, 1, 2, 2, 2), (2, 3, 2, 3), (1, 2, 1), (1, 0, 0), (1, 1, 2), 2), ()),
+    "transposed volume": (
+        Transposed(Conv3d(draw(2, 2, 1, 2, 2), (2, 2, 3, 3), (1, 1, 2), (0, 1, 0), (1, 1, 1), 1)),
+        (2, 2, 4, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_tells_the_truth_of_itself(name: str) -> None:
+    """Transpose, magnitude, norms of the map and of its rows, terms: against its matrix."""
+    map_, shape = MAPS[name]
+    shape = shape or map_.shape  # type: ignore[attr-defined]
+    count = math.prod(shape)
+    eye = torch.eye(count, dtype=torch.float64).reshape(-1, *shape)
+    out = map_.forward(eye)
+    output = tuple(out.shape[1:])
+    matrix = out.reshape(count, -1).T
+    back = map_.transpose(torch.eye(len(matrix), dtype=torch.float64).reshape(-1, *output))[0]
+    assert torch.allclose(back.reshape(len(matrix), -1), matrix, rtol=1e-14, atol=1e-14)
+    size = map_.magnitude().forward(eye).reshape(count, -1).T
+    assert torch.allclose(size, matrix.abs(), rtol=1e-14, atol=1e-14)
+    plus, minus = map_.signed()
+    assert minus is not None
+    assert torch.allclose(plus.forward(eye) - minus.forward(eye), out, rtol=1e-14, atol=1e-14)
+    for r in (1.0, 2.0, math.inf):
+        truth = float(torch.linalg.matrix_norm(matrix, r))
+        assert truth * (1 - 1e-12) <= map_.norm(r, shape, output) <= truth * (1 + 1e-9)
+    for s in (2.0, math.inf):
+        rows = map_.row_norms(s)
+        assert rows is not None
+        length = torch.linalg.vector_norm(matrix, s, dim=1).reshape(output)
+        assert (rows.expand(output) >= length * (1 - 1e-14)).all()
+    used = int((matrix != 0).sum(1).max())
+    assert map_.fan_in >= used and map_.roundings >= used + 1
+    assert map_.terms >= 4 + max(used, int((matrix != 0).sum(0).max()))
+    for factor in (draw(*shape[:1], *[1] * (len(shape) - 1)), torch.tensor(0.3).double()):
+        folded = map_.fold_before(factor, shape)
+        assert folded is not None
+        assert torch.allclose(folded.forward(eye), map_.forward(eye * factor), atol=1e-14)
+    for factor in (draw(*output[:1], *[1] * (len(shape) - 1)), torch.tensor(0.3).double()):
+        folded = map_.fold_after(factor, output)
+        assert folded is not None
+        assert torch.allclose(folded.forward(eye), out * factor, atol=1e-14)
+    turned = map_.turned(torch.float32).transpose(out.float())[0]
+    assert torch.allclose(turned.double(), map_.transpose(out)[0], rtol=1e-4, atol=1e-4)
