@@ -801,6 +801,19 @@ CASES: dict[str, tuple[int, Sequence[Any], list[Spec], dict[str, Any]]] = {
         [("InstanceNormalization", ["x", "w", "b"], ["y"], {"epsilon": 0.01})],
         {"w": normal(4), "b": normal(4)},
     ),
+    "max pool with a rim": (
+        13,
+        IMAGE,
+        [
+            (
+                "MaxPool",
+                ["x"],
+                ["y"],
+                {"kernel_shape": [3, 3], "strides": [1, 2], "pads": [1, 1, 1, 1]},
+            )
+        ],
+        {},
+    ),
     "no batch at all": (13, (3, 4), [("MatMul", ["w", "x"], ["y"], {})], {"w": normal(2, 3)}),
 }
 
@@ -845,6 +858,7 @@ def test_operator(case: tuple[Path, Tensor]) -> None:
         "upsampled as of old",
         "depth and space",
         "instance norm",
+        "max pool with a rim",
     ],
 )
 def test_operators_of_a_file_are_read_by_certificates(name: str, tmp_path: Path) -> None:

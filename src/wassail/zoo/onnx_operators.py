@@ -408,9 +408,11 @@ def _pooling(
 def _max_pool(node: OnnxNode, x: Tensor) -> Tensor:
     kernel, strides, dilations, _, exact = _pooling(node)
     pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
-    if any(map(any, exact)):
-        x = F.pad(x, _pairs(exact), value=-math.inf)
-    result: Tensor = pool(x, kernel, strides, 0, dilations)
+    rim = [before for before, _ in exact]
+    if any(a != b or 2 * a > width for (a, b), width in zip(exact, kernel)):
+        x = F.pad(x, _pairs(exact), value=-math.inf)  # torch has no such padding of its own
+        rim = [0] * len(kernel)
+    result: Tensor = pool(x, kernel, strides, rim, dilations)
     return result
 
 
