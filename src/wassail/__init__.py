@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from wassail.transport.curve import PopulationCurve, RiskCurve, risk_curve
     from wassail.transport.distribution import Distribution, Verification, allocate
     from wassail.transport.flips import Flips
+    from wassail.zoo.features import Features, OneLogit
 
 __version__ = metadata.version("wassail")
 
@@ -75,11 +76,13 @@ _HOME = {
     "Corollary": "certificates.lipschitz.corollary",
     "Distribution": "transport.distribution",
     "Evaluation": "evaluation.run",
+    "Features": "zoo.features",
     "Flips": "transport.flips",
     "InputError": "errors",
     "Landmark": "evaluation.landmarks",
     "LossCurve": "certificates.loss.curve",
     "ModelWarning": "errors",
+    "OneLogit": "zoo.features",
     "PopulationCurve": "transport.curve",
     "Radii": "certificates.radius_search",
     "RiskCurve": "transport.curve",
@@ -125,11 +128,13 @@ __all__ = [
     "Corollary",
     "Distribution",
     "Evaluation",
+    "Features",
     "Flips",
     "InputError",
     "Landmark",
     "LossCurve",
     "ModelWarning",
+    "OneLogit",
     "PopulationCurve",
     "Radii",
     "RiskCurve",

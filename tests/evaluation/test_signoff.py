@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from xml.etree import ElementTree
@@ -176,3 +177,19 @@ def test_the_pytest_plugin(pytester, run) -> None:
     missing = pytester.runpytest_inprocess(*plugin)
     missing.assert_outcomes(errors=2)
     missing.stdout.fnmatch_lines(["*there is no run*"])
+
+
+def test_an_ordering_of_two_models_is_proved_or_not_claimed(run) -> None:
+    threat = ws.Threat("inf", math.inf, "0.1")
+    same = ws.compare(run, run, threat, resamples=20)
+    assert same.guaranteed[0] <= 0 <= same.guaranteed[1] and same.ordering == ""
+    far = torch.where(run.distances > 0, 9.0, 0.0).double()
+    near = torch.full_like(far, 1e-3)
+    better = dataclasses.replace(run, distances=far, radii=far * 0.999)
+    worse = dataclasses.replace(run, distances=near, radii=near * 0.999)
+    found = ws.compare(better, worse, threat, resamples=20)
+    assert 0.5 < found.guaranteed[0] < found.difference
+    assert "the first is better" in str(found)
+    assert "the second is better" in str(ws.compare(worse, better, threat, resamples=20))
+    blind = dataclasses.replace(better, radii=None)
+    assert ws.compare(blind, worse, threat, resamples=20).guaranteed[0] == -1

@@ -91,6 +91,11 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
         help="an .onnx or .pt2 file of your own: no first pass in a process of its own",
     )
     parser.add_argument(
+        "--one-logit",
+        action="store_true",
+        help="the model has one output, positive for class 1",
+    )
+    parser.add_argument(
         "--dataset",
         default=None,
         help="RobustBench's name of the data set (default: cifar10, or by --data)",
@@ -99,7 +104,7 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
         parser.add_argument(
             "--data",
             default="digits",
-            help="'digits', .npz, .safetensors, an "
+            help="'digits', .npz, .safetensors, .csv, an "
             "image folder, CIFAR or IDX, "
             "hf:NAME, module:factory (default: %(default)s)",
         )

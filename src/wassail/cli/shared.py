@@ -28,6 +28,7 @@ MODEL_OPTIONS = (
     "ids",
     "preprocessing",
     "trust",
+    "one_logit",
 )
 
 
@@ -129,6 +130,7 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
         dataset=options.dataset or "cifar10",
         threat="L2" if norm == 2 else "Linf",
         trust=bool(options.trust),
+        one_logit=bool(options.one_logit),
     )
 
 

@@ -14,6 +14,7 @@ from wassail.errors import InputError
 from wassail.threat import Threat, parse_level
 from wassail.transport.allocation import sample_weights
 from wassail.transport.bootstrap import BLOCK, Rule, checked_resamples, counts_of, draws
+from wassail.transport.confidence import lead_at_least
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -25,7 +26,9 @@ class Comparison:
 
     accuracies: of the two; interval: bootstrap confidence interval of the difference, both on the
     same resampled samples; p_value: two-sided, how often a difference this large comes up if the
-    two are equally accurate; n: samples.
+    two are equally accurate; n: samples. guaranteed: limits on the difference for the population,
+    certified accuracy of one against attacked accuracy of the other, each at the level of the
+    interval; a lower limit above 0 proves that the first is better. -1 and 1: nothing is known.
     """
 
     difference: float
@@ -34,6 +37,17 @@ class Comparison:
     n: int
     threat: Threat
     accuracies: tuple[float, float]
+    guaranteed: tuple[float, float] = (-1.0, 1.0)
+
+    @property
+    def ordering(self) -> str:
+        """Which of the two is better on the population, if that is proved; else empty."""
+        low, high = self.guaranteed
+        if low > 0:
+            return f"the first is better on all such inputs, by {100 * low:.2f} points or more"
+        if high < 0:
+            return f"the second is better on all such inputs, by {-100 * high:.2f} points or more"
+        return ""
 
     def __str__(self) -> str:
         low, high = (100 * end for end in self.interval)
@@ -42,7 +56,7 @@ class Comparison:
             f"{self.threat}: difference "
             f"{100 * self.difference:+.2f} points, interval [{low:+.2f}, {high:+.2f}], p = "
             f"{self.p_value:.2g}, "
-            f"{self.n} samples"
+            f"{self.n} samples{'; proved: ' if self.ordering else ''}{self.ordering}"
         )
 
 
@@ -88,7 +102,26 @@ def compare(
     p_value = _sign_flips(
         mass * (rules[0].contributions(mass) - rules[1].contributions(mass)), resamples, seed
     )
-    return Comparison(first - second, (low, high), p_value, len(mass), threat, (first, second))
+    return Comparison(
+        first - second,
+        (low, high),
+        p_value,
+        len(mass),
+        threat,
+        (first, second),
+        (_lead(a, b, threat, level), -_lead(b, a, threat, level)),
+    )
+
+
+def _lead(a: Evaluation, b: Evaluation, threat: Threat, level: float) -> float:
+    """A lower limit on how much better the first is on the population (THEORY 8), -1 if none."""
+    curve = a.curve(threat.order)
+    if curve.radii is None or not bool((curve.mu == curve.mu[0]).all()) or not 0 < level < 1:
+        return -1.0
+    ours = curve.radii.numpy()
+    theirs = b.distances.numpy()
+    found = lead_at_least(ours, theirs, threat.eps, threat.order, 1 - level)
+    return max(found, -1.0)
 
 
 def _sign_flips(values: Tensor, resamples: int, seed: int) -> float:

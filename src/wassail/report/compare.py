@@ -230,7 +230,9 @@ def _difference(run: Evaluation, baseline: Evaluation, threat: Threat) -> Html:
     low, high = found.interval
     text = f"{100 * found.difference:+.2f}"
     more = f"{100 * low:+.2f} to {100 * high:+.2f}, p = {found.p_value:.2g}"
-    return number_cell((text, tag("small", more)), found.difference)
+    low, high = found.guaranteed
+    proof = tag("small", "proved for all inputs") if low > 0 or high < 0 else None
+    return number_cell((text, tag("small", more), proof), found.difference)
 
 
 def _finding(run: Evaluation) -> Html:

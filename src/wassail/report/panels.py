@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
+from wassail.report.features import changes
 from wassail.report.html import (
     BYTES,
     FOLDED,
@@ -515,6 +516,7 @@ def fragile_panel(run: Evaluation, count: int) -> Html | None:
         lines = [
             tag("p", found, class_="detail"),
             tag("p", "id ", name(run.ids[i], 40), class_="detail"),
+            changes(run.info.get("data", {}), samples[place], flips[place]),
         ]
         items.append(tag("li", pictures, tag("p", change, class_="change"), lines))
     lead = (

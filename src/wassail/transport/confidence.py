@@ -20,6 +20,8 @@ from wassail.threat import Number, number, parse_confidence
 
 Array = npt.NDArray[np.float64]
 
+INF = math.inf
+
 EXACT_UP_TO = 10**6  # samples: up to here the quantile is exact, beyond it is the closed bound
 SLACK = 1e-12  # what the rounding of a distribution function may amount to, and far more
 FEWEST = 250  # samples from which on a limit for one threat of finite order beats the band
@@ -226,9 +228,14 @@ def lead_at_least(radii: Array, distances: Array, eps: float, order: float, alph
     ours = bought(radii[~pilot], price, order)
     n = len(ours)
     cost, prices = _prices(eps, order)
-    lead = np.stack([bought(distances[~pilot], other, order) - ours for other in prices])
-    more = mean_at_least(np.maximum(lead, 0).sum(1), n, half)
-    less = mean_at_most(np.maximum(-lead, 0).sum(1), n, half)
+    gained = []
+    lost = []
+    for other in prices:
+        lead = bought(distances[~pilot], other, order) - ours
+        gained.append(np.maximum(lead, 0).sum())
+        lost.append(np.maximum(-lead, 0).sum())
+    more = mean_at_least(np.array(gained), n, half)
+    less = mean_at_most(np.array(lost), n, half)
     return float((cost + more - less).min() - (eps / price) ** order) - SLACK
 
 
@@ -241,12 +248,24 @@ def pilot_of(samples: int) -> npt.NDArray[np.bool_]:
 
 
 def price_of(radii: Array, eps: float, order: float) -> float:
-    """The price u at which the bound on the error is least for these radii: any u is valid."""
-    far = eps * float(10 * max(len(radii), 1)) ** (1 / order)  # costs a tenth of one sample
-    known = np.unique(radii[np.isfinite(radii) & (radii > 0)])
-    prices = np.append(known, far)
-    error = [(eps / u) ** order + bought(radii, u, order).mean() for u in prices]
-    return float(prices[int(np.argmin(error))])
+    """The price u at which the bound on the error is least for these radii: any u is valid.
+
+    Args:
+        radii: of the samples that choose, `(M,)`.
+        eps: budget.
+        order: Wasserstein order.
+    """
+    far = float(10 * max(len(radii), 1)) ** (1 / order)  # costs a tenth of one sample
+    known = np.sort(radii[np.isfinite(radii)]) / eps
+    with np.errstate(over="ignore"):
+        costs = known**order
+    usable = (known > 0) & np.isfinite(costs)
+    # At the k-th radius all nearer ones are bought, each for its own cost.
+    nearer = np.arange(1, len(known) + 1) - np.cumsum(costs) / np.where(usable, costs, 1.0)
+    error = np.where(usable, 1 / np.where(usable, costs, 1.0) + nearer / len(radii), INF)
+    error_far = far**-order + float(np.maximum(1 - costs / far**order, 0).sum()) / len(radii)
+    best = int(error.argmin()) if len(error) else 0
+    return eps * float(known[best] if len(error) and error[best] <= error_far else far)
 
 
 def bought(distances: Array, price: float, order: float) -> Array:

@@ -43,6 +43,7 @@ from wassail.zoo.files import (
     reading,
 )
 from wassail.zoo.samples import ArrayData, Data, ItemData, labels_of, layout, pair_of, split_item
+from wassail.zoo.tables import read_csv
 from wassail.zoo.weights import regular, sha256
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ def _opened(
         found = ArrayData(name, read_npz(path, n))
     elif path.suffix == ".safetensors":
         found = ArrayData(name, read_safetensors(path, n))
+    elif path.suffix == ".csv":
+        found = ArrayData(name, read_csv(path, n))
     elif idx_labels(path) is not None:
         found = ArrayData(name, read_idx(path, n))
     elif path.exists() and (cifar := find_cifar(path)) is not None:
@@ -123,8 +126,8 @@ def _opened(
     elif path.exists() or path.suffix or "/" in name:
         what = "is no kind of data that is known" if path.exists() else "does not exist"
         raise InputError(
-            f"{name!r} {what}: give an .npz or .safetensors file with x and y, an IDX image "
-            "file, a folder of images or of "
+            f"{name!r} {what}: give an .npz or .safetensors file with x and y, a .csv, an IDX "
+            "image file, a folder of images or of "
             "CIFAR, hf:NAME, module:factory, or a built-in name."
         )
     else:

@@ -25,6 +25,7 @@ from wassail.errors import InputError, ModelWarning, unknown
 from wassail.network import Model
 from wassail.zoo import MODELS, factory, load, weight_file
 from wassail.zoo.difference import CLOSE, FAR, runtime_difference
+from wassail.zoo.features import OneLogit
 from wassail.zoo.hubs import (
     files_of,
     library_versions,
@@ -56,6 +57,7 @@ def open_model(
     dataset: str = "cifar10",
     threat: str = "Linf",
     trust: bool = False,
+    one_logit: bool = False,
 ) -> Source:
     """The model of that name, in eval mode.
 
@@ -66,7 +68,8 @@ def open_model(
     models, dataset, threat: RobustBench's folder, data set and threat model, as its `load_model`
     takes them: checkpoints are looked for at `<models>/<dataset>/<threat>/<NAME>.pt`. trust:
     whether an `.onnx` or `.pt2` file is read without a first pass in a process of its own (see
-    `wassail.zoo.trial`); only files of your own making deserve it.
+    `wassail.zoo.trial`); only files of your own making deserve it. one_logit: the model has one
+    output, positive for class 1: it becomes a classifier of two classes.
     """
     if isinstance(logits, str) and logits.isdigit():  # as a command line has it
         logits = int(logits)
@@ -91,6 +94,8 @@ def open_model(
         model, kind, info = _factory(name, weights)
     if logits is not None:
         model, info["logits"] = Logits(model, logits), logits
+    if one_logit:
+        model, info["one_logit"] = OneLogit(model), True
     if mean is not None or std is not None:
         mean = 0.0 if mean is None else mean
         std = 1.0 if std is None else std

@@ -1,0 +1,203 @@
+"""Data whose features are no pixels: a box and a unit for each of them, by a change of variables.
+
+Feature i may lie between `low_i` and `high_i`, and a distance is measured in units of `scale_i`. In
+the variable `z_i = (x_i - low_i) / scale_i` that is the plain norm, and the box of feature i is
+`[0, top_i]` with `top_i = (high_i - low_i) / scale_i`. Attacks and certificates have one box for
+all features, `[0, max_i top_i]`, so the model that they see first clips each feature to its own
+top.
+
+This is exact: clipping moves no point farther from a sample that is inside its own box, so a flip
+outside becomes a flip inside at most as far away, and the nearest flip is the same in both boxes.
+(`top_i` is rounded to float32, so a feature may pass `high_i` by a part of 1e-7.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wassail.errors import InputError
+from wassail.network import Model
+from wassail.zoo.files import Table
+from wassail.zoo.samples import ArrayData
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """A box and a unit for each feature.
+
+    Args:
+        low: least values, `(F,)`.
+        high: greatest values, `(F,)`; a feature with `high == low` cannot move.
+        scale: the unit of each feature in which distances are measured, `(F,)` and positive;
+            by default its range `high - low`, so that 0.1 is a tenth of the range.
+        names: of the features (default "feature 0", ...).
+    """
+
+    low: Any
+    high: Any
+    scale: Any = None
+    names: Sequence[str] = ()
+    _top: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        low = torch.as_tensor(self.low, dtype=torch.float64)
+        high = torch.as_tensor(self.high, dtype=torch.float64)
+        if low.ndim != 1 or low.shape != high.shape or not len(low):
+            raise InputError(
+                f"low and high have shapes {tuple(low.shape)} and {tuple(high.shape)}: give one "
+                "number for each feature in both."
+            )
+        if not bool(torch.isfinite(low).all() & torch.isfinite(high).all() & (low <= high).all()):
+            raise InputError("a box needs finite numbers with low at or below high, per feature.")
+        width = high - low
+        scale = torch.where(width > 0, width, 1.0)
+        if self.scale is not None:
+            scale = torch.as_tensor(self.scale, dtype=torch.float64).expand_as(low).clone()
+        if not bool((scale > 0).all() & torch.isfinite(scale).all()):
+            raise InputError(
+                "scale needs positive numbers: a feature that may not move has no unit; leave it "
+                "out of the samples, or give it low == high if it is the same everywhere."
+            )
+        names = tuple(self.names or (f"feature {i}" for i in range(len(low))))
+        if len(names) != len(low):
+            raise InputError(
+                f"there are {len(names)} names for {len(low)} features: give one each."
+            )
+        for name, value in (("low", low), ("high", high), ("scale", scale), ("names", names)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_top", (width / scale).float().double())
+
+    @property
+    def domain(self) -> tuple[float, float]:
+        """The one box of all features in the new variable, for `Threat` and everything else."""
+        return 0.0, float(self._top.max()) or 1.0
+
+    def encode(self, x: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Samples in the new variable, `(N, F)`; refused where one lies outside its box.
+
+        Args:
+            x: samples in original units, `(N, F)`: a tensor, an array or a table of numbers.
+            dtype: of the result, that of the model (default float32).
+        """
+        x = torch.as_tensor(np.asarray(x, dtype=np.float64))
+        if x.ndim != 2 or x.shape[1] != len(self.low):
+            raise InputError(
+                f"the samples have shape {tuple(x.shape)}: give (N, {len(self.low)}), one column "
+                "for each feature."
+            )
+        outside = ~((x >= self.low) & (x <= self.high))
+        if bool(outside.any()):
+            row, column = outside.nonzero()[0].tolist()
+            raise InputError(
+                f"sample {row} has {self.names[column]} = {float(x[row, column]):g}, outside "
+                f"[{float(self.low[column]):g}, {float(self.high[column]):g}]: widen the box or "
+                "remove the sample."
+            )
+        self._no_one_hot(x)
+        z = ((x - self.low) / self.scale).to(dtype)
+        return torch.minimum(z, self._top.to(dtype))
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Points of the new variable in original units, float64 `(N, F)`.
+
+        Args:
+            z: points, `(N, F)`; clipped to the box of each feature.
+        """
+        z = z.detach().cpu().double()
+        moved: Tensor = self.low + self.scale * torch.minimum(z.clamp(min=0), self._top)
+        return moved
+
+    def model(self, model: Model) -> nn.Module:
+        """The model as a function of the new variable.
+
+        Args:
+            model: from original units `(n, F)` to logits.
+        """
+        return _Rescaled(model, self.low, self.scale, self._top).eval()
+
+    def data(self, x: Any, y: Any, name: str = "features", **options: Any) -> ArrayData:
+        """Encoded samples with their labels, for `evaluate`: reports then speak original units.
+
+        Args:
+            x: samples in original units, `(N, F)`.
+            y: labels, `(N,)`.
+            name: what to call the data.
+            options: `dtype`, see `encode`.
+        """
+        about = {
+            "source": "features",
+            "features": list(self.names),
+            "low": self.low.tolist(),
+            "high": self.high.tolist(),
+            "scale": self.scale.tolist(),
+        }
+        return ArrayData(name, Table(self.encode(x, **options), torch.as_tensor(y), about))
+
+    def _no_one_hot(self, x: Tensor) -> None:
+        """Refuse columns of zeros and ones of which exactly one is 1."""
+        binary = ((x == 0) | (x == 1)).all(0) & (self.high > self.low)
+        if len(x) > 1 and int(binary.sum()) > 1 and bool((x[:, binary].sum(1) == 1).all()):
+            some = [name for name, hot in zip(self.names, binary.tolist()) if hot][:4]
+            raise InputError(
+                f"{', '.join(some)} look like a one-hot group: half of a category is no input, so "
+                "a norm says nothing about them; evaluate each category on its own, without these "
+                "columns."
+            )
+
+
+class _Rescaled(nn.Module):
+    """`model(low + scale * min(z, top))` for z >= 0."""
+
+    low: Tensor
+    scale: Tensor
+    top: Tensor
+
+    def __init__(self, model: Model, low: Tensor, scale: Tensor, top: Tensor) -> None:
+        super().__init__()
+        self.inner = model
+        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+        dtype = torch.float32 if parameter is None else parameter.dtype
+        self.register_buffer("low", low.to(dtype))
+        self.register_buffer("scale", scale.to(dtype))
+        self.register_buffer("top", top.to(dtype))
+        self.clips = bool((top < top.max()).any())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits of points in the new variable."""
+        if self.clips:
+            z = z - torch.relu(z - self.top)
+        out: Tensor = self.inner(z * self.scale + self.low)
+        return out
+
+
+class OneLogit(nn.Module):
+    """A model with one logit as a classifier of two classes: class 1 where the logit is positive.
+
+    Args:
+        model: returns logits `(n, 1)` or `(n,)`.
+    """
+
+    sides: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.inner = model
+        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+        dtype = torch.float32 if parameter is None else parameter.dtype
+        self.register_buffer("sides", torch.tensor([[-0.5], [0.5]], dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `(n, 2)`, half of the one logit with both signs."""
+        z: Tensor = self.inner(x)
+        z = z[:, None] if z.ndim == 1 else z
+        if z.ndim != 2 or z.shape[1] != 1:
+            raise InputError(
+                f"the model gives {tuple(z.shape)}: --one-logit is for models with one output."
+            )
+        return nn.functional.linear(z, self.sides)
