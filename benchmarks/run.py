@@ -18,6 +18,8 @@ PAGES = {
     "growth.py": "growth.md",
     "scale.py": "scale.md",
     "parallel.py": "parallel.md",
+    "population.py": "population.md",
+    "landmarks.py": "landmarks.md",
 }
 
 for script, page in PAGES.items():
