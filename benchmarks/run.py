@@ -20,6 +20,7 @@ PAGES = {
     "parallel.py": "parallel.md",
     "population.py": "population.md",
     "landmarks.py": "landmarks.md",
+    "spheres.py": "spheres.md",
 }
 
 for script, page in PAGES.items():

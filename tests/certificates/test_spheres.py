@@ -102,7 +102,7 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
     for _ in range(30):
         slopes = {}
         for i, layer in layers.items():
-            shape = layer.crossing.shape
+            shape = layer.free.shape
             up, down = (
                 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 0.5
                 for _ in range(2)

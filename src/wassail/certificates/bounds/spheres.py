@@ -10,9 +10,9 @@ Let `d` be the deviations of the inputs of a layer of ReLUs, `low <= d <= high` 
                               + sum_i max { w_i (f(c_i + t) - f(c_i)) - g_i t - (lam / 2) t^2 },
 
 each maximum over `low_i <= t <= high_i`, because what is added, `(lam / 2)(rho^2 - ||d||^2)`, is
-not negative. `lam = 0` with CROWN's `g` is CROWN. Only undecided neurons are relaxed, so only they
-belong into the ball. `g` and `lam` are found by an ascent in float32; what is claimed is computed
-again in float64, with what rounding may lose.
+not negative. `lam = 0` with CROWN's `g` is CROWN; `g = 0` is the product of the norms. Dead neurons
+do not belong into the ball. `g` and `lam` are found by an ascent in float32; what is claimed is
+computed again in float64, with what rounding may lose.
 
 Where `rho` comes from: the norms of the layers, times the radius at the input. And back:
 `|d_i| <= ||row_i||_2 rho` tightens the boxes of the next layer.
@@ -177,7 +177,7 @@ class _Layer:
     """
 
     line: Lines
-    crossing: Tensor
+    free: Tensor
     c: Tensor
     here: Tensor
     low: Tensor
@@ -187,8 +187,8 @@ class _Layer:
     rho: Tensor
 
     def split(self, w: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
-        """`(g, w)` of the undecided neurons; 0 at the others."""
-        open_ = torch.where(self.crossing, w, 0.0)
+        """`(g, w)` of the neurons that are not dead; 0 at the others."""
+        open_ = torch.where(self.free, w, 0.0)
         return torch.where(open_ > 0, up, down) * open_, open_
 
     def places(self, w: Tensor, g: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,6 +211,8 @@ class _Layer:
         b_ = (w * self.slope - g) * left
         q_ = lam / 2 * left.square()
         second = a_ + b_ - q_
+        first = torch.where(self.high > -self.c, first, -math.inf)
+        second = torch.where(self.low < -self.c, second, -math.inf)
         size = torch.maximum(a.abs() + b.abs() + q, a_.abs() + b_.abs() + q_)
         return torch.maximum(first, second), torch.where(first > second, right, left), size
 
@@ -228,7 +230,7 @@ class _Layer:
                 middle = (low + high) / 2
                 lam = _wide(middle.exp().clamp(min=LEAST), w)
                 at = self.values(w, g, lam)[1]
-                more = _squares(torch.where(self.crossing, at, 0.0)) > self.rho.square()
+                more = _squares(torch.where(self.free, at, 0.0)) > self.rho.square()
                 low = torch.where(more, middle, low)
                 high = torch.where(more, high, middle)
         return (low + high) / 2
@@ -241,24 +243,24 @@ class _Layer:
         g, open_ = self.split(w, up, down)
         best, _, size = self.values(open_, g, _wide(lam, w))
         best = best + g.abs() * self.error + terms * (size + g.abs() * self.error)
-        firm = torch.where(self.crossing, 0.0, w)
+        firm = torch.where(self.free, 0.0, w)
         constant = row_dot(firm, self.line.off) + row_dot(firm.abs(), self.line.far)
         known = torch.isfinite(self.rho)
         ball = lam / 2 * torch.where(known, self.rho, 0.0).square() * (1 + 2.0**-40)
-        total = constant + torch.where(self.crossing, best, 0.0).flatten(1).sum(1) + ball
+        total = constant + torch.where(self.free, best, 0.0).flatten(1).sum(1) + ball
         total = torch.where(known, total, math.inf)
         settled = firm * self.line.mid + firm.abs() * self.line.rad
-        return torch.where(self.crossing, g, settled), total
+        return torch.where(self.free, g, settled), total
 
     def rows(self, keep: Tensor) -> _Layer:
         """For some of the rows."""
         line = Lines(
             *(v[keep] for v in (self.line.mid, self.line.rad, self.line.off, self.line.far))
         )
-        crossing, c, here, low, high, error, rho = (
+        free, c, here, low, high, error, rho = (
             v[keep]
             for v in (
-                self.crossing,
+                self.free,
                 self.c,
                 self.here,
                 self.low,
@@ -267,7 +269,7 @@ class _Layer:
                 self.rho,
             )
         )
-        return _Layer(line, crossing, c, here, low, high, self.slope, error, rho)
+        return _Layer(line, free, c, here, low, high, self.slope, error, rho)
 
 
 def _wide(values: Tensor, like: Tensor) -> Tensor:
@@ -292,10 +294,12 @@ class Spheres:
         self.sweep = sweep
         self.graph = sweep.graph
         self.radius: dict[int, Tensor] = {}
+        self.free: dict[int, Tensor] = {}
         for i, bend in sweep.bends.items():
             j = self.graph.nodes[i].inputs[0]
             low, high = sweep.spans[j]
-            box = _length(torch.where(bend.crossing, torch.maximum(-low, high), 0.0))
+            self.free[i] = bend.crossing | (bend.shape.ends[0] >= 0)
+            box = _length(torch.where(self.free[i], torch.maximum(-low, high), 0.0))
             self.radius[i] = torch.minimum(reach.radius[j], box) * UP
 
     def _layers(self, kind: Arithmetic, last: int, owner: Tensor) -> dict[int, _Layer]:
@@ -315,7 +319,7 @@ class Spheres:
                 error = error + 2.0**-50 * (node.op.slope * c).abs()
             found[i] = _Layer(
                 kind.lines[i].take(owner),
-                of_owner(bend.crossing, owner),
+                of_owner(self.free[i], owner),
                 c,
                 here,
                 low,
