@@ -267,6 +267,7 @@ def test_a_box_far_from_the_origin_uses_the_ball_around_its_middle():
         20.0,
         float(norm(v)),
         torch.zeros(4, dtype=torch.float64),
+        0.0,
         None,
         math.inf,
     )

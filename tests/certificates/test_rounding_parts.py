@@ -24,7 +24,7 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread, ends_of, rounding_of
 from wassail.certificates.bounds.rows import Span
-from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, _up
+from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.margins import _Tree
@@ -636,9 +636,9 @@ def test_shifts_of_gated_activations_to_a_relu() -> None:
             )
             again = _Gated.make(name, ACTIVATIONS[name].gate)  # type: ignore[attr-defined]
             assert again.distance_to_relu >= -function(lowest)
-        assert _up(math.log(2)) >= mpmath.log(2)
+        assert rounded_up(math.log(2)) >= mpmath.log(2)
     for size in (0.0, 1e-30, 1 / 3, 1e5):
-        assert _up(size) - size >= 2.0**-50 * (size + 1)
+        assert rounded_up(size) - size >= 2.0**-50 * (size + 1)
 
 
 @pytest.mark.parametrize("mode", MODES)

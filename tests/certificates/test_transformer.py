@@ -6,11 +6,13 @@ import math
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from support.rounding import long
 from wassail.certificates.bounds.norms import steepest_slope
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
@@ -22,7 +24,13 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.lipschitz import corollary, layout
 from wassail.certificates.lipschitz import walk as walk_module
-from wassail.certificates.lipschitz.attention import attend, castin, global_bound, heads
+from wassail.certificates.lipschitz.attention import (
+    _sizes,
+    attend,
+    castin,
+    global_bound,
+    heads,
+)
 from wassail.certificates.lipschitz.steepest import jacobians
 
 # tokens, width, heads, width of the feed-forward part
@@ -201,6 +209,26 @@ def test_weights_of_torchs_attention_are_read_off_the_graph():
     y = attend(z * g + b, a, w @ v, u)
     moved = attend(z, inner.a, inner.out @ inner.value, inner.bias)
     assert torch.allclose(y - y[:1], moved - moved[:1], atol=1e-10)
+
+
+def test_a_query_bias_that_cancels_in_its_product_with_the_keys():
+    """`K^T b` as it was computed is all rounding: its exact length is below what is used of it."""
+    model = seeded(Encoder(True), 2)
+    k = D // H
+    mha = model.layers[0].self_attn
+    with torch.no_grad():
+        key = mha.in_proj_weight[D : 2 * D].reshape(H, k, D)
+        bias = mha.in_proj_bias[:D].reshape(H, k)
+        bias *= 1e3
+        key[:, -1] = -(key[:, :-1] * bias[:, :-1, None]).sum(1) / bias[:, -1:]
+    (found,) = layout.find(read(model, (N, 3), smooth=True), outer=True).values()
+    products = long(key.detach()) * long(bias.detach())[..., None]
+    exact = products.sum(1) / np.sqrt(np.longdouble(k))
+    assert (np.abs(exact).max(1) > 0).all()
+    for h in range(H):
+        most = tuple(float(found.most[row, h]) for row in (0, 1, 3))
+        *_, shift = _sizes(found.a[h], found.value[h], 0 * found.bias[h], most)
+        assert np.abs(exact[h] - long(found.bias[h])).max() <= shift < 1e-9
 
 
 def test_constants_of_a_pre_ln_encoder_by_hand():

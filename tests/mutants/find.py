@@ -7,6 +7,7 @@ tree, by what stands there and never by line number, so the list follows the cod
 - a constant of the module that is such a number becomes 0 at each place that reads it, and one just
   above 1 becomes 1;
 - a value that is rounded up by one unit in the last place (`_up`, `nextafter`) is left as it is;
+- an interval that is widened (`outward`) is left as it is;
 - a name like `slack`, or a part of it, becomes 0 at each place that reads it, one at a time.
 """
 
@@ -19,7 +20,8 @@ from pathlib import Path
 
 SMALL = 1e-9  # literals below this in a sum or a product are rounding terms
 TERMS = {"slack", "rounding", "residual", "tiny", "error", "ulp"}
-RAISED = {"_up", "up", "nextafter"}
+RAISED = {"_up", "up", "rounded_up", "nextafter"}
+REST = 80
 CALLED = {"rounding_of", "gamma"}
 
 
@@ -34,6 +36,7 @@ class Mutant:
     end: int
     old: str
     text: str
+    rest: str  # of the source from there, as far as an excuse may need it
 
     @property
     def name(self) -> str:
@@ -125,7 +128,10 @@ class Finder(ast.NodeVisitor):
         end = self.offsets[node.end_lineno - 1] + node.end_col_offset
         old = self.bytes[start:end].decode()
         places = (len(self.bytes[:k].decode()) for k in (start, end))
-        self.found.append(Mutant(self.file, ".".join(self.path), node.lineno, *places, old, text))
+        rest = self.bytes[start:].decode()[:REST]
+        self.found.append(
+            Mutant(self.file, ".".join(self.path), node.lineno, *places, old, text, rest)
+        )
 
     def scope(self, node: ast.FunctionDef | ast.ClassDef) -> None:
         self.path.append(node.name)
@@ -193,8 +199,10 @@ class Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         called = name(node.func)
-        if called in RAISED and self.path[-1:] not in (["_up"], ["up"]):
+        if called in RAISED and self.path[-1:] not in (["_up"], ["up"], ["rounded_up"]):
             self.add(node, f"({ast.unparse(node.args[0])})")
+        if called == "outward" and self.path[-1:] != ["outward"]:
+            self.add(node, f"({', '.join(map(ast.unparse, node.args[:2]))},)")
         if called in CALLED:
             self.add(node, "0.0")
         if isinstance(node.func, ast.Attribute):

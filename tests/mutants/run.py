@@ -126,6 +126,10 @@ class Loop:
 
     def pytest_runtestloop(self, session: Any) -> bool:
         """Shares the mutants among the workers and prints what they report."""
+        wrong = self.tested(session, None)
+        if wrong != "alive":
+            print(f"Without any change: {wrong}. Mend that first.")
+            return True
         workers = max(1, min(self.arguments.j, len(self.todo)))
         end, pipe = os.pipe()
         children = []
@@ -156,15 +160,18 @@ class Loop:
             os.waitpid(child, 0)
         return True
 
-    def tested(self, session: Any, mutant: Mutant) -> str:
-        """Runs the guards of one mutant in a child process: "alive", "killed by ..." or "hangs"."""
+    def tested(self, session: Any, mutant: Mutant | None) -> str:
+        """Runs the guards of one mutant in a child process: "alive", "killed by ..." or "hangs".
+
+        None: all guards, of the code as it is.
+        """
         end, pipe = os.pipe()
         child = os.fork()
         if not child:
             os.close(end)
             try:
                 os.setpgid(0, 0)
-                run_tests(session, mutant, pipe, self)
+                run_tests(session, mutant, self.todo, pipe, self)
             except BaseException as error:
                 os.write(pipe, f"error {type(error).__name__}: {error}".encode())
             finally:
@@ -182,11 +189,17 @@ class Loop:
         return "hangs"
 
 
-def run_tests(session: Any, mutant: Mutant, pipe: int, loop: Loop) -> None:
+def run_tests(
+    session: Any, mutant: Mutant | None, todo: list[Mutant], pipe: int, loop: Loop
+) -> None:
     """In a child process: the change, and the tests up to the first that fails."""
-    exchange(mutant)
-    items = guards_of(session, mutant)
-    assert items, "no test guards it"
+    if mutant is None:
+        files = {m.file: m for m in todo}.values()
+        items = list(dict.fromkeys(item for m in files for item in guards_of(session, m)))
+    else:
+        exchange(mutant)
+        items = guards_of(session, mutant)
+        assert items, "no test guards it"
     for number, item in enumerate(items):
         following = items[number + 1] if number + 1 < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)

@@ -65,7 +65,8 @@ def long(values: Tensor | float) -> Array:
     """The same numbers with 64 bits each: sums and products of a few hundred of them are exact
     to 2^-55.
     """
-    return torch.as_tensor(values).detach().double().numpy().astype(np.longdouble)
+    exact = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    return exact.detach().double().numpy().astype(np.longdouble)
 
 
 def fractions(values: Tensor) -> list[Any]:

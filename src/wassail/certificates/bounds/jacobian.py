@@ -62,13 +62,9 @@ def ranges(graph: Graph, balls: Balls) -> dict[int, Span]:
     low, high = balls.box
     if torch.isfinite(low).all() and torch.isfinite(high).all():
         return _swept(graph, balls)
-    slack = 2 * UNIT * balls.x.abs()
     low = balls.x + low
     high = balls.x + high
-    return _intervals(
-        graph,
-        (low - slack - 2 * UNIT * finite_size(low), high + slack + 2 * UNIT * finite_size(high)),
-    )
+    return _intervals(graph, outward(low, high, 2))
 
 
 def _swept(graph: Graph, balls: Balls) -> dict[int, Span]:
@@ -139,32 +135,40 @@ def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
         v = [values[j] for j in node.inputs]
         q = [parts[j] for j in node.inputs]
         value = span_step(graph, node, v)
-        nothing = torch.full_like(value[0], -math.inf), torch.full_like(value[0], math.inf)
         t = rays.start.reshape(-1, *[1] * len(node.shape))
-        match node.op:
-            case Affine(map_, shift):
-                bias = t.new_zeros(()) if shift is None else shift / t * (1 + 2 * UNIT)
-                low, high = affine_span(Affine(map_), q, graph.rounding)
-                error = (graph.rounding + 4 * UNIT) * (
-                    node.op.bias_size / t + finite_size(low) + finite_size(high)
-                )
-                scaled = low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
-            case Relu(slope):
-                scaled = _relu(q[0], slope)
-            case Smooth():
-                away = node.op.function.distance_to_relu / t * (1 + 2 * UNIT)
-                scaled = (
-                    (q[0][0].clamp(min=0) - away) * (1 + 2 * UNIT),
-                    (q[0][1].clamp(min=0) + away) * (1 + 2 * UNIT),
-                )
-            case Curved() | Input():
-                scaled = nothing
-            case _:
-                assert_never(node.op)
+        scaled = _far_part(graph, node, q, t)
+        if scaled is None:
+            scaled = torch.full_like(value[0], -math.inf), torch.full_like(value[0], math.inf)
         value, scaled = rays.meet(value, scaled)
         values.append(value)
         parts.append(scaled)
     return {j: values[j] for j in graph.read_by_others}
+
+
+def _far_part(graph: Graph, node: Node, q: list[Span], t: Tensor) -> Span | None:
+    """The range of `v / t'` of one node over all `t' >= t`, from those of its inputs; None where
+    nothing is known.
+    """
+    match node.op:
+        case Affine(map_, shift):
+            bias = t.new_zeros(()) if shift is None else shift / t
+            low, high = affine_span(Affine(map_), q, graph.rounding)
+            error = (graph.rounding + 4 * UNIT) * (
+                node.op.bias_size / t + finite_size(low) + finite_size(high)
+            )
+            return low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
+        case Relu(slope):
+            return _relu(q[0], slope)
+        case Smooth():
+            away = node.op.function.distance_to_relu / t
+            least = q[0][0].clamp(min=0)
+            low = least - away
+            high = q[0][1].clamp(min=0) + away
+            return low - 4 * UNIT * (away + finite_size(least)), high + 4 * UNIT * high
+        case Curved() | Input():
+            return None
+        case _:
+            assert_never(node.op)
 
 
 def _intervals(graph: Graph, x: Span) -> dict[int, Span]:

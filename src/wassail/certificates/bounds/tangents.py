@@ -174,7 +174,11 @@ class _Product:
 class _Softmax:
     """`M t = p (t - <p, t>)`: p `(N, 1, *shape)`, its largest deviation and its largest value.
 
-    `J^T h - M^T h = dp (h - <p, h>) - (p + dp) <dp, h - <p, h>>`, as the entries of dp add up to 0.
+    `J^T h - M^T h = dp (h - <p, h>) - (p + dp) <dp, h>`, and `<dp, h> = <dp, g - <p, g>> + <p, g>
+    sum(dp) + <dp, h - g>`. The entries of dp add up to 0 but for the rounding of the stored p. That
+    takes one of the four times `terms U <p, |g|>` in `spread`; the rounding of `<p, g>` takes the
+    others, one where it is multiplied by dp, which is at most p + dp, and two in the product with
+    all of dp, whose entries add up to 2 at most.
     """
 
     p: Tensor
@@ -200,14 +204,8 @@ class _Softmax:
         return (self.p * (g + _sum(self.p * g)),)
 
     def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
-        much = _sum(self.p * (g.abs() + error))
-        off = (
-            (g - _sum(self.p * g)).abs()
-            + error
-            + _sum(self.p * error)
-            + self.terms * UNIT * (g.abs() + much)
-        )
-        # The entries of the stored p add up to 1 but for rounding.
+        much = _sum(self.p * g.abs())
+        off = (g - _sum(self.p * g)).abs() + error + _sum(self.p * error)
         return (
             self.width * off + self.most * (_sum(self.width * off) + 4 * self.terms * UNIT * much),
         )
@@ -219,6 +217,8 @@ class _Normalise:
     largest deviations.
 
     `J^T h - M^T h = drho (h - (y + dy) <y + dy, h> / n) - rho (dy <y + dy, h> + y <dy, h>) / n`.
+    The rounding of `<y, g>` is below `much = (n + 8) U <|y|, |g|>`, and n of these units; of the
+    others two are for the product with y and the quotient after it.
     """
 
     rho: Tensor
@@ -237,8 +237,8 @@ class _Normalise:
         ).square()
         most = torch.maximum(low.abs(), high.abs()).square()
         slack = (n + 16) * UNIT
-        top = (least.mean(-1, keepdim=True) * (1 - slack) + curve.eps).rsqrt() * (1 + slack)
-        bottom = (most.mean(-1, keepdim=True) * (1 + slack) + curve.eps).rsqrt() * (1 - slack)
+        top = (least.mean(-1, keepdim=True) + curve.eps).rsqrt() * (1 + slack)
+        bottom = (most.mean(-1, keepdim=True) + curve.eps).rsqrt() * (1 - slack)
         rho = (c.square().mean(-1, keepdim=True) + curve.eps).rsqrt()
         y, (first, last) = c * rho, curve.span(spans[0])
         turn = torch.maximum(top - rho, rho - bottom)
@@ -267,7 +267,7 @@ class _Normalise:
         much = self.terms * UNIT * _sum(y * size)
         most = along.abs() + slip + across + much  # <y + dy, h>
         rest = (dy * most + y * (across + slip + much)) / n
-        whole = (g - self.y * along / n).abs() + error + rest + 4 * UNIT * size
+        whole = (g - self.y * along / n).abs() + error + rest
         return (self.rho_width * whole + self.rho * (dy * most + y * across) / n,)
 
 
@@ -345,8 +345,8 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
     if 0 not in g:  # the logits do not depend on the input
         return (head.new_zeros(count, m, graph.inputs),) * 2
     centre, off = (v.reshape(count, m, -1) for v in (g[0], error[0] + rest[0]))
+    # Each `wide` has 8 units to spare, two of which are for these differences.
     radius = torch.minimum(off, _gathered(graph, maps, rest, 0))
-    radius = radius + 2 * UNIT * (centre.abs() + radius)
     return centre - radius, centre + radius
 
 

@@ -64,6 +64,14 @@ def spectral(matrix: Tensor) -> Tensor:
     return found
 
 
+def _length(values: Tensor, dim: int = -1) -> Tensor:
+    """Euclidean lengths from above: a sum of n squares is off by `n 2^-52` of itself at most, its
+    root by half of that.
+    """
+    found: Tensor = torch.linalg.vector_norm(values, dim=dim)
+    return found * (1 + (values.shape[dim] + 8) * UNIT)
+
+
 def castin(tokens: int, a: Tensor, v: Tensor, radius: float, bias: Tensor | None = None) -> float:
     """The paper's constant for n tokens in the ball of radius R: `sqrt(3) |V| (|A|^2 R^4 (4 n + 1)
     + n)^(1/2)`.
@@ -95,7 +103,7 @@ def global_bound(
     radius: float,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
-    most: tuple[float, float] | None = None,
+    most: tuple[float, float, float] | None = None,
 ) -> float:
     """An upper bound on `|J(X)|` over all n tokens in the ball of radius R around 0; never above
     THEORY 5, nor above `castin`.
@@ -110,7 +118,7 @@ def global_bound(
 
     Tokens in a ball around c instead of 0: the same with `bias = u + A c`, because moving all
     tokens by c changes every row of scores by a constant and the output by `V c`. mask: `(n, n)`,
-    constants added to the scores. most: where `A` and `V` are products of matrices that were
+    constants added to the scores. most: where `A`, `V` and u are products of matrices that were
     rounded, the products of those matrices' Frobenius norms.
     """
     if radius < 0 or not radius < math.inf:
@@ -118,17 +126,19 @@ def global_bound(
             f"the tokens' radius is {radius!r}: attention is Lipschitz only on bounded sets of "
             "tokens."
         )
-    shift = 0.0 if bias is None else float(torch.linalg.vector_norm(bias)) * UP
-    size_a, size_v = _sizes(a, v, most)
+    size_a, size_v, shift = _sizes(a, v, bias, most)
     return _global(tokens, float(size_a), float(size_v), radius, shift, mask)
 
 
-def _sizes(a: Tensor, v: Tensor, most: tuple[float, float] | None) -> tuple[Tensor, Tensor]:
-    """Upper bounds on `|A|` and `|V|`, with the rounding of the products they may be."""
+def _sizes(
+    a: Tensor, v: Tensor, bias: Tensor | None, most: tuple[float, float, float] | None
+) -> tuple[Tensor, Tensor, float]:
+    """Upper bounds on `|A|`, `|V|` and `|u|`, with the rounding of the products they may be."""
+    shift = 0.0 if bias is None else float(_length(bias))
     if most is None:
-        return spectral(a), spectral(v)
+        return spectral(a), spectral(v), shift
     slack = (a.shape[-1] + 8) * 4 * UNIT
-    return spectral(a) + slack * most[0], spectral(v) + slack * most[1]
+    return spectral(a) + slack * most[0], spectral(v) + slack * most[1], shift + slack * most[2]
 
 
 def _global(
@@ -136,7 +146,7 @@ def _global(
 ) -> float:
     if tokens == 1:
         return v
-    b = (a * radius + shift) * radius * UP
+    b = (a * radius + shift) * radius  # to three units, of which `UP` below has 128
     top = _likeliest(tokens, b, mask)
     share = min(max(1 / (1 + b * b), 0.5), top)
     h = math.sqrt(share) + b * math.sqrt(min(1 - share, top) if top > 0.5 else top)
@@ -154,7 +164,7 @@ def _likeliest(tokens: int, b: float, mask: Tensor | None) -> float:
     return (
         1.0
         if most > 1 - 1e-9
-        else min(1.0, UP * (1 + 1e-12) / (1 + (1 - most) / most * math.exp(-2 * b)))
+        else min(1.0, (1 + 1e-12) / (1 + (1 - most) / most * math.exp(-2 * b)))
     )
 
 
@@ -210,7 +220,7 @@ def region_bound(
     mask: Tensor | None = None,
     reach: float = math.inf,
     p: tuple[Tensor, Tensor] | None = None,
-    most: tuple[float, float] | None = None,
+    most: tuple[float, float, float] | None = None,
 ) -> Tensor:
     """An upper bound on `|J(X)|` over the box `low <= X <= high` `(n, d)`, cut by `|x_i| <= reach`
     for all i: a number.
@@ -228,17 +238,18 @@ def region_bound(
         )
     n, d = low.shape
     x = (low + high) / 2
-    r = (high - low) / 2 * UP + UNIT * (low.abs() + high.abs())
+    r = (high - low) / 2 + UNIT * (low.abs() + high.abs())
     r = torch.where(low == high, 0.0, r)
-    size_a, size_v = _sizes(a, v, most)
-    most = most or (float(torch.linalg.matrix_norm(a)), float(torch.linalg.matrix_norm(v)))
+    size_a, size_v, turn = _sizes(a, v, bias, most)
     shift = torch.zeros(d, dtype=torch.float64) if bias is None else bias
-    balls = _global_balls(x, r, a, float(size_a), float(size_v), shift, mask, reach)
+    lost = turn - float(_length(shift))  # of the bias, by rounding
+    most = most or (float(torch.linalg.matrix_norm(a)), float(torch.linalg.matrix_norm(v)), 0.0)
+    balls = _global_balls(x, r, a, float(size_a), float(size_v), shift, lost, mask, reach)
     if n == 1:
         return torch.tensor(balls, dtype=torch.float64)
     at = _State.make(x, a, bias, mask)
     length = float(torch.linalg.vector_norm(x.abs() + r, dim=1).max())
-    score = length * (most[0] * length + float(torch.linalg.vector_norm(shift)))
+    score = length * (most[0] * length + max(float(torch.linalg.vector_norm(shift)), most[2]))
     if mask is not None:
         score += float(
             torch.where(mask > -800, mask.abs(), 0.0).max()
@@ -274,20 +285,21 @@ def _global_balls(
     size_a: float,
     size_v: float,
     shift: Tensor,
+    lost: float,
     mask: Tensor | None,
     reach: float,
 ) -> float:
     """`global_bound` on the smallest of the balls at hand around 0 and around the middle of the
-    tokens.
+    tokens; lost: how far the shift may be from the exact one.
     """
     centre = x.mean(0)
-    far = min(float(torch.linalg.vector_norm(x.abs() + r, dim=1).max()) * UP, reach)
-    near = float(torch.linalg.vector_norm((x - centre).abs() + r, dim=1).max()) * UP
-    bound = _global(len(x), size_a, size_v, far, float(torch.linalg.vector_norm(shift)) * UP, mask)
-    moved = torch.linalg.vector_norm(shift + a @ centre) + 4 * UNIT * len(a) * (
+    far = min(float(_length(x.abs() + r).max()), reach)
+    near = float(_length((x - centre).abs() + r).max())
+    bound = _global(len(x), size_a, size_v, far, float(_length(shift)) + lost, mask)
+    moved = _length(shift + a @ centre) + 4 * UNIT * len(a) * (
         shift.norm() + size_a * centre.norm()
     )
-    return min(bound, _global(len(x), size_a, size_v, near, float(moved), mask))
+    return min(bound, _global(len(x), size_a, size_v, near, float(moved) + lost, mask))
 
 
 def _middle(
@@ -340,9 +352,9 @@ def _moves(
     """
     away = at.deviation.abs()
     length = torch.linalg.vector_norm(at.deviation, dim=-1)
-    y = r @ a.abs().T * UP
+    y = r @ a.abs().T * (1 + (len(a) + 8) * UNIT)
     scores = torch.einsum("ijd,id->ij", away, y) + (at.y.abs() + y) @ r.T
-    least, most = _probabilities(at.log, scores * (1 + slack) + slack, slack)
+    least, most = _probabilities(at.log, scores, slack)
     if known is not None:
         least = torch.maximum(least, known[0])
         most = torch.minimum(most, known[1])
@@ -368,7 +380,8 @@ def _moves(
 
 
 def _probabilities(log: Tensor, e: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """The lower and upper ends of each `P_ij` when scores move by at most e `(n, n)`.
+    """The lower and upper ends of each `P_ij` when scores move by at most e `(n, n)`; slack: the
+    relative error of `P` that comes of the rounding of scores and of e.
 
     The upper end has its own score raised and all others lowered: `1 / (1 + sum_{k != j} exp(down_k
     - up_j))`. The sum is taken over all k, and `exp(-2 e_j)` off again: harmless, because 1 is
@@ -407,13 +420,15 @@ def _second(move: _Moves, size_v: Tensor) -> Tensor:
     return size_v * (width * move.steep).square().sum().sqrt()
 
 
-def heads(joint: Sequence[float], single: Sequence[float], out: Tensor) -> float:
+def heads(joint: Sequence[float], single: Sequence[float], out: Tensor, most: float = 0.0) -> float:
     """An upper bound for several heads through the output projection, `f = sum_h W_h f_h`.
 
     joint: each head's bound with the value matrix `W_h V_h`, which add up; single: with `V_h`
     alone, which combine as `|W_O| (sum_h Lip_h^2)^(1/2)`, `W_O = [W_1 ... W_H]` `(o, H d_head)`.
+    most: where `W_O` is a product of matrices that was rounded, that of their Frobenius norms.
     """
-    return min(math.fsum(joint), float(spectral(out)) * math.hypot(*single)) * UP
+    size = float(spectral(out)) + (out.shape[-1] + 8) * 4 * UNIT * most
+    return min(math.fsum(joint), size * math.hypot(*single)) * UP
 
 
 def attend(

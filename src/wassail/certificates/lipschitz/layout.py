@@ -25,9 +25,10 @@ class Attention:
     constants, see `attention`.
 
     source, scores, target: the nodes of X, of the softmax and of the result. a `(H, d, d)`, bias
-    `(H, d)`, value `(H, k, d)`, out `(H, o, k)`, mask `(H, n, n)`. most `(3, H)`: for `A_h`, `V_h`
-    and `W_h V_h` the products of the Frobenius norms of what they were multiplied from. axes: where
-    the heads, queries and keys are in the shape of the softmax.
+    `(H, d)`, value `(H, k, d)`, out `(H, o, k)`, mask `(H, n, n)`. most `(5, H)`: for `A_h`, `V_h`,
+    `W_h V_h`, the bias and `W_h` the products of the Frobenius norms of what they were multiplied
+    from, larger where sums have more terms than a token has entries. axes: where the heads, queries
+    and keys are in the shape of the softmax.
     """
 
     source: int
@@ -200,12 +201,16 @@ def _recognised(graph: Graph, softmax: int, layout: _Layout, outer: bool) -> Att
         ]
         if any(part is None or part[0].shape[0] != len(mask) for part in parts):
             continue
-        (q, b_q, size_q), (k, _, size_k), (v, _, size_v) = (
+        (q, b_q, size_q, size_b), (k, _, size_k, _), (v, _, size_v, _) = (
             part for part in parts if part is not None
         )
         target, out, size_out = _projection(graph, layout, mask.shape[-1])
         c = scale[:, None, None]
-        most = torch.stack([scale.abs() * size_q * size_k, size_v, size_out * size_v])
+        much = scale.abs() * size_k
+        most = torch.stack([much * size_q, size_v, size_out * size_v, much * size_b, size_out])
+        maps = [[graph.nodes[i].map for i in path[: path.index(source)]] for path in above]
+        longest = max(sum(map_.fan_in for map_ in path if map_ is not None) for path in maps)
+        most = most * max(1.0, (k.shape[1] + out.shape[2] + 2 * longest) / (4 * k.shape[2]))
         bias = (c * (k.mT @ b_q[..., None]))[..., 0]
         return Attention(
             source, softmax, target, c * (k.mT @ q), bias, v, out, mask, most, layout.scores
@@ -231,19 +236,19 @@ def _run(
         node = graph.nodes[i]
         assert node.map is not None
         x = (rounding_map(node.map) if size else node.map).forward(x)
-        x = x + node.bias if bias and node.bias is not None else x
+        x = x + (node.bias_size if size else node.bias) if bias and node.bias is not None else x
     return x
 
 
 def _token_map(
     graph: Graph, path: Sequence[int], source: int, axes: _Axes
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """`(H, k, d)`, `(H, k)` and sizes `(H,)` if the path takes every token x to `W_h x + b_h`; None
-    if it does not.
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """`(H, k, d)`, `(H, k)` and their sizes `(H,)` if the path takes every token x to `W_h x +
+    b_h`; None if it does not.
 
     The matrix is read off tokens that are all the same basis vector; that it is the same for every
     token, and that tokens do not mix, is checked on random ones. sizes: the Frobenius norms of the
-    matrix of magnitudes.
+    magnitudes of the matrix, and of the bias.
     """
     shape = graph.nodes[source].shape
     n = math.prod(shape[:-1])
@@ -253,7 +258,9 @@ def _token_map(
     def through(x: Tensor, **how: bool) -> Tensor:
         return axes.split(_run(graph, path, x.reshape(-1, *shape), **how))
 
-    start = through(torch.zeros(1, n, d, dtype=torch.float64), bias=True)[0]
+    nothing = torch.zeros(1, n, d, dtype=torch.float64)
+    start = through(nothing, bias=True)[0]
+    most = through(nothing, bias=True, size=True)[0, :, 0]
     if start.shape[1] != n or not torch.allclose(
         start, start[:, :1].expand_as(start), rtol=1e-12, atol=1e-300
     ):
@@ -264,7 +271,8 @@ def _token_map(
     x = torch.randn(2, n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     if not _close(through(x), torch.einsum("hkd,mnd->mhnk", weight, x)):
         return None
-    return weight, start[:, 0], torch.linalg.vector_norm(size, dim=(1, 2))
+    sizes_of_both = torch.linalg.vector_norm(size, dim=(1, 2)), most.norm(dim=1)
+    return weight, start[:, 0], *sizes_of_both
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -90,10 +90,7 @@ def everywhere(
     """
     known = ranges(graph, one_region(region)) if known is None else known
     low, high = (side.reshape(1, *graph.nodes[0].shape) for side in region.box)
-    far = torch.full_like(
-        low, math.inf
-    )  # a side of the box is a rounded sum: one number further out it is a bound
-    found: dict[int, Span] = {0: (torch.nextafter(low, -far), torch.nextafter(high, far))}
+    found: dict[int, Span] = {0: (low, high)}  # a region's box is rounded outward
     for i, node in enumerate(graph.nodes[1:], 1):
         low, high = span_step(graph, node, [found[j] for j in node.inputs])
         if i in known:
@@ -386,7 +383,7 @@ class Walk:
             a = attention.a[h]
             bias = attention.bias[h]
             mask = attention.mask[h]
-            most = float(attention.most[0, h]), float(size[h])
+            most = float(attention.most[0, h]), float(size[h]), float(attention.most[3, h])
             if wide:
                 return global_bound(n, a, v, reach, bias, mask, most)
             return float(
@@ -399,7 +396,8 @@ class Walk:
             bound(h, attention.out[h] @ v, attention.most[2]) for h, v in enumerate(attention.value)
         ]
         alone = [bound(h, v, attention.most[1]) for h, v in enumerate(attention.value)]
-        return heads(together, alone, attention.out.transpose(0, 1).flatten(1))
+        most = float(attention.most[4].norm())
+        return heads(together, alone, attention.out.transpose(0, 1).flatten(1), most)
 
 
 @dataclass(frozen=True, eq=False)
