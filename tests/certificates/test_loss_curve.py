@@ -479,3 +479,22 @@ def test_a_budget_is_finite_and_not_negative() -> None:
     for eps in (-1, "inf"):
         with pytest.raises(InputError, match="finite eps >= 0"):
             curve(eps)
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0, INF])
+def test_limits_on_the_loss_of_the_population(order: float) -> None:
+    """The margin loss 2 x of label 0, samples even on [0.2, 0.4]: the worst case is 0.6 + 2 eps."""
+    x = 0.2 + 0.2 * (torch.arange(400, dtype=torch.float64)[:, None] + 0.5) / 400
+    y = torch.zeros(400, dtype=torch.int64)
+    curve = loss_curve(line(2.0), x, y, INF, order, "margin", (0.0, 1.0))
+    low, high = curve.population_at(0.1, 0.95, low=0.0)
+    assert 0.45 < low < 0.6
+    assert 0.8 < high < 0.8 + 0.25  # the loss lies in [0, 2]: no point is farther than its ceiling
+    assert curve.population_at(0.1, 0.5, low=0.0)[1] < high
+    assert curve.population_at(0, low=0.0)[1] < high
+    assert curve.population_at(0.1, low=0.0, high=50.0)[1] > high
+    with pytest.raises(InputError, match="least value"):
+        curve.population_at(0.1)
+    free = loss_curve(line(2.0), x[:4], y[:4], INF, order, "margin", None, grid=[0.1, 0.5])
+    with pytest.raises(InputError, match="no known maximum"):
+        free.population_at(0.1, low=0.0)

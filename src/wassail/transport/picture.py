@@ -32,7 +32,7 @@ POINTS = 241  # of the grid a curve is drawn on, besides its bends
 BENDS = 2000  # more bends than this are closer than a line is wide
 
 
-LABELS = 6  # landmarks of which the name is written; the others are dots
+LABEL_ROOM = 0.05  # of the axis, between two names of landmarks; the others are dots only
 
 
 class Known(Protocol):
@@ -194,24 +194,27 @@ def _label(
 
 
 def _draw_landmarks(axes: Axes, order: float, end: float, landmarks: Sequence[Known]) -> None:
-    """Dots for the known shifts within the axes; names for some that are far from each other."""
+    """Dots for the known shifts within the axes; names where there is room for them."""
     inside = [mark for mark in landmarks if mark.eps.get(order, math.inf) <= end]
     inside.sort(key=lambda mark: mark.eps[order])
-    named = [inside[k * len(inside) // LABELS] for k in range(LABELS)] if inside else []
     label = "known shifts, measured"
+    last = -math.inf
     for mark in inside:
         eps = mark.eps[order]
         height = 100 * mark.accuracy
         axes.plot([eps], [height], "D", color="0.2", ms=3.5, zorder=7, label=label)
         label = "_"  # one line of the legend for all
-        if any(mark is other for other in named):
+        if eps - last >= LABEL_ROOM * end:
+            last = eps
             axes.annotate(
                 mark.name,
                 (eps, height),
-                (3, 5),
+                (0, -6),
                 textcoords="offset points",
                 fontsize=7,
-                rotation=35,
+                rotation=-90,
+                ha="center",
+                va="top",
                 color="0.2",
                 zorder=7,
             )

@@ -20,8 +20,17 @@ from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE, versions
 from wassail.records import Record
 from wassail.rounding import UNIT
-from wassail.threat import Domain, Number, Threat, box_text, number, parse_order
+from wassail.threat import (
+    Domain,
+    Number,
+    Threat,
+    box_text,
+    number,
+    parse_confidence,
+    parse_order,
+)
 from wassail.transport.allocation import spend
+from wassail.transport.confidence import mean_at_least, mean_at_most, pilot_of
 from wassail.transport.distribution import Distribution
 from wassail.transport.envelope import by_sample, envelope
 
@@ -87,6 +96,61 @@ class LossCurve(Record):
         computed again.
         """
         return replace(self, order=parse_order(order))
+
+    def population_at(
+        self,
+        eps: Number,
+        confidence: Number = 0.95,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> tuple[float, float]:
+        """Limits on the worst expected loss of the population at one eps (THEORY 8).
+
+        The upper one is certified: one sample in ten chooses the multiplier of the dual, the others
+        bound the mean. The lower one is that of the loss without any shift. Each holds with this
+        confidence; the samples must be independent and of equal weight.
+
+        Args:
+            eps: budget, chosen before the samples were seen.
+            confidence: of each side, between 0 and 1.
+            low: the least value of the loss; 0 for cross entropy, must be given for others.
+            high: the greatest value of the loss in the domain; by default its certified maximum on
+                the box for the labels that occur, and the statement is for those labels.
+        """
+        budget = _budget(eps)
+        alpha = 1 - parse_confidence(confidence)
+        if not bool((self.mu == self.mu[0]).all()):
+            raise InputError("the samples have different weights mu: evaluate without mu.")
+        if low is None and self.loss != "cross_entropy":
+            raise InputError(f"give low, the least value that the loss {self.loss!r} can have.")
+        least = 0.0 if low is None else float(low)
+        top = float(self.ceiling[:, -1].max()) if high is None else float(high)
+        if not least < top < math.inf or (high is None and self.domain is None):
+            raise InputError("the loss has no known maximum here: give high, a bound on it.")
+
+        def shares(values: Tensor) -> Tensor:
+            return ((values - least) / (top - least)).clamp(0, 1)
+
+        n = len(self.mu)
+        calm = mean_at_least(shares(self.clean).sum()[None].numpy(), n, alpha)
+        lower = least + (top - least) * float(calm[0])
+        pilot = torch.from_numpy(pilot_of(n))
+        edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
+        cost = 0.0
+        if budget == 0 or self.order == math.inf:
+            pilot = torch.zeros(n, dtype=torch.bool)
+            seen = self.start if budget == 0 else self._tops(budget, edge)
+        else:
+            tries = [2.0 ** (k / 2) for k in range(-60, 61)]
+            peaks = [self._peaks(budget, lam, edge)[0] for lam in tries]
+            found = [lam + float(v[pilot].clamp(max=top).mean()) for lam, v in zip(tries, peaks)]
+            best = min(range(len(tries)), key=found.__getitem__)
+            cost = tries[best]
+            seen = peaks[best]
+        rest = shares(seen[~pilot])
+        mean = mean_at_most(rest.sum()[None].numpy(), len(rest), alpha)
+        upper = cost + least + (top - least) * float(mean[0])
+        return lower, min(upper + 1e-12 * abs(upper), top)
 
     @property
     def empirical(self) -> float:
@@ -199,12 +263,7 @@ class LossCurve(Record):
             return total_of(self.mu, self.start)
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
         if self.order == math.inf:
-            t = int(torch.searchsorted(self.grid, eps))
-            top = self.ceiling[:, t]
-            for left, rise in self._lines(edge):
-                line = left[:, t] + rise[:, t] * (eps - float(edge[t]))
-                top = torch.minimum(top, line + 8 * UNIT * (left[:, t].abs() + line.abs()))
-            return total_of(self.mu, top)
+            return total_of(self.mu, self._tops(eps, edge))
         low = -120.0
         high = 120.0
         best = total_of(self.mu, self.ceiling.amax(1))  # lam = 0
@@ -218,6 +277,15 @@ class LossCurve(Record):
             low, high = (middle, high) if spent > 1 else (low, middle)
             best = min(best, value)
         return min(best, *(self._dual(eps, 2.0**end, edge)[0] for end in (low, high)))
+
+    def _tops(self, eps: float, edge: Tensor) -> Tensor:
+        """The highest loss within eps of each sample, rounded up, `(N,)`."""
+        t = int(torch.searchsorted(self.grid, eps))
+        top = self.ceiling[:, t]
+        for left, rise in self._lines(edge):
+            line = left[:, t] + rise[:, t] * (eps - float(edge[t]))
+            top = torch.minimum(top, line + 8 * UNIT * (left[:, t].abs() + line.abs()))
+        return top
 
     def _lines(self, edge: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Two lines above the growth on each interval, left end and slope, `(N, T + 1)` each:
@@ -237,6 +305,13 @@ class LossCurve(Record):
     def _dual(self, eps: float, lam: float, edge: Tensor) -> tuple[float, float]:
         """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its
         maximisers spend.
+        """
+        values, prices = self._peaks(eps, lam, edge)
+        spent = float((self.mu * prices).sum())
+        return lam * (1 + 4 * UNIT) + total_of(self.mu, values), spent
+
+    def _peaks(self, eps: float, lam: float, edge: Tensor) -> tuple[Tensor, Tensor]:
+        """`max_d [G_i(d) - lam (d/eps)^p]` of each sample, rounded up, and its price, `(N,)` each.
 
         On each interval of the grid the maximum of a line, cut by the ceiling, minus a power; the
         smaller one of two lines.
@@ -265,8 +340,7 @@ class LossCurve(Record):
         for other, cost in peaks[1:]:
             value, price = torch.minimum(value, other), torch.where(other < value, cost, price)
         best = value.max(1)
-        spent = float((self.mu * price.gather(1, best.indices[:, None])[:, 0]).sum())
-        return lam * (1 + 4 * UNIT) + total_of(self.mu, best.values), spent
+        return best.values, price.gather(1, best.indices[:, None])[:, 0]
 
     def __repr__(self) -> str:
         box = box_text(self.domain)
