@@ -152,11 +152,14 @@ def ceil_percent(share: float, digits: int = 2) -> str:
 
 @dataclass(frozen=True)
 class Threat:
-    """Everything that defines an adversary.
+    """Everything that defines an adversary: which distributions it may choose from.
 
-    norm: ground norm r (1, 2 or inf); order: Wasserstein order p (1, 2, any p >= 1, or inf for the
-    point-wise threat); eps: the budget, `"8/255"` is accepted; domain: the box the points live in,
-    or None for all of R^n.
+    Args:
+        norm: ground norm r, 1, 2 or inf; default inf.
+        order: Wasserstein order p, 1, 2, any p >= 1, or inf (the default) for the point-wise
+            threat.
+        eps: the budget in units of x, positive; "8/255" is accepted; required.
+        domain: box `(low, high)` the points live in, or None for all of R^n; default (0, 1).
 
     >>> Threat(norm="inf", order=1, eps="8/255")
     Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])
@@ -181,7 +184,11 @@ class Threat:
             object.__setattr__(self, name, parse(getattr(self, name)))
 
     def radius(self, kappa: float = 1.0) -> float:
-        """How far a fraction 1/kappa of every sample may move: kappa^(1/p) eps (THEORY 2b)."""
+        """How far a fraction 1/kappa of every sample may move: kappa^(1/p) eps (THEORY 2b).
+
+        Args:
+            kappa: number >= 1; default 1, all of the sample.
+        """
         return float(kappa ** (1 / self.order) * self.eps)
 
     def __repr__(self) -> str:

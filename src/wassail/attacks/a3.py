@@ -106,26 +106,35 @@ def a3(
     """A3 in every sample's ball of radius eps, with all of its mass; with step="wda" the A3-WDA of
     the WDA paper.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
-    domain. step: "pgd" climbs the margin, whose rival may change at every look, with steps `size
-    M_r(g)`, as published. "wda" puts the walk of WDA in its place: ADI is the probe, the rival `j`
-    with the largest gap `theta_j - theta_y` at its end is fixed, and every step, in ADI too, is the
-    steepest one inside the box (`geometry.steepest`), so that coordinates at a wall pass their
-    share on. The authors have linf and l2; for l1, where a step along `M_1` would leave the box,
-    both take that step. restarts: how many of the 13 to run. mu: sample weights `(N,)`, 1/N each by
-    default.
+    Liu et al. (2022). With "pgd" the walk climbs the margin, whose rival may change at every look,
+    with steps `size M_r(g)`, as published. With "wda" ADI is the probe, the rival with the largest
+    gap at its end is fixed, and every step is the steepest one inside the box. For l1, which the
+    authors do not have, both take that step.
 
     A restart with `a` steps of ADI and `s` of the ascent costs `a + s + 1` F and `a + s` B a
     repeat; a flip ends it. A sample that is attacked in all of them pays 4637 B, but OSD leaves 340
     F and 340 B for the mean standing sample (about 1000 with the biased plans), and the mean is
     never above 1000 B. The clean look is 1 F.
 
-    The work is cut into rounds (one or several repeats of a restart). Between them all samples are
-    looked at together: their ranking for OSD, the share that ADI flipped, the weights that
-    succeeded. Inside a round samples are independent: `_strike` is a pure function of the model, a
-    batch with its per-sample state, the round's numbers and the seed, so a round can be spread over
-    machines. Random draws are keyed by (seed, sample, repeat), so batch size and order do not
-    matter.
+    The work is cut into rounds. Between them all samples are looked at together; inside a round
+    samples are independent, and random draws are keyed by (seed, sample, repeat), so batch size and
+    order do not matter.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        step: name of the walk, not a length: "pgd" (the default) or "wda", the A3-WDA of the WDA
+            paper.
+        restarts: int, how many of the 13 restarts to run; default 13.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     if step not in STEPS:
         raise unknown("step", step, STEPS)

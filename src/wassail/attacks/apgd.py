@@ -51,17 +51,35 @@ def apgd(
     """APGD in every sample's ball of radius eps: AutoAttack's APGD-CE, APGD-DLR and, with
     loss="targeted", APGD-T.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
-    domain. loss: "ce", "dlr", "margin", or "targeted": a run for each of the `targets` classes with
-    the largest logits at the sample, each raising the targeted DLR of its class. That is APGD-T,
-    and despite its name it is not a targeted attack: any error counts. A targeted attack is
-    `target=`, classes `(N,)` to be reached, with one of the other losses. steps: N; restarts: from
-    other random points, for samples still right; eot: draws averaged for a randomised model. large:
-    l1 only, begin in balls of 3 and 2 times the radius (30, 30, 40 % of the steps) as AutoAttack
-    does; on by default.
+    Croce and Hein (2020, 2021). APGD-T, despite its name, is not a targeted attack: any error
+    counts.
 
     Per run and sample `steps + 1` F and `steps` B at most (times `eot`, and then one more B); a
     flip ends it.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "ce" (the default), "dlr", "margin", or "targeted": a run for each of the `targets`
+            classes with the largest logits at the sample, each raising the targeted DLR of its
+            class.
+        steps: int, gradient steps of each run; default 100.
+        restarts: int, runs from other random points, for samples still right; default 1.
+        targets: int, rival classes of loss="targeted"; default 9.
+        eot: int, draws averaged for a randomised model; default 1.
+        large: bool, l1 only: begin in balls of 3 and 2 times the radius (30, 30, 40 % of the steps)
+            as AutoAttack does; default None, on for l1.
+        target: classes to be reached, integer tensor `(N,)`; default None, any wrong class; not
+            with loss="targeted".
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     options = {
         "loss": loss,

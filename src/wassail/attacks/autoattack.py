@@ -118,11 +118,8 @@ def autoattack(
 ) -> Distribution:
     """AutoAttack in every sample's ball of radius eps.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
-    domain. version: "standard", "plus" or "rand" (for randomised models), see `stages`; attacks:
-    other attacks instead, by name or as `stage(name, ...)`, in this order. state: a file kept after
-    every stage; if it is there, its stages are not run again. log: called with a line after each
-    stage. The result's `info["stages"]` has the accuracy after each stage, and its passes.
+    Croce and Hein (2020). `info["stages"]` of the result has the accuracy after each stage, and its
+    passes.
 
     Warns where the figure may not be trusted: randomised logits (use "rand"), zero gradients, and
     Square felling more than 0.2 % of the samples after the gradient attacks. Probabilities instead
@@ -130,6 +127,24 @@ def autoattack(
 
     Per sample that never falls, standard, linf and l2: 1 + 101 + 909 + about 1,300 + 5,001 F and
     1,000 + about 900 B.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        version: "standard" (the default), "plus", or "rand" for randomised models.
+        attacks: other attacks instead, by name, in this order; default None, those of the version.
+        state: path of a file that is kept after every stage; if it is there, its stages are not run
+            again; default None, no file.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+        log: callable that is given a line after each stage; default None.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     x, y = check_data(x, y, threat.domain)
     chosen = (
@@ -354,6 +369,18 @@ class AutoAttack:
     is 0 unless given (the authors take the clock), so that a figure can be repeated; `device` is
     where the model already is; probabilities instead of logits are an error; a restored state
     brings its adversarial points back. `result` holds the `Distribution` of the last evaluation.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        norm: "Linf" (the default), "L2" or "L1".
+        eps: radius of the balls in units of x; default 0.3.
+        seed: int of the random draws; default None, 0.
+        verbose: bool, print a line after each stage; default True.
+        attacks_to_run: names of attacks for version="custom"; default none.
+        version: "standard" (the default), "plus", "rand" or "custom".
+        is_tf_model: bool, must be False: PyTorch models only.
+        device: accepted and not needed.
+        log_path: path of a file that the lines are written to as well; default None.
     """
 
     def __init__(
@@ -403,7 +430,11 @@ class AutoAttack:
             self.set_version(version)
 
     def set_version(self, version: str = "standard") -> None:
-        """Take the published settings of "standard", "plus" or "rand"."""
+        """Take the published settings of "standard", "plus" or "rand".
+
+        Args:
+            version: "standard" (the default), "plus" or "rand".
+        """
         line = stages(version, self.threat.norm)
         self.version = version
         self.attacks_to_run = [part.name for part in line]
@@ -422,8 +453,16 @@ class AutoAttack:
         return_labels: bool = False,
         state_path: str | PathLike[str] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The attacks in turn: points `(N, *shape)`, the sample itself where none was found,
-        and their classes if asked.
+        """The attacks in turn: points `(N, *shape)`, the sample itself where none was found, and
+        their classes if asked.
+
+        Args:
+            x_orig: samples, float tensor `(N, *shape)`, inside the domain.
+            y_orig: true labels, integer tensor `(N,)`.
+            bs: int, most samples in one call of the model; default 250.
+            return_labels: bool, return the predicted classes too; default False.
+            state_path: path of a file that is kept after every stage, and gone on with; default
+                None.
         """
         log = self._log
         log(f"using {self.version} version including {', '.join(self.attacks_to_run)}.")
@@ -440,7 +479,14 @@ class AutoAttack:
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Tensor | tuple[Tensor, Tensor]]:
-        """Every attack alone on all samples: its name -> what `run_standard_evaluation` returns."""
+        """Every attack alone on all samples: its name -> what `run_standard_evaluation` returns.
+
+        Args:
+            x_orig: samples, float tensor `(N, *shape)`, inside the domain.
+            y_orig: true labels, integer tensor `(N,)`.
+            bs: int, most samples in one call of the model; default 250.
+            return_labels: bool, return the predicted classes too; default False.
+        """
         wanted = list(self.attacks_to_run)
         found = {}
         try:
@@ -452,7 +498,13 @@ class AutoAttack:
         return found
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
-        """Accuracy at the points given, in one forward pass."""
+        """Accuracy at the points given, in one forward pass.
+
+        Args:
+            x_orig: samples, float tensor `(N, *shape)`, inside the domain.
+            y_orig: true labels, integer tensor `(N,)`.
+            bs: int, most samples in one call of the model; default 250.
+        """
         x, y = check_data(x_orig, y_orig, None)
         found = search(lambda net, x, y, tick: (x, net.logits(x, net.rows)), self.model, x, y, bs)
         return float((found.clean == y).cpu().double().mean())

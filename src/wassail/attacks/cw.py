@@ -42,10 +42,32 @@ def cw(
     """The nearest flips that Carlini and Wagner's l2 attack finds, and the budget of the threat
     allocated to them.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm 2, any
-    order, eps, domain. It looks for the nearest flip whatever eps is, so its flips serve every
-    order and eps. target: classes `(N,)` to be reached. The other options, and the passes, are
-    those of `cw_engine`. Nothing is random: the seed is only noted.
+    Carlini and Wagner (2017), l2 only: Adam on `||x' - x||_2^2 + c max(z_y - max_{j != y} z_j, 0)`,
+    with a binary search for the weight c of each sample. It looks for the nearest flip whatever eps
+    is, so its flips serve every order and eps.
+
+    Passes: the clean one and 1 backward, then for each step 1 forward, and 1 backward where it is
+    no flip; 10 to shorten.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        searches: int, searches for c; default 9, as in the paper.
+        steps: int, Adam steps in each; default 1000 (the paper: 10,000).
+        rate: float, Adam's learning rate; default 0.01.
+        c: float, the first weight of the penalty (the paper: 0.001); default None, twice the least
+            that flips a linear model.
+        target: classes to be reached, integer tensor `(N,)`; default None, any wrong class.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
+        eps.
     """
     options = {"searches": searches, "steps": steps, "rate": rate, "c": c}
     return minimal(

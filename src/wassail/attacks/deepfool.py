@@ -171,10 +171,29 @@ def deepfool(
 ) -> Distribution:
     """The near flips that DeepFool finds, and the budget of the threat allocated to them.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and
-    order, eps, domain. It looks for a near flip whatever eps is, so its flips serve every order and
-    eps. The options, and the passes, are those of `deepfool_engine`. Nothing is random: the seed is
-    only noted.
+    Moosavi-Dezfooli et al. (2016). It steps to the nearest linearised boundary until the first
+    flip, whatever eps is, so its flips serve every order and eps. It never looks back at the
+    sample, so it is cheap and loose.
+
+    Passes: the clean one, then for each step topk backward and 1 forward; 10 forward to shorten.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        steps: int, most steps; default 50.
+        overshoot: float, how far beyond the boundary a step goes, as a share of it; default 0.02.
+        topk: int, rivals with the largest clean logits that are looked at; default None, all of up
+            to 10 classes, else 10.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
+        eps.
     """
     return minimal(
         deepfool_engine,

@@ -245,10 +245,35 @@ def fab(
     """The nearest flips that FAB finds, or FAB-T with `targets=9`, and the budget of the threat
     allocated to them.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: any norm and
-    order, eps, domain. It looks for the nearest flip whatever eps is, so its flips serve every
-    order and eps. The options, and the passes, are those of `fab_engine`; the seed keys the random
-    restarts.
+    Croce and Hein (2020). It looks for the nearest flip whatever eps is, so its flips serve every
+    order and eps. Each step projects the iterate and the sample onto the nearest linearised
+    boundary inside the box, mixes the two and steps back after each flip.
+
+    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward
+    (FAB-T: 1).
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        steps: int, steps of each run; default 100.
+        alpha_max: float, largest share of the step from the sample in the mix; default 0.1.
+        eta: float, overshoot of a projection as a factor; default 1.05.
+        beta: float, share of the way to a flip from which the run goes on; default 0.9.
+        topk: int, rivals with the largest clean logits; default None, all of up to 10 classes, else
+            10.
+        targets: int, FAB-T: a run of its own for each of this many rivals, at most 9; default None,
+            one run for all.
+        restarts: int; the first begins at the sample, the others at a random point; default 1.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
+        eps.
     """
     options = {
         "steps": steps,

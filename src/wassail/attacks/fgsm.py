@@ -36,11 +36,24 @@ def fgsm(
     which for linf without a box is `x + eps sign(g)`. For a linear classifier of two classes it is
     exact, in every norm.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
-    domain. loss: "ce", "dlr" or "margin". target: classes `(N,)` to be reached; their loss is
-    lowered instead. Nothing is random: the seed is only noted.
+    Goodfellow et al. (2015). Per sample 1 F and 1 B; the final check tells whether the point is a
+    flip.
 
-    Per sample 1 F and 1 B; whether the point is a flip, the final check tells.
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "ce" (the default), "dlr" or "margin".
+        target: classes to be reached, integer tensor `(N,)`; default None, any wrong class; with
+            targets their loss is lowered instead.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     return pointwise(
         fgsm_attack,

@@ -49,18 +49,32 @@ def nearest(
 ) -> Flips:
     """The nearest flip that an engine finds for each sample, re-verified.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)` in the domain, y `(N,)`. method:
-    "auto" is "chase", ours, for every norm; "fab", "deepfool", "fmn", "ddn" and "cw" (both l2),
-    "apgd", "pdpgd" are from their papers; "wda++" is the paper's Algorithm 2, which needs `step` or
-    `eps`. Engine options pass through as keywords (for "auto": `topk`, the rivals tried at the
-    sample, 10 by default; K - 1 makes linear classifiers of any K exact). passes: most forward plus
-    backward passes a sample, kept exactly; with "auto", more passes never give a larger distance.
-    eps, order: the distribution the flips are for. With both, the allocation steers the search:
-    after 100 passes and again after 300, only samples whose distance can still change the
-    knapsack's answer are refined. start: flips of the same samples, by whatever method (see
-    `Flips.from_points`), that the search goes on from; no answer is farther, and their passes are
-    added. seed: keys the random starts, together with each sample's
-    content.
+    With both eps and order the allocation steers the search: after 100 passes and again after 300,
+    only samples whose distance can still change the knapsack's answer are refined.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        norm: ground norm r, 1, 2 or inf; default "inf".
+        domain: box `(low, high)` that x lives in, or None for all of R^n; default (0, 1).
+        method: "auto" (the default) is "chase", ours; "fab", "deepfool", "fmn", "ddn", "apgd",
+            "pdpgd" and "cw" are from their papers ("ddn" and "cw": l2 only); "wda++" is the paper's
+            Algorithm 2, which needs `step` or `eps`.
+        passes: int, most forward plus backward passes of a sample, kept exactly; with "auto" more
+            passes never give a larger distance; default None, the engine's own schedule.
+        eps: budget of the distribution the flips are for; default None, no steering.
+        order: Wasserstein order of that distribution; default None, no steering.
+        start: `Flips` of the same samples, by whatever method (see `Flips.from_points`), that the
+            search goes on from; no answer is farther, and their passes are added; default None.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+        **options: keyword arguments of the engine; for "auto": `topk`, the rivals tried at the
+            sample, 10 by default (K - 1 makes linear classifiers of any K exact).
+
+    Returns:
+        `Flips`: distances, points and passes of each sample.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)

@@ -48,14 +48,29 @@ def pgd(
     next ones, where the box stops it). The projection onto ball and box together is exact. A sample
     that flips stops at once; one that does not keeps the best of its iterates by loss.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
-    domain. loss: "ce", "dlr" or "margin". steps: 40, as in the paper; step: `2.5 eps / steps` by
-    default, the paper's rule, with which every point of the ball can be reached from every other.
-    restarts: from other random points, for samples still right. random_start: False starts at the
-    sample itself. target: classes `(N,)` to be reached; their loss is lowered instead.
+    Madry et al. (2018). Per restart and sample `steps + 1` F and `steps` B at most, after 1 F at
+    the sample, which is the first of them where the start is not random.
 
-    Per restart and sample `steps + 1` F and `steps` B at most, after 1 F at the sample, which is
-    the first of them where the start is not random.
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "ce" (the default), "dlr" or "margin".
+        steps: int, gradient steps of each run; default 40, as in the paper.
+        step: float, length of a step in units of x; default None, the paper's `2.5 eps / steps`,
+            with which every point of the ball can be reached from every other.
+        restarts: int, runs from other random points, for samples still right; default 1.
+        random_start: bool; False starts at the sample itself; default True.
+        target: classes to be reached, integer tensor `(N,)`; default None, any wrong class; with
+            targets their loss is lowered instead.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     options = {
         "loss": loss,

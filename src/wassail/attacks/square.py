@@ -63,13 +63,26 @@ def square(
     """The Square attack in every sample's ball of radius eps: it needs logits only, so no gradient
     can mislead it.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, eps,
-    domain. queries: squares tried after the start; share: p, the part of the image that the first
-    squares cover, halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and 8000 queries; restarts:
-    with other random numbers, for samples still right; target: classes `(N,)` to be reached. The
-    loss is the margin.
+    Andriushchenko et al. (2020); the loss is the margin. 1 F at the sample, then per restart
+    `queries + 1` F at most, no B; a flip ends it.
 
-    1 F at the sample, then per restart `queries + 1` F at most, no B; a flip ends it.
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        queries: int, squares tried after the start; default 5000.
+        share: float, p, the part of the image that the first squares cover, halved after 10, 50,
+            200, 500, 1000, 2000, 4000, 6000 and 8000 queries; default 0.8.
+        restarts: int, runs with other random numbers, for samples still right; default 1.
+        target: classes to be reached, integer tensor `(N,)`; default None, any wrong class.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     options = {"queries": queries, "share": share, "restarts": restarts, "seed": seed}
     return pointwise(

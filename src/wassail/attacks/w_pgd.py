@@ -41,8 +41,8 @@ def w_pgd(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """Raise the mean loss by projected steps of the whole data set in `Omega_p(eps)`, from the
-    samples, order p > 1:
+    """W-PGD of Bai et al. (2023): raise the mean loss by projected steps of the whole data set in
+    `Omega_p(eps)`, from the samples, order p > 1.
 
         h_i = M_r(g_i) (||g_i||_s / U)^(q-1),   U = (sum_j mu_j ||g_j||_s^q)^(1/q),   x <-
         clip(Proj(x + step h)),
@@ -53,12 +53,6 @@ def w_pgd(
     distance, scaled for l2 and clipped for linf. At order inf `h_i = M_r(g_i)`, every sample stays
     in its own ball, and this is PGD (the authors' l2 code always goes to the sphere there). The
     paper has orders 2 and inf; the formula serves every order above 1.
-
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm r (2 or
-    inf), order p, eps, domain. loss: "redlr" (DLR, without a gradient once fooled), "dlr", "ce" or
-    "margin"; with the last three a fooled sample, even one that was wrong from the start, goes on
-    and spends. step: `1.875 eps / steps` by default. mu: sample weights `(N,)`, 1/N each by
-    default; a sample of weight 0 is left alone. seed: recorded only, nothing here is random.
 
     The result is the iterate with the lowest accuracy, all weights 1; at order inf, where samples
     share nothing, a sample that is fooled stops for good and the others return their last point.
@@ -71,6 +65,25 @@ def w_pgd(
     that rests is not evaluated again. Memory: three copies of x (points, directions, best iterate).
     The directions are kept because no sample can move before the gradients of all are known, and to
     compute them again would cost F and B twice.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "redlr" (the default: DLR, without a gradient once fooled), "dlr", "ce" or "margin";
+            with the last three a fooled sample, even one that was wrong from the start, goes on and
+            spends.
+        steps: int, steps of the whole data set; default 50.
+        step: length of a step in units of eps' norm; default None, `1.875 eps / steps`.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each; a sample of weight 0 is left
+            alone.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     if steps < 1:
         raise InputError(f"steps is {steps}: give at least 1.")
@@ -94,8 +107,23 @@ def w_fgsm(
     batch_size: int | None = None,
     progress: Progress = False,
 ) -> Distribution:
-    """One step of W-PGD of the full size eps: see `w_pgd`. 2 F and 1 B a sample at most, at
-    order inf 1 F and 1 B.
+    """One step of W-PGD of the full size eps (Bai et al. 2023): see `w_pgd`.
+
+    2 F and 1 B a sample at most, at order inf 1 F and 1 B.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "redlr" (the default), "dlr", "ce" or "margin", as in `w_pgd`.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1: all of each sample's mass moves.
     """
     return _attack(
         "w-fgsm", model, x, y, threat, loss, 1, threat.eps, mu, seed, batch_size, progress

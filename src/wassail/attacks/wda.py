@@ -41,16 +41,34 @@ def wda(
     The result lies in `Omega_p(eps)` (Corollary wda-feasible; THEORY 2b) and its accuracy is
     `(1 - 1/kappa) clean + (1/kappa) adversarial`. kappa = 1 is a point-wise attack.
 
-    model: batch `(n, *shape)` -> logits `(n, K)`; x `(N, *shape)`, y `(N,)`; threat: norm, order p,
-    eps, domain. kappa: 2, or 1 at order inf, where splitting mass gains nothing. step: alpha, see
-    `default_step`, never scaled by kappa. steps: `maxiter`, exactly that many. probe: steps during
-    which all rivals are tried before the winning one is fixed. topk: rivals tried, all of them up
-    to 100 classes, else 20. select: "margin" as printed, "logit" as the authors' code. seed:
-    recorded only, nothing here is random. mu: sample weights `(N,)`, 1/N each by default.
+    The paper's Algorithm 1. Where the paper returns the last iterate, the flip, or else the best
+    iterate, is kept.
 
     Per sample that never flips: `1 + 10 (K - 1) + 9 + 1 + 10` forward and `10 (K - 1) + 10`
-    backward passes; a sample that flips stops there. Where the paper returns the last iterate, the
-    flip, or else the best iterate, is kept.
+    backward passes; a sample that flips stops there.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        kappa: number >= 1, 1/kappa of every sample moves; default None, 2, or 1 at order inf, where
+            splitting mass gains nothing.
+        step: alpha, a length in units of x, never scaled by kappa; default None, the paper's for
+            its eps, else 0.64 eps for linf, 0.4 eps for l2 and a measured share for l1.
+        steps: int, `maxiter`, exactly that many; default 20.
+        probe: int, steps during which all rivals are tried before the winning one is fixed; default
+            10.
+        topk: int, rivals tried; default None, all of up to 100 classes, else 20.
+        select: candidates by "margin" as printed (the default), or by "logit" as in the authors'
+            code.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` with every weight 1/kappa.
     """
     kappa = (
         number(kappa, "kappa") if kappa is not None else (1.0 if threat.order == math.inf else 2.0)

@@ -34,9 +34,34 @@ def wda_pp(
     """Walk every sample to its first flip, measure the distances, spend the budget on the nearest
     flips.
 
-    The result lies in `Omega_p(eps)`; its accuracy is the exact knapsack on the distances found
-    (`allocate`). One search serves every order: take `flips_wda_pp` and allocate it as often as you
-    like. Arguments as for `flips_wda_pp`.
+    The paper's Algorithm 2: a walk without a ball to the first flip, a bisection of the last step,
+    then the exact knapsack on the distances found. The result lies in `Omega_p(eps)`. One search
+    serves every order: `allocate(result.flips, eps, order)`.
+
+    Per step and sample: 1 forward and topk backward passes at the iterate, topk forward at the
+    candidates; `search` forward at the end.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        step: alpha, a length in units of x; default None, the paper's for its eps, else 0.64 eps
+            for linf, 0.4 eps for l2 and a measured share for l1.
+        steps: int, `maxiter`, exactly that many; default 20.
+        topk: int, rivals with the largest clean logits; default None, 5 up to 10 classes, 10 up to
+            100, else 20, as in the paper.
+        search: int, `srchiter`, bisections of the last step; default 10.
+        select: candidates by "margin" as printed (the default), or by raw "logit" as in the
+            authors' code.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        seed: int, recorded only, since nothing here is random; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
+        eps.
     """
     flips = flips_wda_pp(
         model,

@@ -34,8 +34,12 @@ class Bound(Record):
     """`lower <= value <= upper`: the lower side comes with a witness, the upper side is rounded
     outward.
 
-    method: what gave the upper side; witness: the point `(n,)` where the lower side is attained, if
-    there is one; info: norms, domain, outputs, nodes, seconds, seed and versions.
+    Args:
+        lower: float, a value that is attained, or a lower bound.
+        upper: float, never below the true value.
+        method: what gave the upper side.
+        witness: the point `(n,)` where the lower side is attained; default None.
+        info: norms, domain, outputs, nodes, seconds, seed and versions.
     """
 
     lower: float
@@ -71,7 +75,11 @@ class Bound(Record):
         return (self.upper - self.lower) / abs(self.upper) if self.upper != self.lower else 0.0
 
     def meet(self, other: Bound) -> Bound:
-        """The intersection of two bounds on the same number."""
+        """The intersection of two bounds on the same number.
+
+        Args:
+            other: `Bound` on the same number.
+        """
         low = max(self, other, key=lambda b: b.lower)
         high = min(self, other, key=lambda b: b.upper)
         return Bound(low.lower, high.upper, high.method, low.witness, {**low.info, **high.info})

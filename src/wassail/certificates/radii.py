@@ -85,26 +85,49 @@ def radii(
     """For each sample the largest radius proved: no point of the domain that near to it is
     classified other than y.
 
-    method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on balls,
-    searched over the radius), "alpha-crown" (with `steps` of an ascent on the slopes), "branch"
-    (branch and bound on undecided neurons with such bounds, networks of any size), "ball" (crown,
-    then bounds that know how far all neurons of a layer move at once, for l1 and l2), "exact" (the
-    distance itself, for small ReLU networks; larger ones are branched), or "auto": exact for small
-    ReLU networks, else ball for l1 and l2 and crown for linf. time_limit: seconds for all samples,
-    shared evenly; what is proved by then is kept, and `info["cut"]` says whether the clock stopped
-    something. Without one "branch" has a budget of domains for each sample and "lipschitz" one of
-    work for each pair of classes: nothing depends on the clock. upper: distances of known flips
-    (`Flips.distances`); no radius is sought beyond them. start: radii of the same samples, from
-    which the search goes on. eps and order steer: samples whose radius cannot change the certified
-    accuracy over `Omega_order(eps)` any more are left as they are (mu: sample weights). arithmetic:
-    "executed", radii for the network as it runs in its own floating-point type, all margins proved
-    above a bound on its rounding errors (`executed.py`); "exact", for the exact function, of which
-    the network that runs is a rounded copy; or "auto": executed where the network is covered
-    (piecewise linear, float32 or float64), else exact. workers: who shares the search for ONE
-    sample under "exact" and "branch", a number of processes or a pool of
-    `certificates.search.workers`: for a few hard samples; many are faster side by side (`evaluate`
-    with a runner). tolerance: relative precision of the search. A radius is only ever rounded down;
-    misclassified samples and ties have 0.
+    A radius is only ever rounded down; misclassified samples and ties have 0. eps and order steer:
+    samples whose radius cannot change the certified accuracy over `Omega_order(eps)` any more are
+    left as they are.
+
+    Linear bounds are those of CROWN (Zhang et al. 2018), optimised slopes those of alpha-CROWN (Xu
+    et al. 2021), branching that of beta-CROWN (Wang et al. 2021).
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        norm: ground norm r, 1, 2 or inf; default "inf".
+        domain: box `(low, high)`, or None for all of R^n; default (0, 1).
+        method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on
+            balls, searched over the radius), "alpha-crown" (with `steps` of an ascent on the
+            slopes), "branch" (branch and bound on undecided neurons, networks of any size), "ball"
+            (crown, then bounds that know how far all neurons of a layer move at once, for l1 and
+            l2), "exact" (the distance itself, for small ReLU networks; larger ones are branched),
+            or "auto" (the default): exact for small ReLU networks, else ball for l1 and l2 and
+            crown for linf.
+        arithmetic: "executed": for the network as it runs in its own floating-point type, all
+            margins proved above a bound on its rounding errors; "exact": for the exact function, of
+            which the network that runs is a rounded copy; "auto" (the default): executed where the
+            network is covered (piecewise linear, float32 or float64), else exact.
+        upper: distances of known flips (`Flips.distances`), `(N,)`; no radius is sought beyond
+            them; default None.
+        start: `Radii` of the same samples, from which the search goes on; default None.
+        eps: budget that steers; default None.
+        order: Wasserstein order that steers; default None.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        tolerance: relative precision of the search; default 0.01.
+        steps: int, ascent steps of "alpha-crown"; default 20.
+        time_limit: seconds for all samples, shared evenly; what is proved by then is kept, and
+            `info["cut"]` says whether the clock stopped something; default None, a budget of work,
+            so that nothing depends on the clock.
+        batch_size: int, samples bounded at once; default 16.
+        workers: processes that share the search for ONE sample under "exact" and "branch", a number
+            or a pool of `certificates.search.workers`: for a few hard samples; many are faster side
+            by side (`evaluate` with a runner); default None.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Radii`: values, and which of them are exact.
     """
     r = parse_norm(norm)
     box = parse_domain(domain)
@@ -211,9 +234,25 @@ def verify(
     Bool `(N,)`.
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the
-    threat plays no part. arithmetic: as in `radii`. method: as in `radii`; "auto" is "crown", then
-    "ball" (l1 and l2), then "branch" for what is left, or "exact" on small networks. at: a radius
-    of each sample to prove, float64 `(N,)`, in place of the threat's eps.
+    threat plays no part.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, eps and domain.
+        method: as in `radii`; "auto" (the default) is "crown", then "ball" (l1 and l2), then
+            "branch" for what is left, or "exact" on small networks.
+        arithmetic: as in `radii`; default "auto".
+        steps: int, ascent steps of "alpha-crown"; default 20.
+        time_limit: seconds; what was reached by then is kept; default None, a budget of work.
+        batch_size: int, samples bounded at once; default 16.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+        at: a radius of each sample to prove, float64 `(N,)`, in place of the threat's eps; default
+            None.
+
+    Returns:
+        Bool tensor `(N,)`.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)

@@ -89,15 +89,24 @@ class Radii(Record):
     """Certified radii of N samples: no point of the domain within `values[i]` of sample i is
     classified other than y_i.
 
-    values: float64 `(N,)`, rounded down; 0 where the sample is misclassified, inf where nothing in
-    the domain flips; exact: bool `(N,)`, whether it is the distance itself (to 1e-9); points: where
-    the nearest flips were found on the way, the sample itself where none was, or None; method,
-    norm, domain; info: time, versions, settings; arithmetic: whether the radii hold for the network
-    as it is "executed", in its own floating-point type, or for the "exact" function. An executed
-    radius is exact where a flip is known at most 0.1 % farther away: no proof gets past the bound
-    on the rounding error. errors `(N,)`: how far rounding may move the smallest margin at each
-    sample, by that bound; where the network is not covered what was seen there (`info["errors"]`
-    says which), or None.
+    An executed radius is exact where a flip is known at most 0.1 % farther away: no proof gets past
+    the bound on the rounding error.
+
+    Args:
+        values: float64 `(N,)`, rounded down; 0 where the sample is misclassified, inf where nothing
+            in the domain flips.
+        exact: bool `(N,)`, whether it is the distance itself (to 1e-9).
+        method: name of the method.
+        norm: ground norm r.
+        domain: box `(low, high)`, or None for R^n.
+        points: where the nearest flips were found on the way, the sample itself where none was,
+            `(N, *shape)`, or None.
+        info: time, versions, settings.
+        arithmetic: whether the radii hold for the network as it is "executed", in its own
+            floating-point type, or for the "exact" function.
+        errors: how far rounding may move the smallest margin at each sample, `(N,)`, by a bound;
+            where the network is not covered what was seen there (`info["errors"]` says which); or
+            None.
     """
 
     values: Tensor
@@ -116,6 +125,11 @@ class Radii(Record):
 
         They lie on the boundary: each is moved outward until the model, in its own arithmetic, is
         clearly wrong there.
+
+        Args:
+            model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+            x: the samples of the radii, `(N, *shape)`.
+            y: true labels, integer tensor `(N,)`.
         """
         if self.points is None:
             return None

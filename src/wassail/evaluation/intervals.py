@@ -24,11 +24,18 @@ if TYPE_CHECKING:
 class Comparison:
     """Two runs on the same samples over one threat: the first's accuracy minus the second's.
 
-    accuracies: of the two; interval: bootstrap confidence interval of the difference, both on the
-    same resampled samples; p_value: two-sided, how often a difference this large comes up if the
-    two are equally accurate; n: samples. guaranteed: limits on the difference for the population,
-    certified accuracy of one against attacked accuracy of the other, each at the level of the
-    interval; a lower limit above 0 proves that the first is better. -1 and 1: nothing is known.
+    Args:
+        difference: first accuracy minus the second, a fraction.
+        interval: bootstrap confidence interval of the difference, both on the same resampled
+            samples.
+        p_value: two-sided: how often a difference this large comes up if the two are equally
+            accurate.
+        n: samples.
+        threat: `Threat` they are compared over.
+        accuracies: of the two, fractions.
+        guaranteed: limits on the difference for the population, certified accuracy of one against
+            attacked accuracy of the other, each at the level of the interval; a lower limit above 0
+            proves that the first is better; -1 and 1: nothing is known.
     """
 
     difference: float
@@ -82,6 +89,17 @@ def compare(
     between the two runs have mean zero. Their signs are flipped at random. At order inf the h_i are
     0 or 1 and this is McNemar's exact test; swapping whole samples between the runs would test for
     finite orders that the models are alike in everything, not only in their accuracy.
+
+    Args:
+        a: `Evaluation` of the first model.
+        b: `Evaluation` of the second model, on the same samples.
+        threat: `Threat` with the runs' norm and domain; order and eps are free.
+        level: float, probability that the interval covers the difference; default 0.95.
+        resamples: int, draws and sign flips; default 2000.
+        seed: int of the draws; default 0.
+
+    Returns:
+        `Comparison`.
     """
     level = parse_level(level, "level")
     _check_pair(a, b, threat)

@@ -34,10 +34,14 @@ ROUND_UP = 1 + 1e-12  # of an eps, for the sum of N costs
 class Landmark:
     """A known shift of the data.
 
-    name: for example `jpeg-50`; eps: for every order the cost of the pairing, rounded up, an upper
-    bound on the Wasserstein distance; exact: the distance itself, by an assignment problem within
-    each class, None where that was not asked for or too large; accuracy: measured on the changed
-    samples, a tie counts as an error.
+    Args:
+        name: for example `jpeg-50`.
+        norm: ground norm of the costs.
+        eps: for every order the cost of the pairing, rounded up, an upper bound on the Wasserstein
+            distance.
+        exact: for every order the distance itself, by an assignment problem within each class, None
+            where that was not asked for or too large.
+        accuracy: measured on the changed samples, a tie counts as an error.
     """
 
     name: str
@@ -94,7 +98,7 @@ def landmarks(
         curves: risk curves of the same samples. A measured accuracy below the certified side is
             a contradiction, and raises.
         exact: also the exact transport distance within classes of up to 400 samples.
-        seed: of the random shifts, which are keyed by sample.
+        seed: int of the random shifts, which are keyed by sample; default 0.
         batch_size: most samples in one model call (default 250).
     """
     norm = parse_norm(norm)

@@ -92,24 +92,43 @@ def evaluate(
     """How badly a model can fail on data over every threat: attacked, and if asked certified,
     sample by sample.
 
-    model: any callable from a batch to logits, or what `zoo.open_model` found; data: whatever
-    `zoo.open_data` takes, a pair `(x, y)`, a Dataset, a DataLoader, a file; threats: of one norm
-    and domain, the first is the headline's. attacks: names of `attacks.catalogue`, perhaps with
-    options, `{"wda": {"kappa": 4}}`; they run from the cheapest to the dearest, and their flips are
-    pooled. passes: a sample, for `nearest`. certify: a method of `radii`, "auto" as a rule;
-    arithmetic: what the radii hold for, as in `radii`; time_limit: seconds for all radii, samples
-    that are not reached have radius 0. out: the run directory (default: a temporary one that lives
-    as long as the result); resume: go on with the run there; add: the run may be one with fewer
-    attacks. chunk: samples that are computed, and stored, in one go. mu: sample weights `(N,)`.
-    gradients: "bfloat16" or "float16" computes the attacks' gradients in mixed precision; every
-    decision stays in float32. look: run the checks and indicators that need passes of their own.
-    name: what to call the model (default: its class). command: recorded with the run. runner: who
-    does the work, this process by default. progress: a bar with the time left, or a callable that
-    is given the share done.
-
     The result depends on model, data and settings, not on how often the run was interrupted: its
     files are the same to the byte, but for those in `log/`, with radii limited by the clock the one
     exception.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or what `zoo.open_model`
+            found.
+        data: whatever `zoo.open_data` takes: a pair `(x, y)`, a Dataset, a DataLoader, a file.
+        threats: one `Threat`, or several of one norm and domain; the first is the headline's.
+        attacks: names of `wassail.names.ATTACKS`, perhaps with options, `{"wda": {"kappa": 4}}`;
+            they run from the cheapest to the dearest, and their flips are pooled; default wda,
+            wda++ and nearest.
+        out: path of the run directory; default None, a temporary one that lives as long as the
+            result.
+        resume: bool, go on with the run in `out`; default False.
+        add: bool, the run in `out` may be one with fewer attacks; default False.
+        certify: a method of `radii`, "auto" as a rule; default None, no radii.
+        arithmetic: what the radii hold for, as in `radii`; default "auto".
+        time_limit: seconds for all radii; samples that are not reached have radius 0; default None,
+            no limit.
+        passes: int, passes of a sample for `nearest`; default 100.
+        seed: int, keys the random draws together with each sample's content; default 0.
+        chunk: int, samples that are computed, and stored, in one go; default 100.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        gradients: "float32" (the default); "bfloat16" or "float16" computes the attacks' gradients
+            in mixed precision, and every decision stays in float32.
+        look: bool, run the checks and indicators that need passes of their own; default True.
+        name: what to call the model; default None, its class.
+        command: words recorded with the run; default none.
+        runner: what does the work, for example `evaluation.cluster.Ray`; default None, this
+            process.
+        progress: bool, a bar with the time left, or a callable that is given the share done;
+            default False.
+
+    Returns:
+        `Evaluation`.
     """
     source = (
         model

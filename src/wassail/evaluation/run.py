@@ -21,17 +21,55 @@ from wassail.transport.curve import PopulationCurve
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Outcome):
-    """An `Outcome` that is read from a run directory and can be checked against a model."""
+    """An `Outcome` that is read from a run directory and can be checked against a model.
+
+    A model on N samples against several threats of one norm and domain: attacked from above,
+    perhaps certified from below. `labels` is the class predicted at the flip; the true labels are
+    `y`.
+
+    Args:
+        name: of the model.
+        data: name of the data.
+        threats: `Threat`s; the first is the headline's.
+        ids: names of the samples.
+        classes: names of the classes.
+        y: true labels, integer tensor `(N,)`.
+        predicted: class predicted at the sample, `(N,)`.
+        mu: sample weights, float64 `(N,)`.
+        distances: to the nearest flip of all attacks, float64 `(N,)`; 0 where the sample is wrong
+            already, inf where none is known.
+        labels: class predicted at that flip, `(N,)`.
+        found_by: index into `methods`, `(N,)`.
+        methods: names of the attacks.
+        radii: certified radii, float64 `(N,)`, or None.
+        exact: whether a radius is the distance itself, bool `(N,)`, or None.
+        certificate: how the radii were found, or None.
+        rows: one for each attack and threat.
+        best: all attacks pooled, one for each threat.
+        clean: accuracy on the samples, a fraction.
+        clean_interval: its 95 % interval.
+        findings: what the checks and indicators found.
+        info: the configuration of the run.
+        images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each.
+        folder: the run directory, or None.
+    """
 
     @classmethod
     def of(cls, outcome: Outcome) -> Evaluation:
-        """The figures of an outcome."""
+        """The figures of an outcome.
+
+        Args:
+            outcome: an `Outcome`.
+        """
         return cls(**{field.name: getattr(outcome, field.name) for field in fields(outcome)})
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Evaluation:
-        """The evaluation in a run directory, finished or not: what is there counts. Runs no
-        code from it.
+        """The evaluation in a run directory, finished or not: what is there counts. Runs no code
+        from it.
+
+        Args:
+            folder: path of the run directory.
         """
         return cls.of(load(folder))
 
@@ -80,6 +118,6 @@ class Evaluation(Outcome):
             radii: True proves every certified radius again; 0.1 a tenth of them, drawn at random.
             seed: of the random choices. By default a new one, which nobody who forged a run could
                 know.
-            batch_size: most samples in one model call.
+            batch_size: int, most samples in one call of the model; default 250.
         """
         return verify(self, model, data, radii, seed=seed, batch_size=batch_size)

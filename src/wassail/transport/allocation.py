@@ -36,6 +36,12 @@ def sample_weights(mu: Tensor | None, n: int) -> Tensor:
 def transport_cost(mu: Tensor, weights: Tensor, distances: Tensor, order: float) -> float:
     """`(sum_i mu_i a_i d_i^p)^(1/p)`, for order inf the largest distance that carries mass; all
     `(N,)` float64.
+
+    Args:
+        mu: sample weights, float64 `(N,)`.
+        weights: the share `a_i` of each sample that moves, float64 `(N,)`.
+        distances: how far it moves, float64 `(N,)`.
+        order: Wasserstein order p, 1 to inf.
     """
     used = (mu > 0) & (weights > 0) & (distances > 0)
     d = distances[used]
@@ -52,6 +58,13 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
     Samples at exactly the same distance get the same weight, so the answer does not depend on the
     order of the samples. The cost of the answer, as `transport_cost` computes it, never exceeds
     `eps`, not even by rounding.
+
+    Args:
+        distances: of the flips, float64 `(N,)`; 0 for a sample that is wrong already, inf where no
+            flip is known.
+        eps: the budget, in the units of the distances.
+        order: Wasserstein order p, 1 to inf.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
     """
     eps = parse_eps(eps)
     order = parse_order(order)

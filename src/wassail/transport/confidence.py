@@ -82,7 +82,7 @@ def samples_needed(width: Number, confidence: Number = 0.95) -> int:
 
     Args:
         width: accuracy that sampling may cost, between 0 and 1; 0.05 is five points.
-        confidence: of the statement about the population, between 0 and 1.
+        confidence: of the statement about the population, between 0 and 1; default 0.95.
 
     >>> samples_needed(0.05)
     593

@@ -36,8 +36,13 @@ class RiskCurve(Record):
     `curve(eps)` is the pair (certified, attacked): at least the first, at most the second. The
     error is piecewise linear in `eps^p`, with breakpoints at the sorted cumulative sums; nothing is
     attacked or certified again to draw it. Certified accuracy is rounded down: for the radii and
-    weights as stored it is never above the true value, not even by rounding. distances, radii, mu:
-    float64 `(N,)`; radii None if nothing is certified; order: p.
+    weights as stored it is never above the true value, not even by rounding.
+
+    Args:
+        distances: of the nearest flips, float64 `(N,)`.
+        radii: certified radii, float64 `(N,)`, or None if nothing is certified.
+        mu: sample weights, float64 `(N,)`.
+        order: Wasserstein order p, 1 to inf.
     """
 
     distances: Tensor
@@ -57,7 +62,11 @@ class RiskCurve(Record):
         return min(certified, attacked), attacked
 
     def gap(self, eps: Number) -> float:
-        """`attacked - certified` at `eps >= 0`: how much is not known there."""
+        """`attacked - certified` at `eps >= 0`: how much is not known there.
+
+        Args:
+            eps: budget >= 0.
+        """
         certified, attacked = self(eps)
         return attacked - certified
 
@@ -80,6 +89,9 @@ class RiskCurve(Record):
     def area(self, eps: Number) -> float:
         """The area between the two sides over [0, eps], `int_0^eps attacked - certified`, to
         rounding.
+
+        Args:
+            eps: budget >= 0, the end of the range.
         """
         value = self._budget(eps)
         return self._attacked.area(value) - (
@@ -92,12 +104,19 @@ class RiskCurve(Record):
 
         On the certified side both are rounded down: the accuracy is at least that much up to that
         eps.
+
+        Args:
+            side: "attacked" (the default) or "certified".
         """
         return self._side(side).breakpoints()
 
     def inverse(self, accuracy: Number, side: str = "attacked") -> float:
-        """The smallest eps at which the accuracy falls to a level, inf if it never does;
-        certified: rounded down.
+        """The smallest eps at which the accuracy falls to a level, inf if it never does; certified:
+        rounded down.
+
+        Args:
+            accuracy: level as a fraction, in [0, 1].
+            side: "attacked" (the default) or "certified".
         """
         return self._side(side).inverse(parse_level(accuracy, "accuracy"))
 
@@ -105,8 +124,11 @@ class RiskCurve(Record):
         """Both sides against eps from 0 to `eps`, the band between them filled, on matplotlib axes,
         which are returned.
 
-        ax: where to draw (default: a new figure, `ax.figure.savefig(...)` writes it); mark: an eps
-        to point out.
+        Args:
+            ax: matplotlib axes to draw on; default None, a new figure (`ax.figure.savefig(...)`
+                writes it).
+            eps: right end of the axis; default None, where the curve has come to rest.
+            mark: an eps to point out; default None.
         """
         from wassail.transport.picture import plot_curve
 
@@ -229,8 +251,17 @@ class PopulationCurve(RiskCurve):
     """A `RiskCurve` of the population behind the samples: `RiskCurve.population` makes it.
 
     Mass `shift` of the radii is moved from the largest to 0, and mass `shift` of the distances from
-    the nearest to infinity (THEORY 8). radii_mu: the masses of the radii, float64; confidence: of
-    each side; samples: how many there were.
+    the nearest to infinity (THEORY 8).
+
+    Args:
+        distances: of the nearest flips, float64 `(N,)`.
+        radii: certified radii, float64 `(N,)`, or None if nothing is certified.
+        mu: sample weights, float64 `(N,)`.
+        order: Wasserstein order p, 1 to inf.
+        radii_mu: masses of the radii, float64.
+        confidence: of each side, in (0, 1).
+        samples: int, how many there were.
+        shift: mass that is moved, in [0, 1].
     """
 
     radii_mu: Tensor | None
@@ -248,7 +279,7 @@ class PopulationCurve(RiskCurve):
         """Refused: this is the population's curve already.
 
         Args:
-            confidence: not used.
+            confidence: not used; default 0.95.
         """
         raise InputError(
             "this curve is the population's already: call population on the curve of the samples."
@@ -259,7 +290,7 @@ class PopulationCurve(RiskCurve):
 
         Args:
             threat: not used.
-            confidence: not used.
+            confidence: not used; default 0.95.
         """
         raise InputError(
             "this curve is the population's already: call population_at on that of the samples."
@@ -323,9 +354,18 @@ def risk_curve(
     """The whole accuracy curve over eps for one order, from one set of flips and, if given,
     certified radii.
 
-    radii: `Radii` for the same samples, norm and domain, or a tensor `(N,)` that is trusted to be.
     A radius above the distance of a flip of the same sample is a contradiction between an evaluated
     point and a proof, and an error.
+
+    Args:
+        flips: `Flips`, the attacked side.
+        radii: `Radii` for the same samples, norm and domain, or a tensor `(N,)` that is trusted to
+            be; default None, nothing is certified.
+        order: Wasserstein order p, 1 to inf; default 1.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+
+    Returns:
+        `RiskCurve`: call it at any eps.
     """
     values = None
     if radii is not None:

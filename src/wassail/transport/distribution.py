@@ -26,11 +26,22 @@ class Distribution(Record):
     """An adversarial distribution on up to 2N points, `sum_i mu_i [(1 - a_i) delta(x_i) + a_i
     delta(point_i)]`.
 
-    x, y: samples and labels; points `(N, *shape)`; weights: the `a_i = 1/kappa_i`, float64 `(N,)`;
-    distances: how far each point lies from its sample, float64 `(N,)`; clean_predicted, predicted:
-    class at the sample and at the point, `(N,)`; mu: sample weights, float64 `(N,)`; forwards,
-    backwards, checks: passes `(N,)`; threat: what it was built for; allocation: "knapsack" if the
-    weights come from it, "fixed" if the method gave them.
+    Args:
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        points: where the moved share of each sample goes, `(N, *shape)`.
+        weights: that share, `a_i = 1/kappa_i`, float64 `(N,)`.
+        distances: how far each point lies from its sample, float64 `(N,)`.
+        clean_predicted: class predicted at the sample, `(N,)`.
+        predicted: class predicted at the point, `(N,)`.
+        mu: sample weights, float64 `(N,)`.
+        forwards: forward passes spent on each sample, `(N,)`.
+        backwards: backward passes spent on each sample, `(N,)`.
+        checks: passes of the final verification, `(N,)`.
+        threat: `Threat` it was built for.
+        method: name of the attack.
+        allocation: "knapsack" if the weights come from it, "fixed" if the method gave them.
+        info: options, seed and versions.
     """
 
     x: Tensor
@@ -61,7 +72,18 @@ class Distribution(Record):
         info: Mapping[str, Any],
         mu: Tensor | None = None,
     ) -> Distribution:
-        """The distribution that moves the share `weight` of every sample to its verified point."""
+        """The distribution that moves the share `weight` of every sample to its verified point.
+
+        Args:
+            x: samples, float tensor `(N, *shape)`, inside the domain.
+            y: true labels, integer tensor `(N,)`.
+            found: what the search returned.
+            threat: `Threat` it was made for.
+            weight: share of every sample that moves, in [0, 1].
+            method: name of the attack.
+            info: options and seed, kept with the result.
+            mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        """
         return cls(
             x,
             y,
@@ -153,8 +175,12 @@ class Distribution(Record):
         )
 
     def verify(self, model: Model, batch_size: int | None = None) -> Verification:
-        """Recompute from the stored tensors everything the distribution claims. True if all of
-        it holds.
+        """Recompute from the stored tensors everything the distribution claims. True if all of it
+        holds.
+
+        Args:
+            model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+            batch_size: int, most samples in one call of the model; default None, 250.
         """
         x, y = check_data(self.x, self.y, self.threat.domain)
         found = search(replay(self.points), model, x, y, batch_size, tolerance=0.0)
@@ -184,6 +210,11 @@ class Distribution(Record):
         Each resample of the N samples runs the knapsack again where the weights came from it;
         otherwise the weights stay. Where every resample is 0, or every one 1, the other end is the
         exact binomial one: see `transport.bootstrap.interval`.
+
+        Args:
+            level: float, probability that the interval covers the accuracy; default 0.95.
+            resamples: int, draws; default 1000.
+            seed: int of the draws; default 0.
         """
         at_sample, at_point = self._right
         if self.allocation == "knapsack":
@@ -232,8 +263,12 @@ class Distribution(Record):
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Distribution.verify` found: true if nothing was wrong; accuracy and cost as
-    recomputed.
+    """What `Distribution.verify` found: true if nothing was wrong; accuracy and cost as recomputed.
+
+    Args:
+        problems: one text for each claim that does not hold.
+        accuracy: as recomputed.
+        cost: as recomputed, in units of eps.
     """
 
     problems: tuple[str, ...]
@@ -250,6 +285,12 @@ def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None)
 
     This is the allocation of Algorithm 2 with `a_i = 1/kappa_i`, exact for these distances (THEORY
     2a).
+
+    Args:
+        flips: `Flips` to buy.
+        eps: the budget, in the units of the distances.
+        order: Wasserstein order p, 1 to inf.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
     """
     threat = Threat(flips.norm, parse_order(order), parse_eps(eps), flips.domain)
     mu = sample_weights(mu, len(flips))

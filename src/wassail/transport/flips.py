@@ -41,10 +41,22 @@ _PER_SAMPLE = (
 class Flips(Record):
     """The nearest misclassified point known for each of N samples.
 
-    x, y: samples `(N, *shape)` and labels `(N,)`; points: the flips, the sample itself where none
-    is known; distances: float64 `(N,)`, 0 where the sample is wrong already, inf where no flip is
-    known; labels: class predicted at the point; forwards, backwards: passes spent, checks: passes
-    of the final verification; found_by: index into `methods`.
+    `labels` is the class predicted at the point; the true labels are `y`.
+
+    Args:
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        points: the flips, `(N, *shape)`; the sample itself where none is known.
+        distances: float64 `(N,)`, 0 where the sample is wrong already, inf where no flip is known.
+        labels: class predicted at the point, `(N,)`.
+        forwards: forward passes spent on each sample, `(N,)`.
+        backwards: backward passes spent on each sample, `(N,)`.
+        checks: passes of the final verification, `(N,)`.
+        found_by: index into `methods`, `(N,)`.
+        norm: ground norm of the distances.
+        domain: box `(low, high)`, or None.
+        methods: names of the methods that found flips.
+        info: options, seed and versions.
     """
 
     x: Tensor
@@ -72,7 +84,17 @@ class Flips(Record):
         method: str,
         info: Mapping[str, Any],
     ) -> Flips:
-        """Flips from verified points: a point counts if it is misclassified and inside the box."""
+        """Flips from verified points: a point counts if it is misclassified and inside the box.
+
+        Args:
+            x: samples, float tensor `(N, *shape)`, inside the domain.
+            y: true labels, integer tensor `(N,)`.
+            found: what the search returned.
+            norm: ground norm of the distances.
+            domain: box `(low, high)`, or None.
+            method: name of the method.
+            info: options and seed, kept with the result.
+        """
         length = distances_between(found.points, x, norm)
         wrong = (found.clean != y).cpu()
         flipped = (found.predicted != y).cpu() & in_box(found.points, domain)
@@ -119,6 +141,19 @@ class Flips(Record):
         flip survives another batch size. A point that leaves the box by rounding, at most
         `STRAY` of its width, is moved to the nearest point of the box and judged there; one that
         is farther outside is no flip. A warning says how many there are of both.
+
+        Args:
+            model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+            x: samples, float tensor `(N, *shape)`, inside the domain.
+            y: true labels, integer tensor `(N,)`.
+            x_adv: one point for each sample, `(N, *shape)`.
+            norm: ground norm r, 1, 2 or inf.
+            domain: box `(low, high)`, or None for all of R^n; default (0, 1).
+            method: what to call their origin; default "points".
+            tolerance: float, by how much a logit must lead to count, relative to their size;
+                default 0.
+            batch_size: int, most samples in one call of the model; default None, 250.
+            progress: bool, or a callable that is given the share done; default False, no bar.
         """
         norm = parse_norm(norm)
         domain = parse_domain(domain)
@@ -162,8 +197,10 @@ class Flips(Record):
         return self.merge(Flips.from_search(self.x, self.y, found, *args))
 
     def merge(self, *others: Flips) -> Flips:
-        """The nearest flip of each sample over several results for the same samples; passes add
-        up.
+        """The nearest flip of each sample over several results for the same samples; passes add up.
+
+        Args:
+            *others: `Flips` of the same samples, norm and domain.
         """
         best = self
         for other in others:
@@ -194,13 +231,21 @@ class Flips(Record):
         return best
 
     def take(self, chosen: Tensor) -> Flips:
-        """The flips of some of the samples: a bool mask or an index."""
+        """The flips of some of the samples: a bool mask or an index.
+
+        Args:
+            chosen: bool mask `(N,)` or index.
+        """
         some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _PER_SAMPLE}
         return replace(self, **some)
 
     def put(self, chosen: Tensor, part: Flips) -> Flips:
         """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass,
         elsewhere; for `merge`.
+
+        Args:
+            chosen: bool mask `(N,)` or index of the samples of `part`.
+            part: their `Flips`.
         """
         none = torch.zeros_like(self.distances).masked_fill(self.distances > 0, math.inf)
         full: dict[str, Any] = {
@@ -224,6 +269,11 @@ class Flips(Record):
         Each point is rounded to the nearest grid value and, as a second chance, away from its
         sample; the nearer of the two that is still a flip is kept, and a sample with neither has no
         flip any more (distance inf).
+
+        Args:
+            model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+            levels: int, grid steps over the box; default 255, 8-bit images.
+            batch_size: int, most samples in one call of the model; default None, 250.
         """
         if self.domain is None:
             raise InputError(
@@ -264,7 +314,11 @@ class Flips(Record):
         return [self.methods[i] for i in self.found_by.tolist()]
 
     def clean_accuracy(self, mu: Tensor | None = None) -> float:
-        """Accuracy on the samples themselves (a tie counts as an error)."""
+        """Accuracy on the samples themselves (a tie counts as an error).
+
+        Args:
+            mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        """
         mu = sample_weights(mu, len(self.distances))
         return float((mu * (self.distances > 0)).sum() / mu.sum()) if len(self.y) else math.nan
 

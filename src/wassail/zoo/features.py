@@ -127,7 +127,7 @@ class Features:
         Args:
             x: samples in original units, `(N, F)`.
             y: labels, `(N,)`.
-            name: what to call the data.
+            name: what to call the data; default "features".
             options: `dtype`, see `encode`.
         """
         about = {
@@ -193,7 +193,11 @@ class OneLogit(nn.Module):
         self.register_buffer("sides", torch.tensor([[-0.5], [0.5]], dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `(n, 2)`, half of the one logit with both signs."""
+        """Logits `(n, 2)`, half of the one logit with both signs.
+
+        Args:
+            x: batch `(n, *shape)`.
+        """
         z: Tensor = self.inner(x)
         z = z[:, None] if z.ndim == 1 else z
         if z.ndim != 2 or z.shape[1] != 1:

@@ -24,7 +24,11 @@ from wassail.threat import Number, dual, number, parse_norm
 class Ball:
     """`{x in box : ||x - centre||_r <= radius}`: a domain for local bounds.
 
-    centre: one sample `(*shape)`; norm: r; domain: the box `(low, high)` that cuts it, or None.
+    Args:
+        centre: one sample `(*shape)`.
+        radius: float >= 0, in units of the norm.
+        norm: ground norm r, 1, 2 or inf; default inf.
+        domain: box `(low, high)` that cuts the ball, or None (the default).
     """
 
     centre: Tensor

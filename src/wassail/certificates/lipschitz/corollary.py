@@ -55,12 +55,19 @@ class Corollary(Record):
     """The paper's bound for transformers with its constants, ours beside it, and the steepest point
     that was found.
 
-    norm: r; domain: where `local` and `empirical` are taken; style: "pre-LN", "post-LN", "mixed" or
-    "no LayerNorm"; inputs, outputs: n and K; rows: the modules; paper, ours, local: log10 of
-    Lambda, a bound on `sup ||J||_{2 -> 2}`, with the paper's constants and ours on R^n, and with
-    ours on the domain or by a walk over all of it (None if that is R^n); empirical: `||J||_{2 ->
-    2}` at the steepest point found, which is the witness `(n,)`, and slope: the same for `2^(1/r)
-    ||J||_{r -> s}`, lower bounds both.
+    Args:
+        norm: ground norm r.
+        domain: where `local` and `empirical` are taken.
+        style: "pre-LN", "post-LN", "mixed" or "no LayerNorm".
+        inputs: number of inputs n.
+        outputs: number of classes K.
+        rows: one for each module.
+        paper: log10 of Lambda, a bound on `sup ||J||_{2 -> 2}`, with the paper's constants.
+        ours: the same with our constants on R^n.
+        local: the same with ours on the domain, or by a walk over all of it; None if that is R^n.
+        empirical: `||J||_{2 -> 2}` at the steepest point found, a lower bound.
+        slope: `2^(1/r) ||J||_{r -> s}` there, a lower bound.
+        witness: that point, `(n,)`.
     """
 
     norm: float
@@ -190,8 +197,16 @@ def corollary(
     """`Lambda` of the paper's corollary, module by module, with its constants and with ours, beside
     what an ascent finds.
 
-    domain: a box, a `Ball`, or None for R^n: where the local constants hold and the ascent
-    searches; shape: of one sample.
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        norm: ground norm r, 1, 2 or inf; default 2.
+        domain: a box, a `Ball`, or None (the default) for R^n: where the local constants hold and
+            the ascent searches.
+        shape: of one sample; default None, what the first layer tells.
+        seed: int of the ascent's random starts; default 0.
+
+    Returns:
+        `Corollary`.
     """
     from wassail.certificates.lipschitz.steepest import as_graph
 

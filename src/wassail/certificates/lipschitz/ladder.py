@@ -111,21 +111,38 @@ def lipschitz(
 ) -> Bound:
     """How fast a network's outputs can change over a domain, from both sides.
 
-    outputs: "margins", `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over labels k (`labels`,
-    default all), which is the slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm ->
-    norm_out}` (norm_out: default `norm`). norm: the input norm r. domain: None for all of R^n, a
-    box `(low, high)` of numbers or tensors, or a `Ball`. method: "product" (of transformers: by
-    their modules), "propagate", "sdp" (ReLUs and activations), "exact", or "auto", which climbs the
-    ladder until the bracket is closed or its limit is reached; every method returns the best of the
-    cheaper ones too. "exact" branches on the neurons of a ReLU network, and on the inputs of a
-    smooth one until the gap is 1e-6. time_limit: in seconds; without one "auto" and "sdp" have a
-    budget of work (about a minute), so the answer never depends on the clock; with one
-    `info["cut"]` says whether it stopped a rung. nodes: of branch and bound, which without either
-    runs until it is exact. An interrupt (Ctrl-C) returns the bracket so far. shape: of one sample,
-    where neither the domain nor the first layer tells it. workers: who shares the branch and bound
-    of a ReLU network: a number of processes, or a pool of `certificates.search.workers`. The lower
-    side is the norm of the Jacobian at `witness`, a real point of the domain, and rounded down by
-    1e-12.
+    Every method returns the best of the cheaper ones too. The lower side is the norm of the
+    Jacobian at `Bound.witness`, a real point of the domain, and rounded down by 1e-12. "exact"
+    branches on the neurons of a ReLU network, and on the inputs of a smooth one until the gap is
+    1e-6. An interrupt (Ctrl-C) returns the bracket so far.
+
+    The semidefinite rung is LipSDP (Fazlyab et al. 2019). The domain is all of R^n by default,
+    since a Lipschitz constant is a property of the function.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        norm: input norm r, 1, 2 or inf.
+        domain: None (the default) for all of R^n, a box `(low, high)` of numbers or tensors, or a
+            `Ball`.
+        outputs: "margins" (the default), `max_{k, j != k} sup_x ||J(x)^T (e_j - e_k)||_s` over
+            labels k, the slope Lm of THEORY 3; or "logits", `sup_x ||J(x)||_{norm -> norm_out}`.
+        norm_out: output norm of "logits"; default None, `norm`.
+        labels: the labels k; default None, all.
+        method: "product" (of transformers: by their modules), "propagate", "sdp" (ReLUs and
+            activations), "exact", or "auto" (the default), which climbs the ladder until the
+            bracket is closed or its limit is reached.
+        time_limit: seconds; `info["cut"]` says whether it stopped a rung; default None, a budget of
+            work (about a minute) for "auto" and "sdp", so that the answer never depends on the
+            clock.
+        nodes: int, most nodes of branch and bound; default None, until it is exact.
+        shape: of one sample, where neither the domain nor the first layer tells it; default None.
+        seed: int of the random starts; default 0.
+        workers: processes that share the branch and bound of a ReLU network, a number or a pool of
+            `certificates.search.workers`; default None.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Bound`.
     """
     r = parse_norm(norm)
     if method not in METHODS:

@@ -30,12 +30,30 @@ class Certificate(Record):
     """What the expected loss can and cannot become within Wasserstein-1 distance eps of the data,
     for every eps (THEORY 3).
 
-    x, y, mu: samples `(N, *shape)`, labels `(N,)`, weights `(N,)`; empirical: the loss on the data;
-    infinity (l), anchor (S), margin (Lm), paper (L): the four slopes, `l <= S <= Lm <= L`, None if
-    not asked for; line: `(lam, C)` of the second upper line `C + lam eps`, or None; points `(M,
-    *shape)`, root, gain, distance, predicted `(M,)`: evaluated points, what the lower side is built
-    from; tight: whether the paper's condition for l = L holds (None if it was not looked at).
-    Computed for the network in float64 arithmetic, with its weights as given.
+    The four slopes are ordered, `l <= S <= Lm <= L`. Computed for the network in float64
+    arithmetic, with its weights as given.
+
+    Args:
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        mu: sample weights, float64 `(N,)`.
+        norm: ground norm r.
+        loss: name of the loss.
+        domain: box `(low, high)`, or None for R^n.
+        empirical: the loss on the data.
+        infinity: `Bound` on the slope l, or None if not asked for.
+        anchor: `Bound` on the slope S, or None.
+        margin: `Bound` on the slope Lm, or None.
+        paper: `Bound` on the slope L, or None.
+        line: `(lam, C)` of the second upper line `C + lam eps`, or None.
+        points: evaluated points `(M, *shape)`, what the lower side is built from.
+        root: index of the sample each point is reached from, `(M,)`.
+        gain: loss at the point less that at its sample, `(M,)`.
+        distance: of the point from its sample, `(M,)`.
+        predicted: class at the point, `(M,)`.
+        clean_predicted: class at the sample, `(N,)`.
+        tight: whether the paper's condition for l = L holds, None if it was not looked at.
+        info: seed, seconds, versions.
     """
 
     x: Tensor
@@ -64,6 +82,9 @@ class Certificate(Record):
 
         Below: `E + l.lower eps` on R^n, raised to the evaluated witness. Above: the lowest of the
         lines `E + slope.upper eps` and `C + lam eps`.
+
+        Args:
+            eps: budget >= 0, in units of the norm.
         """
         budget = parse_eps(eps)
         low = self.empirical + self._gained(budget)
@@ -73,7 +94,11 @@ class Certificate(Record):
         return below(low, high, "worst-case loss"), high
 
     def upper(self, eps: float) -> float:
-        """The upper side alone."""
+        """The upper side alone.
+
+        Args:
+            eps: budget >= 0, in units of the norm.
+        """
         slopes = [b.upper for b in (self.anchor, self.margin, self.paper) if b is not None]
         start = float(self.info.get("empirical_above", self.empirical))
         lines = [
@@ -91,6 +116,9 @@ class Certificate(Record):
         On R^n it comes from far out on the steepest ray, where the slope is approached:
         `info["claimed"]` is the lower side of `bounds(eps)` and `info["shortfall"]` how far below
         it the evaluated loss stays.
+
+        Args:
+            eps: budget > 0, in units of the norm.
         """
         threat = Threat(self.norm, 1.0, parse_eps(eps), self.domain)
         choice, weights = allocate_gains(self._chords(), self.mu, threat.eps)

@@ -88,14 +88,31 @@ def certify(
     """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY
     3).
 
-    norm: ground norm r; loss: "cross_entropy" or "margin" (not DLR: it is not Lipschitz); domain:
-    None for R^n, or a box. slopes: which of "infinity", "anchor", "margin", "paper" to compute.
-    time_limit: seconds for all of them, shared evenly, and `info["cut"]` says whether it stopped
-    something; without one there is a budget of work (about a minute), so that the answer does not
-    depend on the clock. An interrupt keeps those that are done. Small networks get exact slopes by
-    their cells and by branch and bound, large ones brackets by propagation and points. Smooth
-    networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh, LayerNorm, attention): the slope at infinity
-    is that of their recession function, and the upper slopes are those of `lipschitz`.
+    Small networks get exact slopes by their cells and by branch and bound, large ones brackets by
+    propagation and points. For smooth networks (GELU, SiLU, Softplus, ELU, sigmoid, tanh,
+    LayerNorm, attention) the slope at infinity is that of their recession function, and the upper
+    slopes are those of `lipschitz`. An interrupt keeps the slopes that are done.
+
+    The defaults are those of the paper's theorem, the l2 norm on all of R^n; `radii`, `nearest` and
+    `loss_curve` have linf on the box [0, 1], the threat of the benchmarks.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        norm: ground norm r, 1, 2 or inf; default 2.
+        loss: "cross_entropy" (the default) or "margin"; not DLR, which is not Lipschitz.
+        domain: box `(low, high)`, or None (the default) for R^n.
+        slopes: which of "infinity", "anchor", "margin", "paper" to compute; default all.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        time_limit: seconds for all slopes, shared evenly; `info["cut"]` says whether it stopped
+            something; default None, a budget of work (about a minute), so that the answer does not
+            depend on the clock.
+        seed: int of the random starts; default 0.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `Certificate`: `bounds(eps)`, `witness(eps)` and the slopes.
     """
     r = parse_norm(norm)
     domain = parse_domain(domain)
@@ -467,8 +484,19 @@ def worst_case(
 
     To `tolerance`, for the margin loss down to rounding; `result.bound` is the bracket, its lower
     side the loss of the distribution `result.atoms`, `result.masses`, whose transport cost is
-    `result.cost`. cells: how many pieces are acceptable. Its programs are solved on the CPU,
-    wherever the model is.
+    `result.cost`. Its programs are solved on the CPU, wherever the model is.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "margin" (the default) or "cross_entropy".
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        tolerance: absolute gap of the bracket; default 1e-06.
+        time_limit: seconds; a limit that ends before the cells are listed is an error; default
+            None.
+        cells: int, how many linear pieces are acceptable; default 100000.
     """
     x, y = check_data(x, y, threat.domain)
     return worst_case_network(

@@ -46,16 +46,37 @@ class LossCurve(Record):
     """The worst expected loss over `Omega_order(eps)` as a function of eps: `curve(eps)` is a pair
     `(lower, upper)`.
 
-    x, y, mu: samples `(N, *shape)`, labels and weights `(N,)`; clean, clean_predicted `(N,)`: loss
-    and class at the samples; points `(M, *shape)` with root, value, distance and predicted `(M,)`:
-    evaluated points, the sample each is reached from, its loss, distance and class; start `(N,)`:
-    clean, rounded up; grid `(T,)`: radii; ceiling, left, rise `(N, T + 1)`: between two radii, or
-    beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d - radius
-    before))`; slope: and at most `start + slope d` everywhere; line: `(lam, C)` of a certificate,
-    the worst case is at most `C + lam eps`. All are the same for every order: see `of_order`.
-    arithmetic: whether the curve is of the network as it is "executed", in its own floating-point
-    type, or of the "exact" function; lift: how much higher the executed loss may be than the exact
-    one, whose slope it is, anywhere in the domain.
+    Everything but `order` is the same for every order: see `of_order`. Between two radii of the
+    grid, or beyond the last, the loss is certified to be at most `min(ceiling, left + rise (d -
+    radius before))`, and at most `start + slope d` everywhere.
+
+    Args:
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        mu: sample weights, float64 `(N,)`.
+        norm: ground norm r.
+        order: Wasserstein order p.
+        loss: name of the loss.
+        domain: box `(low, high)`, or None for R^n.
+        clean: loss at the samples, `(N,)`.
+        clean_predicted: class at the samples, `(N,)`.
+        points: evaluated points `(M, *shape)`.
+        root: index of the sample each point is reached from, `(M,)`.
+        value: loss at the point, `(M,)`.
+        distance: of the point from its sample, `(M,)`.
+        predicted: class at the point, `(M,)`.
+        start: `clean`, rounded up, `(N,)`.
+        grid: radii `(T,)`.
+        ceiling: certified loss between two radii, `(N, T + 1)`.
+        left: certified loss at the radius before, `(N, T + 1)`.
+        rise: certified growth from there, `(N, T + 1)`.
+        slope: certified growth everywhere.
+        info: seconds, settings, versions.
+        line: `(lam, C)` of a certificate: the worst case is at most `C + lam eps`; or None.
+        arithmetic: whether the curve is of the network as it is "executed", in its own
+            floating-point type, or of the "exact" function.
+        lift: how much higher the executed loss may be than the exact one, whose slope it is,
+            anywhere in the domain.
     """
 
     x: Tensor
@@ -94,6 +115,9 @@ class LossCurve(Record):
     def of_order(self, order: Number) -> LossCurve:
         """The curve of another Wasserstein order, from the same points and bounds: nothing is
         computed again.
+
+        Args:
+            order: Wasserstein order p, 1 to inf.
         """
         return replace(self, order=parse_order(order))
 
@@ -163,6 +187,9 @@ class LossCurve(Record):
 
         One sample may be split between two points; it then stands in the distribution twice, with
         the parts of its weight.
+
+        Args:
+            eps: budget > 0, in units of the norm.
         """
         threat = Threat(self.norm, self.order, _budget(eps), self.domain)
         rows, choice, mu = self._plan(threat.eps)

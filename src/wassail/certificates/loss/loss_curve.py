@@ -86,18 +86,36 @@ def loss_curve(
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
     6).
 
-    norm: ground norm r; order: Wasserstein order p, any other comes from the result at no cost
-    (`of_order`); loss: "cross_entropy" or "margin"; domain: a box, or None for R^n. points: further
-    points for the lower side, each a tensor like x with one point a sample, for example
-    `flips.points`. grid: the radii to look at (default: 22, geometric, up to the width of the
-    domain); at order inf both sides are tightest at eps on the grid. steps: of the optimisation of
-    the linear bounds (alpha-CROWN); time_limit: seconds for the Lipschitz constant of the margins,
-    the only bound on R^n beyond the grid; in a box it is looked for there and, as a box is a part
-    of R^n, on R^n. Without a limit it has a budget of work (about 10 s), so that the curve does not
-    depend on the clock. certificate: what `certify` found for the same samples and loss, on this
-    domain or on R^n: its slopes and its line count, too, so that the exact curve is never above it.
-    arithmetic: as in `radii`; executed needs the model itself and a box, and its points are
-    evaluated by the model.
+    The lower side is made of evaluated points, the upper side of linear bounds on balls and of
+    Lipschitz constants. The domain is [0, 1] by default as for `radii`; `certify`, for the paper's
+    theorem, has R^n.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        norm: ground norm r, 1, 2 or inf; default "inf".
+        order: Wasserstein order p; any other comes from the result at no cost (`of_order`); default
+            1.
+        loss: "cross_entropy" (the default) or "margin".
+        domain: box `(low, high)`, or None for R^n; default (0, 1).
+        arithmetic: as in `radii`; executed needs the model itself and a box, and its points are
+            evaluated by the model; default "auto".
+        points: further points for the lower side, each a tensor like x with one point a sample, for
+            example `flips.points`; default none.
+        grid: radii to look at; at order inf both sides are tightest at eps on the grid; default
+            None, 22, geometric, up to the width of the domain.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        steps: int, steps of the optimisation of the linear bounds (alpha-CROWN); default 0.
+        time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond
+            the grid; default None, a budget of work (about 10 s), so that the curve does not depend
+            on the clock.
+        certificate: `Certificate` for the same samples and loss, on this domain or on R^n: its
+            slopes and its line count, too; default None.
+        progress: bool, or a callable that is given the share done; default False, no bar.
+
+    Returns:
+        `LossCurve`: call it at any eps.
     """
     r = parse_norm(norm)
     p = parse_order(order)

@@ -176,7 +176,19 @@ def paper_smooth_slope(
     `V(eps) <= E_N + l eps`. For `theta = (0, tanh x)`, the sample x = 0 of the first class and
     cross entropy it is 1, so the paper claims `V(0.5) >= 1.1931`; the true value is 0.9507, and the
     loss never exceeds 1.3133 (THEORY 3). The lower slope of a smooth network is
-    `certify(...).infinity`. labels: k ranges over these, default all; the rest as for `lipschitz`.
+    `certify(...).infinity`.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
+        norm: input norm r, 1, 2 or inf; default 2.
+        domain: None (the default) for all of R^n, a box, or a `Ball`.
+        labels: the labels k; default None, all.
+        time_limit: seconds; what was reached by then is kept; default None, a budget of work.
+        shape: of one sample, where neither the domain nor the first layer tells it; default None.
+        seed: int of the random starts; default 0.
+
+    Returns:
+        `Bound`.
     """
     return lipschitz(
         model, norm, domain, labels=labels, time_limit=time_limit, shape=shape, seed=seed
