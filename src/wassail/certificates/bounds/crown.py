@@ -34,6 +34,7 @@ from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock
+from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import (
     all_chunks,
@@ -76,7 +77,7 @@ from wassail.certificates.graph.planes import Curve
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
-from wassail.ties import firm, quiet
+from wassail.ties import firm
 
 POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
 
@@ -640,9 +641,7 @@ class Sweep:
             for i in self.bends
             if i < last
         }
-        first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
-        best = rows.new_full((len(rows),), math.inf, dtype=torch.float64)
-        kept = {i: a.clone() for i, a in alpha.items()}
+        ascent = Ascent(list(alpha.values()))
         for step in range(1, steps + 1):
             clock.check()
             with torch.enable_grad():
@@ -650,28 +649,21 @@ class Sweep:
                 constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
                 value = constant + self.inputs.upper(firm(a), owner)
                 if not value.requires_grad:  # no undecided neuron feeds the rows
-                    return kept
+                    break
                 pulls: tuple[Tensor | None, ...] = torch.autograd.grad(
                     value.sum(), list(leaves.values()), allow_unused=True
                 )
-            value = value.detach()
-            better = value < best
-            best = torch.where(better, value, best)
-            for (i, old), g in zip(alpha.items(), quiet(pulls)):
-                old = old.detach()
-                kept[i] = torch.where(better.reshape(-1, *[1] * (old.ndim - 1)), old, kept[i])
-                if g is None:  # no undecided neuron of this node feeds the row's
+            ascent.keep(-value.detach(), list(alpha.values()))
+            for i, move in zip(alpha, ascent.moves(pulls)):
+                old = alpha[i].detach()
+                if move is None:  # no undecided neuron of this node feeds the row's
+                    alpha[i] = old
                     continue
-                first[i].mul_(0.9).add_(g, alpha=0.1)
-                second[i].mul_(0.99).addcmul_(g, g, value=0.01)
-                move = (first[i] / (1 - 0.9**step)) / (
-                    (second[i] / (1 - 0.99**step)).sqrt() + 1e-12
-                )
                 slope = self.bends[i].slope
                 alpha[i] = torch.minimum(
                     torch.maximum(old - 0.3 * 0.9**step * move, slope), torch.ones_like(slope)
                 )
-        return kept
+        return dict(zip(alpha, ascent.kept))
 
     def _substitute(
         self,

@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from wassail.certificates import clock
+from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.graph.graph import (
     Affine,
     Curved,
@@ -39,7 +40,7 @@ from wassail.certificates.graph.graph import (
 from wassail.certificates.graph.maps import rounding_map
 from wassail.certificates.graph.region import Region
 from wassail.rounding import UNIT, length, sized
-from wassail.ties import firm, quiet, steep_below
+from wassail.ties import firm, steep_below
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"  # lower and upper side, one shape
 ROWS = 2**24  # numbers in one tensor of a pass: rows are handled in parts of about this size
@@ -233,7 +234,7 @@ def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
             start = _value_lines(bounds.spans[i], bounds._slope(i))[1][0]
             alpha[i] = start.expand(len(rows), *start.shape).clone()
     best = _substitute(bounds, last, rows)
-    first, second = ({i: torch.zeros_like(a) for i, a in alpha.items()} for _ in range(2))
+    ascent = Ascent(list(alpha.values()))
     for step in range(1, steps + 1 if alpha else 1):
         clock.check()
         with torch.enable_grad():
@@ -242,14 +243,10 @@ def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
             if not value.requires_grad:  # no undecided neuron feeds this node
                 break
             pulls = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-        for i, g in zip(alpha, quiet(pulls)):  # Adam, written out: rows do not touch each other
-            g = torch.zeros_like(alpha[i]) if g is None else g
-            first[i], second[i] = 0.9 * first[i] + 0.1 * g, 0.99 * second[i] + 0.01 * g.square()
-            move = (first[i] / (1 - 0.9**step)) / ((second[i] / (1 - 0.99**step)).sqrt() + 1e-12)
-            alpha[i] = torch.minimum(
-                torch.maximum(alpha[i] - 0.2 * 0.95**step * move, bounds._slope(i)),
-                alpha[i].new_ones(()),
-            )
+        for i, move in zip(alpha, ascent.moves(pulls)):
+            if move is not None:
+                least = torch.maximum(alpha[i] - 0.2 * 0.95**step * move, bounds._slope(i))
+                alpha[i] = torch.minimum(least, alpha[i].new_ones(()))
         best = torch.minimum(best, _substitute(bounds, last, rows, alpha))
     return best
 

@@ -410,82 +410,93 @@ class Family:
     def _search(self, vertex: int, x: Array, penalty: Penalty, tolerance: float) -> list[Array]:
         """Maximise `<a, d> - phi(||d||)` along the concave curve `t -> max { <a, d> : ||d|| <= t
         }`, slope by slope.
-
-        Between a point too far and one too near the next slope is that of their chord; when the
-        curve does not rise above the chord, the best mixture of the two is the maximiser.
         """
-        a = self.forms.rows[vertex, :-1].copy()
-        norm = self.atlas.norm
         low = self._smallest(vertex)
         steep = float(self.cuts.rows[self.plain, -2].max())
-
-        def at(nu: float) -> Array | None:
-            return self._maximise([vertex], [x], [nu])[0]
-
-        def length(d: Array) -> float:
-            return float(np.linalg.norm(d, norm))
-
-        far = (
-            at(0.0) if low <= 1e-9 * steep else None
-        )  # what is rounding only is 0, unless that leaves the program unbounded
-        far = at(low) if far is None else far
+        # What is rounding only is 0, unless that leaves the program unbounded.
+        far = self._at(vertex, x, 0.0) if low <= 1e-9 * steep else None
+        far = self._at(vertex, x, low) if far is None else far
         if far is None:
             return []
-        if length(far) <= penalty.reach(low):
+        if self._length(far) <= penalty.reach(low):
             if vertex not in self.flattened:
                 self._flatten([vertex])
                 return self._search(vertex, x, penalty, tolerance)
-            ray = self.rays[vertex]
-            if ray is not None:  # the piece goes on growing at this rate: follow it
-                step = 0.0
-                for _ in range(8):
-                    step += penalty.reach(low) - length(far + step * ray)
-                far = far + step * ray
-            return [far]
+            return [self._followed(vertex, far, penalty.reach(low))]
         high = 2 * steep
         near = None
         for _ in range(6):
-            near = at(high)
-            if near is None or length(near) <= penalty.reach(high):
+            near = self._at(vertex, x, high)
+            if near is None or self._length(near) <= penalty.reach(high):
                 break
             high *= 16
-        if near is None or length(near) > penalty.reach(high):
+        if near is None or self._length(near) > penalty.reach(high):
             return []  # order inf and a cell out of reach: the certificates at steep slopes say so
+        return [self._between(vertex, x, (near, far), penalty, tolerance)]
+
+    def _at(self, vertex: int, x: Array, nu: float) -> Array | None:
+        """The maximiser of `<a, d> - nu ||d||`."""
+        return self._maximise([vertex], [x], [nu])[0]
+
+    def _length(self, d: Array) -> float:
+        return float(np.linalg.norm(d, self.atlas.norm))
+
+    def _followed(self, vertex: int, far: Array, reach: float) -> Array:
+        """A point at this distance on the ray of a piece that goes on growing; else the point."""
+        ray = self.rays[vertex]
+        if ray is None:
+            return far
+        step = 0.0
+        for _ in range(8):
+            step += reach - self._length(far + step * ray)
+        return far + step * ray
+
+    def _between(
+        self,
+        vertex: int,
+        x: Array,
+        ends: tuple[Array, Array],
+        penalty: Penalty,
+        tolerance: float,
+    ) -> Array:
+        """The maximiser between a point too near and one too far.
+
+        The next slope is that of their chord; when the curve does not rise above the chord, the
+        best mixture of the two is the maximiser.
+        """
+        a = self.forms.rows[vertex, :-1].copy()
+        low = self._smallest(vertex)
+        near, far = ends
         upper = math.inf
         best = -math.inf
         answer = near
         for _ in range(60):
-            t_far = length(far)
-            t_near = length(near)
+            t_far = self._length(far)
+            t_near = self._length(near)
             if t_far <= t_near:  # one point, whatever the slope
-                at(max(penalty.slope(t_near), low))
+                self._at(vertex, x, max(penalty.slope(t_near), low))
                 break
             chord = max(float(a @ (far - near)) / (t_far - t_near), low)
             t = min(max(penalty.reach(chord), t_near), t_far)
             mixed = near + (t - t_near) / (t_far - t_near) * (far - near)
-            value = float(a @ mixed - penalty.cost(np.array(min(length(mixed), t))))
+            value = float(a @ mixed - penalty.cost(np.array(min(self._length(mixed), t))))
             if value > best:
                 best = value
                 answer = mixed
-            nu = (
-                chord
-                if t_near < t < t_far or penalty.order == math.inf
-                else max(penalty.slope(t), low)
-            )
-            point = at(nu)
+            inner = t_near < t < t_far or penalty.order == math.inf
+            nu = chord if inner else max(penalty.slope(t), low)
+            point = self._at(vertex, x, nu)
             if point is None:
                 break
-            upper = min(
-                upper,
-                float(a @ point) - nu * length(point) + float(penalty.conjugate(np.array(nu))),
-            )
+            conjugate = float(penalty.conjugate(np.array(nu)))
+            upper = min(upper, float(a @ point) - nu * self._length(point) + conjugate)
             if upper - best <= max(tolerance / 4, 1e-14 * abs(best)):
                 break
-            if length(point) > penalty.reach(nu):
+            if self._length(point) > penalty.reach(nu):
                 far = point
             else:
                 near = point
-        return [answer]
+        return answer
 
 
 def magnitudes(network: Piecewise) -> Piecewise:

@@ -56,6 +56,35 @@ class WorstCase:
     far: bool
 
 
+def _check_loss(loss: str) -> None:
+    """Refuse losses that are not Lipschitz."""
+    if loss == "dlr":
+        raise InputError(
+            "the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or "
+            "'cross_entropy'."
+        )
+    if loss not in LIPSCHITZ:
+        raise InputError(f"loss {loss!r} is not known here: choose 'margin' or 'cross_entropy'.")
+
+
+def _check_samples(x: Tensor, y: Tensor, region: Region) -> None:
+    """Refuse samples `(N, n)` that do not fit the network or its domain."""
+    inputs = len(region.low)
+    if region.radius < math.inf:
+        raise InputError(
+            "the domain of a worst case is a box or None: for a ball use order inf with eps "
+            "as its radius."
+        )
+    if x.shape != (len(y), inputs) or not len(y):
+        raise InputError(
+            f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit a network of {inputs} inputs."
+        )
+    if not region.contains(x).all() or not torch.isfinite(x).all():
+        raise InputError(
+            "a sample lies outside the domain: clamp the samples or give the box they live in."
+        )
+
+
 class Problem:
     """Samples, cells, and everything evaluated or proved so far."""
 
@@ -70,35 +99,14 @@ class Problem:
         mu: Tensor | None,
         limit: int,
     ) -> None:
-        if loss == "dlr":
-            raise InputError(
-                "the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or "
-                "'cross_entropy'."
-            )
-        if loss not in LIPSCHITZ:
-            raise InputError(
-                f"loss {loss!r} is not known here: choose 'margin' or 'cross_entropy'."
-            )
+        _check_loss(loss)
         self.network = network
         self.loss = LIPSCHITZ[loss]
         self.norm = parse_norm(norm)
         self.x = x.detach().cpu().double().flatten(1)
         self.y = y.detach().cpu().long()
         self.region = Region.make(domain, network.inputs)
-        if self.region.radius < math.inf:
-            raise InputError(
-                "the domain of a worst case is a box or None: for a ball use order inf with eps "
-                "as its radius."
-            )
-        if self.x.shape != (len(self.y), network.inputs) or not len(self.y):
-            raise InputError(
-                f"x {tuple(x.shape)} and y {tuple(y.shape)} do not fit a network of "
-                f"{network.inputs} inputs."
-            )
-        if not self.region.contains(self.x).all() or not torch.isfinite(self.x).all():
-            raise InputError(
-                "a sample lies outside the domain: clamp the samples or give the box they live in."
-            )
+        _check_samples(self.x, self.y, self.region)
         self.unbounded = not self.region.bounded
         self.points = self.x.numpy()
         self.mu = sample_weights(mu, len(self.y)).numpy()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
+from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.search.cells import inequalities
 from wassail.certificates.search.frontier import Frontier
@@ -22,7 +23,7 @@ from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm
 from wassail.rounding import UNIT, sized
 from wassail.threat import dual
-from wassail.ties import BAND, firm, first_largest, quiet, steep_below
+from wassail.ties import BAND, firm, first_largest, steep_below
 
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
 
@@ -410,9 +411,7 @@ class ConeSearch(Frontier[list[_Node]]):
         )  # on one side almost everywhere: start from the line of that side
         alpha = torch.where(nearly, line, alpha).requires_grad_()
         beta = (beta / unit).requires_grad_()
-        moments = [torch.zeros_like(beta) for _ in range(4)]
-        best = torch.full((len(state),), math.inf, dtype=torch.float64)
-        kept = [alpha.detach(), beta.detach(), torch.zeros_like(beta)]
+        ascent = Ascent((alpha, beta, torch.zeros_like(beta)), 0.001, 1e-8)
         for step in range(STEPS):
             with torch.no_grad():
                 alpha.copy_(torch.maximum(alpha, slope).clamp(max=1))
@@ -437,27 +436,19 @@ class ConeSearch(Frontier[list[_Node]]):
                 )
                 below = torch.maximum((1 - alpha) * high, (slope - alpha) * low)
                 loss = torch.where(free, c.clamp(min=0) * offset - c.clamp(max=0) * below, 0.0)
-                better = sound < best
-                best = torch.where(better, sound, best)
-                kept = [
-                    torch.where(better[:, None], new, old)
-                    for new, old in zip((alpha, unit * beta, loss), kept)
-                ]
+                ascent.keep(-sound, (alpha, unit * beta, loss))
                 if step % 5 == 0:
                     self.offer(maximiser(a, self.norm))
+            best = -ascent.best
             if (best <= self.cutoff).all():
                 break
-            grads = torch.autograd.grad(value.sum(), (alpha, beta))
+            moves = ascent.moves(torch.autograd.grad(value.sum(), (alpha, beta)))
             with torch.no_grad():
-                for i, (variable, grad) in enumerate(
-                    zip((alpha, beta), quiet(grads))
-                ):  # Adam (Kingma & Ba 2015)
-                    assert grad is not None
-                    moments[i] = 0.9 * moments[i] + 0.1 * grad
-                    moments[i + 2] = 0.999 * moments[i + 2] + 0.001 * grad.square()
-                    size = (moments[i + 2] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
-                    variable -= RATE / (1 - 0.9 ** (step + 1)) * moments[i] / size
-        return best, kept[0], kept[1], kept[2]
+                for variable, move in zip((alpha, beta), moves):
+                    assert move is not None
+                    variable -= RATE * move
+        alpha, beta, loss = ascent.kept
+        return best, alpha, beta, loss
 
     def solve(
         self, state: Tensor, output: int, low: Tensor, high: Tensor, upper: float

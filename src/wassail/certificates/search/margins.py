@@ -9,7 +9,6 @@ evaluated in float64 with all rounding errors.
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from wassail.certificates import clock
+from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.chunks import LARGE
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines
@@ -27,7 +27,7 @@ from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.opened import Table
 from wassail.certificates.search.workers import Pool
 from wassail.rounding import FAINT, UNIT
-from wassail.ties import firm, quiet
+from wassail.ties import firm
 
 ROOT = 30  # steps of the ascent at the root of a rival
 STEPS = 12  # at every other domain, which starts where its parent stopped
@@ -380,9 +380,7 @@ class _Tree:
         alpha = domains.alpha.clone()
         beta = domains.beta.clone()
         scale = torch.ones_like(alpha)
-        best = alpha.new_full((len(domains),), -math.inf, dtype=torch.float64)
-        kept = [alpha.clone(), beta.clone()]
-        moments = [[torch.zeros_like(alpha), torch.zeros_like(alpha)] for _ in range(2)]
+        ascent = Ascent((alpha, beta))
         exact = of_owner(self.slope, rows.own)
         slope = exact.float()
         for step in range(1, steps + 1):
@@ -392,38 +390,22 @@ class _Tree:
                 beta = beta.detach().requires_grad_(True)
                 value, _, size = self._margin(self.sweep.fast, rows, domains.sign, alpha, beta)
                 pulls = torch.autograd.grad(value.sum(), (alpha, beta))
-            better = value.detach() > best
-            best = torch.where(better, value.detach(), best)
-            kept = [
-                torch.where(better[:, None], now.detach(), old)
-                for now, old in zip((alpha, beta), kept)
-            ]
+            ascent.keep(value.detach(), (alpha, beta))
             if step == 1:  # multipliers are about as large as coefficients
                 scale = size.clamp(min=1e-6)
-            moves = []
-            for (first, second), g in zip(moments, quiet(pulls)):
-                assert g is not None
-                first.mul_(0.9).add_(g, alpha=0.1)
-                second.mul_(0.99).addcmul_(g, g, value=0.01)
-                moves.append(
-                    (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12)
-                )
+            slope_move, beta_move = ascent.moves(pulls)
+            assert slope_move is not None and beta_move is not None
             rate = 0.3 * 0.1 ** (step / steps)
             alpha = torch.minimum(
-                torch.maximum(alpha.detach() + rate * moves[0], slope), torch.ones_like(slope)
+                torch.maximum(alpha.detach() + rate * slope_move, slope), torch.ones_like(slope)
             )
-            beta = ((beta.detach() + rate * scale * moves[1]).clamp(min=0)) * (domains.sign != 0)
+            beta = ((beta.detach() + rate * scale * beta_move).clamp(min=0)) * (domains.sign != 0)
+        alpha, beta = ascent.kept
         # float32 may have rounded a slope out of its range
-        slopes = torch.minimum(torch.maximum(kept[0].double(), exact), torch.ones_like(exact))
-        value, score, _ = self._margin(
-            self.sweep.exact, rows, domains.sign, slopes, kept[1].double()
-        )
-        return (
-            kept[0],
-            kept[1],
-            value,
-            _first_largest(torch.where(domains.sign == 0, score.float(), 0.0)),
-        )
+        slopes = torch.minimum(torch.maximum(alpha.double(), exact), torch.ones_like(exact))
+        value, score, _ = self._margin(self.sweep.exact, rows, domains.sign, slopes, beta.double())
+        pick = _first_largest(torch.where(domains.sign == 0, score.float(), 0.0))
+        return alpha, beta, value, pick
 
     def _margin(
         self, kind: Arithmetic, rows: _Rows, sign: Tensor, alpha: Tensor, beta: Tensor

@@ -122,38 +122,32 @@ def nearest_flip(
     """The distance of samples `(N, *shape)` with labels `(N,)` to the nearest point of the domain
     that is not strictly y.
 
-    upper, lower `(N,)`: where to start from: distances at which flips are said to be (a hint: every
-    flip reported is found and evaluated here) and radii that are proved. slack `(N, K)`: a point
-    counts as a flip where a rival comes that near to y, which is how far the executed network may
-    be from the exact one. within: look no farther than this, and stop at the first flip that is not
-    farther: enough to decide a fixed budget. time_limit: seconds for all samples, shared evenly;
-    what is not closed by then is reported as a bracket. tolerance: relative, between lower and
-    upper. workers: who shares the open nodes of a sample (see `frontier`), one sample after the
-    other.
+    Args:
+        graph: the network.
+        x: the samples.
+        y: their labels.
+        norm: 1, 2 or inf.
+        domain: a box, or None for all of R^n.
+        upper: `(N,)`, distances at which flips are said to be: a hint, every flip reported is found
+            and evaluated here.
+        lower: `(N,)`, radii that are proved.
+        slack: `(N, K)`, a point counts as a flip where a rival comes that near to y, which is how
+            far the executed network may be from the exact one.
+        within: look no farther than this, and stop at the first flip that is not farther: enough
+            to decide a fixed budget.
+        time_limit: seconds for all samples, shared evenly; what is not closed by then is reported
+            as a bracket.
+        tolerance: relative, between lower and upper.
+        workers: they share the open nodes of a sample (see `frontier`), one sample after the other.
     """
     norm = parse_norm(norm)
     domain = parse_domain(domain)
     graph = graph.to(HOST)
     x = x.detach().cpu().double()
     y = y.cpu()
-    if len(x) != len(y):
-        raise InputError(f"{len(x)} samples have {len(y)} labels: give one for each.")
-    if domain is not None and not ((x >= domain[0]) & (x <= domain[1])).all():
-        raise InputError(
-            "some samples lie outside the domain: clamp them or give the box they live in."
-        )
-    if len(y) and not ((y >= 0) & (y < graph.outputs)).all():
-        raise InputError(f"labels go from 0 to {graph.outputs - 1} here: some of y do not.")
-    if not torch.isfinite(x).all():
-        raise InputError("the samples contain NaN or infinity: give real samples.")
-    hints = (
-        torch.full((len(x),), math.inf, dtype=torch.float64)
-        if upper is None
-        else upper.detach().cpu().double()
-    )
-    known = (
-        torch.zeros(len(x), dtype=torch.float64) if lower is None else lower.detach().cpu().double()
-    )
+    _check(graph, x, y, domain)
+    hints = _given(upper, len(x), math.inf)
+    known = _given(lower, len(x), 0.0)
     found = []
     cut = False
     with crew(workers) as pool, clock.limited(time_limit):
@@ -171,6 +165,27 @@ def nearest_flip(
     points = torch.stack([s.point.reshape(x.shape[1:]) for s in found]) if found else x.clone()
     nodes = torch.tensor([s.nodes for s in found], dtype=torch.int64)
     return Distances(low, high, points, _close(low, high, tolerance), nodes, cut)
+
+
+def _check(graph: Graph, x: Tensor, y: Tensor, domain: Domain) -> None:
+    """Refuse samples that have no nearest flip."""
+    if len(x) != len(y):
+        raise InputError(f"{len(x)} samples have {len(y)} labels: give one for each.")
+    if domain is not None and not ((x >= domain[0]) & (x <= domain[1])).all():
+        raise InputError(
+            "some samples lie outside the domain: clamp them or give the box they live in."
+        )
+    if len(y) and not ((y >= 0) & (y < graph.outputs)).all():
+        raise InputError(f"labels go from 0 to {graph.outputs - 1} here: some of y do not.")
+    if not torch.isfinite(x).all():
+        raise InputError("the samples contain NaN or infinity: give real samples.")
+
+
+def _given(values: Tensor | None, n: int, default: float) -> Tensor:
+    """Values of n samples, float64 on the CPU."""
+    if values is None:
+        return torch.full((n,), default, dtype=torch.float64)
+    return values.detach().cpu().double()
 
 
 def _close(lower: Tensor, upper: Tensor, tolerance: float) -> Tensor:
