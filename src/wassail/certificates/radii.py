@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,7 +32,7 @@ from wassail.certificates.radius_search import (
     slack_of,
 )
 from wassail.certificates.search.nearest_flip import nearest_flip
-from wassail.certificates.search.workers import Workers, crew
+from wassail.certificates.search.workers import Pool, Workers, crew
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.losses import predict
@@ -136,54 +137,32 @@ def radii(
         raise unknown("method", method, METHODS)
     if (eps is None) != (order is None):
         raise InputError("eps and order steer together: give both or neither.")
-    if batch_size < 1 or number(tolerance, "tolerance") <= 0:
+    precision = number(tolerance, "tolerance")
+    if batch_size < 1 or precision <= 0:
         raise InputError(
             f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers."
         )
     graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
-    chosen = method if method != "auto" else _cheap(graph, r)
+    chosen = _cheap(graph, r) if method == "auto" else method
     chosen = "branch" if chosen == "exact" and not is_small(graph) else chosen
-    limit = (
-        None
-        if time_limit is None
-        else number(time_limit, "time_limit") - (time.monotonic() - began)
-    )
-    aim = (
-        None
-        if eps is None or order is None
-        else (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
-    )
+    aim: tuple[float, float, Tensor] | None = None
+    if eps is not None and order is not None:
+        aim = (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
+    limit = None
+    if time_limit is not None:
+        limit = number(time_limit, "time_limit") - (time.monotonic() - began)
     with (
         progress_bar(progress, "certified radii") as report,
         crew(workers) as pool,
         clock.limited(limit),
     ):
-        search = RadiusSearch(
-            graph, x, y, r, box, upper, aim, number(tolerance, "tolerance"), batch_size, report
-        )
+        search = RadiusSearch(graph, x, y, r, box, upper, aim, precision, batch_size, report)
         search.settle(wrong)
         with clock.unlimited():  # on points, where nothing is left to substitute
             seen = search.sift(logits)
         if start is not None:
             search.resume(start)
-        if chosen == "lipschitz":
-            found, search.cut = _by_lipschitz(graph, x, y, r, box)
-            search.lower = torch.where(
-                search.open, torch.maximum(search.lower, found.cpu()), search.lower
-            )
-        elif start is None or chosen == "crown":
-            with clock.limited(
-                clock.seconds_left() / (1 if chosen == "crown" else 2)
-            ):  # a better method comes after it
-                search.run(0)
-        if chosen == "alpha-crown":
-            search.run(steps)
-        if chosen == "ball":
-            search.spheres()
-        if chosen == "branch":
-            search.branch(pool)
-        if chosen == "exact":
-            search.close(pool)
+        _run(search, chosen, start is not None, steps, pool)
     info = {
         "seconds": time.monotonic() - began,
         "sweeps": search.sweeps,
@@ -196,17 +175,29 @@ def radii(
         **({"eps": aim[0], "order": aim[1]} if aim else {}),
         **({} if seen is None else {"errors": seen}),
     }
-    return Radii(
-        search.lower,
-        search.exact,
-        chosen,
-        r,
-        box,
-        search.points,
-        info,
-        graph.arithmetic,
-        search.errors,
-    )
+    known = (search.lower, search.exact, chosen, r, box, search.points)
+    return Radii(*known, info, graph.arithmetic, search.errors)
+
+
+def _run(search: RadiusSearch, method: str, resumed: bool, steps: int, pool: Pool | None) -> None:
+    """The search by one method; the better ones start from linear bounds."""
+    if method == "lipschitz":
+        where = (search.graph, search.x, search.y, search.norm, search.domain)
+        found, search.cut = _by_lipschitz(*where)
+        best = torch.maximum(search.lower, found.cpu())
+        search.lower = torch.where(search.open, best, search.lower)
+    elif not resumed or method == "crown":
+        parts = 1 if method == "crown" else 2  # a better method comes after it
+        with clock.limited(clock.seconds_left() / parts):
+            search.run(0)
+    if method == "alpha-crown":
+        search.run(steps)
+    if method == "ball":
+        search.spheres()
+    if method == "branch":
+        search.branch(pool)
+    if method == "exact":
+        search.close(pool)
 
 
 def _cheap(graph: Graph, norm: float) -> str:
@@ -257,70 +248,104 @@ def verify(
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     graph, x, y, wrong, _ = _prepared(model, x, y, threat.domain, arithmetic)
-    proved = torch.zeros(len(x), dtype=torch.bool)
-    labels = y.cpu()
     wanted = (
         torch.full((len(x),), threat.eps, dtype=torch.float64)
         if at is None
         else at.detach().cpu().double()
     )
+    limit = None if time_limit is None else number(time_limit, "time_limit")
     if method == "lipschitz":
-        with clock.limited(None if time_limit is None else number(time_limit, "time_limit")):
+        with clock.limited(limit):
             values = _by_lipschitz(graph, x, y, threat.norm, threat.domain)[0]
         return (values.cpu() >= wanted) & ~wrong
     exact = method in ("exact", "auto") and is_small(graph)
     branching = method in ("branch", "exact", "auto") and not exact
+    most = (domains(graph) if limit is None else 10**6) if branching else 0
     cheap = _cheap(graph, threat.norm) if method == "auto" else method
-    balls = cheap == "ball"
-    limit = None if time_limit is None else number(time_limit, "time_limit")
-    most = domains(graph) if limit is None else 10**6
+    task = _Fixed(graph, x, y, threat, wanted, batch_size, most, cheap == "ball")
     with progress_bar(progress, "verification") as report, clock.limited(limit):
-        left = (~wrong).nonzero()[:, 0]
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
-            for done, part in enumerate(torch.split(left, batch_size) if len(left) else ()):
-                report((turn + done * batch_size / max(len(left), 1)) / 2)
-                some = part.to(x.device)
-                try:
-                    sweep = Sweep(
-                        graph, Balls.make(x[some], wanted[part], threat.norm, threat.domain), inner
-                    ).run()
-                    lower = margins(sweep, y[some])[0].cpu()
-                except clock.Late:
-                    return proved
-                proved[part] = least_value(lower, labels[part]) > 0
-                rest = part[~proved[part]]
-                if balls and len(rest):
-                    there = rest.to(x.device)
-                    with suppress(clock.Late):
-                        proved[rest] = proved_by_balls(
-                            graph, x[there], y[there], wanted[rest], threat.norm, threat.domain
-                        )
-                for group in sample_groups(
-                    (~proved[part]).nonzero()[:, 0].tolist() if branching else [], graph
-                ):
-                    share = (
-                        clock.seconds_left()
-                        / (len(left) - done * batch_size - group[0])
-                        * len(group)
-                    )
-                    decided = branched(
-                        sweep, lower, group, labels[part], [most] * len(group), share
-                    )
-                    proved[part[group]] = torch.tensor([good for good, _ in decided])
-            left = (~wrong & ~proved).nonzero()[:, 0]
-        if exact and len(left):
-            shared = len(left)
-            for eps in torch.unique(wanted[left]).tolist():
-                mine = left[wanted[left] == eps]
-                a, b = (v[mine.to(v.device)] for v in (x, y))
-                with clock.limited(clock.seconds_left() * len(mine) / shared), suppress(clock.Late):
-                    slack = slack_of(graph, a, b, wanted[mine], threat.norm, threat.domain)
-                    distances = nearest_flip(
-                        graph, a, b, threat.norm, threat.domain, slack=slack, within=eps
-                    )
-                    proved[mine] = distances.lower >= eps
-                shared -= len(mine)
-    return proved
+            try:
+                task.sweep((~wrong & ~task.proved).nonzero()[:, 0], inner, turn, report)
+            except clock.Late:
+                return task.proved
+        if exact:
+            task.close((~wrong & ~task.proved).nonzero()[:, 0])
+    return task.proved
+
+
+class _Fixed:
+    """Samples to prove at fixed radii.
+
+    wanted `(N,)`: the radii; most: domains of a branch and bound for each sample, 0 for none;
+    spheres: whether the bounds of "ball" come after crown's; proved `(N,)`: what is proved so far.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        wanted: Tensor,
+        batch_size: int,
+        most: int,
+        spheres: bool,
+    ) -> None:
+        self.graph = graph
+        self.x = x
+        self.y = y
+        self.labels = y.cpu()
+        self.threat = threat
+        self.wanted = wanted
+        self.batch_size = batch_size
+        self.most = most
+        self.spheres = spheres
+        self.proved = torch.zeros(len(x), dtype=torch.bool)
+
+    def sweep(self, left: Tensor, steps: int, turn: int, report: Callable[[float], None]) -> None:
+        """Linear bounds for samples, in batches, and branching for those that they do not prove."""
+        norm = self.threat.norm
+        domain = self.threat.domain
+        for done, part in enumerate(torch.split(left, self.batch_size) if len(left) else ()):
+            report((turn + done * self.batch_size / max(len(left), 1)) / 2)
+            some = part.to(self.x.device)
+            balls = Balls.make(self.x[some], self.wanted[part], norm, domain)
+            bounds = Sweep(self.graph, balls, steps).run()
+            lower = margins(bounds, self.y[some])[0].cpu()
+            self.proved[part] = least_value(lower, self.labels[part]) > 0
+            self._balls(part[~self.proved[part]])
+            open_ = (~self.proved[part]).nonzero()[:, 0].tolist() if self.most else []
+            for group in sample_groups(open_, self.graph):
+                rest = len(left) - done * self.batch_size - group[0]
+                share = clock.seconds_left() / rest * len(group)
+                counts = [self.most] * len(group)
+                decided = branched(bounds, lower, group, self.labels[part], counts, share)
+                self.proved[part[group]] = torch.tensor([good for good, _ in decided])
+
+    def _balls(self, rest: Tensor) -> None:
+        """The bounds of "ball" for what crown left, if they are wanted."""
+        if self.spheres and len(rest):
+            x = self.x[rest.to(self.x.device)]
+            y = self.y[rest.to(self.y.device)]
+            where = (self.wanted[rest], self.threat.norm, self.threat.domain)
+            with suppress(clock.Late):
+                self.proved[rest] = proved_by_balls(self.graph, x, y, *where)
+
+    def close(self, left: Tensor) -> None:
+        """Exact distances of samples, as far as needed; those with one radius together."""
+        norm = self.threat.norm
+        domain = self.threat.domain
+        shared = len(left)
+        for eps in torch.unique(self.wanted[left]).tolist():
+            mine = left[self.wanted[left] == eps]
+            x = self.x[mine.to(self.x.device)]
+            y = self.y[mine.to(self.y.device)]
+            with clock.limited(clock.seconds_left() * len(mine) / shared), suppress(clock.Late):
+                slack = slack_of(self.graph, x, y, self.wanted[mine], norm, domain)
+                distances = nearest_flip(self.graph, x, y, norm, domain, slack=slack, within=eps)
+                self.proved[mine] = distances.lower >= eps
+            shared -= len(mine)
 
 
 def _prepared(

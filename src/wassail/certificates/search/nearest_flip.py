@@ -146,8 +146,8 @@ def nearest_flip(
     x = x.detach().cpu().double()
     y = y.cpu()
     _check(graph, x, y, domain)
-    hints = _given(upper, len(x), math.inf)
-    known = _given(lower, len(x), 0.0)
+    hints = _given(upper, len(x), math.inf).tolist()
+    known = _given(lower, len(x), 0.0).tolist()
     found = []
     cut = False
     with crew(workers) as pool, clock.limited(time_limit):
@@ -155,13 +155,11 @@ def nearest_flip(
             own = graph if slack is None else ahead(graph, slack[i])
             search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, pool)
             with clock.limited(clock.seconds_left() / (len(x) - i)):
-                search.run(float(hints[i]), float(known[i]))
+                search.run(hints[i], known[i])
             cut |= search.cut
             found.append(search)
-    low, high = (
-        torch.tensor([getattr(s, side) for s in found], dtype=torch.float64)
-        for side in ("lower", "upper")
-    )
+    low = torch.tensor([s.lower for s in found], dtype=torch.float64)
+    high = torch.tensor([s.upper for s in found], dtype=torch.float64)
     points = torch.stack([s.point.reshape(x.shape[1:]) for s in found]) if found else x.clone()
     nodes = torch.tensor([s.nodes for s in found], dtype=torch.int64)
     return Distances(low, high, points, _close(low, high, tolerance), nodes, cut)

@@ -255,6 +255,23 @@ def _minimise(
     return list(zip(points, multipliers))
 
 
+def _tight_multipliers(rows: Array, tight: NDArray[np.bool_], target: Array) -> Array:
+    """`argmin_{u >= 0} ||target - rows^T u||_2` over the rows that are tight, 0 for the others."""
+    u = np.zeros(len(rows))
+    if tight.any():
+        u[tight] = nonnegative(rows[tight], target)
+    return u
+
+
+def _next_length(tau: float, low: float, high: float, guess: float) -> float:
+    """The guess if it lies in the bracket, else its middle, or eight times as far."""
+    if low < guess < high:
+        return guess
+    if low > 0 and high < math.inf:
+        return math.sqrt(low * high)
+    return 8 * tau if low > 0 or tau < high else tau / 8
+
+
 def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None:
     """The program for r = 2, by projections.
 
@@ -264,10 +281,7 @@ def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None
     a / nu`, so `tau = ||p|| / (1 - ||q||^2)^(1/2)`.
     """
     if room.min(initial=0.0) >= 0:  # the sample is in the cell: is it the maximiser?
-        u = np.zeros(len(room))
-        tight = np.flatnonzero(room <= 1e-13)
-        if len(tight):
-            u[tight] = nonnegative(rows[tight], a)
+        u = _tight_multipliers(rows, room <= 1e-13, a)
         if np.linalg.norm(a - u @ rows) <= nu * (1 + LIFT / 2):
             return np.zeros_like(a), u
     low = 0.0
@@ -279,10 +293,8 @@ def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None
         d = nearest_point(rows, room, tau * a / nu)
         if d is None:
             break
-        tight = np.flatnonzero(room - rows @ d <= 1e-9 * (1 + np.linalg.norm(d)))
-        u = np.zeros(len(room))
-        if len(tight):
-            u[tight] = nonnegative(rows[tight], a - nu / tau * d)
+        tight = room - rows @ d <= 1e-9 * (1 + np.linalg.norm(d))
+        u = _tight_multipliers(rows, tight, a - nu / tau * d)
         if np.linalg.norm(d) <= tau:
             high = tau
             answer = (d, u)
@@ -303,13 +315,7 @@ def _euclidean(a: Array, rows: Array, room: Array, nu: float) -> Solution | None
                 return d, u
         if tau > 1e8 * scale or high <= low * (1 + 1e-15):
             break
-        if not low < guess < high:
-            guess = (
-                math.sqrt(low * high)
-                if low > 0 and high < math.inf
-                else (8 * tau if low > 0 or tau < high else tau / 8)
-            )
-        tau = guess
+        tau = _next_length(tau, low, high, guess)
     return answer if answer is not None else ((d, u) if d is not None else None)
 
 
