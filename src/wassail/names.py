@@ -194,5 +194,5 @@ SLOPES: dict[str, tuple[str, str]] = {
     "paper": ("L", "Lipschitz constant of the logits, times that of the loss: Corollary 1"),
 }
 PRECISIONS = ("float32", "bfloat16", "float16")  # of the gradients of attacks
-EXPORTS = ("csv", "robustbench", "pt", "npz", "png")
+EXPORTS = ("csv", "robustbench", "pt", "npz", "png", "json", "card")
 FIGURES = ("convergence", "witness", "inclusion", "step", "runtime", "curve", "kappa", "steps")

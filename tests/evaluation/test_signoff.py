@@ -193,3 +193,12 @@ def test_an_ordering_of_two_models_is_proved_or_not_claimed(run) -> None:
     assert "the second is better" in str(ws.compare(worse, better, threat, resamples=20))
     blind = dataclasses.replace(better, radii=None)
     assert ws.compare(blind, worse, threat, resamples=20).guaranteed[0] == -1
+
+
+def test_a_run_is_exported_as_json_and_as_a_card(run, tmp_path, capsys) -> None:
+    assert main(["export", str(run.folder), "json", "card", "-o", str(tmp_path)]) == 0
+    assert "evaluation.json" in capsys.readouterr().out
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == json.loads(
+        json.dumps(as_json(run))
+    )
+    assert (tmp_path / "card.md").read_text() == model_card(run)

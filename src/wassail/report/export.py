@@ -32,6 +32,8 @@ from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
 from wassail.names import EXPORTS
 from wassail.network import Model
+from wassail.report.card import model_card
+from wassail.report.machine import as_json
 from wassail.report.png import encode, to_uint8
 from wassail.threat import Number, Threat, floor_percent, parse_eps, show
 from wassail.transport.allocation import knapsack
@@ -75,7 +77,7 @@ def write(
     model: Model | None = None,
     dataset: str | None = None,
 ) -> Export:
-    """One of the formats csv, robustbench, pt, npz, png, under its usual name in a folder.
+    """One of the formats in `FORMATS`, under its usual name in a folder.
 
     model: looks at the flips again; dataset: RobustBench's name of the data.
     """
@@ -90,7 +92,17 @@ def write(
         return to_npz(run, place / "flips.npz")
     if name == "png":
         return to_png(run, place / "png", model)
+    if name == "json":
+        return _text(run, place / "evaluation.json", json.dumps(as_json(run), indent=1) + "\n")
+    if name == "card":
+        return _text(run, place / "card.md", model_card(run))
     raise unknown("format", name, FORMATS)
+
+
+def _text(run: Evaluation, path: Path, text: str) -> Export:
+    """A file of text about the whole run."""
+    save(path, text)
+    return Export(path, len(run), _count(run))
 
 
 def to_csv(run: Evaluation, path: FilePath) -> Export:
