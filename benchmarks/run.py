@@ -25,8 +25,8 @@ PAGES = {
     "spheres.py": "spheres.md",
 }
 
-# Benchmarks beside other tools or public verdicts, in parts that can be stopped and started. Without
-# that tool their pages would lose its columns: so they run only where the variable names it.
+# Benchmarks beside other tools or public verdicts, in parts that can be stopped and started.
+# Without that tool their pages would lose its columns: they run only where the variable names it.
 PARTS = {
     "radii.py": ("radii.md", "WASSAIL_LIRPA", ("peer", "alpha", "full", "soundness", "sandwich")),
     "smooth.py": ("transformers.md", "WASSAIL_LIRPA", ("peer", "verified", "lipschitz")),
