@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import wassail as ws
-from wassail.attacks.nearest import ENGINES, METHODS, undecided
+from wassail.attacks.nearest import METHODS, undecided
+from wassail.names import ENGINES
 from wassail.testing import LinearClassifier, check_attack, samples
 
 INF = math.inf
@@ -271,3 +272,44 @@ def test_a_start_that_is_narrowly_wrong_is_not_lost() -> None:
     assert start.success.all()
     found = ws.nearest(model, x, y, 2, passes=20, start=start)
     assert (found.distances <= start.distances).all()
+
+
+@pytest.mark.parametrize("classes", [100, 1000])
+def test_many_classes_get_more_rivals_within_the_budget(classes: int) -> None:
+    """Half of the classes have large logits and flat planes, the others small ones and steep
+    planes, which are nearest: no gradient of the ten first is of these.
+    """
+    generator = torch.Generator().manual_seed(classes)
+    half = classes // 2
+    flat = torch.arange(classes) < half
+    weight = torch.randn(classes, 12, generator=generator, dtype=torch.float64)
+    weight = torch.where(flat[:, None], 0.002 * weight, weight)
+    high = 1 + 0.1 * torch.randn(classes, generator=generator, dtype=torch.float64)
+    bias = torch.where(flat, high, -4 - 0.5 * weight.sum(1))
+    model = LinearClassifier(weight, bias)
+    x, _ = samples(16, (3, 4), classes)
+    y = model(x).argmax(1)
+    assert (y < half).all()
+    exact = model.distances(x, y, 2.0, (0.0, 1.0))
+    found = ws.nearest(model, x, y, 2, passes=450)
+    assert (found.forwards + found.backwards <= 450).all()
+    assert (found.distances >= exact - 1e-9).all()
+    ratio = found.distances / exact
+    assert ratio.mean() < 1.01  # without the wide look: infinite, and 2.6
+
+
+def test_few_classes_pay_nothing_for_many() -> None:
+    from wassail.attacks.chase import Lead, first_steps, wide_rivals
+    from wassail.attacks.hunt import Hunt
+    from wassail.network import Network
+
+    model = relu_net()
+    x, _ = samples(6, (3, 4), 5)
+    y = model(x).argmax(1)
+    network = Network(model, torch.arange(6))
+    hunt = Hunt(network, x, y, 2.0, (0.0, 1.0), None)
+    slack = torch.ones(6)
+    lead = Lead(hunt, *first_steps(hunt), slack, torch.zeros(0, dtype=torch.int64))
+    spent = network.forwards + network.backwards
+    wide_rivals(hunt, lead, 0)
+    assert torch.equal(network.forwards + network.backwards, spent)

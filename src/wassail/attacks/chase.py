@@ -24,22 +24,68 @@ logits. On a linear classifier that first step is the answer: one forward pass a
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from wassail.attacks.blind import blind_search, far_starts
 from wassail.attacks.hunt import Hunt
 from wassail.device import take
 from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
-from wassail.losses import strongest_rival
-from wassail.network import generators
+from wassail.losses import magnitude, strongest_rival
+from wassail.network import Tape, generators
 from wassail.progress import Tick
 from wassail.ties import LOGITS, in_order, largest
 
 CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead
-RIVALS = (
-    10  # gradients at the sample: all rivals up to 11 classes, else those with the largest logits
-)
+# Gradients at the sample: all rivals up to 11 classes, else those with the largest logits.
+RIVALS = 10
+# By which share the ball of a squeeze is smaller than the best flip's: at first, at most, at least.
+SLACK = 0.05
+MOST_SLACK = 0.2
+LEAST_SLACK = 0.001
+# A sample that flips after this share of its first step is not chased but walked (`creep`).
+EARLY = {1.0: 0.4, 2.0: 0.4, math.inf: 0.7}
+# With more than 11 classes: how many more rivals get a gradient later, and how many are chased.
+WIDE = 50
+CHASED = 3
+LOOKS = 8  # forward passes to estimate the gradients of all classes
+
+
+@dataclass
+class Lead:
+    """What the gradients at m samples say, and what was learned of them.
+
+    Args:
+        hunt: the search.
+        rows: the samples `(m,)`.
+        rivals: classes by the length of their first step, nearest first, `(m, J)`.
+        steps: first steps `(m, J, *shape)`.
+        slack: see `squeeze`; for every sample of the hunt.
+        blind: places `(k,)` of samples whose gradients lead nowhere.
+    """
+
+    hunt: Hunt
+    rows: Tensor
+    rivals: Tensor
+    steps: Tensor
+    slack: Tensor
+    blind: Tensor
+
+    def ahead(self, rank: int, factor: float) -> Tensor:
+        """Points on the way to a rival, `(m, *shape)`, `factor` first steps from the samples."""
+        return clip(self.hunt.x[self.rows] + factor * self.steps[:, rank], self.hunt.domain)
+
+    def misled(self) -> Tensor:
+        """Whether the flip known is much nearer or farther than the first step said, or, for
+        l2, there is none; bool `(m,)`.
+        """
+        length = vector_norm(self.steps[:, 0], self.hunt.norm)
+        ratio = self.hunt.distance[self.rows] / length.clamp(min=1e-30)
+        if self.hunt.norm == 1:  # a sparse step often fails to flip for honest reasons
+            return (ratio < 0.7) | ((ratio > 3) & torch.isfinite(ratio))
+        return ((ratio < 0.75) | (ratio > 1.5)) & (self.hunt.norm == 2)
 
 
 def chase_engine(
@@ -52,82 +98,242 @@ def chase_engine(
     calls for, the second rival, a polish of the best flip (about 100 passes for ten classes). Then
     rounds, each from somewhere else: a squeeze of the best flip, a start far beyond a boundary, the
     other rivals, random starts. The schedule never looks at the budget: a smaller one only cuts it
-    short. A hunt that goes on with flips of its own skips the opening's chases and the rounds
-    before `begin`, if that is not negative.
+    short.
 
-    Gradients at a sample mislead where the flip is not nearly as far as they promise: networks
-    trained for linf hide their l2 and l1 flips behind saturated units. Such samples are chased by
+    Gradients at a sample mislead where the flip is not nearly as far as they promise. Networks
+    trained for linf hide their l2 and l1 flips behind saturated units: such samples are chased by
     the steps of another norm (`CROSS`), which spread over more coordinates, and shortened in their
-    own.
+    own. Samples that flip early on the way are walked in small steps (`creep`). Samples whose
+    gradient is zero, or that have no flip after the opening, are searched without gradients
+    (`blind_search`).
 
-    topk: rivals whose gradient is taken at the sample, those with the largest logits; K - 1 makes
-    linear classifiers exact.
+    Args:
+        hunt: the search.
+        tick: told the share that is done.
+        rounds: rounds at most, the opening included.
+        seed: keys random starts, together with each sample.
+        begin: round to go on with, for a hunt that has flips of its own; negative: the opening
+            comes first.
+        topk: rivals whose gradient is taken at the sample, those with the largest logits; K - 1
+            makes linear classifiers exact.
     """
     hunt.anytime = True
     rows, rivals, steps = first_steps(hunt, topk)
     if not len(rows):
         return
-    x = hunt.x[rows]
-    count = rivals.shape[1]
-    every = torch.arange(len(rows), device=rows.device)
-
-    def ahead(rank: int, factor: float) -> Tensor:
-        return clip(x + factor * steps[every, rank], hunt.domain)
-
-    def misled() -> Tensor:
-        """Whether the flip known is much nearer or farther than the first step said, or, for
-        l2, there is none.
-        """
-        ratio = hunt.distance[rows] / vector_norm(steps[:, 0], hunt.norm).clamp(min=1e-30)
-        if hunt.norm == 1:  # a sparse step often fails to flip for honest reasons
-            return (ratio < 0.7) | ((ratio > 3) & torch.isfinite(ratio))
-        return ((ratio < 0.75) | (ratio > 1.5)) & (hunt.norm == 2)
-
+    slack = torch.full_like(hunt.distance, SLACK)
+    blind = (vector_norm(steps[:, 0], hunt.norm) == 0).nonzero()[:, 0]
+    lead = Lead(hunt, rows, rivals, steps, slack, blind)
     if begin < 0:
-        hunt.guess(rows, ahead(0, 1.0))
-        chase(hunt, rows, ahead(0, 1.0), 6 if hunt.norm in CROSS else 18, rivals[:, 0])
-        hunt.shorten(rows, 3, 0.5 if hunt.norm in CROSS else 0.85)
-        wrongly = misled()
-        led = wrongly.nonzero()[:, 0]
-        kept = (~wrongly).nonzero()[:, 0]
-        if len(led):
-            some = rows[led]
-            chase(hunt, some, ahead(0, 1.02)[led], 14, rivals[led, 0], aim=CROSS[hunt.norm])
-            hunt.shorten(some, 5)
-            chase(hunt, some, hunt.points[some], 12)
-            polish(hunt, some, 8)
-        if hunt.norm in CROSS:  # the others go on from where they are
-            some = rows[kept]
-            begun = torch.isfinite(hunt.distance[some])
-            on = torch.where(column(begun, x[kept]), hunt.points[some], ahead(0, 1.5)[kept])
-            chase(hunt, some, on, 12, rivals[kept, 0])
-        if count > 1:
-            chase(hunt, rows, ahead(1, 1.02), 8, rivals[:, 1])
-        polish(hunt, rows, 8)
+        opening(hunt, lead, seed)
     for number in range(max(begin, 0), rounds - 1):
         if not len(hunt.able(rows, 1)):
             return
         tick(number / rounds)
+        if len(lead.blind):
+            blind_search(hunt, rows[lead.blind], 60, seed, 103 + number)
         if number == 2:
-            for rank in range(2, count):
-                chase(hunt, rows, ahead(rank, 1.02), 10, rivals[:, rank])
+            wide_rivals(hunt, lead, seed)
+            for rank in range(2, rivals.shape[1]):
+                chase(hunt, rows, lead.ahead(rank, 1.02), 10, rivals[:, rank])
         elif number % 4 == 1:
-            # For l1 another norm's steps come first, for l2 every second time: there they only help
-            # to get going.
-            wrongly = misled() & ((number // 4) % 2 == int(hunt.norm == 2))
-            led = wrongly.nonzero()[:, 0]
-            kept = (~wrongly).nonzero()[:, 0]
-            far = ahead((number // 4) % count, 2.5)
-            chase(hunt, rows[kept], far[kept], 20)
-            if len(led):
-                chase(hunt, rows[led], far[led], 20, aim=CROSS[hunt.norm])
-                hunt.shorten(rows[led], 4)
+            from_afar(hunt, lead, number // 4)
         elif number % 4 == 3 and number > 3:
             chase(hunt, rows, scatter(hunt, rows, seed, number), 15)
         else:
-            squeeze(hunt, rows, 40)
+            squeeze(hunt, rows, 40, slack)
             continue  # it ends at the boundary: nothing to polish
         polish(hunt, rows, 6)
+
+
+def opening(hunt: Hunt, lead: Lead, seed: int) -> None:
+    """The nearest rival, what the first result calls for, the second rival, a polish."""
+    rows = lead.rows
+    rivals = lead.rivals
+    hunt.guess(rows, lead.ahead(0, 1.0))
+    if len(lead.blind):
+        far_starts(hunt, rows[lead.blind], seed)
+        blind_search(hunt, rows[lead.blind], 40, seed, 102)
+    honest = creep(hunt, lead)
+    some = rows[honest]
+    first = lead.ahead(0, 1.0)[honest]
+    chase(hunt, some, first, 6 if hunt.norm in CROSS else 18, rivals[honest, 0])
+    hunt.shorten(some, 3, 0.5 if hunt.norm in CROSS else 0.85)
+    wrongly = lead.misled()[honest]
+    led = honest[wrongly.nonzero()[:, 0]]
+    kept = honest[(~wrongly).nonzero()[:, 0]]
+    if len(led):
+        some = rows[led]
+        chase(hunt, some, lead.ahead(0, 1.02)[led], 14, rivals[led, 0], aim=CROSS[hunt.norm])
+        hunt.shorten(some, 5)
+        chase(hunt, some, hunt.points[some], 12)
+        polish(hunt, some, 8)
+    if hunt.norm in CROSS:  # the others go on from where they are
+        some = rows[kept]
+        begun = torch.isfinite(hunt.distance[some])
+        on = torch.where(column(begun, first[:1]), hunt.points[some], lead.ahead(0, 1.5)[kept])
+        chase(hunt, some, on, 12, rivals[kept, 0])
+    if rivals.shape[1] > 1:
+        chase(hunt, rows, lead.ahead(1, 1.02), 8, rivals[:, 1])
+    polish(hunt, rows, 8)
+    lost = torch.isinf(hunt.distance[rows])
+    if lost.any():
+        lost[lead.blind] = False
+        fresh = lost.nonzero()[:, 0]
+        far_starts(hunt, rows[fresh], seed)
+        squeeze(hunt, rows[fresh], 10, lead.slack)
+        blind_search(hunt, rows[fresh], 20, seed, 102)
+        lead.blind = torch.cat([lead.blind, fresh])
+
+
+def creep(hunt: Hunt, lead: Lead) -> Tensor:
+    """Another opening for samples that flip early on the way of their first step: for them
+    gradients promise a boundary that is much too far, as in k-winners networks. The others are
+    returned, as places `(k,)` among the rows.
+
+    Small steps from the sample, as WDA++ makes them, see the gradient change on the way; then a
+    squeeze. 1 F for every sample; for those that flip up to 15 F + 14 B, 3 F and 16 F + 16 B.
+    """
+    rows = lead.rows
+    places = hunt.able(rows, 1)
+    if not len(places):
+        return places
+    _, flipped = hunt.logits(lead.ahead(0, EARLY[hunt.norm])[places], rows[places])
+    early = torch.zeros_like(rows, dtype=torch.bool)
+    early[places] = flipped
+    chosen = early.nonzero()[:, 0]
+    if len(chosen):
+        length = vector_norm(lead.steps[chosen, 0], hunt.norm)
+        march(hunt, rows[chosen], length / 32, 14)
+        hunt.shorten(rows[chosen], 3, 0.8)
+        squeeze(hunt, rows[chosen], 16, lead.slack)
+    return (~early).nonzero()[:, 0]
+
+
+def march(hunt: Hunt, rows: Tensor, size: Tensor, times: int, growth: float = 1.2) -> None:
+    """Steepest steps from the sample until it flips, of sizes that grow by a factor from `size`
+    `(m,)`. 1 F + 1 B each, and 1 F.
+    """
+    current = hunt.x[rows]
+    for _ in range(times):
+        rows, current, size = take(hunt.able(rows, 2), rows, current, size)
+        if not len(rows):
+            return
+        tape, flip = hunt.tape(current, rows)
+        stay = (~flip).nonzero()[:, 0]
+        if not len(stay):
+            return
+        w = climb(hunt, tape, rows, stay)
+        rows, current, size = take(stay, rows, current, size)
+        current = clip(current + steepest(current, w, hunt.norm, size, hunt.domain), hunt.domain)
+        size = growth * size
+    rows, current = take(hunt.able(rows, 1), rows, current)
+    if len(rows):
+        hunt.logits(current, rows)
+
+
+def from_afar(hunt: Hunt, lead: Lead, turn: int) -> None:
+    """Chase from a point far beyond a rival's boundary."""
+    # For l1 another norm's steps come first, for l2 every second time: there they only help to get
+    # going.
+    wrongly = lead.misled() & (turn % 2 == int(hunt.norm == 2))
+    led = wrongly.nonzero()[:, 0]
+    kept = (~wrongly).nonzero()[:, 0]
+    far = lead.ahead(turn % lead.rivals.shape[1], 2.5)
+    chase(hunt, lead.rows[kept], far[kept], 20)
+    if len(led):
+        chase(hunt, lead.rows[led], far[led], 20, aim=CROSS[hunt.norm])
+        hunt.shorten(lead.rows[led], 4)
+
+
+def wide_rivals(hunt: Hunt, lead: Lead, seed: int) -> None:
+    """With many classes: the exact first step of `WIDE` more rivals, of which the `CHASED` nearest
+    are chased. `LOOKS` + 1 F and `WIDE` B, and 20 passes for each that is chased.
+
+    Half of them are those with the next largest logits, the others those that are nearest by an
+    estimate of their gradients (`steepness`).
+    """
+    count = min(WIDE, hunt.clean.shape[1] - 1 - lead.rivals.shape[1])
+    places = hunt.able(lead.rows, count + LOOKS + 1) if count > 0 else lead.rows[:0]
+    if not len(places):
+        return
+    rows = lead.rows[places]
+    y = hunt.y[rows, None]
+    z = hunt.clean[rows]
+    gap = z.gather(1, y) - z
+    taken = torch.cat([lead.rivals[places], y], 1)
+    by_logit = largest((-gap).scatter(1, taken, -math.inf), (count + 1) // 2, band=LOGITS)
+    taken = torch.cat([taken, by_logit], 1)
+    near = steepness(hunt, rows, seed) / gap.clamp(min=torch.finfo(gap.dtype).tiny)
+    by_slope = largest(near.scatter(1, taken, -math.inf), count // 2, band=LOGITS)
+    rivals = torch.cat([by_logit, by_slope], 1)
+    chased, starts = _shortest(hunt, rows, rivals)
+    for k in range(chased.shape[1]):
+        chase(hunt, rows, clip(starts[:, k], hunt.domain), 10, chased[:, k])
+
+
+def steepness(hunt: Hunt, rows: Tensor, seed: int) -> Tensor:
+    """How fast `theta_j - theta_y` changes around the samples, for all classes at once, `(m, K)`,
+    in an arbitrary unit: its root mean square over random steps. `LOOKS` F each.
+    """
+    x = hunt.x[rows]
+    y = hunt.y[rows, None]
+    clean = hunt.clean[rows]
+    known = torch.isfinite(hunt.distance[rows])
+    width = 1.0 if hunt.domain is None else hunt.domain[1] - hunt.domain[0]
+    length = vector_norm(hunt.points[rows] - x, hunt.norm)
+    length = torch.where(known & (length > 0), 0.25 * length, 0.1 * width)
+    total = torch.zeros_like(clean)
+    for look in range(LOOKS):
+        v = gaussian(x, seed, 200 + look)
+        v = v * column(length / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
+        z, _ = hunt.logits(clip(x + v, hunt.domain), rows)
+        change = (z - clean) - (z - clean).gather(1, y)
+        total = total + (change / magnitude(clean)[:, None]).square()
+    return total.sqrt() * magnitude(clean)[:, None]
+
+
+def _shortest(hunt: Hunt, rows: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rivals `(m, J)` the `CHASED` with the shortest first steps, and where these lead: `(m, C)`
+    and `(m, C, *shape)`. 1 F + J B each.
+
+    One rival at a time: the steps of all of them at once would not fit into memory.
+    """
+    x = hunt.x[rows]
+    y = hunt.y[rows, None]
+    z = hunt.clean[rows]
+    tape = hunt.network.tape(x, rows)
+    every = torch.arange(len(rows), device=rows.device)
+    need = hunt.network.need(z, rows, 4)
+    count = rivals.shape[1]
+    slots = min(CHASED, count)
+    length = torch.full((len(rows), slots), math.inf, dtype=x.dtype, device=x.device)
+    starts = x[:, None].repeat(1, slots, *[1] * (x.ndim - 1))
+    chased = rivals[:, :slots].clone()
+    for j in range(count):
+        rival = rivals[:, j : j + 1]
+        weight = torch.zeros_like(z).scatter(1, rival, 1.0).scatter(1, y, -1.0)
+        w = tape.pull(weight, every, again=j < count - 1)
+        gap = (z.gather(1, y) - z.gather(1, rival))[:, 0]
+        step = plane_step(x, w, gap + need, hunt.norm, hunt.domain)
+        far = vector_norm(step, hunt.norm)
+        far = torch.where(inner(w, step) < gap * (1 - 1e-4), math.inf, far)
+        slot = length.argmax(1)
+        better = far < length[every, slot] * (1 - LOGITS)
+        length[every, slot] = torch.where(better, far, length[every, slot])
+        chased[every, slot] = torch.where(better, rival[:, 0], chased[every, slot])
+        kept = starts[every, slot]
+        starts[every, slot] = torch.where(column(better, x), x + 1.02 * step, kept)
+    return chased, starts
+
+
+def gaussian(x: Tensor, seed: int, number: int) -> Tensor:
+    """Normal draws of the shape of `x`, keyed by (seed, the sample, number)."""
+    draws = [
+        torch.randn(x.shape[1:], dtype=x.dtype, generator=generator)
+        for generator in generators(x, seed, number)
+    ]
+    return torch.stack(draws).to(x.device)
 
 
 def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,6 +410,15 @@ def chase(
         current = clip((1 - a) * (base + eta_ * d1) + a * (x + eta_ * d2), hunt.domain)
 
 
+def climb(hunt: Hunt, tape: Tape, rows: Tensor, keep: Tensor) -> Tensor:
+    """The gradient of the margin, `max_{j != y} theta_j - theta_y`, at the places `keep` `(k,)` of
+    a tape on these rows: `(k, *shape)`. 1 B each.
+    """
+    y = hunt.y[rows[keep]]
+    rival = strongest_rival(tape.logits[keep], y)[1]
+    return tape.gradients(y, rival[:, None], keep)[:, 0]
+
+
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:
     """Shorten the best flip, chase on from it with small pushes, shorten again."""
     rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
@@ -212,15 +427,25 @@ def polish(hunt: Hunt, rows: Tensor, times: int) -> None:
     hunt.shorten(rows, 4, 0.96)
 
 
-def squeeze(
-    hunt: Hunt, rows: Tensor, times: int, tight: float = 0.998, length: float = 0.3
-) -> None:
-    """Climb the margin inside a ball a little smaller than the best flip's; each flip makes the
-    ball smaller. 1 F + 1 B each.
+def squeeze(hunt: Hunt, rows: Tensor, times: int, slack: Tensor, length: float = 0.3) -> None:
+    """Climb the margin inside a ball smaller than the best flip's; each flip makes the ball
+    smaller. 1 F + 1 B each.
 
     The other way to look at the same problem (FMN, Pintor et al. 2021; bisected APGD): steps of the
     dual maximiser with momentum, exact projections, and a step size that falls from `length` to a
-    hundredth of it, in units of the radius.
+    hundredth of it, in units of the radius. For linf the second half takes Euclidean steps, which
+    leave weak coordinates inside the ball.
+
+    Each sample learns how much smaller the ball may be: a flip makes its slack grow by half, a miss
+    halves it. So a flip that is far beyond the boundary comes back in a few steps, and one at the
+    boundary is not lost.
+
+    Args:
+        hunt: the search.
+        rows: samples `(m,)`.
+        times: iterations.
+        slack: by which share the ball is smaller, one for every sample of the hunt, updated.
+        length: first step, in radii.
     """
     rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
     current = hunt.points[rows]
@@ -229,14 +454,19 @@ def squeeze(
         rows, current, velocity = take(hunt.able(rows, 2), rows, current, velocity)
         if not len(rows):
             return
-        radius = tight * hunt.distance[rows]
+        radius = (1 - slack[rows]) * hunt.distance[rows]
         current = project(current, hunt.x[rows], hunt.norm, radius, hunt.domain)
-        tape, _ = hunt.tape(current, rows)
-        y = hunt.y[rows]
-        rival = strongest_rival(tape.logits, y)[1]
-        w = tape.gradients(y, rival[:, None], torch.arange(len(rows), device=rows.device))[:, 0]
-        size = column(radius * length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2), w)
-        move = steepest(current, w, hunt.norm, size.flatten(), hunt.domain)
+        tape, flip = hunt.tape(current, rows)
+        wider = (1.5 * slack[rows]).clamp(max=MOST_SLACK)
+        closer = (0.5 * slack[rows]).clamp(min=LEAST_SLACK)
+        slack[rows] = torch.where(flip, wider, closer)
+        w = climb(hunt, tape, rows, torch.arange(len(rows), device=rows.device))
+        size = radius * length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
+        if hunt.norm == math.inf and 2 * k >= times:
+            size = size * math.sqrt(max(w[:1].numel(), 1))
+            move = steepest(current, w, 2.0, size, hunt.domain)
+        else:
+            move = steepest(current, w, hunt.norm, size, hunt.domain)
         velocity = 0.75 * velocity + move if k else move
         current = current + velocity
 
@@ -246,11 +476,7 @@ def scatter(hunt: Hunt, rows: Tensor, seed: int, number: int) -> Tensor:
     sample, number).
     """
     x = hunt.x[rows]
-    draws = [
-        torch.randn(x.shape[1:], dtype=x.dtype, generator=generator)
-        for generator in generators(x, seed, number)
-    ]
-    v = torch.stack(draws).to(x.device)
+    v = gaussian(x, seed, number)
     far = torch.where(torch.isfinite(hunt.distance[rows]), hunt.distance[rows], 1.0)
     v = v * column(far / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
     best = torch.where(column(torch.isfinite(hunt.distance[rows]), x), hunt.points[rows], x)
