@@ -41,6 +41,7 @@ BISECTIONS = 12
 # a logit this far below another has probability 0 in float32, and cross entropy no gradient
 SATURATED = 100.0
 STILL_IMPROVING = 0.02
+FAR_FROM_REST = 0.1
 
 
 def mode(model: Model) -> Finding:
@@ -331,8 +332,9 @@ def converged(
 
     late: the distances after all passes `(N,)`, where they are known already.
 
-    Distances that still shrink by more than 2 % ask for more passes; samples without any flip that
-    more passes do not help say that gradients mislead.
+    Distances that still shrink by more than 2 % ask for more passes, by more than 10 % it is a
+    warning: networks whose gradients lie were seen to give that and no other sign. Samples without
+    any flip that more passes do not help say that gradients mislead.
     """
     x = x[:LOOKED_AT]
     y = y[:LOOKED_AT]
@@ -367,10 +369,19 @@ def converged(
             )
             return Finding("convergence", "warning", f"{text}: {advice}.")
         return Finding("convergence", "note", f"{text}: raise --passes.")
-    if not both.any():
+    if not attacked.any():
         return Finding("convergence", "ok", "No sample had to be attacked.")
+    if not both.any():
+        text = f"No sample has a flip after {few} passes, all have one after {passes}"
+        return Finding("convergence", "warning", f"{text}: raise --passes.")
     gain = 1 - float(late[both].mean() / early[both].mean())
     text = f"The mean distance shrinks by {100 * gain:.1f} % from {few} to {passes} passes"
+    if gain > FAR_FROM_REST:
+        advice = (
+            f"the search is far from its end, so give it --passes {4 * passes} and add an attack "
+            "without gradients (square)"
+        )
+        return Finding("convergence", "warning", f"{text}: {advice}.")
     if gain > STILL_IMPROVING:
         return Finding("convergence", "note", f"{text}: more (--passes) may find nearer flips.")
     return Finding("convergence", "ok", f"{text}.")
