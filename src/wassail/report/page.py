@@ -8,13 +8,14 @@ a run may be hostile: `tag` escapes whatever is not `Html`. The same run gives t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wassail.errors import InputError
-from wassail.report.html import LONG, attacked_percent, document, save
+from wassail.report.html import LONG, Html, attacked_percent, document, save
 from wassail.report.landmarks import landmarks_panel
 from wassail.report.panels import (
     attacks_panel,
@@ -34,6 +35,31 @@ if TYPE_CHECKING:
     from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.verifying import Verification
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page is asked to show: see `write_report`."""
+
+    fragile: int
+    verified: Verification | None
+    landmarks: Sequence[Landmark]
+
+
+PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
+    ("verified", "Verified", lambda run, view: verified_text(view.verified)),
+    ("findings", "Findings", lambda run, view: findings_panel(run)),
+    ("curve", "Both curves", lambda run, view: curve_panel(run)),
+    ("population", "All inputs", lambda run, view: population_panel(run)),
+    ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run, view.landmarks)),
+    ("attacks", "Attacks", lambda run, view: attacks_panel(run)),
+    ("distances", "Distances", lambda run, view: distances_panel(run)),
+    ("certificate", "Certificate", lambda run, view: certificate_panel(run)),
+    ("fragile", "Fragile samples", lambda run, view: fragile_panel(run, view.fragile)),
+    ("classes", "Classes", lambda run, view: classes_panel(run)),
+    ("provenance", "Provenance", lambda run, view: provenance_panel(run)),
+]
+"""The panels of the page in their order: key, title, and what makes it; None leaves it out."""
 
 
 def write_report(
@@ -64,19 +90,8 @@ def report(
     landmarks: Sequence[Landmark] = (),
 ) -> str:
     """The page of `write_report` as text."""
-    parts = [
-        ("verified", "Verified", verified_text(verified)),
-        ("findings", "Findings", findings_panel(run)),
-        ("curve", "Both curves", curve_panel(run)),
-        ("population", "All inputs", population_panel(run)),
-        ("landmarks", "Known shifts", landmarks_panel(run, landmarks)),
-        ("attacks", "Attacks", attacks_panel(run)),
-        ("distances", "Distances", distances_panel(run)),
-        ("certificate", "Certificate", certificate_panel(run)),
-        ("fragile", "Fragile samples", fragile_panel(run, fragile)),
-        ("classes", "Classes", classes_panel(run)),
-        ("provenance", "Provenance", provenance_panel(run)),
-    ]
+    view = View(fragile, verified, landmarks)
+    parts = [(key, title, panel(run, view)) for key, title, panel in PANELS]
     shown = [part for part in parts if part[2] is not None]
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]
     title = f"{attacked_percent(attacked)} · {run.name[:LONG]} on {run.data[:LONG]} · wassail"

@@ -52,6 +52,14 @@ if TYPE_CHECKING:
 __all__ = ["Data", "open_data"]
 
 
+FILES: dict[str, Callable[[Path, int | None], Table]] = {
+    ".npz": read_npz,
+    ".safetensors": read_safetensors,
+    ".csv": read_csv,
+}
+"""How a file is read, by its suffix: the path and the number of samples that are wanted."""
+
+
 def open_data(
     source: str | Path | Data | tuple[Any, Any] | Dataset[Any] | DataLoader[Any],
     n: int | None = None,
@@ -102,12 +110,8 @@ def _opened(
         found = _builtin(name)
     elif name.startswith("hf:") or (path.is_dir() and _is_saved(path)):
         return _huggingface(name, n, preprocessing)
-    elif path.suffix == ".npz":
-        found = ArrayData(name, read_npz(path, n))
-    elif path.suffix == ".safetensors":
-        found = ArrayData(name, read_safetensors(path, n))
-    elif path.suffix == ".csv":
-        found = ArrayData(name, read_csv(path, n))
+    elif path.suffix in FILES:
+        found = ArrayData(name, FILES[path.suffix](path, n))
     elif idx_labels(path) is not None:
         found = ArrayData(name, read_idx(path, n))
     elif path.exists() and (cifar := find_cifar(path)) is not None:
