@@ -122,8 +122,9 @@ theirs, by attack. CROWN and ball and box are ours, sound in exact arithmetic; `
     if options.lipschitz:
         print(
             """
-Networks whose layers are orthogonal: a radius is never below margin / sqrt 2 (times 0.225 for the
-CIFAR one, whose input is divided by that). Nothing tells the bounds so. A ratio of 1 is that.
+Networks whose layers are orthogonal: a distance is never below margin / sqrt 2 (times 0.225 for the
+CIFAR one, whose input is divided by that). Nothing tells the bounds so: their sorting activation is
+read as ReLUs of differences, whose norms are above 1, so the radii fall short of it.
 """
         )
         lipschitz(options.lipschitz)
