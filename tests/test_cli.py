@@ -4,6 +4,7 @@ stderr, no traceback.
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -609,17 +610,23 @@ def test_own_model_with_weights(files, capsys, monkeypatch) -> None:
     assert line in capsys.readouterr().out
 
 
+def children_seconds() -> float:
+    """The processor time of the processes that were started here and have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
+
+
 def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     seconds = []
     for _ in range(3):  # the best of three: the machine may be busy
-        start = time.perf_counter()
+        start = children_seconds()
         done = subprocess.run(
             [sys.executable, "-m", "wassail.cli", "--help"],
             capture_output=True,
             text=True,
             check=True,
         )
-        seconds.append(time.perf_counter() - start)
+        seconds.append(children_seconds() - start)
     assert "demo" in done.stdout and min(seconds) < 0.5
     probe = "import sys, wassail.cli; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0, (

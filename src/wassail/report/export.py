@@ -278,8 +278,9 @@ def to_pt(
         moved = moved.float()
         use = near[index] & _honest(run.threat, x, moved, radius)
         if model is not None and bool(use.any()):
+            honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
             again = Flips.from_points(
-                model, x, run.y[index], moved, run.threat.norm, run.threat.domain
+                model, x, run.y[index], honest, run.threat.norm, run.threat.domain
             )
             use &= again.success
         lost += int((near[index] & ~use).sum())
