@@ -134,7 +134,6 @@ STEERS = "steers a search: no claim rests on it"
 EXCUSED: dict[tuple[str, str, str], str] = {
     # (end of the file's name, end of the function's name, what stands there): why no test must
     # miss it
-    ("bounds/ascent.py", "", "1e-12"): STEERS,
     (
         "graph/activations.py",
         "",
