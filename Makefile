@@ -22,7 +22,7 @@ demo: .venv/core  ## attack and certify the embedded model on the embedded data
 	$(BIN)/wassail demo
 
 test: .venv/dev  ## the whole suite but the slow tests
-	$(PYTEST) -m "not slow and not device"
+	$(PYTEST) -m "not slow and not device" --ignore=tests/kernels
 	$(PYTEST) -m "device and not slow"
 
 test-slow: .venv/dev  ## the slow tests

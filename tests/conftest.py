@@ -53,9 +53,37 @@ def pytest_configure(config: pytest.Config) -> None:
         registered()
 
 
+# Cases that take long and have shorter siblings in `make test`: they run in `make test-slow`.
+LONG = (
+    "test_rescaling.py::test_radii_of_rescaled_networks[branch]",
+    "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[1.0-branch]",
+    "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[2.0-branch]",
+    "test_certify.py::test_kit_accepts_ours[inf-None]",
+    "test_certify.py::test_kit_accepts_ours[1.0-None]",
+    "test_real_networks.py::test_wda_pp_matches_the_authors_with_fewer_passes[mnist_trades-l2]",
+    "test_real_networks.py::test_wda_matches_the_authors_with_fewer_passes[cifar_cnn_a_adv-l2]",
+    "test_real_networks.py::test_wda_matches_the_authors_with_fewer_passes[mnist_madry_tiny-l2]",
+    "test_real_networks.py::test_batch_size_and_order_do_not_matter[1.0]",
+    "test_lipschitz.py::test_no_jacobian_of_300_random_networks_beats_a_bound[0.01]",
+    "test_thousand.py::test_ten_networks[1]",
+    "test_radii.py::test_the_methods_are_ordered[1.0]",
+    "test_radii.py::test_steering_changes_the_work_but_not_the_certified_accuracy[crown-1.0]",
+    "test_loss_curve.py::test_the_cells_of_a_certificate_count[margin]",
+    "test_loss_curve.py::test_never_above_what_is_known_on_all_of_space[digits-mlp]",
+    "test_loss_curve.py::test_the_exact_worst_case_lies_between_the_sides[3.0]",
+    "test_curved.py::test_radii_of_a_vision_transformer_lie_below_its_flips[2]",
+    "test_split.py::test_it_proves_up_to_the_exact_distance_and_not_beyond[mlp-2.0]",
+    "test_split.py::test_it_proves_up_to_the_exact_distance_and_not_beyond[conv-inf]",
+    "by_enumeration[lipbab_sd_10-30-30-30-3-0.1-expected3]",
+    "test_apgd.py::test_apgd_conforms[targeted-norms3]",
+)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a second device are marked by their names."""
+    """Tests of a second device are marked by their names, long cases by the list above."""
     for item in items:
+        if item.nodeid.endswith(LONG):
+            item.add_marker("slow")
         if "device" in item.path.name or "device" in item.name:
             item.add_marker("device")

@@ -62,8 +62,9 @@ def files(tmp_path_factory):
         "        return torch.nn.functional.layer_norm(((t @ t.mT).softmax(-1) @ t).flatten(1), "
         "(2,))\n"
         "    return logits\n"
-        "def mish(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), "
-        "torch.nn.Mish())\n"
+        "def log_sigmoid():\n"
+        "    layers = torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.LogSigmoid()\n"
+        "    return torch.nn.Sequential(*layers)\n"
     )
     np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
     np.savez(folder / "line.npz", x=np.array([[0.25], [0.5]]), y=np.array([0, 0]))
@@ -225,7 +226,7 @@ EVALUATE_BAD = {
     "attack": (["--attacks", "nearset"], "did you mean 'nearest'"),
     "order": (["--order", "0.5"], "order '0.5'"),
     "n": (["-n", "0"], "-n is 0"),
-    "layer": (["-m", "mine:mish", "--certify"], "'mish' at '2' (Mish)"),
+    "layer": (["-m", "mine:log_sigmoid", "--certify"], "'log_sigmoid' at '2' (LogSigmoid)"),
     "out": (["--out", "good.npz/x"], "cannot write"),
 }
 
@@ -443,7 +444,7 @@ CERTIFY_BAD = {
     "n": (["-n", "0"], "-n is 0"),
     "domain": (["--domain", "1", "0"], "domain"),
     "outside the box": (["--data", "bytes.npz"], "divide them by 255"),
-    "activation": (["-m", "mine:mish"], "'mish' at '2' (Mish)"),
+    "activation": (["-m", "mine:log_sigmoid"], "'log_sigmoid' at '2' (LogSigmoid)"),
     "radius": (["--radius", "wide"], "'wide' is not a number"),
     "out": (
         ["-m", "mine:kink", "--data", "kink.npz", "--no-box", "--out", "good.npz/x"],

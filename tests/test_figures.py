@@ -11,9 +11,9 @@ import torch
 
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.search.infinity import infinity_by_cells
-from wassail.cli.options import FIGURES
 from wassail.cli.parser import main
 from wassail.errors import InputError
+from wassail.names import FIGURES
 from wassail.paper import figures
 from wassail.paper.convergence import convergence, draw_convergence, pgd_loss
 from wassail.paper.figures import write

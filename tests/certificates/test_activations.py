@@ -444,7 +444,7 @@ ends = st.floats(-1e6, 1e6) | st.floats(-5, 5) | st.sampled_from(BENDS)
 widths = st.just(0.0) | st.floats(0, 1e-9) | st.floats(0, 10) | st.floats(0, 1e6)
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(deadline=None, max_examples=150, derandomize=True)
 @given(
     st.sampled_from(NAMES),
     st.booleans(),

@@ -23,7 +23,7 @@ from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.search import nearest_flip as nearest_flip_module
-from wassail.certificates.search import programs, relaxed
+from wassail.certificates.search import relaxed
 from wassail.certificates.search.cells import enumerate_cells, inequalities
 from wassail.certificates.search.nearest_flip import Distances, nearest_flip
 from wassail.certificates.search.programs import nearest_point
@@ -514,7 +514,7 @@ def test_programs_have_no_gap(norm: float) -> None:
         nodes = nodes.join(replace(nodes, side=forced))
         for i in range(len(nodes)):
             node = nodes.take(torch.tensor([i]))
-            answer = programs.solve_program(net, node, margin, 0.0, upper)
+            answer = relaxed.solve_program(net, node, margin, 0.0, upper)
             assert answer is not None
             better = replace(node, alpha=answer.alpha[None], beta=answer.beta[None])
             proved = float(

@@ -132,7 +132,7 @@ def test_layers_that_do_not_stretch_lose_little() -> None:
 
 def test_verify_and_radii_agree() -> None:
     model = perceptron((8, 30, 30, 4), 3).float()
-    x = torch.rand(5, 8)
+    x = torch.rand(3, 8)
     y = model(x).argmax(1)
     for norm in (1, 2):
         found = ws.radii(model, x, y, norm, BOX, "ball").values

@@ -136,7 +136,7 @@ class LossCurve(Record):
 
         Args:
             eps: budget, chosen before the samples were seen.
-            confidence: of each side, between 0 and 1.
+            confidence: of each side, between 0 and 1; default 0.95.
             low: the least value of the loss; 0 for cross entropy, must be given for others.
             high: the greatest value of the loss in the domain; by default its certified maximum on
                 the box for the labels that occur, and the statement is for those labels.
