@@ -170,7 +170,8 @@ def test_the_pytest_plugin(pytester, run) -> None:
             wassail_model.require("accuracy>=0.99 clean")
         """
     )
-    plugin = ("-p", "wassail.pytest_plugin", "-p", "no:cacheprovider")
+    # By its module, and not a second time where the package that is installed names it.
+    plugin = ("-p", "no:wassail", "-p", "wassail.pytest_plugin", "-p", "no:cacheprovider")
     found = pytester.runpytest_inprocess(*plugin, f"--wassail-run={run.folder}")
     found.assert_outcomes(passed=1, failed=1)
     found.stdout.fnmatch_lines(["*FAILS: accuracy>=0.99 clean*"])
