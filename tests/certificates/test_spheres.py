@@ -4,6 +4,7 @@ do not stretch.
 
 import itertools
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rescaled import NORMS, PIECEWISE, case, random_graph
+from support.rounding import MODES, rounded
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds
-from wassail.certificates.bounds.spheres import Reach, Spheres, ball_margins
+from wassail.certificates.bounds.lines import Lines
+from wassail.certificates.bounds.spheres import Reach, Spheres, _Layer, ball_margins
 from wassail.certificates.graph.reader import read
 
 INF = math.inf
@@ -140,3 +143,65 @@ def test_verify_and_radii_agree() -> None:
         threat = ws.Threat(norm, INF, 0.1, BOX)
         inner = ws.verify(model, x, y, threat, "ball", at=found * 0.999)
         assert inner.all()
+
+
+def test_neurons_that_cannot_move_and_layers_of_zeros() -> None:
+    """A neuron without weights and bias has its kink at both ends of its range."""
+    model = perceptron((20, 40, 40, 40, 5), 0, orthogonal=True)
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight[:3] = 0
+            layer.bias[:3] = 0
+    graph = read(model, (20,))
+    x = torch.rand(4, 20, dtype=torch.float64)
+    y = graph.logits(x).argmax(1)
+    crown = margin_bounds(graph, x, y, 0.6, 2.0, None)
+    found = ball_margins(graph, x, y, 0.6, 2.0, None)
+    assert torch.isfinite(found).all()
+    assert (found > crown + 1e-6).any()
+    for some in inside(x, torch.full((4,), 0.6, dtype=torch.float64), 2.0, 200, 0):
+        z = graph.logits(some)
+        assert (z.gather(1, y[:, None]) - z >= found - 1e-9).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("slope", [0.0, 1 / 3, 1 - 2.0**-30])
+def test_one_layer_in_every_rounding_mode(mode: str, slope: float) -> None:
+    """The maxima of one layer with g near the slopes, where everything cancels: never below the
+    exact values at points of the interval.
+    """
+    generator = torch.Generator().manual_seed(5)
+    size = 8
+    c, w, low, high = (
+        torch.rand(1, size, generator=generator, dtype=torch.float64) for _ in range(4)
+    )
+    c = 2 * c - 1
+    w = 2 * w - 1
+    low = -low
+    # One neuron cannot move: its kink is at both ends of its range.
+    c[0, 0] = 0.0
+    low[0, 0] = 0.0
+    high[0, 0] = 0.0
+    zero = torch.zeros_like(c)
+    flat = torch.tensor(slope, dtype=torch.float64)
+    here = torch.where(c > 0, c, flat * c)
+    line = Lines(zero, zero, zero, zero)
+    free = torch.ones_like(c, dtype=torch.bool)
+    rho = torch.ones(1, dtype=torch.float64)
+    layer = _Layer(line, free, c, here, low, high, flat, zero, rho)
+    log_lam = torch.full((1,), -40.0, dtype=torch.float64)
+    for sigma in (1.0, slope, (1 + slope) / 2):
+        up = torch.full_like(w, sigma)
+        with rounded(mode):
+            g, total = layer.pull(w, up, up, log_lam, (size + 16) * 2.0**-52)
+        exact = Fraction(0)
+        for i in range(size):
+            ends = [low[0, i], high[0, i], torch.clamp(-c[0, i], low[0, i], high[0, i])]
+            ours = [Fraction(float(v)) for v in (w[0, i], g[0, i], c[0, i], here[0, i])]
+            values = []
+            for t in (Fraction(float(end)) for end in ends):
+                v = ours[2] + t
+                f = v if v > 0 else Fraction(slope) * v
+                values.append(ours[0] * (f - ours[3]) - ours[1] * t)
+            exact += max(values)
+        assert Fraction(float(total)) >= exact - Fraction(float(log_lam.exp())) * size

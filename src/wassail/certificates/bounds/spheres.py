@@ -211,9 +211,12 @@ class _Layer:
         b_ = (w * self.slope - g) * left
         q_ = lam / 2 * left.square()
         second = a_ + b_ - q_
-        first = torch.where(self.high > -self.c, first, -math.inf)
+        # A neuron that cannot move has its kink at both ends: the right side holds for it.
+        first = torch.where(self.high >= -self.c, first, -math.inf)
         second = torch.where(self.low < -self.c, second, -math.inf)
-        size = torch.maximum(a.abs() + b.abs() + q, a_.abs() + b_.abs() + q_)
+        # Products with the slope may cancel, against `here` and against g: they count in full.
+        bent = (w * self.slope).abs() * (self.c.abs() + left.abs())
+        size = torch.maximum(a.abs() + b.abs() + q, a_.abs() + b_.abs() + q_ + bent)
         return torch.maximum(first, second), torch.where(first > second, right, left), size
 
     def first_multiplier(self, w: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -314,9 +317,6 @@ class Spheres:
                 for v in (bend.shape.c, bend.shape.low, bend.shape.high, bend.error)
             )
             here = torch.where(c > 0, c, node.op.slope.to(kind.dtype) * c)
-            if kind is self.sweep.exact:
-                # The value at the sample is rounded where the slope is not 0.
-                error = error + 2.0**-50 * (node.op.slope * c).abs()
             found[i] = _Layer(
                 kind.lines[i].take(owner),
                 of_owner(self.free[i], owner),
