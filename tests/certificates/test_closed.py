@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from test_distance import mixed_integer
 
 import wassail as ws
+from support.programs import mixed_integer
 from wassail.certificates.bounds.propagate import crown
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region

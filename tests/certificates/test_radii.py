@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_propagate import layers, mlp
-from test_structure import seeded
 from torch import Tensor, nn
 
 import wassail as ws
+from support.graphs import layers, mlp
+from support.networks import seeded
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix, Pick

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_rounding_linear import perceptron, uniform
-from test_rounding_parts import scattered
 from torch import Tensor
 
+from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
 from wassail.certificates.bound import Bound
 from wassail.certificates.bounds import jacobian, norms, tangents

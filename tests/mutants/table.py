@@ -5,18 +5,23 @@ no pattern finds.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from find import Mutant
 
+TESTS = Path(__file__).parents[1]
+WHERE = {path.stem: str(path.relative_to(TESTS)) for path in TESTS.rglob("test_*.py")}
+
 
 def _tests(*names: str) -> tuple[str, ...]:
-    """Test files of the certificates; `file::word ...` for the tests of that file that have one
-    of the words in their name.
+    """Test files by the subject in their name, wherever they stand; `file::word ...` for the tests
+    of that file that have one of the words in their name.
     """
-    return tuple(
-        f"certificates/test_{name.replace('::', '.py::')}" + ("" if "::" in name else ".py")
-        for name in names
-    )
+    guards = []
+    for name in names:
+        subject, cut, words = name.partition("::")
+        guards.append(WHERE[f"test_{subject}"] + cut + words)
+    return tuple(guards)
 
 
 _SWEEP = _tests("rounding_parts", "rounding_linear")
@@ -92,12 +97,12 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/graph/operators/hardswish.py": _tests("rounding_parts::shifts", "activations"),
     "certificates/graph/operators/mish.py": _tests("rounding_parts::shifts", "activations"),
     "certificates/graph/operators/smooth.py": _tests("rounding_parts::shifts", "activations"),
-    "transport/confidence.py": ("test_transport.py",),
-    "transport/curve.py": ("test_transport.py",),
-    "transport/side.py": ("test_transport.py",),
-    "transport/distribution.py": ("test_transport.py",),
-    "network.py": ("test_network.py::tolerance",),
-    "evaluation/intervals.py": ("evaluation/test_intervals.py::p_value",),
+    "transport/confidence.py": _tests("transport"),
+    "transport/curve.py": _tests("transport"),
+    "transport/side.py": _tests("transport"),
+    "transport/distribution.py": _tests("transport"),
+    "network.py": _tests("network::tolerance"),
+    "evaluation/intervals.py": _tests("intervals::p_value"),
 }
 
 # Files without rounding terms of a certificate.

@@ -5,11 +5,12 @@ from functools import cache
 
 import pytest
 import torch
-from test_structure import CURVED, Net, Vision, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
+from support.networks import Net, seeded
+from support.transformers import CURVED, Vision
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.graph.graph import Graph

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_propagate import NORMS, crowd
-from test_structure import CURVED, Net, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
+from support.graphs import NORMS, crowd
+from support.networks import Net, seeded
+from support.transformers import CURVED
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.jacobian import (
     Rays,

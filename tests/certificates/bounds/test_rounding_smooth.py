@@ -10,10 +10,9 @@ import mpmath  # comes with torch, through sympy
 import numpy as np
 import pytest
 import torch
-from test_rounding_linear import normal, uniform
-from test_rounding_parts import scattered
 from torch import Tensor
 
+from support.exact import normal, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
 from wassail.certificates.bounds import jacobian, tangents
 from wassail.certificates.bounds.propagate import Bounds

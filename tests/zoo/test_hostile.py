@@ -891,7 +891,7 @@ def test_networks_of_the_usual_kinds_are_read(tmp_path: Path) -> None:
 
 
 def test_the_lock_file_is_that_of_the_constraints() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     pinned = {line for line in (root / "constraints.txt").read_text().splitlines() if "==" in line}
     text = (root / "requirements-lock.txt").read_text()
     locked = {

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
+from support.exact import normal, perceptron, uniform, values
 from support.rounding import MODES, Array, long, rounded
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
@@ -26,7 +26,7 @@ from wassail.certificates.bounds.propagate import (
     linear_upper,
 )
 from wassail.certificates.bounds.tangents import centred
-from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
+from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.loss.recession import spans
@@ -35,14 +35,6 @@ from wassail.threat import Domain
 INF = math.inf
 NORMS = [1.0, 2.0, INF]
 BOX: Domain = (0.0, 1.0)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def support_function(a: Array, below: Array, above: Array, radius: Array, norm: float) -> Array:
@@ -143,37 +135,6 @@ def test_linear_maps_on_balls(norm: float, mode: str) -> None:
             truth
         ) * (1 + 1e-10)
         assert bool((start == 0).all())
-
-
-def perceptron(weights: list[Tensor], biases: list[Tensor], slope: float = 0.0) -> Graph:
-    nodes = [Node((), (weights[0].shape[1],), "the input")]
-    for i, (weight, bias) in enumerate(zip(weights, biases)):
-        if i:
-            nodes.append(
-                Node(
-                    (len(nodes) - 1,),
-                    nodes[-1].shape,
-                    "",
-                    Relu(torch.tensor(slope, dtype=torch.float64)),
-                )
-            )
-        nodes.append(Node((len(nodes) - 1,), (len(weight),), "", Affine(Matrix(weight), bias)))
-    return Graph(tuple(nodes))
-
-
-def values(graph: Graph, x: Array) -> list[Array]:
-    """Every node at one point, with 64 bits."""
-    found: list[Array] = []
-    for node in graph.nodes:
-        if node.map is not None:
-            assert isinstance(node.map, Matrix)
-            found.append(long(node.map.weight) @ found[node.inputs[0]] + long(node.bias))
-        elif node.inputs:
-            before = found[node.inputs[0]]
-            found.append(np.where(before > 0, before, before * np.longdouble(float(node.slope))))
-        else:
-            found.append(x)
-    return found
 
 
 def rising(sizes: list[int], seed: int, active: bool, shift: float = 0.0) -> Graph:

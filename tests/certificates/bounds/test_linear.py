@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linprog
-from test_propagate import MAKE, crowd, layers, mlp
-from test_structure import Net, prelu, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from support.graphs import MAKE, crowd, layers, mlp
+from support.networks import Net, prelu, seeded
 from wassail.certificates.bounds import chunks
 from wassail.certificates.bounds import crown as crown_module
 from wassail.certificates.bounds.balls import Balls

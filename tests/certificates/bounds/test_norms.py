@@ -3,11 +3,11 @@ import math
 
 import pytest
 import torch
-from test_propagate import MAKE, NORMS, layers, mlp, network
-from test_structure import dense, jacobian
 from torch import Tensor
 from torch.nn import functional as F
 
+from support.graphs import MAKE, NORMS, PAIRS, layers, mlp, network
+from support.networks import dense, jacobian
 from wassail.certificates.bounds.norms import map_norm, product
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick, Scale, Sum
@@ -23,8 +23,6 @@ from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.convolution3d import Conv3d
 from wassail.certificates.graph.operators.pooling import Average
 from wassail.geometry import operator_norm
-
-PAIRS = list(itertools.product(NORMS, NORMS))
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -6,11 +6,10 @@ import cvxpy
 import numpy as np
 import pytest
 import torch
-from test_norms import PAIRS
-from test_propagate import layers, mlp, network, where
-from test_structure import Net, seeded
 from torch import Tensor, nn
 
+from support.graphs import PAIRS, layers, mlp, network, where
+from support.networks import Net, seeded
 from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import Bounds, crown
 from wassail.certificates.graph.dense import Piecewise

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_norms import PAIRS
-from test_propagate import NORMS, crowd, layers, mlp, network, where
-from test_structure import jacobian, one_sentence, seeded
 from torch import Tensor, nn
 
 import wassail as ws
+from support.graphs import NORMS, PAIRS, crowd, layers, mlp, network, where
+from support.networks import jacobian, one_sentence, seeded
 from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import crown, intervals
 from wassail.certificates.graph.graph import Graph

@@ -15,9 +15,9 @@ import mpmath  # comes with torch, through sympy
 import numpy as np
 import pytest
 import torch
-from test_rounding_linear import normal, perceptron, uniform, values
 from torch import Tensor
 
+from support.exact import normal, perceptron, scattered, uniform, values
 from support.rounding import MODES, long, rounded
 from wassail.certificates.bounds import chunks
 from wassail.certificates.bounds.balls import Balls
@@ -35,13 +35,6 @@ from wassail.rounding import TINY
 INF = math.inf
 SINGLE = torch.float32
 DOUBLE = torch.float64
-
-
-def scattered(*shape: int, seed: int) -> Tensor:
-    """Numbers of many sizes and both signs."""
-    return normal(*shape, seed=seed) * 2.0 ** torch.randint(
-        -6, 7, shape, generator=torch.Generator().manual_seed(seed)
-    )
 
 
 def spans(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
