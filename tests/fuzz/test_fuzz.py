@@ -28,7 +28,7 @@ def refuse(path: Path) -> None:
 
 def burn(path: Path) -> None:
     begun = time.process_time()
-    while time.process_time() < begun + 0.6:
+    while time.process_time() < begun + 1.2:
         pass
 
 
@@ -43,7 +43,7 @@ MAPPED = resident("RssFile")
 
 
 def grow(path: Path) -> None:
-    held = bytearray((300 << 20) + MAPPED)
+    held = bytearray((120 << 20) + MAPPED)
     held[:: 1 << 12] = bytes([1]) * len(held[:: 1 << 12])
 
 
@@ -66,8 +66,8 @@ def test_every_end_is_told_apart(
     readers |= {"signal": reader(crash), "contained": reader(crash, "contained")}
     readers |= {"slow": reader(burn, weight=0.3), "large": reader(grow, weight=0.3)}
     monkeypatch.setattr(run, "READERS", readers)
-    monkeypatch.setattr(run, "SECONDS", 0.5)
-    monkeypatch.setattr(run, "MEMORY", resident("VmRSS") + (150 << 20))
+    monkeypatch.setattr(run, "SECONDS", 1.0)
+    monkeypatch.setattr(run, "MEMORY", resident("VmRSS") + (60 << 20))
     monkeypatch.setitem(globals(), "MAPPED", resident("RssFile"))
     monkeypatch.setattr(run, "CORPUS", tmp_path / "corpus")
     for kind in readers:
