@@ -44,7 +44,7 @@ def quiet(pulls: Sequence[Tensor | None]) -> list[Tensor | None]:
     Adam takes steps of one size whatever the gradient's: where that is 0 but for rounding, chance
     would choose the side.
     """
-    known = [g.abs().flatten(1).amax(1) for g in pulls if g is not None and g[0].numel()]
+    known = [g.abs().reshape(len(g), -1).amax(1) for g in pulls if g is not None and g[0].numel()]
     if not known:
         return list(pulls)
     most = torch.stack(known).amax(0)

@@ -26,11 +26,18 @@ class Ascent:
         unknowns: where it begins, `(R, ...)` each.
         fresh: weight of a new gradient in the mean of its squares. Default: 0.01.
         floor: the size below which a gradient takes shorter steps. Default: 1e-12.
+        apart: whether the tensors have different units, so that what is noise is told from the
+            other gradients of the same tensor only. Default: False.
     """
 
     def __init__(
-        self, unknowns: Sequence[Tensor], fresh: float = 0.01, floor: float = 1e-12
+        self,
+        unknowns: Sequence[Tensor],
+        fresh: float = 0.01,
+        floor: float = 1e-12,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart
         self.fresh = fresh
         self.floor = floor
         self.taken = 0
@@ -39,14 +46,33 @@ class Ascent:
         rows = unknowns[0] if unknowns else torch.zeros(0)
         self.best = rows.new_full((len(rows),), -math.inf, dtype=torch.float64)
         self.kept = [v.detach().clone() for v in unknowns]
+        self.rows: Tensor | None = None  # places of the rows that still move; None: all
+
+    def take(self, rows: Tensor) -> None:
+        """Go on with some rows of those that still move. What the others reached stays in `best`
+        and `kept`.
+
+        Args:
+            rows: their places `(r,)` among the rows that move now.
+        """
+        self.rows = rows if self.rows is None else self.rows[rows]
+        self.first = [v[rows] for v in self.first]
+        self.second = [v[rows] for v in self.second]
 
     def keep(self, value: Tensor, values: Sequence[Tensor]) -> None:
         """Keep the values of the rows that are better than before.
 
         Args:
-            value: what each row reached, `(R,)`; larger is better.
+            value: what each row that moves reached, `(R,)`; larger is better.
             values: with which values, `(R, ...)` each.
         """
+        if self.rows is not None:
+            better = (value > self.best[self.rows]).nonzero()[:, 0]
+            places = self.rows[better]
+            self.best[places] = value[better]
+            for new, old in zip(values, self.kept):
+                old[places] = new.detach()[better]
+            return
         better = value > self.best
         self.best = torch.where(better, value, self.best)
         self.kept = [
@@ -61,7 +87,8 @@ class Ascent:
         """
         self.taken += 1
         found: list[Tensor | None] = []
-        for first, second, g in zip(self.first, self.second, quiet(pulls)):
+        heard = [quiet([g])[0] for g in pulls] if self.apart else quiet(pulls)
+        for first, second, g in zip(self.first, self.second, heard):
             if g is None:
                 found.append(None)
                 continue

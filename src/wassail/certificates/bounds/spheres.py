@@ -20,8 +20,9 @@ Where `rho` comes from: the norms of the layers, times the radius at the input. 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,7 @@ from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock
+from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.crown import Sweep, margins
@@ -386,99 +388,65 @@ class Spheres:
         fast = self.sweep.fast
         layers = self._layers(fast, last, owner)
         slopes: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        ascent = _Ascent(rows.float(), owner, goal, layers)
+        ascent: Ascent | None = None
+        part = rows.float()
+        mine = owner
         for step in range(1, steps + 1):
             clock.check()
             with torch.enable_grad():
-                constant, a = self._substitute(
-                    fast, last, ascent.rows, ascent.owner, ascent.layers, slopes
-                )
-                value = constant + self.sweep.inputs.upper(a, ascent.owner)
+                constant, a = self._substitute(fast, last, part, mine, layers, slopes)
+                value = constant + self.sweep.inputs.upper(a, mine)
                 leaves = [v for parts in slopes.values() for v in parts]
                 if not leaves or not value.requires_grad:
                     break
                 pulls = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
-            slopes = ascent.step(step, value.detach(), slopes, pulls)
-            if not len(ascent.rows):
+            ascent = ascent or Ascent(leaves, apart=True)
+            ascent.keep(-value.detach(), leaves)
+            open_ = (value >= goal).nonzero()[:, 0]
+            moved = _moved(leaves, ascent.moves(pulls), step)
+            if len(open_) < len(part):
+                ascent.take(open_)
+                part = part[open_]
+                mine = mine[open_]
+                goal = goal[open_]
+                layers = {i: layer.rows(open_) for i, layer in layers.items()}
+                moved = [v[open_] for v in moved]
+            if not len(part):
                 break
-        return self._claim(last, rows, owner, ascent)
+            slopes = _by_layer(slopes, [v.requires_grad_(True) for v in moved])
+        best = {} if ascent is None else _by_layer(slopes, [v.double() for v in ascent.kept])
+        return self._claim(last, rows, owner, best)
 
-    def _claim(self, last: int, rows: Tensor, owner: Tensor, ascent: _Ascent) -> Tensor:
-        """The bound with the best slopes, in float64."""
+    def _claim(
+        self,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        slopes: dict[int, tuple[Tensor, Tensor, Tensor]],
+    ) -> Tensor:
+        """The bound with these slopes, in float64."""
         exact = self.sweep.exact
         layers = self._layers(exact, last, owner)
-        slopes = {
-            i: (up.double(), down.double(), lam.double())
-            for i, (up, down, lam) in ascent.best.items()
-        }
         with torch.no_grad():
             constant, a = self._substitute(exact, last, rows, owner, layers, slopes)
             found = constant + self.sweep.inputs.upper(a, owner)
         return torch.where(found.isnan(), math.inf, found)
 
 
-class _Ascent:
-    """Adam on the slopes and multipliers of rows, each on its own; nothing is proved here."""
+def _moved(leaves: list[Tensor], moves: list[Tensor | None], step: int) -> list[Tensor]:
+    """The next values of `(up, down, multiplier)` of each layer."""
+    rates = itertools.cycle((RATE, RATE, PACE))
+    return [
+        v.detach() if move is None else v.detach() - rate * DECAY ** (step - 1) * move
+        for v, move, rate in zip(leaves, moves, rates)
+    ]
 
-    def __init__(
-        self, rows: Tensor, owner: Tensor, goal: Tensor, layers: dict[int, _Layer]
-    ) -> None:
-        self.rows = rows
-        self.owner = owner
-        self.goal = goal
-        self.layers = layers
-        self.place = torch.arange(len(rows), device=rows.device)
-        self.least = torch.full((len(rows),), math.inf, dtype=torch.float64, device=rows.device)
-        self.best: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        self.moments: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def step(
-        self,
-        step: int,
-        value: Tensor,
-        slopes: dict[int, tuple[Tensor, Tensor, Tensor]],
-        pulls: tuple[Tensor | None, ...],
-    ) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-        """Keep what is best, move, and leave finished rows out."""
-        better = value < self.least[self.place]
-        where = self.place[better]
-        self.least[where] = value[better]
-        given = iter(pulls)
-        moved: dict[int, list[Tensor]] = {}
-        for i, parts in slopes.items():
-            old = tuple(v.detach() for v in parts)
-            if i not in self.best:
-                self.best[i] = tuple(v.clone() for v in old)  # type: ignore[assignment]
-                self.moments[i] = [(torch.zeros_like(v), torch.zeros_like(v)) for v in old]
-            for kept, v in zip(self.best[i], old):
-                kept[where] = v[better]
-            moved[i] = []
-            for k, v in enumerate(old):
-                g = next(given)
-                rate = (PACE if k == 2 else RATE) * DECAY ** (step - 1)
-                moved[i].append(v if g is None else self._moved(i, k, v, g, rate, step))
-        keep = value >= self.goal[self.place]
-        if bool(keep.all()):
-            return {i: tuple(v.requires_grad_(True) for v in parts) for i, parts in moved.items()}  # type: ignore[misc]
-        keep = keep.nonzero()[:, 0]
-        self.place = self.place[keep]
-        self.rows = self.rows[keep]
-        self.owner = self.owner[keep]
-        self.layers = {i: layer.rows(keep) for i, layer in self.layers.items()}
-        self.moments = {
-            i: [(a[keep], b[keep]) for a, b in pairs] for i, pairs in self.moments.items()
-        }
-        return {
-            i: tuple(v[keep].requires_grad_(True) for v in parts)  # type: ignore[misc]
-            for i, parts in moved.items()
-        }
-
-    def _moved(self, i: int, k: int, v: Tensor, g: Tensor, rate: float, step: int) -> Tensor:
-        first, second = self.moments[i][k]
-        first.mul_(0.9).add_(g, alpha=0.1)
-        second.mul_(0.99).addcmul_(g, g, value=0.01)
-        move = (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-12)
-        return v - rate * move
+def _by_layer(
+    layers: Iterable[int], parts: list[Tensor]
+) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    """Three tensors for each layer, from a list of all."""
+    return {i: (parts[3 * k], parts[3 * k + 1], parts[3 * k + 2]) for k, i in enumerate(layers)}
 
 
 def ball_margins(
