@@ -13,6 +13,7 @@ import wassail as ws
 from wassail.cli.parser import main
 from wassail.evaluation.landmarks import mean_cost, transport
 from wassail.evaluation.shifts import FEATURES, IMAGES, shift_of, standard
+from wassail.report.page import report
 from wassail.testing import LinearClassifier, samples
 from wassail.transport.curve import RiskCurve
 
@@ -138,6 +139,64 @@ def test_landmarks_on_the_command_line(tmp_path, capsys) -> None:
     for threat in found["threats"]:
         key = threat["order"] if threat["order"] == "inf" else f"{threat['order']:g}"
         assert threat["eps"] == marks["pixelate-2"]["eps"][key]
-    assert "Known shifts" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "Known shifts" in page
+    again = tmp_path / "again.html"
+    assert main(["report", str(tmp_path), "-o", str(again)]) == 0
+    assert again.read_text() == page  # stored with the run
+    stored = ws.Evaluation.load(tmp_path)
+    assert [mark.name for mark in stored.landmarks] == list(IMAGES)
+    capsys.readouterr()
     assert main([*base, "--eps", "fog-2"]) == 2
     assert "unknown shift" in capsys.readouterr().err
+
+
+def test_stored_landmarks_are_marks_on_both_curves(tmp_path) -> None:
+    model = ws.zoo.load("digits-mlp-adv")
+    x, y = (part[:12] for part in ws.zoo.data("digits"))
+    threat = ws.Threat("inf", 1, "0.05")
+    options = {"passes": 10, "look": False, "certify": "crown"}
+    plain = ws.evaluate(model, (x, y), threat, ("nearest",), **options)
+    assert plain.landmarks == () and 'class="landmark"' not in report(plain)
+    run = ws.evaluate(
+        model,
+        (x, y),
+        threat,
+        ("nearest",),
+        out=tmp_path,
+        landmarks={"jpeg": "jpeg-90", "dim": lambda t: 0.9 * t},
+        **options,
+    )
+    assert [mark.name for mark in run.landmarks] == ["jpeg", "dim"]
+    assert set(run.landmarks[1].eps) == {1.0, 2.0, INF}
+    assert run.landmarks[1].eps[INF] == pytest.approx(0.1)
+    page = report(run)
+    assert ">dim</text>" in page and "jpeg: " in page  # a name and a title of the still pictures
+    assert '"landmarks":[{' in page.replace(" ", "")  # and the data of the moving one
+    assert ws.Evaluation.load(tmp_path).landmarks == run.landmarks
+    with pytest.raises(ws.InputError, match="equal weight"):
+        ws.evaluate(model, (x, y), threat, mu=torch.ones(12), landmarks="standard")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"accuracy": 2.0}, "cannot be"),
+        ({"norm": "2"}, "norm or order"),
+        ({"eps": {"1": 0.1}}, "norm or order"),
+        ({"eps": {"7": 0.1}, "exact": {"7": None}}, "orders of the run"),
+        ({"accuracy": 0.0, "eps": {"1": 1e-9}, "exact": {"1": None}}, "trust neither"),
+    ],
+)
+def test_landmarks_that_somebody_changed_are_refused(tmp_path, change, words: str) -> None:
+    model = LinearClassifier.random(3, 4, seed=1)
+    x, _ = samples(10, (4,), 3)
+    y = model(x).argmax(1)
+    threat = ws.Threat("inf", 1, "0.05")
+    options = {"passes": 5, "look": False, "certify": "crown", "landmarks": "spread-1"}
+    ws.evaluate(model, (x, y), threat, ("nearest",), out=tmp_path, **options)
+    path = tmp_path / "results" / "landmarks.json"
+    (entry,) = json.loads(path.read_text())
+    path.write_text(json.dumps([entry | change]))
+    with pytest.raises(ws.InputError, match=words):
+        ws.Evaluation.load(tmp_path)

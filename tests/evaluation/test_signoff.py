@@ -115,7 +115,7 @@ def test_the_json_has_a_version_and_stable_keys(run) -> None:
     assert found["schema"] == SCHEMA == "wassail/evaluation/1"
     assert set(found) == {
         *("schema", "model", "data", "samples", "headline", "clean", "threats", "population"),
-        *("requirements", "holds", "findings", "versions", "seed"),
+        *("requirements", "holds", "landmarks", "findings", "versions", "seed"),
     }
     assert set(found["threats"][0]) == {
         *("norm", "order", "eps", "domain", "attacked", "certified", "population")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from wassail.cli.shared import (
 )
 from wassail.cli.signoff import (
     budget,
-    landmarks_of,
     parsed,
     quiet_output,
     sign_off,
@@ -36,7 +34,6 @@ from wassail.threat import number, parse_norm, parse_order
 from wassail.writing import make, saving
 
 if TYPE_CHECKING:
-    from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.work import Runner
 
@@ -103,18 +100,18 @@ def evaluate_command(options: argparse.Namespace) -> int:
             batch_size=options.batch_size,
             gradients=options.gradients,
             look=options.look,
+            landmarks="standard" if options.landmarks else None,
             command=sys.argv[1:],
             runner=runner,
             progress=progress(options),
         )
     with quiet_output(options):
         print_evaluation(run)
-        shifts = landmarks_of(options, run, source, data)
-        if shifts:
-            print_landmarks(run, shifts)
+        if run.landmarks:
+            print_landmarks(run)
         if folder is not None:
-            _write_pages(run, folder, shifts)
-    return sign_off(options, run, asked, shifts)
+            _write_pages(run, folder)
+    return sign_off(options, run, asked)
 
 
 def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
@@ -142,7 +139,7 @@ def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _write_pages(run: Evaluation, folder: Path, shifts: Sequence[Landmark] = ()) -> None:
+def _write_pages(run: Evaluation, folder: Path) -> None:
     """The page and the picture beside the run; without matplotlib one sentence instead of the
     picture.
     """
@@ -151,13 +148,13 @@ def _write_pages(run: Evaluation, folder: Path, shifts: Sequence[Landmark] = ())
     from wassail.transport.picture import draw_sandwich
 
     with writing(folder):
-        print(f"wrote {write_report(run, folder / 'report.html', landmarks=shifts)}")
+        print(f"wrote {write_report(run, folder / 'report.html')}")
         try:
             figure = draw_sandwich(
                 [run.curve(order) for order in run.orders],
                 f"{where(run)}\n{run.headline}",
                 mark=run.threat.eps,
-                landmarks=shifts,
+                landmarks=run.landmarks,
             )
         except InputError as error:
             print(f"no sandwich.png: {error}")

@@ -17,11 +17,9 @@ from wassail.threat import Domain, Threat, parse_eps
 from wassail.writing import save
 
 if TYPE_CHECKING:
-    from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.requirement import Requirement
     from wassail.evaluation.run import Evaluation
     from wassail.zoo.samples import Data
-    from wassail.zoo.source import Source
 
 
 NO_SIGN_OFF: dict[str, Any] = {
@@ -110,38 +108,14 @@ def threats_of(
     return found
 
 
-def landmarks_of(
-    options: argparse.Namespace, run: Evaluation, source: Source, data: Data
-) -> tuple[Landmark, ...]:
-    """The known shifts of a run, if they were asked for; they are compared with its curves."""
-    if not options.landmarks:
-        return ()
-    import wassail as ws
-
-    x, y = data.read(0, len(data))
-    return ws.landmarks(
-        source.model,
-        x,
-        y,
-        run.threat.norm,
-        run.orders,
-        domain=run.threat.domain,
-        curves=[run.curve(order) for order in run.orders],
-        seed=options.seed,
-        batch_size=options.batch_size,
-    )
-
-
 def sign_off(
     options: argparse.Namespace,
     run: Evaluation,
     asked: Sequence[Requirement],
-    shifts: Sequence[Landmark] = (),
 ) -> int:
     """Print and write the verdicts; 1 if a requirement does not hold."""
     from wassail.evaluation.signoff import check
     from wassail.report.card import model_card
-    from wassail.report.landmarks import as_json as landmarks_json
     from wassail.report.machine import as_json, as_junit
 
     verdicts = [check(run, requirement) for requirement in asked]
@@ -155,6 +129,5 @@ def sign_off(
                     save(target, text(run, verdicts))
                 print(f"wrote {target}")
     if options.json:
-        shown = as_json(run, verdicts) | {"landmarks": landmarks_json(shifts)}
-        print(json.dumps(shown, indent=1))
+        print(json.dumps(as_json(run, verdicts), indent=1))
     return 0 if all(verdicts) else 1

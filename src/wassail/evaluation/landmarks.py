@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -198,6 +198,45 @@ def transport(x: Tensor, moved: Tensor, y: Tensor, norm: float, order: float) ->
             rows, columns = linear_sum_assignment((cost / (cost.max() or 1.0)) ** order)
         parts.append(torch.from_numpy(cost[rows, columns]))
     return mean_cost(torch.cat(parts), order)
+
+
+def plain(found: Sequence[Landmark]) -> list[dict[str, Any]]:
+    """The landmarks as values for JSON; orders are keys, "inf" among them.
+
+    Args:
+        found: the landmarks.
+    """
+    return [
+        {
+            "name": landmark.name,
+            "norm": f"{landmark.norm:g}",
+            "accuracy": landmark.accuracy,
+            "eps": {f"{order:.17g}": eps for order, eps in landmark.eps.items()},
+            "exact": {f"{order:.17g}": eps for order, eps in landmark.exact.items()},
+        }
+        for landmark in found
+    ]
+
+
+def read_plain(values: Any) -> tuple[Landmark, ...]:
+    """The reverse of `plain`, of any origin; ValueError for what it cannot have written.
+
+    Args:
+        values: a list of objects.
+    """
+    found = []
+    for entry in values:
+        eps = {parse_order(key): float(value) for key, value in entry["eps"].items()}
+        exact = {
+            parse_order(key): None if value is None else float(value)
+            for key, value in entry["exact"].items()
+        }
+        share = float(entry["accuracy"])
+        known = [*eps.values(), *(value for value in exact.values() if value is not None)]
+        if not (0 <= share <= 1 and all(0 <= value < math.inf for value in known)):
+            raise ValueError("a landmark with numbers that cannot be")
+        found.append(Landmark(str(entry["name"]), parse_norm(entry["norm"]), eps, exact, share))
+    return tuple(found)
 
 
 def _bottleneck(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

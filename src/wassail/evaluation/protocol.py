@@ -30,12 +30,16 @@ from wassail.certificates.radii import METHODS
 from wassail.errors import InputError, unknown
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import plain, take, unpack
+from wassail.evaluation.landmarks import Shifts
+from wassail.evaluation.landmarks import landmarks as measure
+from wassail.evaluation.landmarks import plain as in_plain
 from wassail.evaluation.plan import data_hash, rehearse, threat_config
 from wassail.evaluation.reading import (
     CHECKS,
     CLEAN,
     CONVERGENCE,
     FORMAT,
+    LANDMARKS,
     TRANSFER,
     Chunks,
     Reading,
@@ -84,6 +88,7 @@ def evaluate(
     mu: Tensor | None = None,
     gradients: str = "float32",
     look: bool = True,
+    landmarks: Shifts | None = None,
     name: str | None = None,
     command: Sequence[str] = (),
     runner: Runner | None = None,
@@ -120,6 +125,8 @@ def evaluate(
         gradients: "float32" (the default); "bfloat16" or "float16" computes the attacks' gradients
             in mixed precision, and every decision stays in float32.
         look: bool, run the checks and indicators that need passes of their own; default True.
+        landmarks: known shifts to measure, "standard" or as in `landmarks`; default None. They are
+            kept with the run, and one that is below the certified accuracy raises.
         name: what to call the model; default None, its class.
         command: words recorded with the run; default none.
         runner: what does the work, for example `evaluation.cluster.Ray`; default None, this
@@ -158,6 +165,8 @@ def evaluate(
             arithmetic,
         )
     )
+    if landmarks is not None and mu is not None:
+        raise InputError("landmarks are for samples of equal weight: evaluate without mu.")
     worker = Worker(source.model, samples, settings, sample_weights(mu, len(samples)))
     mode = indicators.mode(source.model)
     with frozen(source.model):
@@ -177,7 +186,7 @@ def evaluate(
         )
         with opened as store, progress_bar(progress, "evaluation") as report:
             store.log({"event": "start", **_machine()})
-            reading = _Driver(store, worker, runner, report).run(mode)
+            reading = _Driver(store, worker, runner, report, landmarks).run(mode)
     except BaseException:
         if out is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -253,9 +262,15 @@ class _Driver:
     """
 
     def __init__(
-        self, store: Store, worker: Worker, runner: Runner, report: Callable[[float], None]
+        self,
+        store: Store,
+        worker: Worker,
+        runner: Runner,
+        report: Callable[[float], None],
+        shifts: Shifts | None = None,
     ) -> None:
         self.store = store
+        self.shifts = shifts
         self.worker = worker
         self.runner = runner
         self.settings = worker.settings
@@ -289,6 +304,7 @@ class _Driver:
         if self.settings.certify is not None:
             self._stage(CERTIFY_PASSES, self._radii(f"radii@{self.settings.certify}"))
         self._stage(0, self._pools())
+        self._landmarks()
         reading = Reading(Store.open(self.store.folder))
         self.store.write(
             "summary.json", json.dumps(summary(reading.result), indent=1, sort_keys=True)
@@ -345,6 +361,27 @@ class _Driver:
         least so many together.
         """
         return min(-(-indicators.LOOKED_AT // self.chunks.size) * self.chunks.size, self.chunks.n)
+
+    def _landmarks(self) -> None:
+        """Known shifts, measured once all curves are known: they are compared with them."""
+        if self.shifts is None or not len(self.worker.data):
+            return
+        run = Reading(Store.open(self.store.folder)).result
+        x, y = self.worker.data.read(0, len(self.worker.data))
+        orders = sorted({*run.orders, 1.0, 2.0, math.inf})  # those that the page draws
+        found = measure(
+            self.worker.model,
+            x,
+            y,
+            run.threat.norm,
+            orders,
+            self.shifts,
+            domain=run.threat.domain,
+            curves=[run.curve(order) for order in orders],
+            seed=self.settings.seed,
+            batch_size=self.settings.batch_size,
+        )
+        self.store.write(LANDMARKS, json.dumps(in_plain(found), indent=1) + "\n")
 
     def _anchors(self) -> tuple[Tensor, Tensor]:
         """The first samples, with their logits: where the transfer goes to, whatever the

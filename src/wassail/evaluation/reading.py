@@ -5,6 +5,7 @@ images when they are asked for.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
+from wassail.evaluation.landmarks import Landmark, read_plain
 from wassail.evaluation.plan import Unit, exactly, plan, read_threats
 from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
@@ -31,6 +33,7 @@ CLEAN = "clean"
 TRANSFER = "transfer"
 CHECKS = "checks"
 CONVERGENCE = "convergence"
+LANDMARKS = "landmarks.json"  # known shifts, if they were asked for
 REAL = ("distances", "values", "mu", "margins", "errors")
 KINDS = {**dict.fromkeys(REAL, torch.float64), "exact": torch.bool}  # others: int64
 AGES = 1e10  # seconds, three hundred years: what took longer was not written by us
@@ -248,8 +251,27 @@ class Reading:
             info=self.config,
             images=self._images,
             folder=str(self.store.folder),
+            landmarks=self._landmarks(),
         )
+        for landmark in result.landmarks:
+            for order in landmark.eps:
+                landmark.check(result.curve(order))
         return replace(result, findings=tuple(self._findings(result)))
+
+    def _landmarks(self) -> tuple[Landmark, ...]:
+        """The known shifts that were stored: none in most runs."""
+        text = self.store.read(LANDMARKS)
+        if text is None:
+            return ()
+        found = read_plain(json.loads(text))
+        orders = {threat.order for threat in self.threats}
+        for landmark in found:
+            known = set(landmark.eps)
+            if landmark.norm != self.threats[0].norm or known != set(landmark.exact):
+                raise ValueError("landmarks of another norm or order")
+            if not orders <= known:
+                raise ValueError("landmarks without the orders of the run")
+        return found
 
     def _ids(self) -> tuple[str, ...]:
         ids = tuple(str(name) for fields in self.fields(CLEAN) for name in fields["ids"])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.evaluation.landmarks import Landmark
 from wassail.threat import Number, Threat, ceil_percent, floor_percent, parse_order
 from wassail.transport.curve import RiskCurve, below
 from wassail.transport.flips import Flips
@@ -79,7 +80,7 @@ class Outcome:
     `(N,)`: certified radii, or None; certificate: how they were found. rows: every attack; best:
     all attacks pooled, for each threat. images: `images([i, ...])` reads samples and their flips,
     `(n, *shape)` each. info: the configuration of the run; folder: the run directory, None if it
-    was not read from one.
+    was not read from one. landmarks: known shifts, if they were asked for.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Outcome:
     info: Mapping[str, Any]
     images: Images
     folder: str | None = None
+    landmarks: tuple[Landmark, ...] = ()
 
     @property
     def threat(self) -> Threat:

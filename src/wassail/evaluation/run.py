@@ -52,6 +52,7 @@ class Evaluation(Outcome):
         info: the configuration of the run.
         images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each.
         folder: the run directory, or None.
+        landmarks: known shifts with their eps and accuracy, if they were asked for.
     """
 
     @classmethod

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wassail.report.html import Html, data_block, short, spell, tag
+from wassail.report.html import LONG, Html, data_block, percent, short, spell, tag
 from wassail.threat import Threat, show
 from wassail.transport.curve import RiskCurve
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
 
+Place: TypeAlias = "Callable[[float, float], tuple[float, float]]"  # of eps and accuracy
+LABEL_ROOM = 12  # pixels between the names of two landmarks; the others are marks only
 MEANING = {
     1.0: "Order 1: the mean distance over all samples is at most eps. Few samples may move far.",
     2.0: "Order 2: the root mean square distance over all samples is at most eps.",
@@ -65,6 +67,7 @@ def plot(
         "overlay": overlay,
         "orders": [(_javascript(order), end) for order, end in ends.items()],
         "runs": [_packed(run.curve(threat.order)) for run in runs],
+        "landmarks": [] if overlay else _landmarks(runs[0]),
     }
     radios = [
         (
@@ -165,6 +168,36 @@ def _packed(curve: RiskCurve) -> dict[str, Any]:
     }
 
 
+def _landmarks(run: Evaluation) -> list[dict[str, Any]]:
+    """The known shifts for the script: name, accuracy, eps by order, in the order of their eps."""
+    return [
+        {
+            "name": mark.name[:LONG],
+            "accuracy": mark.accuracy,
+            "eps": {_javascript(order): eps for order, eps in mark.eps.items()},
+        }
+        for mark in run.landmarks
+    ]
+
+
+def _still_landmarks(run: Evaluation, order: float, end: float, place: Place) -> list[Html]:
+    """A labelled mark for each known shift within the axes; names where there is room."""
+    inside = [mark for mark in run.landmarks if mark.eps.get(order, math.inf) <= end]
+    inside.sort(key=lambda mark: (mark.eps[order], mark.name))
+    parts = []
+    last = -math.inf
+    for mark in inside:
+        x, y = place(mark.eps[order], mark.accuracy)
+        text = f"{mark.name[:LONG]}: {percent(mark.accuracy)} at eps {show(mark.eps[order])}"
+        sides = f"M{x:.1f} {y - 4:.1f}l4 4l-4 4l-4 -4Z"
+        parts.append(tag("path", tag("title", text), class_="landmark", d=sides))
+        if x - last >= LABEL_ROOM:
+            last = x
+            turned = f"translate({x + 3:.1f} {y + 8:.1f}) rotate(90)"
+            parts.append(tag("text", mark.name[:24], class_="landmark", transform=turned))
+    return parts
+
+
 def _floats(values: Tensor) -> str:
     return base64.b64encode(values.numpy().astype("<f8").tobytes()).decode()
 
@@ -219,6 +252,8 @@ def _still(
         parts.append(
             tag("path", class_="line attacked" if alone else f"line{tone}", d=_path(above))
         )
+        if alone:
+            parts += _still_landmarks(run, order, end, lambda eps, share: (px(eps), py(share)))
     head = f"Order {spell(order)}"
     picture = tag(
         "svg",

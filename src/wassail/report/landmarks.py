@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from wassail.evaluation.landmarks import Landmark
 from wassail.evaluation.run import Evaluation
 from wassail.report.html import Html, number_cell, percent, proved, section, spell, table, tag
 from wassail.threat import floor_percent, show
@@ -17,19 +15,18 @@ LEAD = (
 )
 
 
-def terminal_table(run: Evaluation, found: Sequence[Landmark], make: Any) -> Any:
+def terminal_table(run: Evaluation, make: Any) -> Any:
     """A rich table with one line for each shift.
 
     Args:
         run: the evaluation, whose certified side stands beside the measured accuracy.
-        found: the landmarks.
         make: makes an empty table of the given columns.
     """
     orders = run.orders
     heads = tuple(f"eps p={order:g}" for order in orders)
     shown = make("shift", None, ("measured %", "certified %", *heads))
     first = orders[0]
-    for landmark in found:
+    for landmark in run.landmarks:
         certified = run.curve(first)(landmark.eps[first])[0]
         shown.add_row(
             landmark.name,
@@ -40,18 +37,17 @@ def terminal_table(run: Evaluation, found: Sequence[Landmark], make: Any) -> Any
     return shown
 
 
-def landmarks_panel(run: Evaluation, found: Sequence[Landmark]) -> Html | None:
+def landmarks_panel(run: Evaluation) -> Html | None:
     """The panel of the page: one line for each shift, None if there is none.
 
     Args:
         run: the evaluation.
-        found: the landmarks.
     """
-    if not found:
+    if not run.landmarks:
         return None
     rows = []
     first = run.orders[0]
-    for landmark in found:
+    for landmark in run.landmarks:
         certified = run.curve(first)(landmark.eps[first])[0]
         known = run.radii is not None
         cells = [
@@ -65,21 +61,3 @@ def landmarks_panel(run: Evaluation, found: Sequence[Landmark]) -> Html | None:
     heads += [f"eps, p = {spell(order)}" for order in run.orders]
     shown = table(f"{len(rows)} shifts", heads, rows, "Table of known shifts")
     return section("landmarks", "Known shifts", shown, lead=LEAD)
-
-
-def as_json(found: Sequence[Landmark]) -> list[dict[str, Any]]:
-    """The landmarks as plain values; orders are keys, "inf" among them.
-
-    Args:
-        found: the landmarks.
-    """
-    return [
-        {
-            "name": landmark.name,
-            "norm": f"{landmark.norm:g}",
-            "accuracy": landmark.accuracy,
-            "eps": {f"{order:g}": eps for order, eps in landmark.eps.items()},
-            "exact": {f"{order:g}": eps for order, eps in landmark.exact.items()},
-        }
-        for landmark in found
-    ]

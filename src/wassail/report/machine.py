@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
+from wassail.evaluation.landmarks import plain
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import Verdict, costs, independent, population_sentence
 from wassail.threat import Threat
@@ -33,6 +34,7 @@ def as_json(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]
         "population": population_sentence(run, CONFIDENCE),
         "requirements": [_verdict(verdict) for verdict in verdicts],
         "holds": all(verdicts),
+        "landmarks": plain(run.landmarks),
         "findings": [
             {"name": finding.name, "level": finding.level, "text": finding.text}
             for finding in run.findings

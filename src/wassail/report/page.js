@@ -197,9 +197,25 @@
         if (below) make(svg, "path", { class: `line ${alone ? "certified" : `proved ${tone}`}`, d: path(below), "data-side": "certified" });
         make(svg, "path", { class: `line ${alone ? "attacked" : tone}`, d: path(above), "data-side": "attacked" });
       });
+      landmarks(svg, px, py);
       make(svg, "g", { class: "here" });
       canvas.replaceChildren(svg);
       point();
+    }
+
+    /** A labelled mark for each known shift within the axes; names where there is room. */
+    function landmarks(svg, px, py) {
+      const key = orders.find((radio) => Number(radio.value) === state.order).value;
+      const inside = data.landmarks.filter((mark) => mark.eps[key] <= state.end).sort((a, b) => a.eps[key] - b.eps[key]);
+      let last = -Infinity;
+      for (const mark of inside) {
+        const x = px(mark.eps[key]), y = py(mark.accuracy);
+        const shape = make(svg, "path", { class: "landmark", d: `M${x} ${y - 5}l5 5l-5 5l-5 -5Z` });
+        make(shape, "title", {}, `${mark.name}: ${percent(mark.accuracy)} at eps ${show(mark.eps[key])}`);
+        if (x - last < 13) continue;
+        last = x;
+        make(svg, "text", { class: "landmark", transform: `translate(${x + 3} ${y + 9}) rotate(90)` }, mark.name.slice(0, 24));
+      }
     }
 
     /** The cursor at eps: a line, dots, and the figures below the plot. */

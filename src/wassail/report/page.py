@@ -8,7 +8,7 @@ a run may be hostile: `tag` escapes whatever is not `Html`. The same run gives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -32,7 +32,6 @@ from wassail.report.panels import (
 from wassail.report.population import population_panel
 
 if TYPE_CHECKING:
-    from wassail.evaluation.landmarks import Landmark
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.verifying import Verification
 
@@ -43,7 +42,6 @@ class View:
 
     fragile: int
     verified: Verification | None
-    landmarks: Sequence[Landmark]
 
 
 PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
@@ -51,7 +49,7 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
     ("findings", "Findings", lambda run, view: findings_panel(run)),
     ("curve", "Both curves", lambda run, view: curve_panel(run)),
     ("population", "All inputs", lambda run, view: population_panel(run)),
-    ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run, view.landmarks)),
+    ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run)),
     ("attacks", "Attacks", lambda run, view: attacks_panel(run)),
     ("distances", "Distances", lambda run, view: distances_panel(run)),
     ("certificate", "Certificate", lambda run, view: certificate_panel(run)),
@@ -68,18 +66,16 @@ def write_report(
     *,
     fragile: int = 24,
     verified: Verification | None = None,
-    landmarks: Sequence[Landmark] = (),
 ) -> Path:
     """Write the page of a run to `path`, which is returned.
 
     fragile: how many of the samples with the nearest flips are shown as images; verified: what
     `Evaluation.verify` found, which the page then says; without it the page says that nobody
-    looked; landmarks: known shifts, for a panel of their own. The page holds no date and no path of
-    its own: the same run gives the same bytes.
+    looked. The page holds no date and no path of its own: the same run gives the same bytes.
     """
     if fragile < 0:
         raise InputError(f"fragile is {fragile}: give the number of samples to show, 0 or more.")
-    return save(report(run, fragile=fragile, verified=verified, landmarks=landmarks), path)
+    return save(report(run, fragile=fragile, verified=verified), path)
 
 
 def report(
@@ -87,10 +83,9 @@ def report(
     *,
     fragile: int = 24,
     verified: Verification | None = None,
-    landmarks: Sequence[Landmark] = (),
 ) -> str:
     """The page of `write_report` as text."""
-    view = View(fragile, verified, landmarks)
+    view = View(fragile, verified)
     parts = [(key, title, panel(run, view)) for key, title, panel in PANELS]
     shown = [part for part in parts if part[2] is not None]
     attacked = run.curve(run.threat.order)(run.threat.eps)[1]

@@ -259,6 +259,8 @@ def curve_panel(run: Evaluation) -> Html | None:
             ("band", "not known: between the two"),
             *keys,
         ]
+    if run.landmarks:
+        keys.append(("landmark", "known shifts: accuracy measured, at their eps"))
     legend = tag(
         "ul",
         [tag("li", tag("span", class_=f"swatch {kind}"), text) for kind, text in keys],

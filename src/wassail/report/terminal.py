@@ -4,10 +4,8 @@ findings, one headline.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from wassail.evaluation.landmarks import Landmark
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import population_sentence
@@ -68,10 +66,10 @@ def print_evaluation(run: Evaluation) -> None:
     out.print(f"[dim]{_plain(made(run))}[/dim]")
 
 
-def print_landmarks(run: Evaluation, found: Sequence[Landmark]) -> None:
+def print_landmarks(run: Evaluation) -> None:
     """Known shifts, their eps and the accuracy under them."""
     out = console()
-    out.print(landmarks_table(run, found, _table))
+    out.print(landmarks_table(run, _table))
     out.print(LEAD)
 
 
