@@ -22,7 +22,7 @@ SMALL = 1e-9  # literals below this in a sum or a product are rounding terms
 TERMS = {"slack", "rounding", "residual", "tiny", "error", "ulp"}
 RAISED = {"_up", "up", "rounded_up", "nextafter"}
 REST = 80
-CALLED = {"rounding_of", "gamma"}
+CALLED = {"rounding_of", "gamma", "room_of"}
 
 
 @dataclass(frozen=True)

@@ -44,21 +44,29 @@ def rounded(mode: str) -> Iterator[None]:
 
 @contextmanager
 def serial() -> Iterator[None]:
-    """`Tensor.sum` over one axis adds its terms one after the other, as a kernel may: the
-    longest chain of roundings.
+    """`Tensor.sum` and `Tensor.mean` over one axis add their terms one after the other, as a
+    kernel may: the longest chain of roundings.
     """
     fast = Tensor.sum
+    fast_mean = Tensor.mean
 
     def slow(values: Tensor, dim: Any = None, *rest: Any, **more: Any) -> Tensor:
         if not isinstance(dim, int) or rest or more or not values.shape[dim]:
             return fast(values, *(() if dim is None else (dim,)), *rest, **more)
         return values.cumsum(dim).select(dim, -1)
 
+    def slow_mean(values: Tensor, dim: Any = None, *rest: Any, **more: Any) -> Tensor:
+        if not isinstance(dim, int) or rest or more:
+            return fast_mean(values, *(() if dim is None else (dim,)), *rest, **more)
+        return slow(values, dim) / values.shape[dim]
+
     Tensor.sum = slow  # type: ignore[assignment,method-assign]
+    Tensor.mean = slow_mean  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
         Tensor.sum = fast  # type: ignore[method-assign]
+        Tensor.mean = fast_mean  # type: ignore[method-assign]
 
 
 def long(values: Tensor | float) -> Array:

@@ -605,7 +605,7 @@ def test_a_walk_over_a_normalisation_holds_its_derivatives(mode: str) -> None:
         one = walk_module._Tokens(
             0, torch.eye(d, 1, dtype=DOUBLE)[None], torch.zeros(1, d, 1, dtype=DOUBLE)
         )
-        with rounded(mode):
+        with rounded(mode), serial():
             found = walk._normalise(1, one)
         for end in (low, high):
             rate = 1 / np.sqrt((long(end) ** 2).mean() + np.longdouble(eps))

@@ -55,13 +55,20 @@ def spectral(matrix: Tensor) -> Tensor:
     """An upper bound on the largest singular value of `(..., p, q)`: `(...)`.
 
     By the eigenvalues of the smaller Gram matrix. Forming it and the (backward stable) eigenvalues
-    move the largest one by less than `(p + q + 8) 2^-51` times the sum of all squares.
+    move the largest one by less than `(p + q + 8) 2^-51` times the sum of all squares. Entries are
+    first divided by the power of two below the largest: then no square that counts underflows, and
+    none overflows. Infinite where an entry is not finite.
     """
     p, q = matrix.shape[-2:]
+    finite = torch.isfinite(matrix).all(-1).all(-1)
+    matrix = torch.where(finite[..., None, None], matrix, 0.0)
+    _, exponent = torch.frexp(matrix.abs().amax((-2, -1)))
+    unit = torch.ldexp(torch.ones_like(matrix[..., 0, 0]), exponent - 1)
+    matrix = matrix / unit[..., None, None]
     small = matrix if p <= q else matrix.mT
     top = torch.linalg.eigvalsh(small @ small.mT)[..., -1].clamp(min=0)
     found: Tensor = (top + (p + q + 8) * 2 * UNIT * matrix.square().sum((-2, -1))).sqrt() * UP
-    return found
+    return torch.where(finite, found * unit, math.inf)
 
 
 def _length(values: Tensor, dim: int = -1) -> Tensor:

@@ -372,7 +372,7 @@ def _climb(graph: Graph, region: Region, r: float, seed: int) -> tuple[float, Te
     """The largest `||J||_{r -> s}` that ascents from random points find, and where; of several
     sizes if there is no end.
     """
-    from wassail.certificates.lipschitz.steepest import ascend, jacobian_norms, jacobians
+    from wassail.certificates.lipschitz.steepest import ascend, jacobian_norms, jacobians, room_of
 
     generator = torch.Generator().manual_seed(seed)
     best = -1.0
@@ -388,7 +388,7 @@ def _climb(graph: Graph, region: Region, r: float, seed: int) -> tuple[float, Te
             if float(values[top]) > best:
                 best = float(values[top])
                 witness = x[top]
-    return best * (1 - 1e-12), witness
+    return best * (1 - room_of(graph.outputs, graph.inputs)), witness
 
 
 def _flattest(graph: Graph, region: Region) -> Tensor:

@@ -47,6 +47,7 @@ from wassail.certificates.lipschitz.steepest import (
     jacobian_norms,
     jacobians,
     margin_rows,
+    room_of,
 )
 from wassail.certificates.lipschitz.walk import Walk
 from wassail.certificates.search.constants import branch
@@ -326,9 +327,8 @@ class Ladder:
 
     def _search(self) -> None:
         def value(x: Tensor) -> Tensor:
-            return jacobian_norms(jacobians(self.graph, x), self.norm_in, self.norm_out) * (
-                1 - 1e-12
-            )
+            norms = jacobian_norms(jacobians(self.graph, x), self.norm_in, self.norm_out)
+            return norms * (1 - room_of(self.graph.outputs, self.graph.inputs))
 
         def climb(x: Tensor) -> Tensor:
             return ascend(self.graph, self.region, x, self.norm_in, self.norm_out)
@@ -437,8 +437,9 @@ class Ladder:
         jacobian = jacobians(self.graph, x)
         norms = jacobian_norms(jacobian, self.norm_in, self.norm_out)
         value, best = norms.max(0)
-        if self.witness is None or float(value) * (1 - 1e-12) > self.lower:
-            self.lower = max(0.0, float(value) * (1 - 1e-12))
+        lower = float(value) * (1 - room_of(self.graph.outputs, self.graph.inputs))
+        if self.witness is None or lower > self.lower:
+            self.lower = max(0.0, lower)
             self.witness = x[best]
         return jacobian, norms
 
@@ -468,7 +469,7 @@ def propagated(bounds: Bounds, norm_in: float, norm_out: float, tighten: bool = 
         best = min(
             best, float(torch.linalg.vector_norm(found.norm(dual(norm_in), entries), norm_out))
         )
-    return best * (1 + 1e-12)
+    return best * (1 + room_of(*low.shape))
 
 
 def modules(

@@ -15,6 +15,7 @@ from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.errors import InputError
 from wassail.geometry import maximiser, operator_norm
 from wassail.network import Model
+from wassail.rounding import UNIT
 from wassail.threat import dual
 from wassail.ties import first_largest
 
@@ -109,6 +110,17 @@ def jacobian_norms(jacobian: Tensor, norm_in: float, norm_out: float) -> Tensor:
         rows: Tensor = torch.linalg.vector_norm(jacobian, dual(norm_in), dim=2)
         return rows.amax(1)  # the longest row is no longer than the norm
     return operator_norm(jacobian, norm_in, norm_out)
+
+
+def room_of(outputs: int, inputs: int) -> float:
+    """How far the norm of an `(outputs, inputs)` matrix as it is computed may be from its norm,
+    relatively.
+
+    One operation loses half of `UNIT`, a norm adds up `outputs + inputs` numbers one after the
+    other at most, and the singular values of LAPACK are off by a small multiple of that. Never less
+    than 1e-12, so that entries with a few wrong digits do not make the two sides of a bound cross.
+    """
+    return max(1e-12, (outputs + inputs + 16) * 4 * UNIT)
 
 
 def margin_rows(classes: int, labels: Iterable[int] | None) -> Tensor:
