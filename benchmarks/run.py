@@ -23,6 +23,8 @@ PAGES = {
     "population.py": "population.md",
     "landmarks.py": "landmarks.md",
     "spheres.py": "spheres.md",
+    "smoothing.py": "smoothing.md",
+    "hardening.py": "hardening.md",
 }
 
 # Benchmarks beside other tools or public verdicts, in parts that can be stopped and started.

@@ -52,6 +52,12 @@ if TYPE_CHECKING:
     from wassail.evaluation.landmarks import Landmark, landmarks
     from wassail.evaluation.protocol import evaluate
     from wassail.evaluation.run import Evaluation
+    from wassail.hardening.certified import certified_loss
+    from wassail.hardening.price import Price
+    from wassail.hardening.robust import robust_loss
+    from wassail.smoothing.attack import SmoothedAttack, attack_smoothed
+    from wassail.smoothing.certificate import Smoothing
+    from wassail.smoothing.model import Smoothed, Votes, smoothed
     from wassail.threat import Threat
     from wassail.transport.allocation import knapsack, transport_cost
     from wassail.transport.confidence import samples_needed
@@ -84,11 +90,18 @@ _HOME = {
     "ModelWarning": "errors",
     "OneLogit": "zoo.features",
     "PopulationCurve": "transport.curve",
+    "Price": "hardening.price",
     "Radii": "certificates.radius_search",
     "RiskCurve": "transport.curve",
+    "Smoothed": "smoothing.model",
+    "SmoothedAttack": "smoothing.attack",
+    "Smoothing": "smoothing.certificate",
     "Threat": "threat",
     "Verification": "transport.distribution",
+    "Votes": "smoothing.model",
     "allocate": "transport.distribution",
+    "attack_smoothed": "smoothing.attack",
+    "certified_loss": "hardening.certified",
     "certify": "certificates.loss.certify",
     "compare": "evaluation.intervals",
     "corollary": "certificates.lipschitz.corollary",
@@ -101,7 +114,9 @@ _HOME = {
     "paper_smooth_slope": "certificates.loss.slopes",
     "radii": "certificates.radii",
     "risk_curve": "transport.curve",
+    "robust_loss": "hardening.robust",
     "samples_needed": "transport.confidence",
+    "smoothed": "smoothing.model",
     "transport_cost": "transport.allocation",
     "verify": "certificates.radii",
     "worst_case": "certificates.loss.certify",
@@ -111,9 +126,11 @@ _MODULES = (
     "certificates",
     "evaluation",
     "geometry",
+    "hardening",
     "losses",
     "network",
     "report",
+    "smoothing",
     "testing",
     "transport",
     "zoo",
@@ -136,14 +153,21 @@ __all__ = [
     "ModelWarning",
     "OneLogit",
     "PopulationCurve",
+    "Price",
     "Radii",
     "RiskCurve",
+    "Smoothed",
+    "SmoothedAttack",
+    "Smoothing",
     "Threat",
     "Verification",
+    "Votes",
     "a3",
     "allocate",
     "apgd",
+    "attack_smoothed",
     "autoattack",
+    "certified_loss",
     "certify",
     "compare",
     "corollary",
@@ -162,7 +186,9 @@ __all__ = [
     "pgd",
     "radii",
     "risk_curve",
+    "robust_loss",
     "samples_needed",
+    "smoothed",
     "square",
     "testing",
     "transport_cost",

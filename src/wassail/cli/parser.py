@@ -32,6 +32,7 @@ from wassail.cli.options import (
 )
 from wassail.cli.shared import MODEL_OPTIONS
 from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
+from wassail.cli.smooth import smooth_options
 from wassail.errors import InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
 
@@ -236,6 +237,11 @@ def _parser() -> argparse.ArgumentParser:
         certify, norm="2", threads=None, out="certificate.safetensors and certificate.json"
     )
     certify.set_defaults(run=certify_command)
+
+    smooth = commands.add_parser(
+        "smooth", help="certify a model of any size under Gaussian noise, from both sides"
+    )
+    smooth_options(smooth)
 
     _paper_commands(commands)
     models = commands.add_parser("models", help="list the built-in models")

@@ -1,0 +1,116 @@
+"""The worst expected loss of a batch over a Wasserstein ball, climbed; a loss to train with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from wassail.checks import check_data
+from wassail.errors import InputError, unknown
+from wassail.geometry import distances, steepest
+from wassail.hardening.price import Price, batch_price, dual
+from wassail.losses import cross_entropy, margin
+from wassail.network import Model
+from wassail.threat import Threat
+
+LOSSES = {"cross_entropy": cross_entropy, "margin": margin}
+REACH = (1.0, 2.0, 4.0)  # how far single samples may go, in units of eps
+
+
+def robust_loss(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    loss: str = "cross_entropy",
+    price: Price | None = None,
+    reach: Sequence[float] = REACH,
+    steps: int = 2,
+) -> Tensor:
+    """The worst expected loss of a batch over `Omega_p(eps)`, as far as a few steps find it.
+
+    By the dual: `lam eps^p + mean_i max_x' [loss(x') - lam d(x, x')^p]`. For each sample a path of
+    points leads outward, at the distances `reach`; the price lam shares the budget between the
+    samples. The value is differentiable in the weights: the points are held fixed, as in
+    adversarial training.
+
+    >>> import torch, wassail as ws
+    >>> model, (x, y) = ws.zoo.load("digits-mlp"), ws.zoo.data("digits")
+    >>> threat = ws.Threat(norm="inf", order=1, eps=0.05)
+    >>> clean = torch.nn.functional.cross_entropy(model(x[:50]), y[:50])
+    >>> bool(ws.robust_loss(model, x[:50], y[:50], threat) > clean)
+    True
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`; its mode is left as it is.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        loss: "cross_entropy" (the default) or "margin".
+        price: `Price` that is kept between batches; default None, the price of this batch alone.
+        reach: distances in units of eps at which points are kept, increasing; order inf: only 1.
+        steps: passes with gradients for each distance; default 2.
+    """
+    if loss not in LOSSES:
+        raise unknown("loss", loss, LOSSES)
+    if steps < 1:
+        raise InputError(f"steps is {steps}: give at least one.")
+    radii = checked_reach(reach, threat)
+    x, y = check_data(x, y, threat.domain)
+    points = _path(model, x, y, threat, LOSSES[loss], radii, steps)
+    n = len(x)
+    logits = model(torch.cat([x, *points]))
+    values = LOSSES[loss](logits, y.repeat(len(points) + 1)).view(-1, n).t()
+    if threat.order == math.inf:
+        return values.amax(1).mean()
+    lengths = [distances(point, x, threat.norm).to(values) for point in points]
+    costs = torch.stack([torch.zeros_like(lengths[0]), *lengths], 1) ** threat.order
+    budget = threat.eps**threat.order
+    if price is None:
+        used = batch_price(values, costs, budget)
+    else:
+        used = price.of(values.detach(), costs, budget)
+    return dual(values, costs, budget, used)
+
+
+def checked_reach(reach: Sequence[float], threat: Threat) -> list[float]:
+    """Distances in units of the input, or one sentence."""
+    if threat.order == math.inf:
+        return [threat.eps]
+    factors = [float(factor) for factor in reach]
+    if not factors or factors[0] <= 0 or sorted(set(factors)) != factors:
+        raise InputError(f"reach is {tuple(reach)}: give increasing positive numbers, (1, 2, 4).")
+    return [factor * threat.eps for factor in factors]
+
+
+def _path(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    loss: object,
+    radii: list[float],
+    steps: int,
+) -> list[Tensor]:
+    """A point at most each distance away, each climbed from the one before.
+
+    A step goes toward the point of the ball that the gradient likes best, all the way at first,
+    then half of it: it never leaves ball or box, which are convex.
+    """
+    assert callable(loss)
+    point = x
+    found = []
+    for radius in radii:
+        for step in range(steps):
+            with torch.enable_grad():
+                at = point.detach().requires_grad_(True)
+                value = loss(model(at), y).sum()
+                (gradient,) = torch.autograd.grad(value, at)
+            best = x + steepest(x, gradient, threat.norm, radius, threat.domain)
+            point = best if step == 0 else (point + best) / 2
+            point = point.detach()
+        found.append(point)
+    return found

@@ -1,0 +1,231 @@
+"""The smoothed model: its votes, and averaged logits that attacks can follow."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassail.checks import check_data
+from wassail.errors import InputError
+from wassail.network import BATCH_SIZE, Model, check_model, device_of, frozen, sample_keys, versions
+from wassail.progress import Progress, progress_bar
+from wassail.records import Record, check_equal
+from wassail.smoothing.certificate import Smoothing, certificate
+from wassail.threat import Number, number
+
+BLOCK = 100  # draws that share one generator: more draws go on where these ended
+AVERAGE = 16  # draws that the logits for attacks are averaged over
+
+
+@dataclass(frozen=True, eq=False)
+class Votes(Record):
+    """How often the model was right under noise.
+
+    Args:
+        hits: number of draws at which the class was the true one, int64 `(N,)`.
+        draws: draws of each sample.
+        sigma: standard deviation of the noise.
+        seed: of the draws.
+        info: versions.
+    """
+
+    hits: Tensor
+    draws: int
+    sigma: float
+    seed: int
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def certificate(self, confidence: Number = 0.999) -> Smoothing:
+        """What the votes prove, all samples together.
+
+        Args:
+            confidence: that every statement of the certificate holds, between 0 and 1; default
+                0.999.
+        """
+        return certificate(self.hits, self.draws, self.sigma, confidence)
+
+
+class Smoothed(nn.Module):
+    """A model that sees its input with Gaussian noise: a classifier of its own.
+
+    It is two classifiers. The *majority vote* answers with the class that is most probable under
+    the noise; the *randomised classifier* with that of one draw. Certificates are for these, not
+    for the model inside. Called as a module it gives the logarithm of the average softmax over a
+    few fixed draws, which attacks can follow.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        sigma: standard deviation of the noise, in units of the input.
+        draws: draws of each sample, a multiple of 100; default 1000.
+        seed: of all draws; default 0.
+        average: draws that the logits for attacks are averaged over; default 16.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sigma: Number,
+        draws: int = 1000,
+        seed: int = 0,
+        average: int = AVERAGE,
+    ) -> None:
+        super().__init__()
+        self.sigma = number(sigma, "sigma")
+        if not 0 < self.sigma < math.inf:
+            raise InputError(
+                f"sigma is {sigma!r}: give a positive standard deviation, such as 0.25"
+            )
+        if average < 1:
+            raise InputError(f"average is {average}: give at least one draw.")
+        self.model = model
+        self.draws = _checked(draws)
+        self.seed = seed
+        self.average = average
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Averaged logits `(n, K)`: the same draws for every input, so that it is a function.
+
+        Args:
+            x: inputs, float tensor `(n, *shape)`.
+        """
+        generator = torch.Generator().manual_seed(self.seed)
+        noise = torch.randn(self.average, *x.shape[1:], generator=generator)
+        noise = self.sigma * noise.to(x.device, x.dtype)
+        seen = (x[:, None] + noise[None]).flatten(0, 1)
+        logits = self.model(seen)
+        parts = logits.log_softmax(1).view(len(x), self.average, -1)
+        averaged: Tensor = parts.logsumexp(1) - math.log(self.average)
+        return averaged
+
+    def votes(
+        self,
+        x: Tensor,
+        y: Tensor,
+        draws: int | None = None,
+        start: Votes | None = None,
+        batch_size: int = BATCH_SIZE,
+        progress: Progress = False,
+    ) -> Votes:
+        """Count how often the model is right under noise.
+
+        The draws of a sample are keyed by its content, so batches, order and device do not matter,
+        and more draws continue what was counted.
+
+        Args:
+            x: samples, float tensor `(N, *shape)`.
+            y: true labels, integer tensor `(N,)`.
+            draws: draws of each sample in all, a multiple of 100; default None, the model's.
+            start: votes of the same samples to go on from; default None.
+            batch_size: int, inputs of one pass at most; default 250.
+            progress: bool, or a callable that is given the share done; default False.
+        """
+        total = self.draws if draws is None else _checked(draws)
+        x, y = check_data(x, y, None)
+        hits = torch.zeros(len(x), dtype=torch.int64)
+        first = 0
+        if start is not None:
+            check_equal("sigma", self.sigma, start.sigma)
+            check_equal("seed", self.seed, start.seed)
+            check_equal("samples", len(x), len(start.hits))
+            hits = start.hits.clone()
+            first = start.draws // BLOCK
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}: give a positive number.")
+        keys = _keys(x, self.seed)
+        with frozen(self.model), torch.no_grad(), progress_bar(progress, "votes") as report:
+            check_model(self.model, x, y)
+            for i, key in enumerate(keys):
+                for block in range(first, total // BLOCK):
+                    hits[i] += self._hits(x[i], int(y[i]), _generator(key, block), batch_size)
+                report((i + 1) / len(keys))
+        drawn = max(total, first * BLOCK)
+        return Votes(hits, drawn, self.sigma, self.seed, {"versions": versions()})
+
+    def certify(
+        self,
+        x: Tensor,
+        y: Tensor,
+        confidence: Number = 0.999,
+        batch_size: int = BATCH_SIZE,
+        progress: Progress = False,
+    ) -> Smoothing:
+        """Vote, and prove what the votes allow: `votes(...).certificate(confidence)`.
+
+        Args:
+            x: samples, float tensor `(N, *shape)`.
+            y: true labels, integer tensor `(N,)`.
+            confidence: that every statement of the certificate holds; default 0.999.
+            batch_size: int, inputs of one pass at most; default 250.
+            progress: bool, or a callable that is given the share done; default False.
+        """
+        return self.votes(x, y, None, None, batch_size, progress).certificate(confidence)
+
+    def _hits(self, x: Tensor, label: int, generator: torch.Generator, batch_size: int) -> int:
+        """How many draws of one block give the label."""
+        noise = torch.randn(BLOCK, *x.shape, generator=generator)
+        device = device_of(self.model, x.device)
+        seen = x.to(device) + self.sigma * noise.to(device, x.dtype)
+        found = 0
+        for start in range(0, BLOCK, batch_size):
+            part = seen[start : start + batch_size]
+            logits = self.model(part)
+            right = (logits.argmax(1) == label) & torch.isfinite(logits).all(1)
+            found += int(right.sum())
+        return found
+
+
+def smoothed(
+    model: Model,
+    sigma: Number,
+    draws: int = 1000,
+    seed: int = 0,
+    average: int = AVERAGE,
+) -> Smoothed:
+    """The model under Gaussian noise, which can be certified whatever its size.
+
+    >>> import wassail as ws
+    >>> model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")
+    >>> proof = ws.smoothed(model, sigma=0.1, draws=200).certify(x[:20], y[:20])
+    >>> bool(proof.accuracy(0.05) >= proof.kumar(0.05) > 0)
+    True
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        sigma: standard deviation of the noise, in units of the input.
+        draws: draws of each sample, a multiple of 100; default 1000.
+        seed: of all draws; default 0.
+        average: draws that the logits for attacks are averaged over; default 16.
+    """
+    return Smoothed(model, sigma, draws, seed, average)
+
+
+def _checked(draws: int) -> int:
+    """A number of draws, or one sentence."""
+    if isinstance(draws, bool) or not isinstance(draws, int) or draws < BLOCK or draws % BLOCK:
+        raise InputError(f"draws is {draws!r}: give a multiple of {BLOCK}, for example 1000.")
+    return draws
+
+
+def _keys(x: Tensor, seed: int) -> list[str]:
+    """A key for each sample: the seed, its content, and how many like it came before.
+
+    Equal samples get draws of their own, since limits on the mean need independent draws.
+    """
+    seen: dict[int, int] = {}
+    keys = []
+    for content in sample_keys(x):
+        before = seen.get(content, 0)
+        seen[content] = before + 1
+        keys.append(f"{seed} {content} {before}")
+    return keys
+
+
+def _generator(key: str, block: int) -> torch.Generator:
+    """The generator of one block of draws of one sample."""
+    digest = hashlib.sha256(f"{key} {block}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
