@@ -6,13 +6,21 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.network import name_of
+from wassail.network import Model, as_taken, name_of
 from wassail.threat import Domain
 
 
-def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+def check_data(
+    x: Tensor, y: Tensor, domain: Domain, model: Model | None = None
+) -> tuple[Tensor, Tensor]:
     """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
     wrong with them.
+
+    Args:
+        x: samples.
+        y: labels.
+        domain: box that they must lie in, or None.
+        model: whose floating-point type the samples get if it refuses their own (`as_taken`).
     """
     x = torch.as_tensor(x)
     y = torch.as_tensor(y)
@@ -57,4 +65,5 @@ def check_data(x: Tensor, y: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
             f"{seen}: put any normalisation inside the model, clamp the samples, or give their "
             "domain."
         )
-    return x.detach(), y.long()
+    x = x.detach() if model is None else as_taken(model, x.detach())
+    return x, y.long()

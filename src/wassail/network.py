@@ -112,6 +112,33 @@ def device_of(model: Model, default: torch.device) -> torch.device:
     return next((tensor.device for tensor in shown), default)
 
 
+def as_taken(model: Model, x: Tensor) -> Tensor:
+    """Samples in the floating-point type of the model, if it refuses their own.
+
+    Tables of numbers are float64 as a rule, and models float32. A model that takes both, or shows
+    no type of its own, gets the samples as they are.
+
+    Args:
+        model: a callable from a batch to logits.
+        x: samples `(N, *shape)` in float32 or float64.
+    """
+    shown = (
+        itertools.chain(model.parameters(), model.buffers()) if isinstance(model, nn.Module) else ()
+    )
+    types = {tensor.dtype for tensor in shown if tensor.is_floating_point()}
+    if len(types) != 1 or x.dtype in types or not len(x):
+        return x
+    (wanted,) = types
+    if wanted not in (torch.float32, torch.float64):
+        return x
+    with torch.no_grad(), frozen(model):
+        try:
+            model(x[:1].to(device_of(model, x.device)))
+        except RuntimeError:
+            return x.to(wanted)
+    return x
+
+
 def versions() -> dict[str, str]:
     """The versions a result depends on, recorded in every result."""
     return {

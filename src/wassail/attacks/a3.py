@@ -142,7 +142,7 @@ def a3(
         raise InputError(
             f"restarts is {restarts}: the schedule has {len(PLANS)}, give 1 to {len(PLANS)}."
         )
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, threat.domain, model)
     siege = _Siege(
         threat, threat.eps * (1 - 1e-12), step, seed
     )  # room for the rounding of a sum of N costs

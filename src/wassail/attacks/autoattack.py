@@ -146,7 +146,7 @@ def autoattack(
     Returns:
         `Distribution` with every weight 1: all of each sample's mass moves.
     """
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, threat.domain, model)
     chosen = (
         stages(version, threat.norm)
         if attacks is None
@@ -505,7 +505,7 @@ class AutoAttack:
             y_orig: true labels, integer tensor `(N,)`.
             bs: int, most samples in one call of the model; default 250.
         """
-        x, y = check_data(x_orig, y_orig, None)
+        x, y = check_data(x_orig, y_orig, None, self.model)
         found = search(lambda net, x, y, tick: (x, net.logits(x, net.rows)), self.model, x, y, bs)
         return float((found.clean == y).cpu().double().mean())
 

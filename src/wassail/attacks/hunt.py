@@ -273,7 +273,7 @@ def hunt(
     domain = parse_domain(domain)
     if passes is not None and passes < 1:
         raise InputError(f"passes is {passes}: give at least 1, the pass at the sample itself.")
-    x, y = check_data(x, y, domain)
+    x, y = check_data(x, y, domain, model)
     options = dict(options or {})
     first: list[int] = []
 

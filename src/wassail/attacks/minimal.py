@@ -43,7 +43,7 @@ def minimal(
     target: classes `(N,)` that a flip must reach; a sample with no such flip stays where it is.
     options: the engine's.
     """
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, threat.domain, model)
     target = check_target(target, y)
     options = dict(options or {})
 

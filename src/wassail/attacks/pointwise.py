@@ -56,7 +56,7 @@ def pointwise(
     target` tells who arrived. graph: the engine takes gradients at the samples themselves. options:
     the engine's, recorded in the result with `info`.
     """
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, threat.domain, model)
     target = check_target(target, y)
     ball = balls(x, threat)
     options = dict(options or {})

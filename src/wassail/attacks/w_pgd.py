@@ -158,7 +158,7 @@ def _attack(
             "the longest gradient, so choose "
             "an order above 1, or another attack such as wda_pp."
         )
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, threat.domain, model)
     weights = sample_weights(mu, len(x))
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:

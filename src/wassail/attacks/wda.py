@@ -82,7 +82,7 @@ def wda(
     check_walk(alpha, steps, topk, select)
     if not 0 < probe <= steps:
         raise InputError(f"probe is {probe}: it must be between 1 and steps, which is {steps}.")
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, threat.domain, model)
     radius = threat.radius(kappa) * (1 - 1e-12)  # room for the rounding of a sum of N costs
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:

@@ -127,7 +127,7 @@ def flips_wda_pp(
     check_walk(alpha, steps, topk, select)
     if search < 0:
         raise InputError(f"search is {search}: give the number of bisections, 0 or more.")
-    x, y = check_data(x, y, domain)
+    x, y = check_data(x, y, domain, model)
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         found = walk(

@@ -357,7 +357,7 @@ def _prepared(
     What a search knows of each sample, a few numbers, is kept on the CPU. Bounds are computed where
     the structure is.
     """
-    x, y = check_data(x, y, domain)
+    x, y = check_data(x, y, domain, None if isinstance(model, Graph) else model)
     logits = None
     if isinstance(model, Graph):
         graph = model

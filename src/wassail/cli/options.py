@@ -104,7 +104,7 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
         parser.add_argument(
             "--data",
             default="digits",
-            help="'digits', .npz, .safetensors, .csv, an "
+            help="'digits', .npz, .safetensors, .csv, .parquet, an "
             "image folder, CIFAR or IDX, "
             "hf:NAME, module:factory (default: %(default)s)",
         )

@@ -103,7 +103,7 @@ def landmarks(
     """
     norm = parse_norm(norm)
     domain = parse_domain(domain)
-    x, y = check_data(x, y, domain)
+    x, y = check_data(x, y, domain, model)
     if not len(x):
         raise InputError("there are no samples: landmarks need some.")
     wanted = [parse_order(order) for order in orders]

@@ -54,7 +54,7 @@ from wassail.progress import Progress, progress_bar
 from wassail.threat import Threat, number
 from wassail.transport.allocation import sample_weights
 from wassail.zoo.datasets import open_data
-from wassail.zoo.samples import Data
+from wassail.zoo.samples import Data, for_model
 from wassail.zoo.source import Source
 from wassail.zoo.weights import fingerprint
 
@@ -142,7 +142,7 @@ def evaluate(
         if isinstance(model, Source)
         else Source(model, name or type(model).__name__, "module", {})
     )
-    samples = open_data(data)
+    samples = for_model(open_data(data), source.model)
     wanted = (
         {name: dict(options) for name, options in attacks.items()}
         if isinstance(attacks, Mapping)

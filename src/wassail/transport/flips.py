@@ -157,7 +157,7 @@ class Flips(Record):
         """
         norm = parse_norm(norm)
         domain = parse_domain(domain)
-        x, y = check_data(x, y, domain)
+        x, y = check_data(x, y, domain, model)
         x_adv = torch.as_tensor(x_adv).detach().to(x)
         if x_adv.shape != x.shape:
             raise InputError(

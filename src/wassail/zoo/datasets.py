@@ -7,7 +7,8 @@
 >>> x, y = data.read(0, 10)
 
 `open_data` takes the names of the command line (a built-in name, a file, a folder, `hf:NAME`,
-`module:factory`) and, in Python, a pair `(x, y)`, a torch Dataset or a DataLoader. Ids, order and
+`module:factory`) and, in Python, a pair `(x, y)`, a pandas data frame, a torch Dataset or a
+DataLoader. Ids, order and
 preprocessing are recorded in `info`: a figure for "ImageNet" says nothing without them. The samples
 are what the model gets: float32, or float64 where they were, and divided by 255 where they were
 8-bit.
@@ -43,7 +44,7 @@ from wassail.zoo.files import (
     reading,
 )
 from wassail.zoo.samples import ArrayData, Data, ItemData, labels_of, layout, pair_of, split_item
-from wassail.zoo.tables import read_csv
+from wassail.zoo.tables import frame_values, from_frame, is_frame, read_csv, read_parquet
 from wassail.zoo.weights import regular, sha256
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ FILES: dict[str, Callable[[Path, int | None], Table]] = {
     ".npz": read_npz,
     ".safetensors": read_safetensors,
     ".csv": read_csv,
+    ".parquet": read_parquet,
 }
 """How a file is read, by its suffix: the path and the number of samples that are wanted."""
 
@@ -130,8 +132,8 @@ def _opened(
     elif path.exists() or path.suffix or "/" in name:
         what = "is no kind of data that is known" if path.exists() else "does not exist"
         raise InputError(
-            f"{name!r} {what}: give an .npz or .safetensors file with x and y, a .csv, an IDX "
-            "image file, a folder of images or of "
+            f"{name!r} {what}: give an .npz or .safetensors file with x and y, a .csv, a "
+            ".parquet, an IDX image file, a folder of images or of "
             "CIFAR, hf:NAME, module:factory, or a built-in name."
         )
     else:
@@ -150,11 +152,19 @@ def _given(source: Any, name: str, n: int | None) -> Data:
 
     if isinstance(source, Data):
         return source
+    if is_frame(source):
+        found = ArrayData("data frame", from_frame(source, "data frame"))
+        found.info = {**found.info, "sha256": _digest(found)}
+        return found
     if _is_pair(source):
+        named = {}
+        if is_frame(source[0]):
+            named = {"features": [str(column) for column in source[0].columns]}
+            source = (frame_values(source[0], name), source[1])
         x, y = (
             part.detach().cpu() if isinstance(part, Tensor) else np.asarray(part) for part in source
         )
-        found = ArrayData(name, Table(x, y, {"source": "arrays"}))
+        found = ArrayData(name, Table(x, y, {"source": "arrays", **named}))
         found.info = {**found.info, "sha256": _digest(found)}
         return found
     if isinstance(source, DataLoader):

@@ -25,6 +25,7 @@ from wassail.errors import InputError
 from wassail.network import Model
 from wassail.zoo.files import Table
 from wassail.zoo.samples import ArrayData
+from wassail.zoo.tables import frame_values, is_frame
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,9 @@ class Features:
             x: samples in original units, `(N, F)`: a tensor, an array or a table of numbers.
             dtype: of the result, that of the model (default float32).
         """
+        if is_frame(x):
+            self._same_columns([str(column) for column in x.columns])
+            x = frame_values(x, "the samples")
         x = torch.as_tensor(np.asarray(x, dtype=np.float64))
         if x.ndim != 2 or x.shape[1] != len(self.low):
             raise InputError(
@@ -138,6 +142,15 @@ class Features:
             "scale": self.scale.tolist(),
         }
         return ArrayData(name, Table(self.encode(x, **options), torch.as_tensor(y), about))
+
+    def _same_columns(self, columns: Sequence[str]) -> None:
+        """Refuse a data frame whose columns are others, or stand in another order."""
+        named = any(name != f"feature {i}" for i, name in enumerate(self.names))
+        if named and tuple(columns) != tuple(self.names):
+            raise InputError(
+                f"the columns are {', '.join(columns[:6])} and the features "
+                f"{', '.join(self.names[:6])}: give the same ones in the same order."
+            )
 
     def _no_one_hot(self, x: Tensor) -> None:
         """Refuse columns of zeros and ones of which exactly one is 1."""

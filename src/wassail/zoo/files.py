@@ -37,6 +37,12 @@ _SAMPLES = ("x", "images")
 _LABELS = ("y", "labels")
 
 
+NAMES_BYTES = 1 << 24  # of the names of features
+
+
+_NAMES = ("features", "feature_names", "names", "columns")
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Samples `(N, ...)` and labels `(N,)` as they are in a file.
@@ -86,7 +92,26 @@ def read_npz(path: Path, n: int | None = None) -> Table:
                 f"{str(path)!r} has arrays {found}: name the samples x and the labels y."
             )
         x, y = (_member(path, archive, members[key], n) for key in keys if key)
-    return Table(x, y, {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys})
+        key = next((key for key in _NAMES if key in members), None)
+        names = None if key is None else _names(archive, members[key], x.shape)
+    info = {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys}
+    return Table(x, y, info if names is None else info | {"features": names})
+
+
+def _names(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, shape: tuple[int, ...]
+) -> list[str] | None:
+    """The names of F features in an archive of samples `(N, F)`; None if they are not that."""
+    if len(shape) != 2 or info.file_size > NAMES_BYTES:
+        return None
+    try:
+        with archive.open(info) as file:
+            found = np.lib.format.read_array(file, allow_pickle=False)
+    except (ValueError, MemoryError):  # something else has that name
+        return None
+    if found.dtype.kind != "U" or found.shape != (shape[1],):
+        return None
+    return [str(name) for name in found]
 
 
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int | None) -> Any:

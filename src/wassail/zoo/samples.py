@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.network import Model, as_taken
 from wassail.zoo.files import Table
 
 _CHANNELS = (1, 3, 4)
@@ -93,6 +94,49 @@ class ArrayData(Data):
         """The rows of the two arrays."""
         start, stop, _ = slice(start, stop).indices(len(self))
         return self._change(_tensor(self._x[start:stop])), labels_of(self._y[start:stop], self.name)
+
+
+class CastData(Data):
+    """Other data in the floating-point type of a model."""
+
+    def __init__(self, whole: Data, dtype: torch.dtype) -> None:
+        self.name = whole.name
+        self.classes = whole.classes
+        self.shape = whole.shape
+        self._whole = whole
+        self._dtype = dtype
+        step = f"to {str(dtype).removeprefix('torch.')}, the type of the model"
+        self.info = {
+            **whole.info,
+            "preprocessing": [*whole.info.get("preprocessing", []), step],
+        }
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self._whole)
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """As the data do, rounded."""
+        x, y = self._whole.read(start, stop)
+        return x.to(self._dtype), y
+
+    def ids(self, start: int, stop: int) -> list[str]:
+        """As the data do."""
+        return self._whole.ids(start, stop)
+
+
+def for_model(data: Data, model: Model) -> Data:
+    """The data in the floating-point type of a model, if it refuses their own.
+
+    Args:
+        data: of any type.
+        model: a callable from a batch to logits.
+    """
+    if not len(data):
+        return data
+    first = data.read(0, 1)[0]
+    taken = as_taken(model, first)
+    return data if taken.dtype == first.dtype else CastData(data, taken.dtype)
 
 
 class ItemData(Data):

@@ -1,0 +1,145 @@
+"""Tables: Parquet files and data frames, names of features, types of numbers."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import wassail as ws
+from wassail.report.page import report
+from wassail.zoo.datasets import open_data
+
+
+class Frame:
+    """What is used of a pandas data frame: columns in an order, `iloc` and `to_numpy`."""
+
+    def __init__(self, columns: dict[str, np.ndarray]) -> None:
+        self.columns = list(columns)
+        self._values = list(columns.values())
+
+    @property
+    def iloc(self) -> Frame:
+        return self
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self._made(range(len(self.columns)), index)
+        rows, wanted = index
+        if isinstance(wanted, int):
+            return types.SimpleNamespace(to_numpy=lambda: self._values[wanted][rows])
+        return self._made(wanted, rows)
+
+    def _made(self, places, rows) -> Frame:
+        return Frame({self.columns[i]: self._values[i][rows] for i in places})
+
+    def to_numpy(self) -> np.ndarray:
+        return np.stack(self._values, 1)
+
+
+def frame(**more: np.ndarray) -> Frame:
+    """Three patients."""
+    columns = {
+        "age": np.array([40, 50, 60]),
+        "label": np.array(["ill", "well", "ill"], dtype=object),
+        "dose": np.array([0.5, 1.5, 2.5]),
+    }
+    return Frame(columns | more)
+
+
+def test_a_data_frame_is_data_with_names() -> None:
+    data = open_data(frame())
+    x, y = data.read(0, 3)
+    assert x.dtype == torch.float64
+    assert x.tolist() == [[40, 0.5], [50, 1.5], [60, 2.5]] and y.tolist() == [0, 1, 0]
+    assert data.classes == ("ill", "well") and data.info["features"] == ["age", "dose"]
+    pair = open_data((frame()[:, [0, 2]], np.array([1, 0, 1])))
+    assert pair.info["features"] == ["age", "dose"] and pair.read(0, 3)[1].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: open_data(frame(dose=np.array([0.5, np.nan, 1.0]))), "'dose'.*missing"),
+        (lambda: open_data(frame(dose=np.array(["a", "b", "c"], dtype=object))), "'dose'.*object"),
+        (lambda: open_data(frame(label=np.array([0.1, 0.2, 0.3]))), "class indices or names"),
+        (lambda: open_data(Frame({"a": np.zeros(2)})), "at least two columns"),
+        (lambda: ws.Features([0] * 3, [9] * 3, names="abc").encode(frame()), "same order"),
+    ],
+)
+def test_frames_that_make_no_sense_are_refused(make, words: str) -> None:
+    with pytest.raises(ws.InputError, match=words):
+        make()
+
+
+def test_parquet_files_are_read_by_pandas_or_refused(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ws.InputError, match=r"wassail\[tables\]"):
+        open_data(path)
+    seen = []
+
+    def read(place):
+        seen.append(place)
+        return frame()
+
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(read_parquet=read))
+    data = open_data(path, 2)
+    assert seen == [path] and len(data) == 2
+    assert data.info["source"] == "parquet" and set(data.info["files"]) == {"t.parquet"}
+    assert data.read(0, 2)[0].tolist() == [[40, 0.5], [50, 1.5]]
+
+
+def test_npz_files_may_name_their_features(tmp_path) -> None:
+    path = tmp_path / "t.npz"
+    x = np.zeros((4, 2), dtype=np.float32)
+    y = np.zeros(4, dtype=np.int64)
+    for key in ("features", "feature_names", "names", "columns"):
+        np.savez(path, x=x, y=y, **{key: np.array(["age", "dose"])})
+        assert open_data(path).info["features"] == ["age", "dose"]
+    for odd in (np.array(["one"]), np.arange(2), np.array(["a", None], dtype=object)):
+        np.savez(path, x=x, y=y, names=odd)
+        assert "features" not in open_data(path).info
+
+
+def test_numbers_get_the_type_of_the_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    x = torch.rand(8, 2, dtype=torch.float64)
+    y = model(x.float()).argmax(1)
+    flips = ws.nearest(model, x, y, "inf", passes=20)
+    assert torch.equal(flips.points, ws.nearest(model, x.float(), y, "inf", passes=20).points)
+    assert torch.equal(
+        ws.radii(model, x, y, "inf", method="crown").values,
+        ws.radii(model, x.float(), y, "inf", method="crown").values,
+    )
+    threat = ws.Threat("inf", 1, 0.1)
+    named = Frame({"size": x[:, 0].numpy(), "<i>": x[:, 1].numpy()})
+    run = ws.evaluate(
+        model, (named, y), threat, ("nearest", "wda"), passes=10, look=False, landmarks="spread-1"
+    )
+    assert run.info["data"]["preprocessing"] == ["to float32, the type of the model"]
+    page = report(run)
+    assert "size" in page and "→" in page and "<i>" not in page
+    wide = ws.nearest(model.double(), x.float(), y, "inf", passes=5)
+    assert wide.x.dtype == torch.float64
+
+
+def test_a_model_that_takes_float64_gets_float64() -> None:
+    class Casts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x.float())
+
+    torch.manual_seed(0)
+    model = Casts()
+    x = torch.rand(4, 2, dtype=torch.float64)
+    assert ws.nearest(model, x, model(x).argmax(1), "inf", passes=5).x.dtype == torch.float64
