@@ -8,9 +8,10 @@ of AutoAttack and RobustBench. This module knows numbers only, so that importing
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import InitVar, dataclass
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from wassail.errors import InputError
 
@@ -70,10 +71,59 @@ def parse_order(value: Number) -> float:
     return order
 
 
-def parse_domain(value: Domain) -> Domain:
-    """A box `(low, high)`, the same for every coordinate, or None for all of R^n."""
+@dataclass(frozen=True)
+class FeatureBox:
+    """A box, and perhaps a unit, for each of F features: what `Threat` makes of tensors.
+
+    Only `evaluate` knows what to do with it. Everything else has one box for all coordinates, and
+    says so as soon as it looks for a bound.
+
+    Args:
+        low: least values.
+        high: greatest values.
+        scale: unit of each feature, 0 for one that may not move; None for the ranges.
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    scale: tuple[float, ...] | None = None
+
+    def __iter__(self) -> Iterator[float]:
+        raise InputError(ONE_BOX)
+
+    def __getitem__(self, place: int) -> float:
+        raise InputError(ONE_BOX)
+
+
+ONE_BOX = (
+    "the domain has a box for each feature, which evaluate understands: for anything else make "
+    "features = ws.Features(low, high, scale), and give features.model(model), features.encode(x) "
+    "and domain=features.domain."
+)
+
+
+def boxes_of(domain: Any) -> FeatureBox | None:
+    """A domain as a box for each feature, None if it is none."""
+    return domain if isinstance(domain, FeatureBox) else None
+
+
+def parse_domain(value: Domain, scale: Any = None) -> Domain:
+    """A box `(low, high)`, the same for every coordinate, or None for all of R^n.
+
+    Args:
+        value: two numbers; or two vectors, for a box for each feature.
+        scale: unit of each feature, only with vectors; default None, the range.
+    """
+    known = boxes_of(value)
+    if known is not None:
+        value = known.low, known.high  # type: ignore[assignment]
+        scale = known.scale if scale is None else scale
     if value is None:
+        if scale is not None:
+            raise InputError("scale needs a box for each feature: give domain=(low, high).")
         return None
+    if scale is not None or any(_is_vector(side) for side in _sides(value)):
+        return _feature_box(value, scale)  # type: ignore[return-value]
     try:
         low, high = (number(v, "domain") for v in value)
     except (TypeError, ValueError) as error:
@@ -89,8 +139,47 @@ def parse_domain(value: Domain) -> Domain:
     return (low, high)
 
 
+def _sides(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) and len(value) == 2 else ()
+
+
+def _is_vector(side: Any) -> bool:
+    return not isinstance(side, str) and (getattr(side, "ndim", 0) > 0 or hasattr(side, "append"))
+
+
+def _feature_box(value: Any, scale: Any) -> FeatureBox:
+    """Vectors as tuples of floats; one number stands for all features."""
+    sides = [_floats(side) for side in _sides(value)]
+    units = None if scale is None else _floats(scale)
+    sizes = {len(side) for side in [*sides, *([] if units is None else [units])]} - {1}
+    if len(sides) != 2 or len(sizes) > 1:
+        raise InputError(
+            "a box for each feature needs low and high, and perhaps scale, with one number for "
+            "each feature in all of them."
+        )
+    size = max(sizes, default=1)
+    low, high = (side * (size // len(side)) for side in sides)
+    if not all(bottom <= top < math.inf and bottom > -math.inf for bottom, top in zip(low, high)):
+        raise InputError("a box needs finite numbers with low at or below high, per feature.")
+    if units is None:
+        return FeatureBox(low, high)
+    units = units * (size // len(units))
+    if not all(0 <= unit < math.inf for unit in units):
+        raise InputError("scale needs finite numbers >= 0: the unit of each feature, 0 if fixed.")
+    return FeatureBox(low, high, units)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    listed = plain if isinstance(plain, (list, tuple)) else [plain]
+    return tuple(number(value, "domain") for value in listed)
+
+
 def box_text(domain: Domain) -> str:
     """A domain in words: "box [0, 1]", or "no box"."""
+    known = boxes_of(domain)
+    if known is not None:
+        return f"a box for each of {len(known.low)} features"
     return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
 
 
@@ -159,7 +248,10 @@ class Threat:
         order: Wasserstein order p, 1, 2, any p >= 1, or inf (the default) for the point-wise
             threat.
         eps: the budget in units of x, positive; "8/255" is accepted; required.
-        domain: box `(low, high)` the points live in, or None for all of R^n; default (0, 1).
+        domain: box `(low, high)` the points live in, or None for all of R^n; default (0, 1). Two
+            vectors, one number for each feature, for `evaluate`.
+        scale: with vectors, the unit of each feature in which distances are measured, 0 for one
+            that may not move; default None, its range.
 
     >>> Threat(norm="inf", order=1, eps="8/255")
     Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])
@@ -169,8 +261,9 @@ class Threat:
     order: float = math.inf
     eps: float = math.nan
     domain: Domain = (0.0, 1.0)
+    scale: InitVar[Any] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, scale: Any) -> None:
         if isinstance(self.eps, float) and math.isnan(self.eps):
             raise InputError(
                 "a threat needs eps: for example Threat(norm=inf, order=1, eps='8/255')."
@@ -179,9 +272,9 @@ class Threat:
             ("norm", parse_norm),
             ("order", parse_order),
             ("eps", parse_eps),
-            ("domain", parse_domain),
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
+        object.__setattr__(self, "domain", parse_domain(self.domain, scale))
 
     def radius(self, kappa: float = 1.0) -> float:
         """How far a fraction 1/kappa of every sample may move: kappa^(1/p) eps (THEORY 2b).
@@ -192,7 +285,7 @@ class Threat:
         return float(kappa ** (1 / self.order) * self.eps)
 
     def __repr__(self) -> str:
-        box = "None" if self.domain is None else f"[{self.domain[0]:g}, {self.domain[1]:g}]"
+        box = "None" if self.domain is None else box_text(self.domain).removeprefix("box ")
         return (
             f"Threat(norm={self.norm:g}, order={self.order:g}, eps={show(self.eps)}, domain={box})"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import wassail as ws
+from wassail.cli.parser import main
 from wassail.report.features import changes
 from wassail.report.page import report
 from wassail.testing import LinearClassifier
@@ -77,7 +79,8 @@ def test_the_default_unit_is_the_range_and_no_clip_is_needed() -> None:
         (lambda: ws.Features([0.0], [1.0, 2.0]), "one number for each feature"),
         (lambda: ws.Features([2.0], [1.0]), "low at or below high"),
         (lambda: ws.Features([0.0], [math.inf]), "finite"),
-        (lambda: ws.Features([0.0], [1.0], scale=[0.0]), "may not move"),
+        (lambda: ws.Features([0.0], [1.0], scale=[-1.0]), "may not move"),
+        (lambda: ws.Features([0.0], [1.0], scale=[0.0]), "no feature may move"),
         (lambda: ws.Features([0.0], [1.0], names=["a", "b"]), "2 names for 1"),
         (lambda: ws.Features([0.0], [1.0]).encode([[2.0]]), "feature 0 = 2, outside"),
         (lambda: ws.Features([0.0], [1.0]).encode([[0.1, 0.2]]), "one column"),
@@ -153,3 +156,121 @@ def test_an_evaluation_of_features_speaks_their_units() -> None:
     )
     assert "pressure" in report(run)
     assert run.info["data"]["scale"] == SCALE.tolist()
+
+
+def table_of_three(n: int = 24) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A model on size, temperature and pressure in their own units, with some of its samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].weight /= (HIGH - LOW) / 8
+        model[0].bias -= model[0].weight @ ((LOW + HIGH) / 2)
+    x = LOW + (HIGH - LOW) * torch.rand(n, 3)
+    return model, x, model(x).argmax(1)
+
+
+def test_a_threat_may_have_a_box_and_a_unit_for_each_feature() -> None:
+    model, x, y = table_of_three()
+    options = {"certify": "crown", "passes": 20, "look": False}
+    threat = ws.Threat("inf", 1, 0.1, (LOW, HIGH), scale=SCALE)
+    assert "box for each of 3 features" in str(threat) and threat == ws.Threat(
+        "inf", 1, 0.1, (LOW.tolist(), HIGH.tolist()), scale=SCALE.tolist()
+    )
+    assert hash(threat) is not None and dataclasses.replace(threat, eps=0.2).domain == threat.domain
+    run = ws.evaluate(model, (x.double(), y), threat, ("nearest",), **options)
+    features = ws.Features(LOW, HIGH, SCALE)
+    by_hand = ws.evaluate(
+        features.model(model),
+        features.data(x.double(), y),
+        ws.Threat("inf", 1, 0.1, features.domain),
+        ("nearest",),
+        **options,
+    )
+    assert torch.equal(run.distances, by_hand.distances)
+    assert run.radii is not None and torch.equal(run.radii, by_hand.radii)
+    assert run.info["data"]["low"] == LOW.tolist()
+    found = run.verify(model, (x.double(), y), radii=True, seed=0)
+    assert found, str(found)
+    for call in (
+        lambda: ws.nearest(model, x, y, "inf", domain=(LOW, HIGH)),
+        lambda: ws.radii(model, x, y, "inf", domain=(LOW, HIGH)),
+        lambda: ws.wda(model, x, y, threat),
+        lambda: ws.landmarks(model, x, y, "inf", domain=(LOW, HIGH)),
+    ):
+        with pytest.raises(ws.InputError, match=r"ws\.Features"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("domain", "scale", "words"),
+    [
+        (([0.0, 0.0], [1.0]), [1.0, 1.0, 1.0], "one number for each feature"),
+        (([0.0, 2.0], [1.0, 1.0]), None, "low at or below high"),
+        (([0.0], [math.inf]), None, "finite"),
+        (([0.0], [1.0]), [-1.0], "0 if fixed"),
+        (None, [1.0], "scale needs a box"),
+    ],
+)
+def test_boxes_that_make_no_sense_are_refused(domain, scale, words: str) -> None:
+    with pytest.raises(ws.InputError, match=words):
+        ws.Threat("inf", 1, 0.1, domain, scale=scale)
+
+
+def test_a_feature_that_may_not_move_does_not() -> None:
+    model, x, y = table_of_three()
+    threat = ws.Threat("inf", 1, 0.1, (LOW, HIGH), scale=torch.tensor([1.0, 0.0, 50.0]))
+    options = {"certify": "crown", "passes": 20}
+    run = ws.evaluate(model, (x, y), threat, ("nearest", "wda"), **options)
+    assert run.info["data"]["fixed"] == ["feature 1"]
+    free = ws.Features(LOW, HIGH, torch.tensor([1.0, 5.0, 50.0]))
+    z = free.encode(x)
+    moving = ws.radii(free.model(model), z, y, "inf", domain=free.domain, method="crown").values
+    flips = run.flips()
+    known = torch.isfinite(flips.distances) & (flips.distances > 0)
+    assert int(known.sum()) > 5
+    assert torch.equal(flips.points[known][:, 1], flips.x[known][:, 1])
+    # The certificate knows it too: it proves more than one for which all features move.
+    assert run.radii is not None
+    assert float(run.radii.mean()) > 1.2 * float(moving.mean())
+    assert (run.radii <= run.distances).all()
+    features = ws.Features(LOW, HIGH, torch.tensor([1.0, 0.0, 50.0]))
+    assert torch.allclose(features.decode(flips.x), x.double(), atol=1e-3)
+
+
+def test_a_box_for_each_feature_on_the_command_line(tmp_path, capsys, monkeypatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\ndef net():\n    torch.manual_seed(0)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), "
+        "torch.nn.Linear(8, 2))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [f"{20 + 2 * i},{i % 2},{100 + 10 * i}" for i in range(20)]
+    data = tmp_path / "t.csv"
+    data.write_text("\n".join(["age,label,dose", *rows]))
+    box = tmp_path / "box.csv"
+    box.write_text("feature,low,high,scale\ndose,0,400,\nage,0,100,0\n")
+    base = ["evaluate", "mine:net", "--data", str(data), "--eps", "spread-5", "--order", "1"]
+    base += ["--attacks", "nearest", "--passes", "10", "--no-look", "--quiet", "--json"]
+    out = tmp_path / "run"
+    assert main([*base, "--certify", "crown", "--box", str(box), "--out", str(out)]) == 0
+    capsys.readouterr()
+    run = ws.Evaluation.load(out)
+    about = run.info["data"]
+    assert about["features"] == ["age", "dose"] and about["high"] == [100, 400]
+    assert about["fixed"] == ["age"]
+    page = (out / "report.html").read_text()
+    assert "dose" in page or not bool((run.distances > 0).any())
+    assert main(["verify", str(out), "mine:net", "--data", str(data)]) == 0
+    capsys.readouterr()
+    np.savez(tmp_path / "box.npz", low=[0.0, 0.0], high=[100.0, 400.0])
+    assert main([*base, "--box", str(tmp_path / "box.npz")]) == 0
+    capsys.readouterr()
+    for text, words in (
+        ("feature,low\nage,0\n", "no high"),
+        ("feature,low,high\nage,0,100\n", "boxes for 1 features"),
+        ("feature,low,high\nage,0,30\ndose,0,400\n", "outside"),
+        ("feature,low,high\nage,x,30\ndose,0,400\n", "not a number"),
+    ):
+        box.write_text(text)
+        assert main([*base, "--box", str(box)]) == 2
+        assert words in capsys.readouterr().err

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.cli.shared import (
+    boxed,
     checked,
     checked_threads,
     folder_of,
@@ -73,6 +74,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
     from wassail.report.terminal import print_evaluation, print_landmarks
 
     source, data = loaded(options)
+    if options.box is not None:
+        source, data, domain = boxed(options.box, source, data)
     own: dict[str, dict[str, Any]] = {
         name: {} for name in dict.fromkeys([*options.attacks, *options.add_attack])
     }

@@ -112,6 +112,17 @@ def loaded(options: argparse.Namespace) -> tuple[Source, Data]:
     )
 
 
+def boxed(path: str, source: Source, data: Data) -> tuple[Source, Data, Domain]:
+    """The model, the data and the domain with a box for each feature out of a file."""
+    from wassail.zoo.features import in_boxes
+    from wassail.zoo.files import reading
+    from wassail.zoo.tables import read_box
+
+    with reading(path):
+        box = read_box(Path(path), data.info.get("features"))
+    return in_boxes(source, data, box)
+
+
 def model_from(options: argparse.Namespace, norm: float) -> Source:
     """The model that the options name."""
     from wassail.zoo.models import open_model

@@ -28,6 +28,7 @@ NO_SIGN_OFF: dict[str, Any] = {
     "junit": None,
     "card": None,
     "landmarks": False,
+    "box": None,
 }
 KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
@@ -51,6 +52,12 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         "--landmarks",
         action="store_true",
         help="known shifts (noise, blur, JPEG, ...): their eps and the accuracy under them",
+    )
+    parser.add_argument(
+        "--box",
+        metavar="FILE",
+        help="a box and a unit for each feature, instead of --domain: CSV with feature, low, high, "
+        "scale (empty: the range, 0: may not move), or .npz",
     )
     parser.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
     parser.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")

@@ -51,9 +51,10 @@ from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
 from wassail.network import Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
-from wassail.threat import Threat, number
+from wassail.threat import Threat, boxes_of, number
 from wassail.transport.allocation import sample_weights
 from wassail.zoo.datasets import open_data
+from wassail.zoo.features import in_boxes
 from wassail.zoo.samples import Data, for_model
 from wassail.zoo.source import Source
 from wassail.zoo.weights import fingerprint
@@ -105,7 +106,9 @@ def evaluate(
         model: callable from a batch `(n, *shape)` to logits `(n, K)`, or what `zoo.open_model`
             found.
         data: whatever `zoo.open_data` takes: a pair `(x, y)`, a Dataset, a DataLoader, a file.
-        threats: one `Threat`, or several of one norm and domain; the first is the headline's.
+        threats: one `Threat`, or several of one norm and domain; the first is the headline's. A
+            domain with a box for each feature is for samples `(N, F)`: the run is then made in the
+            variable `(x - low) / scale`, with the model behind it.
         attacks: names of `wassail.names.ATTACKS`, perhaps with options, `{"wda": {"kappa": 4}}`;
             they run from the cheapest to the dearest, and their flips are pooled; default wda,
             wda++ and nearest.
@@ -142,7 +145,13 @@ def evaluate(
         if isinstance(model, Source)
         else Source(model, name or type(model).__name__, "module", {})
     )
-    samples = for_model(open_data(data), source.model)
+    samples = open_data(data)
+    chosen = same_norm([threats] if isinstance(threats, Threat) else list(threats))
+    boxes = boxes_of(chosen[0].domain)
+    if boxes is not None:
+        source, samples, domain = in_boxes(source, samples, boxes)
+        chosen = tuple(replace(threat, domain=domain) for threat in chosen)
+    samples = for_model(samples, source.model)
     wanted = (
         {name: dict(options) for name, options in attacks.items()}
         if isinstance(attacks, Mapping)
@@ -150,7 +159,6 @@ def evaluate(
     )
     if "nearest" in wanted:
         wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
-    chosen = same_norm([threats] if isinstance(threats, Threat) else list(threats))
     settings = _checked(
         Settings(
             chosen,

@@ -17,6 +17,8 @@ from wassail.evaluation.verifying import Verification, verify
 from wassail.network import BATCH_SIZE, Model
 from wassail.threat import Number, parse_order
 from wassail.transport.curve import PopulationCurve
+from wassail.zoo.datasets import open_data
+from wassail.zoo.features import as_evaluated
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,4 +123,7 @@ class Evaluation(Outcome):
                 know.
             batch_size: int, most samples in one call of the model; default 250.
         """
+        model, data = as_evaluated(
+            self.info.get("data"), model, None if data is None else open_data(data)
+        )
         return verify(self, model, data, radii, seed=seed, batch_size=batch_size)

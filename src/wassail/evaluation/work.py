@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
@@ -235,12 +235,25 @@ class Worker:
         kappa = found.info.get("options", {}).get("kappa")
         title = unit.entry.title if kappa is None else f"{unit.entry.title}, kappa {kappa:g}"
         share = share_of(found.weights, found.allocation)
-        return flips_chunk(found.flips), {
+        return flips_chunk(self._held(found.flips, x, y)), {
             "title": title,
             "share": share,
             "warnings": said,
             "info": plain(dict(found.info)),
         }
+
+    def _held(self, flips: Flips, x: Tensor, y: Tensor) -> Flips:
+        """The flips after features that may not move are put back to their values.
+
+        A point that is no flip any more is left out: distance infinity.
+        """
+        held = getattr(self.model, "held", None)
+        if not isinstance(held, Tensor) or not bool(held.any()) or not len(x):
+            return flips
+        points = torch.where(held.to(x.device), x, flips.points.to(x))
+        settings = self.settings
+        again = Flips.from_points(self.model, x, y, points, settings.norm, settings.domain)
+        return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
 
     def _convergence(self, task: Task, tick: Progress) -> Result:
         """Whether `nearest` has come to rest: a quarter of its passes on the first samples,
@@ -264,15 +277,17 @@ class Worker:
         gradients mislead.
         """
         settings = self.settings
+        x, y = self.samples(task)
         found = indicators.transfer(
             self.model,
-            *self.samples(task),
+            x,
+            y,
             settings.norm,
             settings.domain,
             settings.batch_size,
             among=task.given["among"],
         )
-        return flips_chunk(found), {}
+        return flips_chunk(self._held(found, x, y)), {}
 
     def _radii(self, task: Task, tick: Progress) -> Result:
         """Certified radii, nothing sought beyond a known flip; the flips that exact searches
@@ -313,7 +328,7 @@ class Worker:
             "values": found.values,
             "exact": found.exact,
             **self._beside(found, x, y),
-            **flips_chunk(flips),
+            **flips_chunk(self._held(flips, x, y)),
         }
         fields = {
             "method": found.method,

@@ -9,12 +9,16 @@ top.
 This is exact: clipping moves no point farther from a sample that is inside its own box, so a flip
 outside becomes a flip inside at most as far away, and the nearest flip is the same in both boxes.
 (`top_i` is rounded to float32, so a feature may pass `high_i` by a part of 1e-7.)
+
+A feature that may not move has `scale_i = 0`. Its range is then `HELD` times as wide as the widest
+of the others: within a distance d it moves by less than d / 4096 of its range, which certificates
+cover. `evaluate` puts it back to its value in every flip, and looks again whether it is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from wassail.errors import InputError
-from wassail.network import Model
+from wassail.network import Model, as_taken
+from wassail.threat import FeatureBox
 from wassail.zoo.files import Table
-from wassail.zoo.samples import ArrayData
+from wassail.zoo.samples import ArrayData, Data
+from wassail.zoo.source import Source
 from wassail.zoo.tables import frame_values, is_frame
+
+HELD = 4096.0  # the range of a feature that may not move, in ranges of the widest that may
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +43,9 @@ class Features:
     Args:
         low: least values, `(F,)`.
         high: greatest values, `(F,)`; a feature with `high == low` cannot move.
-        scale: the unit of each feature in which distances are measured, `(F,)` and positive;
-            by default its range `high - low`, so that 0.1 is a tenth of the range.
+        scale: the unit of each feature in which distances are measured, `(F,)`; by default its
+            range `high - low`, so that 0.1 is a tenth of the range; 0 for a feature that may not
+            move.
         names: of the features (default "feature 0", ...).
     """
 
@@ -44,6 +53,7 @@ class Features:
     high: Any
     scale: Any = None
     names: Sequence[str] = ()
+    fixed: Tensor = field(init=False, repr=False)
     _top: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,11 +70,18 @@ class Features:
         scale = torch.where(width > 0, width, 1.0)
         if self.scale is not None:
             scale = torch.as_tensor(self.scale, dtype=torch.float64).expand_as(low).clone()
-        if not bool((scale > 0).all() & torch.isfinite(scale).all()):
+        if not bool((scale >= 0).all() & torch.isfinite(scale).all()):
             raise InputError(
-                "scale needs positive numbers: a feature that may not move has no unit; leave it "
-                "out of the samples, or give it low == high if it is the same everywhere."
+                "scale needs finite numbers >= 0: the unit of each feature, 0 if it may not move."
             )
+        fixed = (scale == 0) & (width > 0)
+        if bool(fixed.any()):
+            free = width[~fixed] / torch.where(scale[~fixed] > 0, scale[~fixed], 1.0)
+            widest = float(free.max()) if bool((free > 0).any()) else 0.0
+            if not widest:
+                raise InputError("no feature may move: give at least one a unit above 0.")
+            scale = torch.where(fixed, width / (HELD * widest), scale)
+        scale = torch.where(scale == 0, 1.0, scale)  # one value only: it has no room to move
         names = tuple(self.names or (f"feature {i}" for i in range(len(low))))
         if len(names) != len(low):
             raise InputError(
@@ -72,7 +89,13 @@ class Features:
             )
         for name, value in (("low", low), ("high", high), ("scale", scale), ("names", names)):
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "fixed", fixed)
         object.__setattr__(self, "_top", (width / scale).float().double())
+
+    @property
+    def top(self) -> Tensor:
+        """The upper end of the box of each feature in the new variable, `(F,)`."""
+        return self._top
 
     @property
     def domain(self) -> tuple[float, float]:
@@ -123,7 +146,7 @@ class Features:
         Args:
             model: from original units `(n, F)` to logits.
         """
-        return _Rescaled(model, self.low, self.scale, self._top).eval()
+        return Rescaled(model, self).eval()
 
     def data(self, x: Any, y: Any, name: str = "features", **options: Any) -> ArrayData:
         """Encoded samples with their labels, for `evaluate`: reports then speak original units.
@@ -134,14 +157,19 @@ class Features:
             name: what to call the data; default "features".
             options: `dtype`, see `encode`.
         """
-        about = {
-            "source": "features",
+        about = {"source": "features", **self.about}
+        return ArrayData(name, Table(self.encode(x, **options), torch.as_tensor(y), about))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a run records of the features."""
+        return {
             "features": list(self.names),
             "low": self.low.tolist(),
             "high": self.high.tolist(),
             "scale": self.scale.tolist(),
+            "fixed": [name for name, held in zip(self.names, self.fixed.tolist()) if held],
         }
-        return ArrayData(name, Table(self.encode(x, **options), torch.as_tensor(y), about))
 
     def _same_columns(self, columns: Sequence[str]) -> None:
         """Refuse a data frame whose columns are others, or stand in another order."""
@@ -164,21 +192,24 @@ class Features:
             )
 
 
-class _Rescaled(nn.Module):
-    """`model(low + scale * min(z, top))` for z >= 0."""
+class Rescaled(nn.Module):
+    """`model(low + scale * min(z, top))` for z >= 0; `held` are the features that may not move."""
 
     low: Tensor
     scale: Tensor
     top: Tensor
+    held: Tensor
 
-    def __init__(self, model: Model, low: Tensor, scale: Tensor, top: Tensor) -> None:
+    def __init__(self, model: Model, features: Features) -> None:
         super().__init__()
         self.inner = model
+        top = features.top
         parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
         dtype = torch.float32 if parameter is None else parameter.dtype
-        self.register_buffer("low", low.to(dtype))
-        self.register_buffer("scale", scale.to(dtype))
+        self.register_buffer("low", features.low.to(dtype))
+        self.register_buffer("scale", features.scale.to(dtype))
         self.register_buffer("top", top.to(dtype))
+        self.register_buffer("held", features.fixed.clone(), persistent=False)
         self.clips = bool((top < top.max()).any())
 
     def forward(self, z: Tensor) -> Tensor:
@@ -187,6 +218,67 @@ class _Rescaled(nn.Module):
             z = z - torch.relu(z - self.top)
         out: Tensor = self.inner(z * self.scale + self.low)
         return out
+
+
+def in_boxes(
+    source: Source, data: Data, box: FeatureBox
+) -> tuple[Source, Data, tuple[float, float]]:
+    """A model, data and the domain in the variable in which all features have one box.
+
+    Args:
+        source: the model, on features in original units.
+        data: samples `(N, F)` in original units.
+        box: of each feature.
+    """
+    if len(data.shape) != 1:
+        raise InputError(
+            f"the samples have shape {tuple(data.shape)}: a box for each feature is for samples "
+            "of shape (F,)."
+        )
+    size = data.shape[0]
+    if len(box.low) not in (1, size):
+        raise InputError(f"the box is for {len(box.low)} features and the samples have {size}.")
+    names = data.info.get("features") or ()
+    low = torch.tensor(box.low, dtype=torch.float64).expand(size)
+    high = torch.tensor(box.high, dtype=torch.float64).expand(size)
+    scale = None if box.scale is None else torch.tensor(box.scale, dtype=torch.float64)
+    features = Features(low, high, scale, names if len(names) == size else ())
+    model = features.model(source.model)
+    x, y = data.read(0, len(data))
+    taken = as_taken(source.model, x[:1]).dtype if len(x) else x.dtype
+    table = Table(features.encode(x, dtype=taken), y, {**data.info, **features.about}, data.classes)
+    info = {key: value for key, value in source.info.items() if key != "weights"}
+    made = replace(source, model=model, info=info)  # the run names the weights of this model
+    return made, ArrayData(data.name, table), features.domain
+
+
+def as_evaluated(about: Any, model: Model, data: Data | None) -> tuple[Model, Data | None]:
+    """A model and data in the variable that a run was made in, if it had a box for each feature.
+
+    Args:
+        about: what the run records of its data.
+        model: in original units, or made by `Features.model` already.
+        data: in original units, or made by `Features.data` already; or None.
+    """
+    kept = [about.get(key) for key in ("low", "high", "scale")] if isinstance(about, dict) else []
+    if not kept or any(not isinstance(part, list) for part in kept):
+        return model, data
+    try:
+        low, high, scale = (torch.tensor(part, dtype=torch.float64) for part in kept)
+        names = list(map(str, about.get("features") or ()))
+        held = set(map(str, about.get("fixed") or ()))
+        for place, name in enumerate(names):
+            if name in held:
+                scale[place] = 0.0
+        features = Features(low, high, scale, names)
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise InputError("the boxes of the features in this run make no sense.") from error
+    if not isinstance(model, Rescaled):
+        model = features.model(model)
+    if data is not None and "scale" not in data.info:
+        x, y = data.read(0, len(data))
+        data = features.data(x, y, data.name, dtype=x.dtype)
+    return model, data
 
 
 class OneLogit(nn.Module):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wassail.errors import InputError
+from wassail.threat import FeatureBox, number
 from wassail.zoo.files import Table
 from wassail.zoo.weights import regular, sha256
 
@@ -86,6 +88,77 @@ def read_parquet(path: Path, n: int | None = None) -> Table:
         {**table.info, "source": "parquet", "files": {path.name: sha256(path)}},
         table.classes,
     )
+
+
+def read_box(path: Path, features: Sequence[str] | None) -> FeatureBox:
+    """A box for each feature out of a CSV file with the columns `feature`, `low`, `high` and
+    perhaps `scale`, or an `.npz` file with arrays of these names.
+
+    Args:
+        path: of the file. An empty scale, or none, is the range; 0: the feature may not move.
+        features: names of the features of the data, which decide about the order; None if they
+            have no names: then the order of the file counts.
+    """
+    regular(path, "box")
+    columns = _box_columns(path)
+    missing = [name for name in ("low", "high") if name not in columns]
+    if missing:
+        raise InputError(
+            f"{str(path)!r} has no {' and no '.join(missing)}: a box has the columns feature, low, "
+            "high and perhaps scale."
+        )
+    names = columns.get("feature")
+    size = len(columns["low"])
+    order = list(range(size))
+    if features is not None and names is not None:
+        place = {name: i for i, name in enumerate(names)}
+        lost = [name for name in features if name not in place]
+        if lost or len(place) != len(features):
+            raise InputError(
+                f"{str(path)!r} has boxes for {len(place)} features and the data "
+                f"{len(features)}; {lost[0] if lost else 'another one'!r} is in one only: give "
+                "one box for each."
+            )
+        order = [place[name] for name in features]
+
+    def side(name: str, empty: list[float] | None = None) -> tuple[float, ...]:
+        texts = columns[name]
+        plain = [
+            empty[i] if empty is not None and not texts[i].strip() else number(texts[i], name)
+            for i in range(size)
+        ]
+        return tuple(plain[i] for i in order)
+
+    low = side("low")
+    high = side("high")
+    if "scale" not in columns:
+        return FeatureBox(low, high)
+    ranges = [
+        (number(top, "high") - number(bottom, "low")) or 1.0
+        for bottom, top in zip(columns["low"], columns["high"])
+    ]
+    return FeatureBox(low, high, side("scale", ranges))
+
+
+def _box_columns(path: Path) -> dict[str, list[str]]:
+    """The columns of a file of boxes as texts, each of the same length."""
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            found = {
+                key: [str(value) for value in arrays[key].ravel().tolist()]
+                for key in ("feature", "low", "high", "scale")
+                if key in arrays
+            }
+    else:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        heads = [name for name in (lines[0] if lines else {}) if name is not None]
+        found = {name.strip().lower(): [line[name] or "" for line in lines] for name in heads}
+        if "feature" in found:
+            found["feature"] = [name.strip() for name in found["feature"]]
+    if len({len(column) for column in found.values()}) > 1:
+        raise InputError(f"the arrays in {str(path)!r} have different lengths: give one box each.")
+    return found
 
 
 def is_frame(value: Any) -> bool:
