@@ -112,10 +112,10 @@ def test_a_sample_that_is_wrong_as_it_stands_needs_no_tolerance() -> None:
     """Wrong by less than a stored flip has to be: an error all the same, if nothing moved; no
     flip, if something did.
     """
-    hair = 1e-12  # the tolerance of a flip is 1e-9
+    hair = 1e-12  # the tolerance of a flip is 1e-9 of the logits, which are about 1 here
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([0 * x[:, 0], x[:, 0] - 0.5], 1)
+        return torch.stack([1 + 0 * x[:, 0], x[:, 0] + 0.5], 1)
 
     x = torch.tensor([[0.5 + hair], [0.5], [0.4]], dtype=torch.float64)
     y = torch.zeros(3, dtype=torch.int64)

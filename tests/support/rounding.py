@@ -44,13 +44,14 @@ def rounded(mode: str) -> Iterator[None]:
 
 @contextmanager
 def serial() -> Iterator[None]:
-    """`Tensor.sum` and `Tensor.mean` over one axis add their terms one after the other, as a
-    kernel may: the longest chain of roundings.
+    """`Tensor.sum` and `Tensor.mean` over one axis, or of a vector, add their terms one after the
+    other, as a kernel may: the longest chain of roundings.
     """
     fast = Tensor.sum
     fast_mean = Tensor.mean
 
     def slow(values: Tensor, dim: Any = None, *rest: Any, **more: Any) -> Tensor:
+        dim = 0 if dim is None and values.ndim == 1 else dim
         if not isinstance(dim, int) or rest or more or not values.shape[dim]:
             return fast(values, *(() if dim is None else (dim,)), *rest, **more)
         return values.cumsum(dim).select(dim, -1)

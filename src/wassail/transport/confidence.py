@@ -141,7 +141,8 @@ def mean_at_most(total: Array, samples: int, alpha: float) -> Array:
     """
     if samples == 0:
         return np.ones_like(total)
-    total = np.clip(total * (1 + SLACK) + SLACK, 0.0, samples)
+    # Each sample is off by a few units of 1, and their sum by less than `SLACK` of itself.
+    total = np.clip(total + SLACK * samples, 0.0, samples)
     bentkus = _binomial(np.ceil(total), samples, alpha / math.e)
     return np.minimum(bentkus, _chernoff(total / samples, -math.log(alpha) / samples))
 

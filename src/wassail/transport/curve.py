@@ -310,11 +310,12 @@ class PopulationCurve(RiskCurve):
 def _shifted(values: Tensor, shift: float, nearest: bool) -> tuple[Tensor, Tensor]:
     """Distances and masses after moving mass `shift` from one end to the other, `(N + 1,)` each.
 
-    nearest: from the nearest to infinity; else from the largest to 0. The sum of the masses is at
-    most 1, exactly, so that no rounding makes a budget smaller than it is.
+    nearest: from the nearest to infinity; else from the largest to 0. Each sample that keeps its
+    mass has at least 1/N, the last one what is left of 1: the sum of all masses is at most 1,
+    exactly, so that no rounding makes a budget smaller than it is.
     """
     n = len(values)
-    each = math.nextafter(1 / n, 0.0)
+    each = math.nextafter(1 / n, math.inf)
     sorted_ = values.sort(descending=nearest).values
     whole = min(int((1 - shift) * n), n)  # samples that keep all their mass
     while whole and Fraction(shift) + whole * Fraction(each) > 1:

@@ -99,6 +99,8 @@ class Side:
             (self.mu[:k] * (1 - (self.d[:k] / unit) ** self.order)).sum()
         )
         slack = self.slack + 2 * self.order * UNIT  # a rounded quotient, to the power p
+        # The budget pays for the first k samples, so `(eps/u)^p` is at least what they cost and
+        # part at least their mass, to rounding: the first slack would be enough.
         return min(part * (1 + slack) + slack * float(self.mass[k]) + 2.0**-1000, everything)
 
     def breakpoints(self) -> tuple[Tensor, Tensor]:
