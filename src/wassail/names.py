@@ -162,7 +162,7 @@ NEAREST_METHODS: dict[str, str] = {
 }
 
 RADIUS_METHODS: dict[str, str] = {
-    "auto": "exact on small ReLU networks, else ball (l1, l2) or crown; verify then branches",
+    "auto": "exact if small, else crown (l1, l2: norms and ball too); verify then branches",
     "lipschitz": "the margin over its Lipschitz constant",
     "crown": "linear bounds by back-substitution",
     "alpha-crown": "the same with optimised slopes",

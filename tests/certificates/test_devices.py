@@ -39,6 +39,14 @@ class Attention(nn.Module):
         return self.head((x + torch.softmax(q @ k.mT, -1) @ v).flatten(1))
 
 
+class Pairs(nn.Module):
+    """The two halves compared, as in MaxMin."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, 1)
+        return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], 1)
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "relu": (
         lambda: nn.Sequential(
@@ -75,6 +83,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(
             nn.Linear(3, 4), nn.Mish(), nn.Linear(4, 4), nn.Hardswish(), nn.Linear(4, 3)
         ),
+        (3,),
+    ),
+    "sorting": (
+        lambda: nn.Sequential(nn.Linear(3, 6), Pairs(), nn.Linear(6, 4), Pairs(), nn.Linear(4, 3)),
         (3,),
     ),
     "smooth": (lambda: nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 3)), (2,)),
@@ -156,6 +168,11 @@ CASES: dict[str, tuple[str, Call]] = {
     "crown, waves": ("waves", radius("crown", 1)),
     "lipschitz, decoder": ("decoder", constant("product", INF)),
     "alpha-crown": ("relu", radius("alpha-crown", INF)),
+    "ball 1": ("relu", radius("ball", 1)),
+    "ball 2": ("relu", radius("ball", 2)),
+    "ball, sorting": ("sorting", radius("ball", 2, arithmetic="executed")),
+    "products of norms": ("smooth", radius("auto", 2)),
+    "verify by balls": ("images", verified("ball", 2, 0.05)),
     "branch": ("relu", radius("branch", 2)),
     "exact": ("plane", radius("exact", INF)),
     "lipschitz radii": ("plane", radius("lipschitz", 2)),

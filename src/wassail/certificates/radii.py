@@ -17,6 +17,7 @@ from wassail.certificates.ball_radii import proved_by_balls
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.bounds.executed import arithmetic_of
+from wassail.certificates.bounds.norms import pair_products
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
@@ -104,8 +105,9 @@ def radii(
             slopes), "branch" (branch and bound on undecided neurons, networks of any size), "ball"
             (crown, then bounds that know how far all neurons of a layer move at once, for l1 and
             l2), "exact" (the distance itself, for small ReLU networks; larger ones are branched),
-            or "auto" (the default): exact for small ReLU networks, else ball for l1 and l2 and
-            crown for linf.
+            or "auto" (the default): exact for small ReLU networks; else crown, and for l1 and l2
+            the products of the layers' norms, then ball: for each sample what proves most
+            (`Radii.proved_by`).
         arithmetic: "executed": for the network as it runs in its own floating-point type, all
             margins proved above a bound on its rounding errors; "exact": for the exact function, of
             which the network that runs is a rounded copy; "auto" (the default): executed where the
@@ -162,7 +164,7 @@ def radii(
             seen = search.sift(logits)
         if start is not None:
             search.resume(start)
-        _run(search, chosen, start is not None, steps, pool)
+        _run(search, chosen, start is not None, steps, pool, method == "auto")
     info = {
         "seconds": time.monotonic() - began,
         "sweeps": search.sweeps,
@@ -176,20 +178,28 @@ def radii(
         **({} if seen is None else {"errors": seen}),
     }
     known = (search.lower, search.exact, chosen, r, box, search.points)
-    return Radii(*known, info, graph.arithmetic, search.errors)
+    return Radii(*known, info, graph.arithmetic, search.errors, tuple(search.proved_by))
 
 
-def _run(search: RadiusSearch, method: str, resumed: bool, steps: int, pool: Pool | None) -> None:
-    """The search by one method; the better ones start from linear bounds."""
+def _run(
+    search: RadiusSearch, method: str, resumed: bool, steps: int, pool: Pool | None, all_: bool
+) -> None:
+    """The search by one method; the better ones start from linear bounds. all_: whether the
+    products of norms are tried, too.
+    """
     if method == "lipschitz":
         where = (search.graph, search.x, search.y, search.norm, search.domain)
         found, search.cut = _by_lipschitz(*where)
-        best = torch.maximum(search.lower, found.cpu())
-        search.lower = torch.where(search.open, best, search.lower)
+        search.raise_to(found)
     elif not resumed or method == "crown":
         parts = 1 if method == "crown" else 2  # a better method comes after it
         with clock.limited(clock.seconds_left() / parts):
             search.run(0)
+    search.note("lipschitz" if method == "lipschitz" else "crown")
+    if all_ and method != "exact" and _has_products(search.graph, search.norm):
+        where = (search.graph, search.x, search.y, search.norm, search.domain)
+        search.raise_to(_by_products(*where))
+        search.note("lipschitz")
     if method == "alpha-crown":
         search.run(steps)
     if method == "ball":
@@ -198,6 +208,12 @@ def _run(search: RadiusSearch, method: str, resumed: bool, steps: int, pool: Poo
         search.branch(pool)
     if method == "exact":
         search.close(pool)
+    search.note(method)
+
+
+def _has_products(graph: Graph, norm: float) -> bool:
+    """Whether "auto" tries the products of norms: they are of use for l1 and l2."""
+    return norm in (1, 2) and not graph.curved
 
 
 def _cheap(graph: Graph, norm: float) -> str:
@@ -232,8 +248,8 @@ def verify(
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
         threat: `Threat`: norm, eps and domain.
-        method: as in `radii`; "auto" (the default) is "crown", then "ball" (l1 and l2), then
-            "branch" for what is left, or "exact" on small networks.
+        method: as in `radii`; "auto" (the default) is products of norms (l1 and l2), "crown", then
+            "ball" (l1 and l2), then "branch" for what is left, or "exact" on small networks.
         arithmetic: as in `radii`; default "auto".
         steps: int, ascent steps of "alpha-crown"; default 20.
         time_limit: seconds; what was reached by then is kept; default None, a budget of work.
@@ -263,6 +279,10 @@ def verify(
     most = (domains(graph) if limit is None else 10**6) if branching else 0
     cheap = _cheap(graph, threat.norm) if method == "auto" else method
     task = _Fixed(graph, x, y, threat, wanted, batch_size, most, cheap == "ball")
+    if method == "auto" and not exact and _has_products(graph, threat.norm):
+        with clock.limited(limit):
+            values = _by_products(graph, x, y, threat.norm, threat.domain)
+        task.proved = (values >= wanted) & ~wrong
     with progress_bar(progress, "verification") as report, clock.limited(limit):
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
             try:
@@ -387,32 +407,20 @@ def _prepared(
 def _by_lipschitz(
     graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain
 ) -> tuple[Tensor, bool]:
-    """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with constants over the whole domain,
-    `(N,)`, rounded down.
+    """`min_j (theta_y - theta_j)(x) / Lip(theta_y - theta_j)` with the best constants over the
+    whole domain that the time allows, `(N,)`, rounded down.
 
-    Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside.
-    The constants are those of the exact function; in executed arithmetic the margins also lose what
-    rounding may take within that radius. Second: whether the clock stopped a constant early, or
-    left a sample without margins, which then has 0.
+    Second: whether the clock stopped a constant early, or left a sample without margins, which then
+    has 0.
     """
     exact = replace(graph, arithmetic="exact")
     rung = "auto" if is_small(graph) else "propagate" if graph.smooth else "product"
-    found = torch.full((len(x),), math.inf, dtype=torch.float64)
     cut = False
     classes = graph.outputs
-    parts = []
-    for a, b in zip(torch.split(x, BATCH), torch.split(y, BATCH)):
-        try:
-            parts.append(margin_bounds(exact, a, b, 0.0, norm, domain))
-        except clock.Late:
-            parts.append(torch.zeros(len(a), classes, dtype=torch.float64, device=x.device))
-            cut = True
-    here = torch.cat(parts or [found[:, None]]).cpu()
-    y = y.cpu()
-    pairs = sorted(
-        {(min(j, k), max(j, k)) for k in set(y.tolist()) for j in range(classes) if j != k}
-    )
-    steep = torch.full_like(here, math.inf)  # at y itself nothing is asked
+    labels = set(y.tolist())
+    pairs = sorted({(min(j, k), max(j, k)) for k in labels for j in range(classes) if j != k})
+    steep = torch.full((classes, classes), math.inf, dtype=torch.float64)  # nothing asked at y
+    here, late = _clean_margins(exact, x, y, norm, domain)
     for done, (k, j) in enumerate(pairs):
         row = torch.zeros(1, classes, dtype=torch.float64)
         row[0, k], row[0, j] = 1.0, -1.0
@@ -422,16 +430,56 @@ def _by_lipschitz(
                 exact.head(row), norm, domain, outputs="logits", norm_out=math.inf, method=rung
             )
         cut |= bool(bound.info["cut"])
-        steep[y == k, j] = steep[y == j, k] = max(bound.upper, 1e-300)
+        steep[k, j] = steep[j, k] = max(bound.upper, 1e-300)
+    found, more = _over_slopes(graph, x, y, norm, domain, here, steep[y.cpu()])
+    return found, cut or late or more
+
+
+def _by_products(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> Tensor:
+    """The same with the products of the layers' norms: cheap, and 0 where the clock stopped it."""
+    exact = replace(graph, arithmetic="exact")
+    here, _ = _clean_margins(exact, x, y, norm, domain)
+    steep = {k: pair_products(exact, norm, k).clamp(min=1e-300) for k in sorted(set(y.tolist()))}
+    rows = [steep[k] for k in y.tolist()]
+    slopes = torch.stack(rows) if rows else torch.ones_like(here)
+    return _over_slopes(graph, x, y, norm, domain, here, slopes)[0]
+
+
+def _clean_margins(
+    exact: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain
+) -> tuple[Tensor, bool]:
+    """The margins at the samples from below, `(N, K)` on the CPU, and whether the clock left some
+    out, which have 0.
+    """
+    late = False
+    parts = [torch.zeros(0, exact.outputs, dtype=torch.float64)]
+    for a, b in zip(torch.split(x, BATCH), torch.split(y, BATCH)) if len(x) else ():
+        try:
+            parts.append(margin_bounds(exact, a, b, 0.0, norm, domain).cpu())
+        except clock.Late:
+            parts.append(torch.zeros(len(a), exact.outputs, dtype=torch.float64))
+            late = True
+    return torch.cat(parts), late
+
+
+def _over_slopes(
+    graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain, here: Tensor, steep: Tensor
+) -> tuple[Tensor, bool]:
+    """`min_j here_j / steep_j`, `(N,)`, and whether the clock stopped it, which leaves 0.
+
+    Ties count as errors: at the radius itself the margin may be 0, so it is taken a hair inside.
+    The constants are those of the exact function; in executed arithmetic the margins also lose what
+    rounding may take within that radius.
+    """
+    own = y.cpu()[:, None]
 
     def radius(slack: Tensor | float) -> Tensor:
-        return ((here - slack).clamp(min=0) / steep).scatter(1, y[:, None], math.inf).amin(1) * (
-            1 - 1e-9
-        )
+        left = (here - slack).clamp(min=0) / steep
+        return left.scatter(1, own, math.inf).amin(1) * (1 - 1e-9)
 
     found = radius(0.0)
     try:
         slack = slack_of(graph, x, y.to(x.device), found, norm, domain)
     except clock.Late:
         return torch.zeros_like(found), True
-    return found if slack is None else torch.minimum(found, radius(slack)), cut
+    return found if slack is None else torch.minimum(found, radius(slack.cpu())), False

@@ -107,6 +107,8 @@ class Radii(Record):
         errors: how far rounding may move the smallest margin at each sample, `(N,)`, by a bound;
             where the network is not covered what was seen there (`info["errors"]` says which); or
             None.
+        proved_by: of each sample the method that proved its radius, "" where it is 0; None in
+            records of earlier versions.
     """
 
     values: Tensor
@@ -118,6 +120,7 @@ class Radii(Record):
     info: Mapping[str, Any] = field(default_factory=dict)
     arithmetic: str = "exact"
     errors: Tensor | None = None
+    proved_by: tuple[str, ...] | None = None
 
     def flips(self, model: Model, x: Tensor, y: Tensor) -> Flips | None:
         """The points as flips of the model itself, which close the sandwich where radii are exact;
@@ -264,6 +267,7 @@ class RadiusSearch:
         self.sweeps = self.rows = 0  # sweeps, and the coefficient vectors they substituted backward
         self.domains = 0  # bounded by branching
         self.cut = False  # whether the clock has stopped something
+        self.proved_by = [""] * n
         parts = [
             graph.logits(part) for part in torch.split(x, 64) if n
         ]  # not all nodes of all samples at once
@@ -292,11 +296,23 @@ class RadiusSearch:
         self.known: dict[int, Span] = {}
         self.open = self.height > 0
         self.caution = 12.0 if graph.curved else 3.0  # a transformer's bounds reach less far
+        self._noted = self.lower.clone()
 
     def settle(self, wrong: Tensor) -> None:
         """Misclassified samples and ties have radius 0."""
         self.open &= ~wrong
         self.exact |= ~self.open
+
+    def note(self, method: str) -> None:
+        """What has grown since the last time was proved by this method."""
+        for i in (self.lower > self._noted).nonzero()[:, 0].tolist():
+            self.proved_by[i] = method
+        self._noted = self.lower.clone()
+
+    def raise_to(self, found: Tensor) -> None:
+        """Radii that were proved elsewhere, `(N,)`."""
+        best = torch.maximum(self.lower, found.cpu())
+        self.lower = torch.where(self.open, best, self.lower)
 
     def sift(self, logits: Tensor | None) -> str | None:
         """What rounding may do to the smallest margin at the samples; where it may be all of it,
@@ -340,6 +356,9 @@ class RadiusSearch:
         self.exact |= start.exact
         self.open &= ~start.exact & torch.isfinite(start.values)
         self.points = start.points
+        if start.proved_by is not None:
+            self.proved_by = list(start.proved_by)
+        self._noted = self.lower.clone()
 
     def _first_guess(self) -> Tensor:
         """The distance at which the margins, continued as straight lines, meet 0; an

@@ -11,13 +11,17 @@ from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from typing_extensions import assert_never
 
+from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS
+from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick
 from wassail.certificates.graph.matrix_norms import UP, change, matrix_norm
-from wassail.rounding import times
+from wassail.rounding import UNIT, length, times
+from wassail.threat import dual
 
 
 def map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
@@ -39,11 +43,11 @@ def product(
     """`||J||_{r -> s}` on all of R^n by the norms of the layers: the best of walking through in
     norm 1, 2 or inf.
 
-    Additions add, concatenations combine in the norm, a ReLU does not stretch, a smooth activation
-    stretches by its steepest slope (`steepest`: on the region, by node; else on R). The first
-    matrix changes from r to the norm of the walk and the last one from that to s, each in one piece
-    where it is a matrix. Infinite where a product, a softmax or a normalisation is in the way:
-    their norms depend on where they are.
+    Additions add, concatenations combine in the norm, ReLUs and sorting do not stretch, a smooth
+    activation stretches by its steepest slope (`steepest`: on the region, by node; else on R). The
+    first matrix changes from r to the norm of the walk and the last one from that to s, each in one
+    piece where it is a matrix. Infinite where a product, a softmax or a normalisation is in the
+    way: their norms depend on where they are.
     """
     if graph.curved:
         return math.inf
@@ -61,6 +65,28 @@ def product(
     )
 
 
+def pair_products(graph: Graph, norm: float, label: int) -> Tensor:
+    """`||d(theta_label - theta_j)||` on all of R^n for every class j by norms, `(K,)` on the CPU.
+
+    As `product` of each difference of two logits, but the layers before the last are walked once.
+    """
+    last = graph.nodes[-1]
+    rows = torch.eye(graph.outputs, dtype=torch.float64)
+    rows = rows[label] - rows
+    if graph.curved or not isinstance(last.op, Affine) or not isinstance(last.op.map, Matrix):
+        found = [product(graph.head(row[None]), norm, math.inf) for row in rows]
+        return torch.tensor(found, dtype=torch.float64)
+    before = Graph(graph.nodes[: last.inputs[0] + 1])
+    weight = last.op.map.weight.to(HOST)
+    ways = weight[label] - weight
+    slack = 1 + (ways.shape[1] + 16) * UNIT
+    lengths = [
+        product(before, norm, inner) * length(ways, dual(inner), 1)
+        for inner in (1.0, 2.0, math.inf)
+    ]
+    return torch.stack(lengths).amin(0) * slack
+
+
 def steepest_slope(activation: str) -> float:
     """`max |f'|` on R, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form), SiLU
     1.099840 to six decimals.
@@ -75,6 +101,7 @@ def _walk(
 ) -> float:
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)
+    sorted_ = contractions(graph)
     found: list[float] = []
     raw: list[
         bool
@@ -100,6 +127,9 @@ def _walk(
                 found.append(_combined(graph, i, map_, given, inner))
             case _:
                 assert_never(node.op)
+        if i in sorted_:
+            base = sorted_[i].base
+            found[i] = min(found[i], found[base] * (enter if raw[base] else 1.0))
         raw.append(not node.inputs or (plain and flat[0]))
     final = graph.nodes[last]
     if isinstance(final.op, Affine) and isinstance(final.op.map, Matrix) and len(final.shape) == 1:

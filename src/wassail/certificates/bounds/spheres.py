@@ -14,8 +14,9 @@ not negative. `lam = 0` with CROWN's `g` is CROWN; `g = 0` is the product of the
 do not belong into the ball. `g` and `lam` are found by an ascent in float32; what is claimed is
 computed again in float64, with what rounding may lose.
 
-Where `rho` comes from: the norms of the layers, times the radius at the input. And back:
-`|d_i| <= ||row_i||_2 rho` tightens the boxes of the next layer.
+Where `rho` comes from: the norms of the layers, times the radius at the input. What only sorts
+does not stretch (`graph.contract`). And back: `|d_i| <= ||row_i||_2 rho` tightens the boxes of the
+next layer. Where a substitution has come down to one node, `<w, d> <= ||w||_2 rho` is a bound, too.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from wassail.certificates.bounds.executed import step_error
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span, add_to, flattened, of_owner, row_dot
+from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, rounding_map
 from wassail.certificates.graph.matrix_norms import matrix_norm
@@ -80,6 +82,8 @@ class _Forward:
         self.radius: dict[int, Tensor] = {}
         self.most: dict[int, Tensor] = {}
         self.ranges: dict[int, Span] = {}
+        self.lost: dict[int, Tensor] = {}  # what rounding moves the values of a node by, a length
+        self.sorted = contractions(graph)
 
     def run(self) -> Reach:
         """Every node in turn."""
@@ -109,7 +113,21 @@ class _Forward:
                         self.most[i] = torch.full_like(self.centre[i], math.inf)
                     case _:
                         assert_never(node.op)
+                self._contracted(i)
         return Reach(self.radius, self.ranges)
+
+    def _contracted(self, i: int) -> None:
+        """What only sorts entries of another node moves no farther than that one.
+
+        The rounding of a difference moves both entries that it compares, and those of different
+        nodes add up: less than 4 times their sum.
+        """
+        if i not in self.sorted:
+            return
+        between = self.sorted[i].between
+        lost = torch.stack([self.lost[k] for k in between]).sum(0)
+        least = (self.radius[self.sorted[i].base] + 4 * lost) * UP
+        self.radius[i] = torch.minimum(self.radius[i], least)
 
     def _activation(self, i: int, op: Relu | Smooth, steep: float) -> None:
         j = self.graph.nodes[i].inputs[0]
@@ -117,7 +135,8 @@ class _Forward:
         # The value at the sample is rounded, too.
         lost = 2.0**-48 * self.centre[i].abs()
         self.most[i] = (self.most[j] * steep + lost) * UP
-        self.radius[i] = (self.radius[j] * steep + _length(lost)) * UP
+        self.lost[i] = _length(lost)
+        self.radius[i] = (self.radius[j] * steep + self.lost[i]) * UP
 
     def _affine(self, i: int, op: Affine) -> None:
         """`d_i = W d_j + e`: the radius by norms, an entry by its row."""
@@ -134,7 +153,8 @@ class _Forward:
             sources = [self.graph.nodes[j] for j in node.inputs]
             largest = [c + m for c, m in zip(sizes, most)]
             error = error + step_error(node, largest, self.graph.execution.dtype, sources)
-        self.radius[i] = (self._stretched(i, op) + _length(error)) * UP
+        self.lost[i] = _length(error)
+        self.radius[i] = (self._stretched(i, op) + self.lost[i]) * UP
         entry = op.map.magnitude().forward(*most)
         lengths = op.map.row_norms(2.0)
         if lengths is not None and len(node.inputs) == 1:
@@ -298,6 +318,7 @@ class Spheres:
     def __init__(self, sweep: Sweep, reach: Reach) -> None:
         self.sweep = sweep
         self.graph = sweep.graph
+        self.reach = reach
         self.radius: dict[int, Tensor] = {}
         self.free: dict[int, Tensor] = {}
         for i, bend in sweep.bends.items():
@@ -340,8 +361,12 @@ class Spheres:
         owner: Tensor,
         layers: Mapping[int, _Layer],
         slopes: dict[int, tuple[Tensor, Tensor, Tensor]],
+        cuts: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`<row, d_last> <= constant + <a, d_0>`. Multipliers that are missing are found here."""
+        """`<row, d_last> <= constant + <a, d_0>`. Multipliers that are missing are found here.
+
+        cuts: gets a bound for every node that all of a substitution goes through, `(R,)` each.
+        """
         nodes = self.graph.nodes
         weight = {last: rows}
         constant = kind.floors[last][owner].expand(len(rows))
@@ -350,6 +375,8 @@ class Spheres:
                 continue
             node = nodes[i]
             w = weight.pop(i)
+            if cuts is not None and not weight and i < last:
+                cuts.append(constant + _length(w) * self.reach.radius[i][owner] * UP)
             if isinstance(node.op, Affine):
                 if i in kind.errors:
                     constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], owner))
@@ -427,10 +454,11 @@ class Spheres:
         """The bound with these slopes, in float64."""
         exact = self.sweep.exact
         layers = self._layers(exact, last, owner)
+        cuts: list[Tensor] = []
         with torch.no_grad():
-            constant, a = self._substitute(exact, last, rows, owner, layers, slopes)
-            found = constant + self.sweep.inputs.upper(a, owner)
-        return torch.where(found.isnan(), math.inf, found)
+            constant, a = self._substitute(exact, last, rows, owner, layers, slopes, cuts)
+            found = torch.stack([constant + self.sweep.inputs.upper(a, owner), *cuts])
+        return torch.where(found.isnan(), math.inf, found).amin(0)
 
 
 def _moved(leaves: list[Tensor], moves: list[Tensor | None], step: int) -> list[Tensor]:
