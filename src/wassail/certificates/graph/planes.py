@@ -123,6 +123,9 @@ def halves_of(low: Tensor, high: Tensor) -> Span:
 def middle_of(c: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`z`, a point about in the middle of the box, `z - c`, and r with `|c + d - z| <= r` for
     all d in the span.
+
+    `m` and the difference with it are off by half a unit of r each, since `|m| <= r` where 0 lies
+    in the span. `1 + UNIT` adds at least a unit: it covers both, and what `m` adds is to spare.
     """
     z = c + (low + high) / 2
     m = z - c

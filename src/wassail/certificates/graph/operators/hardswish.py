@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.activations import ACTIVATIONS, ROUNDING, reachable, rounded_up
+from wassail.certificates.graph.activations import ACTIVATIONS, ROUNDING, reachable
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.operators.relu import clamp
@@ -57,9 +57,8 @@ class Hardswish(Wave):
         return (3 * slope - 1.5).clamp(-3, 3)
 
 
-ACTIVATIONS["hardswish"] = Hardswish(
-    "hardswish", 3.0, -1.5, 0.0, 1.0, rounded_up(0.375), first=-3.0
-)
+# The dip, at -3/2, is 3/8 deep: no number is rounded.
+ACTIVATIONS["hardswish"] = Hardswish("hardswish", 3.0, -1.5, 0.0, 1.0, 0.375, first=-3.0)
 
 
 @spelled("hardswish")

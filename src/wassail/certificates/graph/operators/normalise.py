@@ -37,7 +37,7 @@ from wassail.certificates.graph.planes import (
     widened,
 )
 from wassail.errors import InputError
-from wassail.rounding import UNIT
+from wassail.rounding import UNIT, length
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,11 @@ class Normalise:
         return middle_of(centre, *span)[0] / centre.shape[-1]
 
     def _rates(self, q: Tensor, top: Tensor) -> Span:
-        """The range of `rho` for a range of the mean square, rounded outward."""
+        """The range of `rho` for a range of the mean square, rounded outward.
+
+        The sum, the root, its inverse and the product are off by less than 2 units. The others of
+        the 8 are for those who multiply by `rho`.
+        """
         q = q + self.eps
         top = top + self.eps
         if (
@@ -95,7 +99,7 @@ class Normalise:
                 "a LayerNorm or RMSNorm with eps=0 may divide by 0 here: give it a positive eps, "
                 "or a smaller radius or domain."
             )
-        return top.rsqrt() * (1 - 4 * UNIT), q.rsqrt() * (1 + 4 * UNIT)
+        return top.rsqrt() * (1 - 8 * UNIT), q.rsqrt() * (1 + 8 * UNIT)
 
     def plane(
         self,
@@ -112,6 +116,13 @@ class Normalise:
         be the middle of its range, `rate`. along: a range of `<direction, d>`, `(N, ..., 1)`, if
         one is known that is better than the box's; length: a bound on the Euclidean norm of d minus
         the middle of its span, `(N, ..., 1)`.
+
+        Rounding. What goes through `rho` is `z_i` times sums of at most n + 16 terms of the sizes
+        `|upper|`, `|lower|`, `|slope| q` and `|slope| excess`, where `excess <= rho[0]^-2`: `error`
+        in the width is for them. So are the products `gain <unit, d>` and `gain <unit, m>`, which
+        are below `|slope| |z_i| (q + excess)` since `2 a b <= a^2 + b^2` and `|m| <= r`, and what
+        `flushed` drops from the unit. The rest is `rate` times at most r, rounded 8 times: `doubt`
+        has 4 units to spare for that, from `_rates`.
         """
         (c,), ((low, high),) = centres, spans
         n = c.shape[-1]
@@ -119,7 +130,9 @@ class Normalise:
         z, m, r = middle_of(c, low, high)
         q = z.square().mean(-1, keepdim=True)
         excess = r.square().mean(-1, keepdim=True)
-        if length is not None:  # the middle is rounded, and z with it
+        # The middle is rounded, and z with it: by less than 2^-53 (q + excess), which `error` also
+        # covers.
+        if length is not None:
             excess = torch.minimum(
                 excess,
                 (length + UNIT * math.sqrt(n) * (z.abs() + m.abs()).amax(-1, keepdim=True)).square()
@@ -154,23 +167,14 @@ class Normalise:
         gain = flushed(2 / n * slope * z / rate)
         alpha = rate.expand_as(z)
         moved = rate * m + gain * (unit * m).sum(-1, keepdim=True)
-        size = (
-            rate * (m.abs() + r)
-            + gain.abs() * (unit.abs() * (m.abs() + r)).sum(-1, keepdim=True)
-            + here.abs()
-        )
-        far = z.abs() * width + r * doubt + error * (size + z.abs() * centre.abs())
-        # What `flushed` drops from the unit and from the gain.
-        far = (
-            far
-            + SMALL
-            * (gain.abs() * r.sum(-1, keepdim=True) + (unit.abs() * r).sum(-1, keepdim=True))
-            + TINY
-        )
+        far = z.abs() * width + r * doubt
+        # What `flushed` drops from the gain.
+        far = far + SMALL * (unit.abs() * r).sum(-1, keepdim=True) + TINY
         off = z * centre - moved - here
         spread = (alpha + gain * unit).abs() * r + gain.abs() * all_but_own(unit.abs() * r)
         least, most = self.span(end_points(c, low, high))
-        flat = (most - least) / 2 + error * here.abs() + TINY
+        # `span` is wider by TINY on both sides.
+        flat = (most - least) / 2 + error * (here.abs() + least.abs() + most.abs())
         better = far + SHARE * spread < flat
         far = torch.where(better, far, flat)
         off = torch.where(better, off, (least + most) / 2 - here)
@@ -181,6 +185,9 @@ class Normalise:
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """`rho ((1 - y_i^2 / n) g_i - y_i sum_{k != i} y_k g_k / n)`, and at most `rho_max
         ||g||_2` in magnitude.
+
+        The division by n is one of the terms that `sum_of_others` has to spare, the difference is
+        rounded by less than `rho` has to spare, and so is the product with the norm.
         """
         low, high = widened(*spans[0])
         n = low.shape[-1]
@@ -188,11 +195,11 @@ class Normalise:
         least, most = squares(*y)
         own = outward((1 - most / n).clamp(min=0), 1 - least / n, torch.ones_like(least), 2)
         size = torch.maximum(g[0].abs(), g[1].abs())
-        norm = size.square().sum(-1, keepdim=True).sqrt() * (1 + (n + 8) * UNIT) + TINY
+        norm = length(size, 2, -1)[..., None] * (1 + (n + 8) * UNIT)
         low, high = sum_of_others(interval_product(y, g))
-        others = interval_product(y, outward(low / n, high / n))
-        found = interval_product(rho, outward(*interval_minus(interval_product(own, g), others)))
-        bound = rho[1] * norm * (1 + 4 * UNIT)
+        others = interval_product(y, (low / n, high / n))
+        found = interval_product(rho, interval_minus(interval_product(own, g), others))
+        bound = rho[1] * norm
         return ((torch.maximum(found[0], -bound), torch.minimum(found[1], bound)),)
 
 

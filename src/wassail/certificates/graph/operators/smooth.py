@@ -53,7 +53,9 @@ def elu(
     bent = net.activation(net.scaled(x, input_scale * one, None), "elu")
     bent = net.scaled(bent, scale * alpha * one, None)
     rest = scale * (1 - alpha * input_scale)
-    if abs(rest) <= 1e-15 * abs(scale):
+    # As in CELU: `input_scale` is `1 / alpha`, rounded.
+    inverse = input_scale != 1 and abs(rest) <= 1e-15 * abs(scale)
+    if rest == 0 or inverse:
         return bent
     return net.sum([bent, net.scaled(net.relu(x), rest * one, None)])
 

@@ -68,6 +68,14 @@ class Softmax:
         With `a_j = s_j - lse_{k != j} s_k`: `a_j(z + e) = a_j(z) + e_j - <p, e>_{k != j} / (1 -
         p_j) - gap`, and `sigma(a)` lies within `slope a + [lower, upper]` with the slope of its
         chord. So `u_j = slope / (1 - p_j)`.
+
+        Rounding. `upper`, `lower`, `slope start` and `here` and their sums are rounded six times: 8
+        units of them. `touch` has 8 units of `min(1, |a|)` besides: more than underflow takes. p is
+        off by `delta` relatively, and so is what is linear in it: less than those 8 units where `r
+        < 8 UNIT / delta`, and far less than the bend of the function, `upper - lower` and `gap`,
+        where r is larger. An entry that `flushed` drops counts less than `SMALL u` upward, and less
+        than 70 times that downward beyond its part of the gap. A rest below `SMALL` only says where
+        a plane is of no use.
         """
         (c,), ((low, high),) = centres, spans
         z, m, r = middle_of(c, low, high)
@@ -101,15 +109,10 @@ class Softmax:
             + slope * (doubt + delta * (top - bottom))
             + u * (delta * reach + SMALL * r.sum(-1, keepdim=True))
         )
-        far = (
-            far
-            + delta * here
-            + 8 * UNIT * (upper.abs() + lower.abs() + slope * start.abs() + here)
-            + TINY
-        )
+        far = far + 8 * UNIT * (upper.abs() + lower.abs() + slope * start.abs() + here)
         spread = u * (rest * r + all_but_own(kept * r))
         least, most = self.span(end_points(c, low, high))
-        flat = (most - least) / 2 + delta * here + 4 * UNIT
+        flat = (most - least) / 2 + 4 * UNIT
         better = useful & (far + SHARE * spread < flat)
         far = torch.where(better, far, flat)
         off = torch.where(better, off, (least + most) / 2 - here)
@@ -119,27 +122,26 @@ class Softmax:
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """`p_j ((1 - p_j) h_j - sum_{k != j} p_k h_k)` with `h = g - mean`, and `p_j (1 - p_j)`
         times a difference of g's.
+
+        A difference is rounded by half a unit of itself. That of h goes with half a unit of `one`
+        and with a term that `sum_of_others` has to spare, the outer one with a unit of p, and those
+        of g with the units of `most`.
         """
         low, high = p = for_each(self.span(spans[0]))
         middle = (low + high) / 2
         mean = (middle * (g[0] + g[1])).sum(-1, keepdim=True) / (2 * middle.sum(-1, keepdim=True))
         mean = torch.where(mean.isfinite(), mean, 0.0)  # any number will do
-        h = outward(g[0] - mean, g[1] - mean, g[0].abs() + g[1].abs() + mean.abs(), 1)
+        h = (g[0] - mean, g[1] - mean)
         one = outward(1 - high, 1 - low, torch.ones_like(low), 1)
-        own = outward(
-            *interval_minus(interval_product(one, h), sum_of_others(interval_product(p, h)))
-        )
+        own = interval_minus(interval_product(one, h), sum_of_others(interval_product(p, h)))
         found = interval_product(p, own)
-        # p (1 - p) is largest at 1/2, and a mean of the g's lies between them.
+        # p (1 - p) is largest at 1/2, and a mean of the g's lies between them: 0 is in the room.
         ends = torch.stack(
             [low * (1 - low), high * (1 - high), torch.where((low < 0.5) & (high > 0.5), 0.25, 0.0)]
         )
-        product = (
-            (ends[:2].amin(0) * (1 - 4 * UNIT) - 2 * UNIT * high).clamp(min=0),
-            ends.amax(0) * (1 + 4 * UNIT) + 2 * UNIT * high,
-        )
-        room = outward(g[0] - g[1].amax(-1, keepdim=True), g[1] - g[0].amin(-1, keepdim=True))
-        other = interval_product(product, room)
+        most = ends.amax(0) * (1 + 4 * UNIT)
+        room = (g[0] - g[1].amax(-1, keepdim=True), g[1] - g[0].amin(-1, keepdim=True))
+        other = interval_product((most, most), room)
         return ((torch.maximum(found[0], other[0]), torch.minimum(found[1], other[1])),)
 
 
