@@ -7,6 +7,7 @@ import json
 import math
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from wassail.cli.parser import main
 from wassail.evaluation.requirement import parse_requirement
 from wassail.evaluation.signoff import costs, population_sentence
 from wassail.report.card import model_card
-from wassail.report.machine import SCHEMA, as_json, as_junit
+from wassail.report.machine import SCHEMA, as_json, as_junit, schema_text
 from wassail.report.population import advice, population_panel
 from wassail.testing import LinearClassifier
 from wassail.transport.confidence import proportion_at_least
@@ -132,6 +133,44 @@ def test_the_json_has_a_version_and_stable_keys(run) -> None:
     assert found["holds"] is False
 
 
+def validator() -> jsonschema.Draft202012Validator:
+    schema = json.loads(schema_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_json_is_what_the_schema_says(run) -> None:
+    verdicts = [run.require("accuracy>=0.95 clean"), run.require("accuracy>=0.5 eps 0.1 proved")]
+    found = json.loads(json.dumps(as_json(run, verdicts), allow_nan=False))
+    check = validator()
+    check.validate(found)
+    mark = ws.Landmark("jpeg-50", math.inf, {1.0: 0.1, math.inf: 0.2}, {1.0: None}, 0.5)
+    weights = torch.arange(100, dtype=torch.float64) / 4950
+    for other in ({"landmarks": (mark,)}, {"radii": None, "mu": weights}):
+        check.validate(json.loads(json.dumps(as_json(dataclasses.replace(run, **other)))))
+    assert check.is_valid(found | {"new": 1})  # readers must accept keys that they do not know
+    for key in found:
+        assert not check.is_valid({k: v for k, v in found.items() if k != key})
+    assert not check.is_valid(found | {"schema": "wassail/evaluation/2"})
+    assert not check.is_valid(found | {"clean": 1.5})
+    assert not check.is_valid(found | {"holds": "yes"})
+
+
+def test_the_schema_of_a_version_does_not_change() -> None:
+    """Who changes what version 1 requires has to call it version 2."""
+    schema = json.loads(schema_text())
+    assert schema["$id"] == SCHEMA
+    assert schema["required"] == sorted(schema["properties"])
+    assert ",".join(schema["required"]) == (
+        "clean,data,findings,headline,holds,landmarks,model,population,requirements,samples,"
+        "schema,seed,threats,versions"
+    )
+    threat = schema["properties"]["threats"]["items"]
+    assert threat["required"] == sorted(
+        ["attacked", "certified", "domain", "eps", "norm", "order", "population"]
+    )
+
+
 def test_junit_and_card_say_what_failed(run) -> None:
     verdicts = [run.require("accuracy>=0.95 clean"), run.require("accuracy>=0.5 clean")]
     suite = ElementTree.fromstring(as_junit(run, verdicts).encode())
@@ -203,3 +242,14 @@ def test_a_run_is_exported_as_json_and_as_a_card(run, tmp_path, capsys) -> None:
         json.dumps(as_json(run))
     )
     assert (tmp_path / "card.md").read_text() == model_card(run)
+
+
+def test_attacks_that_miss_samples_have_a_limit_too(tmp_path) -> None:
+    """No flip is known for most of 300 samples: their distance is infinite."""
+    model = LinearClassifier(torch.tensor([[-1.0], [1.0]]), torch.tensor([3.0, -3.0]))
+    x = torch.rand(300, 1, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(300, dtype=torch.int64)
+    y[:30] = 1
+    run = ws.evaluate(model, (x, y), ws.Threat("inf", 1, 0.01), ("nearest",), look=False, passes=5)
+    found = run.require("accuracy>=0.8 at eps 0.01 order 1 confidence 0.95 attacked")
+    assert 0.8 < found.value < 0.9

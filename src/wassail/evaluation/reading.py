@@ -25,7 +25,8 @@ from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
 from wassail.transport.allocation import knapsack, transport_cost
-from wassail.transport.bootstrap import accuracy, interval
+from wassail.transport.bootstrap import accuracy
+from wassail.transport.guarantee import guaranteed_interval
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
@@ -246,7 +247,7 @@ class Reading:
             rows=tuple(rows),
             best=tuple(self._best(mu, wrong, distances, threat) for threat in self.threats),
             clean=accuracy(*base, share=0.0),
-            clean_interval=interval(*base, share=0.0),
+            clean_interval=guaranteed_interval(*base, share=0.0),
             findings=(),
             info=self.config,
             images=self._images,
@@ -351,7 +352,7 @@ class Reading:
                 title,
                 threat,
                 accuracy(mu, wrong, distances, threat, share),
-                interval(mu, wrong, distances, threat, share),
+                guaranteed_interval(mu, wrong, distances, threat, share),
                 _cost(mu, distances, threat, share),
                 forwards,
                 backwards,
@@ -369,7 +370,7 @@ class Reading:
             "all, pooled",
             threat,
             accuracy(mu, wrong, distances, threat),
-            interval(mu, wrong, distances, threat),
+            guaranteed_interval(mu, wrong, distances, threat),
             _cost(mu, distances, threat, None),
             forwards,
             backwards,

@@ -30,11 +30,12 @@ LEVELS = ("ok", "note", "warning")
 class Row:
     """One attack over one threat.
 
-    attack: its name in the catalogue, "all" where all of them are pooled; interval: 95 % bootstrap
-    over the samples; cost: the transport cost of its flips, at most the threat's eps (points that
-    moved and flipped nothing are left out); forwards, backwards: mean passes per attacked sample,
-    one that is correct to begin with; flipped: the share of those with a flip; seconds: from the
-    log, None where another row's search served this one too.
+    attack: its name in the catalogue, "all" where all of them are pooled; interval: of the
+    accuracy of this attack on all inputs, with 95 % confidence; cost: the transport cost of its
+    flips, at most the threat's eps (points that moved and flipped nothing are left out); forwards,
+    backwards: mean passes per attacked sample, one that is correct to begin with; flipped: the
+    share of those with a flip; seconds: from the log, None where another row's search served this
+    one too.
     """
 
     attack: str

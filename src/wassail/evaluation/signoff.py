@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from wassail.errors import InputError
 from wassail.evaluation.requirement import Requirement, parse_requirement
 from wassail.evaluation.result import Outcome
@@ -156,6 +158,7 @@ def _robust(curve: RiskCurve, asked: Requirement, threat: Threat) -> float:
     if asked.side == "attacked":
         # A flip at a distance of exactly eps counts: the radius that it leaves is just below.
         below = curve.distances.nextafter(curve.distances.new_zeros(1))
+        below = torch.where(torch.isfinite(curve.distances), below, math.inf)
         curve = RiskCurve(curve.distances, below, curve.mu, curve.order)
     if asked.confidence is None:
         return curve(threat.eps)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
@@ -42,6 +43,11 @@ def as_json(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]
         "versions": dict(run.info.get("versions") or {}),
         "seed": run.info.get("seed"),
     }
+
+
+def schema_text() -> str:
+    """The JSON schema of `as_json`, the file `evaluation.schema.json` of this package."""
+    return (resources.files("wassail.report") / "evaluation.schema.json").read_text("utf-8")
 
 
 def as_junit(run: Evaluation, verdicts: Sequence[Verdict]) -> str:

@@ -27,7 +27,7 @@ every sample (APGD, AutoAttack, A3, ...) answer Omega_inf; pooled, their flips s
 spent: what the flips cost, as a share of eps. Points that moved and flipped nothing are left out:
 the accuracy is the same without them (Distribution.spent; Distribution.cost counts them).
 F + B: forward and backward passes, mean per sample that was correct to begin with.
-95 %: bootstrap interval over the samples."""
+95 %: interval for all inputs that the samples were drawn from; its coverage is guaranteed."""
 SANDWICH_DEFINITIONS = """\
 certified: proved. Every distribution in Omega_p(eps) has at least this accuracy, because no point
 within a sample's radius is misclassified; rounded down.
