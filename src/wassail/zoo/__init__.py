@@ -62,21 +62,28 @@ class Entry:
     """One built-in network: which architecture it is, and what was done to train it."""
 
     architecture: str  # a key of wassail.zoo.digits.ARCHITECTURES
-    adversarial: bool
+    training: str  # "standard", "adversarial", "certified" or "noise"
     summary: str
 
+    @property
+    def adversarial(self) -> bool:
+        """Whether it was trained on adversarial examples."""
+        return self.training == "adversarial"
 
+
+_SUMMARIES = {
+    "mlp": "ReLU perceptron 64-32-32-10",
+    "cnn": "ReLU network of two convolutions and two linear layers",
+    "gelu": "GELU perceptron 64-32-32-10",
+    "vit": "Pre-LN vision transformer, 16 tokens of width 32, two blocks of two heads",
+}
 MODELS: dict[str, Entry] = {
-    f"digits-{architecture}{'-adv' if adversarial else ''}": Entry(
-        architecture, adversarial, summary
-    )
-    for architecture, summary in {
-        "mlp": "ReLU perceptron 64-32-32-10",
-        "cnn": "ReLU network of two convolutions and two linear layers",
-        "gelu": "GELU perceptron 64-32-32-10",
-        "vit": "Pre-LN vision transformer, 16 tokens of width 32, two blocks of two heads",
-    }.items()
-    for adversarial in (False, True)
+    f"digits-{architecture}{suffix}": Entry(architecture, training, summary)
+    for architecture, summary in _SUMMARIES.items()
+    for suffix, training in (("", "standard"), ("-adv", "adversarial"))
+} | {
+    "digits-cnn-cert": Entry("cnn", "certified", _SUMMARIES["cnn"]),
+    "digits-cnn-noise": Entry("cnn", "noise", _SUMMARIES["cnn"]),
 }
 """The built-in networks by name; the measured figures of each are kept in the header of its
 weight file.
@@ -158,11 +165,12 @@ def _figures(name: str) -> dict[str, Any]:
 
 def _describe(name: str, entry: Entry) -> str:
     figures = _figures(name)
-    training = (
-        f"adversarial training (linf {figures['train_eps']:g})"
-        if entry.adversarial
-        else "standard training"
-    )
+    training = {
+        "standard": "standard training",
+        "adversarial": f"adversarial training (linf {figures['train_eps']:g})",
+        "certified": f"certified training (linf, order 1, {figures['train_eps']:g})",
+        "noise": f"training with Gaussian noise of {figures['train_eps']:g}",
+    }[entry.training]
     accuracies = f"{figures['clean_accuracy']:.1f} % clean, {figures['pgd_accuracy']:.1f} % PGD"
     return f"{entry.summary}, {training}; test accuracy {accuracies} at linf {figures['pgd_eps']:g}"
 
