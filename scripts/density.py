@@ -23,6 +23,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,19 +86,24 @@ class Source:
     name: str
     text: str
 
-    @property
+    @cached_property
     def lines(self) -> list[str]:
         """Its lines, without remarks to a tool at their ends, which ruff does not count either."""
         return [REMARK.sub("", line) for line in self.text.splitlines()]
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         """Its syntax."""
         return ast.parse(self.text)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of its syntax."""
+        return list(ast.walk(self.tree))
+
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
         """Every function and method."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
 
@@ -144,7 +150,7 @@ def measure(sources: list[Source], package: str) -> dict[str, float]:
     tokens = [count for source in sources for count in tokens_in_functions(source)]
     lines = [line for source in sources for line in source.lines]
     assignments = [
-        node for source in sources for node in ast.walk(source.tree) if isinstance(node, ast.Assign)
+        node for source in sources for node in source.nodes if isinstance(node, ast.Assign)
     ]
     parallel = [
         node
@@ -228,7 +234,7 @@ def private_imports(sources: list[Source], package: str) -> list[str]:
     own = {name for source in sources for name in defined_names(source)}
     for source in sources:
         here = defined_names(source)
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.ImportFrom) and _inside(node.module, node.level, package):
                 names = [alias.name for alias in node.names if _private(alias.name)]
             elif isinstance(node, ast.Attribute) and _private(node.attr):
@@ -243,7 +249,7 @@ def private_imports(sources: list[Source], package: str) -> list[str]:
 def defined_names(source: Source) -> set[str]:
     """Every name that a file defines: functions, classes, variables and attributes."""
     found: set[str] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -275,13 +281,13 @@ def imported(source: Source, modules: dict[str, Source], package: str) -> set[st
     """The modules of the package that a file imports, for type checking only left out."""
     hidden = {
         node.lineno
-        for block in ast.walk(source.tree)
+        for block in source.nodes
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         for node in ast.walk(block)
         if isinstance(node, ast.ImportFrom)
     }
     found: set[str] = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.lineno not in hidden:
             home = node.module.removeprefix(package).removeprefix(".")
             if node.module.split(".")[0] != package:
