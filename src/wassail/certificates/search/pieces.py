@@ -107,20 +107,15 @@ class Search(Frontier[Pieces]):
         self.batch = max(1, min(BATCH, NUMBERS // (widest * self.graph.outputs)))
         low, high = self.region.box
         c = self.region.centre
-        slack = (
-            4 * UNIT * (c.abs() + (self.region.radius if self.region.radius < math.inf else 0.0))
-        )
-        low = torch.maximum(low - slack, self.region.low)
-        high = torch.minimum(high + slack, self.region.high)
         walls = torch.cat([c - low, high - c])
         start = (
             float(_up(walls[torch.isfinite(walls)].clamp(min=1).amax()))
             if torch.isfinite(walls).any()
             else 1.0
         )
-        room = (
-            start * (1 + 4 * UNIT) + 4 * UNIT * c.abs()
-        )  # the box and the rays overlap by the rounding errors of both
+        # The box and the rays overlap by the rounding errors of both. These are four units of
+        # `start`, so that it makes no difference whether it is rounded up itself.
+        room = start * (1 + 4 * UNIT) + 4 * UNIT * c.abs()
         boxes = [(torch.maximum(low, c - room), torch.minimum(high, c + room), -1)]
         # Walls are at most `start` away, which is a direction of at most 1.
         least = torch.where(torch.isinf(low), -1.0, (low - c) / start * (1 + 4 * UNIT))
