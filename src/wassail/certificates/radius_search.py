@@ -502,6 +502,7 @@ class RadiusSearch:
         self.rows = self.rows + sweep.rows
         # theta_y - theta_j >= base + <a, d> on the ball tried, so on every smaller one too.
         tried = sweep.balls.radius
+        # The radius is taken 1e-9 smaller, which alone is more than n units of any input.
         length = rounding.length(a, dual(self.norm), 2) * (1 + a.shape[2] * UNIT)
         free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (
             1 - 1e-9
@@ -515,7 +516,7 @@ class RadiusSearch:
         least, free, rest, corner = torch.stack([least_value(lower, y), free, rest, corner]).cpu()
         good = least > 0
         if self.domain is not None:  # the ball holds the whole domain
-            whole = corner <= radius * (1 - 1e-12)
+            whole = corner <= radius * (1 - 2 * (a.shape[2] + 8) * UNIT)
             self.lower[part[good & whole]] = math.inf
             good, done = good & ~whole, good & whole
             self.open[part[done]] = False
