@@ -32,6 +32,7 @@ PAGES = {
 PARTS = {
     "radii.py": ("radii.md", "WASSAIL_LIRPA", ("peer", "alpha", "full", "soundness", "sandwich")),
     "smooth.py": ("transformers.md", "WASSAIL_LIRPA", ("peer", "verified", "lipschitz")),
+    "board.py": ("board.md", "WASSAIL_BOARD", ()),  # the folder of the runs
     "vnncomp.py": ("vnncomp.md", "WASSAIL_VNNCOMP", ()),
 }
 

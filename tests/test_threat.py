@@ -230,7 +230,7 @@ def test_domain_not_a_box(value):
 
 @pytest.mark.parametrize(
     ("value", "name"),
-    [((0, "one"), "'one'"), ((None, 1), "None"), ((0, NAN), "NaN"), ("ab", "'a'")],
+    [((0, "one"), "'one'"), ((None, 1), "None"), ((0, NAN), "NaN"), ("ab", "'ab'")],
 )
 def test_domain_with_a_wall_that_is_no_number(value, name):
     refused(parse_domain, value, names=["domain", name])

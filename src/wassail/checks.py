@@ -10,6 +10,20 @@ from wassail.network import Model, as_taken, name_of
 from wassail.threat import Domain
 
 
+def _tensor(value: Tensor, what: str, wanted: str) -> Tensor:
+    """A dense tensor, or one sentence for what is none."""
+    try:
+        found = None if value is None else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None:
+        shown = "None" if value is None else f"a {type(value).__name__} that is no array"
+        raise InputError(f"the {what} are {shown}: give {wanted}.")
+    if found.layout != torch.strided:
+        raise InputError(f"the {what} are a sparse tensor: convert them with to_dense().")
+    return found
+
+
 def check_data(
     x: Tensor, y: Tensor, domain: Domain, model: Model | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -22,8 +36,13 @@ def check_data(
         domain: box that they must lie in, or None.
         model: whose floating-point type the samples get if it refuses their own (`as_taken`).
     """
-    x = torch.as_tensor(x)
-    y = torch.as_tensor(y)
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "the call stands inside torch.inference_mode, where nothing can be differentiated: "
+            "move it out, or use torch.no_grad."
+        )
+    x = _tensor(x, "samples", "a float tensor of shape (N, ...)")
+    y = _tensor(y, "labels", "class indices of shape (N,)")
     if x.dtype not in (torch.float32, torch.float64):
         scale = " and divide by 255 if they are 8-bit images" if not x.is_floating_point() else ""
         raise InputError(f"the samples are {name_of(x.dtype)}: convert them with x.float(){scale}.")

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from wassail.errors import InputError, ModelWarning
 from wassail.losses import flip_tolerance, magnitude, need, predict
 from wassail.progress import Progress, Tick, progress_bar
+from wassail.threat import whole as whole_number
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -181,14 +182,20 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> None:
     """
     if len(x) == 0:
         return
+    if not callable(model):
+        raise InputError(
+            f"the model is a {type(model).__name__}: give a callable from a batch to logits, for "
+            "example what ws.zoo.load returns."
+        )
     few = x[:8].to(device_of(model, x.device))
     with torch.no_grad():
         try:
             z = Network(model, torch.arange(len(few))).forward(few)
         except (RuntimeError, TypeError) as error:
-            reason = str(error).splitlines()[0].rstrip(".")
+            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             raise InputError(
-                f"the model does not accept samples of shape {tuple(few.shape)}: {reason}."
+                f"the model does not accept samples of shape {tuple(few.shape)}: {reason}; give "
+                "samples of the shape it takes, or repair its forward pass."
             ) from error
         again = model(few)
     if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
@@ -259,7 +266,17 @@ class Network:
         """One call of the model, checked for what only a call can show. `(n, *shape) -> (n,
         K)`; counts nothing.
         """
-        z: Any = self.model(x)
+        try:
+            z: Any = self.model(x)
+        except (InputError, RuntimeError, TypeError, MemoryError):
+            raise  # of a model that takes other samples, see `check_model`
+        except Exception as error:  # the code of the user's own may raise anything
+            reason = (str(error).splitlines() or [""])[0].rstrip(".")
+            said = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+            raise InputError(
+                f"the model fails on samples of shape {tuple(x.shape)} with {said}; repair its "
+                "forward pass, or the shape of the samples."
+            ) from error
         if not isinstance(z, Tensor):
             raise InputError(
                 f"the model returns a {type(z).__name__}, not a tensor of logits: wrap it, for "
@@ -276,6 +293,8 @@ class Network:
                 "the model has one output: a classifier needs at least two logits, stack them as "
                 "(-z, z)."
             )
+        if z.dtype.is_complex:
+            raise InputError("the model returns complex numbers: logits are real, take .real.")
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -414,11 +433,7 @@ def search(
     for flips that this library stores. whole: one chunk for an attack that needs statistics of all
     samples; it gets them where they are and streams batches to the network's device itself.
     """
-    batch_size = BATCH_SIZE if batch_size is None else int(batch_size)
-    if batch_size < 1:
-        raise InputError(
-            f"batch_size is {batch_size}: give a positive number of samples per model call."
-        )
+    batch_size = BATCH_SIZE if batch_size is None else whole_number(batch_size, "batch_size")
     device = device_of(model, x.device)
     tolerance = flip_tolerance(x.dtype) if tolerance is None else tolerance
     parts: list[tuple[Tensor, ...]] = []

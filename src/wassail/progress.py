@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from wassail.errors import InputError
+
 Progress: TypeAlias = "bool | Callable[[float], None]"
 
 
@@ -17,6 +19,10 @@ def progress_bar(progress: Progress, description: str) -> Iterator[Callable[[flo
     """A reporter of the share done: the caller's own, a progress bar with the time left on a
     terminal, or none.
     """
+    if not callable(progress) and progress not in (True, False, None):
+        raise InputError(
+            f"progress is {progress!r}: give True, False, or a function of the share done."
+        )
     if callable(progress):
         yield progress
     elif progress:

@@ -24,6 +24,8 @@ _NORMS = {"1": 1.0, "2": 2.0, "inf": math.inf}
 def number(value: Number, name: str = "number") -> float:
     """A number as people write it: `0.03`, `"8/255"`, `"1e-3"`, `"inf"`."""
     try:
+        if isinstance(value, bool):
+            raise ValueError
         if isinstance(value, str):
             text = value.strip().lower()
             if text in {"inf", "infinity", "∞"}:
@@ -41,6 +43,37 @@ def number(value: Number, name: str = "number") -> float:
     if math.isnan(result):
         raise InputError(f"{name} is NaN: give a number such as 0.03 or '8/255'.")
     return result
+
+
+def whole(value: int, name: str, least: int = 1) -> int:
+    """A count as people give it: 20, never 2.5, "many" or True.
+
+    Args:
+        value: int, or another number without a fraction.
+        name: what it is called.
+        least: the smallest that makes sense.
+    """
+    try:
+        exact = not isinstance(value, (bool, str)) and int(value) == value
+    except (TypeError, ValueError, OverflowError):
+        exact = False
+    if not exact or int(value) < least:
+        raise InputError(f"{name} is {value!r}: give a whole number, {least} or more.")
+    return int(value)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is no whole number."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise InputError(f"seed is {seed!r}: give a whole number, for example 0.")
+
+
+def parse_seconds(value: Number, name: str = "time_limit") -> float:
+    """A positive time in seconds."""
+    seconds = number(value, name)
+    if not seconds > 0:
+        raise InputError(f"{name} is {value!r}: give a positive number of seconds, or None.")
+    return seconds
 
 
 def parse_eps(value: Number) -> float:
@@ -63,7 +96,15 @@ def parse_norm(value: Number) -> float:
 
 def parse_order(value: Number) -> float:
     """A Wasserstein order p: any number from 1 to inf."""
-    order = number(value, "order")
+    try:
+        order = number(value, "order")
+    except InputError:
+        if isinstance(value, float):  # NaN
+            raise
+        raise InputError(
+            f"order {value!r} is not a number: a Wasserstein order is 1, 2, any p >= 1, or inf, "
+            "without a letter."
+        ) from None
     if order < 1:
         raise InputError(
             f"order {value!r} is below 1: a Wasserstein order is 1, 2, any p >= 1, or inf."
@@ -125,6 +166,8 @@ def parse_domain(value: Domain, scale: Any = None) -> Domain:
     if scale is not None or any(_is_vector(side) for side in _sides(value)):
         return _feature_box(value, scale)  # type: ignore[return-value]
     try:
+        if isinstance(value, str):
+            raise TypeError
         low, high = (number(v, "domain") for v in value)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
@@ -282,6 +325,8 @@ class Threat:
         Args:
             kappa: number >= 1; default 1, all of the sample.
         """
+        if not kappa >= 1:
+            raise InputError(f"kappa is {kappa!r}: give a number of at least 1.")
         return float(kappa ** (1 / self.order) * self.eps)
 
     def __repr__(self) -> str:
@@ -293,3 +338,13 @@ class Threat:
     def __str__(self) -> str:
         where = f"ground norm l{self.norm:g}, {box_text(self.domain)}"
         return f"Omega_{self.order:g}({show(self.eps)}), {where}"
+
+
+def parse_threat(threat: Threat) -> Threat:
+    """A threat, or one sentence for what people give in its place: a number, a text, a pair."""
+    if not isinstance(threat, Threat):
+        raise InputError(
+            f"the threat is {threat!r}: give Threat(norm=..., order=..., eps=...), for example "
+            "Threat('inf', 1, '8/255')."
+        )
+    return threat

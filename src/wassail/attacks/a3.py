@@ -47,7 +47,7 @@ from wassail.geometry import column, maximiser, project, pull_inside, steepest, 
 from wassail.losses import predict, strongest_rival
 from wassail.network import Model, Network, generators, search
 from wassail.progress import Progress, Tick
-from wassail.threat import Threat
+from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution
 
 STEPS = ("pgd", "wda")
@@ -138,10 +138,12 @@ def a3(
     """
     if step not in STEPS:
         raise unknown("step", step, STEPS)
-    if not 1 <= restarts <= len(PLANS):
+    if not isinstance(restarts, int) or not 1 <= restarts <= len(PLANS):
         raise InputError(
             f"restarts is {restarts}: the schedule has {len(PLANS)}, give 1 to {len(PLANS)}."
         )
+    threat = parse_threat(threat)
+    check_seed(seed)
     x, y = check_data(x, y, threat.domain, model)
     siege = _Siege(
         threat, threat.eps * (1 - 1e-12), step, seed

@@ -35,7 +35,7 @@ from wassail.losses import predict
 from wassail.network import Model, Network, search
 from wassail.progress import Progress, Tick
 from wassail.records import Record, check_equal
-from wassail.threat import Number, Threat, parse_eps
+from wassail.threat import Number, Threat, check_seed, parse_eps, parse_threat
 from wassail.transport.distribution import Distribution
 
 VERSIONS = ("standard", "plus", "rand")
@@ -146,6 +146,8 @@ def autoattack(
     Returns:
         `Distribution` with every weight 1: all of each sample's mass moves.
     """
+    threat = parse_threat(threat)
+    check_seed(seed)
     x, y = check_data(x, y, threat.domain, model)
     chosen = (
         stages(version, threat.norm)

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from wassail.checks import check_data
 from wassail.device import take, worth, write
-from wassail.errors import InputError, ModelWarning
+from wassail.errors import ModelWarning
 from wassail.geometry import project, vector_norm
 from wassail.losses import predict
 from wassail.network import Model, Network, Search, Tape, search
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Number, parse_domain, parse_norm
+from wassail.threat import Domain, Number, check_seed, parse_domain, parse_norm, whole
 from wassail.transport.flips import Flips
 
 
@@ -210,6 +210,10 @@ class Hunt:
 Engine: TypeAlias = Callable[..., None]
 
 
+# options of engines that count something
+COUNTS = {"steps", "restarts", "targets", "eot", "queries", "topk", "rounds"}
+
+
 def run_engine(
     engine: Engine,
     name: str,
@@ -239,6 +243,9 @@ def run_engine(
         progress: whether to show a bar.
         finish: the points of a finished hunt, `(n, *shape)`; by default its nearest flips.
     """
+    for count in COUNTS & options.keys():
+        if options[count] is not None and not isinstance(options[count], int):
+            whole(options[count], count)
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         state = begin(network, x, y)
@@ -271,8 +278,9 @@ def hunt(
     """
     norm = parse_norm(norm)
     domain = parse_domain(domain)
-    if passes is not None and passes < 1:
-        raise InputError(f"passes is {passes}: give at least 1, the pass at the sample itself.")
+    check_seed(seed)
+    if passes is not None:  # at least 1, the pass at the sample itself
+        passes = whole(passes, "passes")
     x, y = check_data(x, y, domain, model)
     options = dict(options or {})
     first: list[int] = []

@@ -17,7 +17,7 @@ from wassail.attacks.pointwise import check_target
 from wassail.checks import check_data
 from wassail.network import Model, Network
 from wassail.progress import Progress
-from wassail.threat import Threat
+from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution, allocate
 from wassail.transport.flips import Flips
 
@@ -43,6 +43,8 @@ def minimal(
     target: classes `(N,)` that a flip must reach; a sample with no such flip stays where it is.
     options: the engine's.
     """
+    threat = parse_threat(threat)
+    check_seed(seed)
     x, y = check_data(x, y, threat.domain, model)
     target = check_target(target, y)
     options = dict(options or {})

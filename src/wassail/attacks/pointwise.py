@@ -23,7 +23,7 @@ from wassail.geometry import column, project, pull_inside, vector_norm
 from wassail.losses import ASCENTS
 from wassail.network import Model, Network, generators
 from wassail.progress import Progress
-from wassail.threat import Threat
+from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution
 
 # Logits `(m, K)` at points of the samples `rows` `(m,)` -> the loss to raise `(m,)`, and the
@@ -56,6 +56,8 @@ def pointwise(
     target` tells who arrived. graph: the engine takes gradients at the samples themselves. options:
     the engine's, recorded in the result with `info`.
     """
+    threat = parse_threat(threat)
+    check_seed(seed)
     x, y = check_data(x, y, threat.domain, model)
     target = check_target(target, y)
     ball = balls(x, threat)

@@ -22,7 +22,7 @@ from wassail.geometry import clip, column, distances, inner, maximiser, pull_ins
 from wassail.losses import ce_ascent, flip_tolerance, margin_ascent, spread_of
 from wassail.network import Model, Network, search
 from wassail.progress import Progress, Tick
-from wassail.threat import Number, Threat, number
+from wassail.threat import Number, Threat, check_seed, number, parse_threat, whole
 from wassail.transport.allocation import sample_weights
 from wassail.transport.distribution import Distribution
 
@@ -85,8 +85,8 @@ def w_pgd(
     Returns:
         `Distribution` with every weight 1: all of each sample's mass moves.
     """
-    if steps < 1:
-        raise InputError(f"steps is {steps}: give at least 1.")
+    threat = parse_threat(threat)
+    steps = whole(steps, "steps")
     size = 1.875 * threat.eps / steps if step is None else number(step, "step")
     if not 0 < size < math.inf:
         raise InputError(
@@ -125,6 +125,7 @@ def w_fgsm(
     Returns:
         `Distribution` with every weight 1: all of each sample's mass moves.
     """
+    threat = parse_threat(threat)
     return _attack(
         "w-fgsm", model, x, y, threat, loss, 1, threat.eps, mu, seed, batch_size, progress
     )
@@ -144,6 +145,7 @@ def _attack(
     batch_size: int | None,
     progress: Progress,
 ) -> Distribution:
+    check_seed(seed)
     if loss not in SLOPES:
         raise unknown("loss", loss, tuple(SLOPES))
     if threat.norm == 1:

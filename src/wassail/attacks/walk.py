@@ -22,7 +22,7 @@ from wassail.geometry import clip, project, steepest
 from wassail.losses import margin, predict
 from wassail.network import Network, Tape
 from wassail.progress import Tick
-from wassail.threat import Domain
+from wassail.threat import Domain, whole
 from wassail.ties import LOGITS, largest
 
 SELECT = ("margin", "logit")
@@ -55,8 +55,9 @@ def check_walk(step: float, steps: int, topk: int | None, select: str) -> None:
     """One sentence for each hyper-parameter of the walk that cannot be right."""
     if not 0 < step < math.inf:
         raise InputError(f"step is {step!r}: give a positive step size, for example 0.02.")
-    if steps < 1 or (topk is not None and topk < 1):
-        raise InputError(f"steps is {steps} and topk is {topk}: both must be at least 1.")
+    whole(steps, "steps")
+    if topk is not None:
+        whole(topk, "topk")
     if select not in SELECT:
         raise unknown("selection", select, SELECT)
 

@@ -14,7 +14,7 @@ from wassail.errors import InputError
 from wassail.geometry import pull_inside
 from wassail.network import Model, Network, search
 from wassail.progress import Progress, Tick
-from wassail.threat import Number, Threat, number
+from wassail.threat import Number, Threat, check_seed, number, parse_threat
 from wassail.transport.distribution import Distribution
 
 
@@ -70,6 +70,8 @@ def wda(
     Returns:
         `Distribution` with every weight 1/kappa.
     """
+    threat = parse_threat(threat)
+    check_seed(seed)
     kappa = (
         number(kappa, "kappa") if kappa is not None else (1.0 if threat.order == math.inf else 2.0)
     )

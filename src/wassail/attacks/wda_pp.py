@@ -10,7 +10,18 @@ from wassail.errors import InputError
 from wassail.network import Model, Network
 from wassail.network import search as run
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Number, Threat, number, parse_domain, parse_eps, parse_norm
+from wassail.threat import (
+    Domain,
+    Number,
+    Threat,
+    check_seed,
+    number,
+    parse_domain,
+    parse_eps,
+    parse_norm,
+    parse_threat,
+    whole,
+)
 from wassail.transport.distribution import Distribution, allocate
 from wassail.transport.flips import Flips
 
@@ -63,6 +74,7 @@ def wda_pp(
         `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
         eps.
     """
+    threat = parse_threat(threat)
     flips = flips_wda_pp(
         model,
         x,
@@ -125,8 +137,8 @@ def flips_wda_pp(
         else number(step or 0, "step")
     )
     check_walk(alpha, steps, topk, select)
-    if search < 0:
-        raise InputError(f"search is {search}: give the number of bisections, 0 or more.")
+    whole(search, "search", 0)
+    check_seed(seed)
     x, y = check_data(x, y, domain, model)
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:

@@ -48,6 +48,9 @@ from wassail.threat import (
     parse_eps,
     parse_norm,
     parse_order,
+    parse_seconds,
+    parse_threat,
+    whole,
 )
 from wassail.transport.allocation import sample_weights
 
@@ -140,19 +143,21 @@ def radii(
     if (eps is None) != (order is None):
         raise InputError("eps and order steer together: give both or neither.")
     precision = number(tolerance, "tolerance")
-    if batch_size < 1 or precision <= 0:
-        raise InputError(
-            f"batch_size is {batch_size} and tolerance {tolerance}: give positive numbers."
-        )
+    if precision <= 0:
+        raise InputError(f"tolerance is {tolerance!r}: give a positive number, for example 0.01.")
+    whole(batch_size, "batch_size")
+    whole(steps, "steps", 0)
+    if start is not None and not isinstance(start, Radii):
+        raise InputError(f"start is a {type(start).__name__}: give the Radii to go on with.")
+    budget = None if time_limit is None else parse_seconds(time_limit)
+    goal = None if eps is None or order is None else (parse_eps(eps), parse_order(order))
     graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
     chosen = _cheap(graph, r) if method == "auto" else method
     chosen = "branch" if chosen == "exact" and not is_small(graph) else chosen
-    aim: tuple[float, float, Tensor] | None = None
-    if eps is not None and order is not None:
-        aim = (parse_eps(eps), parse_order(order), sample_weights(mu, len(x)))
+    aim = None if goal is None else (*goal, sample_weights(mu, len(x)))
     limit = None
-    if time_limit is not None:
-        limit = number(time_limit, "time_limit") - (time.monotonic() - began)
+    if budget is not None:
+        limit = budget - (time.monotonic() - began)
     with (
         progress_bar(progress, "certified radii") as report,
         crew(workers) as pool,
@@ -263,13 +268,16 @@ def verify(
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    threat = parse_threat(threat)
+    whole(batch_size, "batch_size")
+    whole(steps, "steps", 0)
+    limit = None if time_limit is None else parse_seconds(time_limit)
     graph, x, y, wrong, _ = _prepared(model, x, y, threat.domain, arithmetic)
     wanted = (
         torch.full((len(x),), threat.eps, dtype=torch.float64)
         if at is None
         else at.detach().cpu().double()
     )
-    limit = None if time_limit is None else number(time_limit, "time_limit")
     if method == "lipschitz":
         with clock.limited(limit):
             values = _by_lipschitz(graph, x, y, threat.norm, threat.domain)[0]

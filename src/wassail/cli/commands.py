@@ -104,6 +104,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
             gradients=options.gradients,
             look=options.look,
             landmarks="standard" if options.landmarks else None,
+            name=options.name,
             command=sys.argv[1:],
             runner=runner,
             progress=progress(options),
@@ -263,6 +264,8 @@ def figures_command(options: argparse.Namespace) -> int:
 def table_command(options: argparse.Namespace) -> int:
     """`wassail paper table`."""
     checked_threads(options)
+    if options.n < 1:
+        raise InputError(f"-n is {options.n}: give a positive number of samples.")
     norms = [parse_norm(norm) for norm in options.norm]
     folder = folder_of(options)
     assert folder is not None

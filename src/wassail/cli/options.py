@@ -230,6 +230,9 @@ def threat_options(
         default=100,
         help="passes a sample for `nearest` (default: %(default)s)",
     )
+    parser.add_argument(
+        "--name", default=None, help="what to call the model in tables and pages (default: MODEL)"
+    )
     common_options(parser, norm="inf", threads=threads, out=out)
 
 

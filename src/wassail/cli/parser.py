@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from wassail.cli.certificate import certify_command
 from wassail.cli.commands import (
@@ -35,6 +35,19 @@ from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
 from wassail.cli.smooth import smooth_options
 from wassail.errors import InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2.
+
+        Args:
+            message: what argparse has to say.
+        """
+        said = "".join(c if c.isprintable() else "?" for c in message)
+        self.exit(2, f"wassail: {said}; see `{self.prog} --help`.\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +95,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="wassail", description=SUMMARY)
+    parser = Parser(prog="wassail", description=SUMMARY)
     parser.add_argument("--version", action="version", version=f"wassail {version('wassail')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -249,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _paper_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _paper_commands(commands: argparse._SubParsersAction[Any]) -> None:
     paper = commands.add_parser("paper", help="the paper's table and figures, made again")
     parts = paper.add_subparsers(required=True, metavar="WHAT")
     figures = parts.add_parser("figures", help="PNG and CSV files of the figures")

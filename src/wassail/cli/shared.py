@@ -107,9 +107,13 @@ def loaded(options: argparse.Namespace) -> tuple[Source, Data]:
             raise InputError(
                 f"cannot use device {device!r}: {str(error).splitlines()[0].rstrip('.')}."
             ) from None
-    return source, open_data(
-        options.data, options.n, ids=options.ids, preprocessing=options.preprocessing
-    )
+    data = open_data(options.data, options.n, ids=options.ids, preprocessing=options.preprocessing)
+    if options.n is not None and len(data) < options.n:
+        raise InputError(
+            f"-n is {options.n}, but {options.data!r} has {len(data)} samples: give at most that, "
+            "or leave it out."
+        )
+    return source, data
 
 
 def boxed(path: str, source: Source, data: Data) -> tuple[Source, Data, Domain]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.threat import Threat, parse_level
+from wassail.threat import Threat, parse_level, parse_threat
 from wassail.transport.allocation import sample_weights
 from wassail.transport.bootstrap import BLOCK, Rule, checked_resamples, counts_of, draws
 from wassail.transport.confidence import lead_at_least
@@ -168,6 +168,12 @@ def _sign_flips(values: Tensor, resamples: int, seed: int) -> float:
 
 def _check_pair(a: Evaluation, b: Evaluation, threat: Threat) -> None:
     """Refuse to compare what is not comparable."""
+    parse_threat(threat)
+    for run in (a, b):
+        if not hasattr(run, "threats"):
+            raise InputError(
+                f"a run is a {type(run).__name__}: give two Evaluations, as ws.evaluate returns."
+            )
     names = f"the runs of {a.name!r} and {b.name!r}"
     if a.ids != b.ids or not torch.equal(a.y, b.y):
         raise InputError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,8 @@ from torch import Tensor
 from wassail.attacks import catalogue
 from wassail.errors import InputError
 from wassail.network import Model
-from wassail.threat import Threat, show
+from wassail.threat import Threat, box_text, show
+from wassail.zoo.source import Source
 
 
 @dataclass(frozen=True)
@@ -143,3 +144,49 @@ def read_threats(config: Mapping[str, Any]) -> tuple[Threat, ...]:
         Threat(config["norm"], item["order"], item["eps"], None if box is None else tuple(box))
         for item in config["threats"]
     )
+
+
+def named(model: Model | Source, name: str | None) -> Source:
+    """The model with its origin; a name of its own leaves what it was opened by on record."""
+    if name is not None and (not isinstance(name, str) or not name.strip()):
+        raise InputError(f"name is {name!r}: give a word or two, or None.")
+    if not isinstance(model, Source):
+        return Source(model, name or type(model).__name__, "module", {})
+    if name is None or name == model.name:
+        return model
+    return replace(model, name=name, info={**model.info, "source": model.name})
+
+
+def options_by_attack(
+    attacks: Sequence[str] | Mapping[str, Mapping[str, Any]],
+) -> dict[str, dict[str, Any]]:
+    """Options by attack; one name alone is taken as a list of one."""
+    if isinstance(attacks, str):
+        attacks = [attacks]
+    if isinstance(attacks, Mapping):
+        for name, options in attacks.items():
+            if not isinstance(options, Mapping):
+                raise InputError(
+                    f"the options of attack {name!r} are {options!r}: give a dict, for example "
+                    "{'nearest': {'passes': 200}}."
+                )
+        return {name: dict(options) for name, options in attacks.items()}
+    if not isinstance(attacks, Sequence):
+        raise InputError(f"attacks is {attacks!r}: give a list of names, for example ['nearest'].")
+    return {name: {} for name in attacks}
+
+
+def check_budgets(threats: Sequence[Threat], shape: Sequence[int]) -> None:
+    """Refuse an eps beyond which nothing lies: as a rule 8/255 was meant and 8 was written."""
+    norm = threats[0].norm
+    box = threats[0].domain
+    if box is None or not math.isfinite(box[1] - box[0]):
+        return
+    diameter = (box[1] - box[0]) * math.prod(shape) ** (1 / norm)
+    for threat in threats:
+        if threat.eps > diameter:
+            raise InputError(
+                f"eps is {show(threat.eps)}, but no two points of the {box_text(box)} are further "
+                f"apart than {diameter:.4g} in l{norm:g}: give a smaller eps (8/255, not 8), or "
+                "the domain that the samples live in."
+            )

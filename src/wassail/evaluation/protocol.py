@@ -33,7 +33,14 @@ from wassail.evaluation.chunks import plain, take, unpack
 from wassail.evaluation.landmarks import Shifts
 from wassail.evaluation.landmarks import landmarks as measure
 from wassail.evaluation.landmarks import plain as in_plain
-from wassail.evaluation.plan import data_hash, rehearse, threat_config
+from wassail.evaluation.plan import (
+    check_budgets,
+    data_hash,
+    named,
+    options_by_attack,
+    rehearse,
+    threat_config,
+)
 from wassail.evaluation.reading import (
     CHECKS,
     CLEAN,
@@ -51,7 +58,7 @@ from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
 from wassail.network import Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
-from wassail.threat import Threat, boxes_of, number
+from wassail.threat import Threat, boxes_of, check_seed, number, parse_seconds, whole
 from wassail.transport.allocation import sample_weights
 from wassail.zoo.datasets import open_data
 from wassail.zoo.features import in_boxes
@@ -130,7 +137,7 @@ def evaluate(
         look: bool, run the checks and indicators that need passes of their own; default True.
         landmarks: known shifts to measure, "standard" or as in `landmarks`; default None. They are
             kept with the run, and one that is below the certified accuracy raises.
-        name: what to call the model; default None, its class.
+        name: what to call the model; default None, its class, or what it was opened by.
         command: words recorded with the run; default none.
         runner: what does the work, for example `evaluation.cluster.Ray`; default None, this
             process.
@@ -140,25 +147,23 @@ def evaluate(
     Returns:
         `Evaluation`.
     """
-    source = (
-        model
-        if isinstance(model, Source)
-        else Source(model, name or type(model).__name__, "module", {})
-    )
+    source = named(model, name)
     samples = open_data(data)
-    chosen = same_norm([threats] if isinstance(threats, Threat) else list(threats))
+    listed = isinstance(threats, Sequence) and not isinstance(threats, str)
+    chosen = same_norm(threats if listed else [threats])  # type: ignore[list-item, arg-type]
     boxes = boxes_of(chosen[0].domain)
     if boxes is not None:
         source, samples, domain = in_boxes(source, samples, boxes)
         chosen = tuple(replace(threat, domain=domain) for threat in chosen)
+    check_budgets(chosen, samples.shape)
     samples = for_model(samples, source.model)
-    wanted = (
-        {name: dict(options) for name, options in attacks.items()}
-        if isinstance(attacks, Mapping)
-        else {n: {} for n in attacks}
-    )
+    wanted = options_by_attack(attacks)
     if "nearest" in wanted:
-        wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
+        wanted["nearest"] = {"passes": whole(passes, "passes"), **wanted["nearest"]}
+    if (resume or add) and out is None:
+        raise InputError("resume and add need out: the folder of the run to go on with.")
+    if out is not None and not isinstance(out, (str, PathLike)):
+        raise InputError(f"out is {out!r}: give the path of a directory, or None.")
     settings = _checked(
         Settings(
             chosen,
@@ -205,13 +210,12 @@ def evaluate(
 
 
 def _checked(settings: Settings) -> Settings:
-    if settings.chunk < 1:
-        raise InputError(f"chunk is {settings.chunk}: give a positive number of samples.")
-    if settings.batch_size is not None and settings.batch_size < 1:
-        raise InputError(
-            f"batch_size is {settings.batch_size}: give a positive number of samples per model "
-            "call."
-        )
+    whole(settings.chunk, "chunk")
+    check_seed(settings.seed)
+    if settings.batch_size is not None:
+        whole(settings.batch_size, "batch_size")
+    if settings.time_limit is not None:
+        parse_seconds(settings.time_limit)
     if settings.certify is not None and settings.certify not in METHODS:
         raise unknown("method", settings.certify, METHODS)
     if settings.arithmetic not in ARITHMETICS:

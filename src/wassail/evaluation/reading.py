@@ -54,6 +54,8 @@ GRID = 65  # budgets at which the curves are written to the summary
 
 def load(folder: str | PathLike[str]) -> Outcome:
     """The evaluation in a run directory: see `Evaluation.load`."""
+    if not isinstance(folder, (str, PathLike)):
+        raise InputError(f"the run is {folder!r}: give the path of its directory.")
     store = Store.open(folder)
     try:
         return Reading(store).result

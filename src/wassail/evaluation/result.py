@@ -18,7 +18,14 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.evaluation.landmarks import Landmark
-from wassail.threat import Number, Threat, ceil_percent, floor_percent, parse_order
+from wassail.threat import (
+    Number,
+    Threat,
+    ceil_percent,
+    floor_percent,
+    parse_order,
+    parse_threat,
+)
 from wassail.transport.curve import RiskCurve, below
 from wassail.transport.flips import Flips
 
@@ -220,7 +227,7 @@ def same_norm(threats: Sequence[Threat]) -> tuple[Threat, ...]:
             "there is no threat to evaluate: give at least one, for example Threat('inf', 1, "
             "'8/255')."
         )
-    for threat in threats:
+    for threat in map(parse_threat, threats):
         if (threat.norm, threat.domain) != (threats[0].norm, threats[0].domain):
             raise InputError(
                 f"the threats {threats[0]} and {threat} differ in norm or domain: one evaluation "

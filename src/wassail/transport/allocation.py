@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from wassail.errors import InputError
+from wassail.errors import InputError, numbers
 from wassail.threat import Number, parse_eps, parse_order
 
 
@@ -17,7 +17,10 @@ def sample_weights(mu: Tensor | None, n: int) -> Tensor:
     """
     if mu is None:
         return torch.full((n,), 1 / n if n else 0.0, dtype=torch.float64)
-    mu = torch.as_tensor(mu, dtype=torch.float64).cpu()
+    try:
+        mu = torch.as_tensor(mu, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise numbers(mu, "the sample weights mu") from None
     if (
         mu.shape != (n,)
         or not (mu >= 0).all()
@@ -43,6 +46,11 @@ def transport_cost(mu: Tensor, weights: Tensor, distances: Tensor, order: float)
         distances: how far it moves, float64 `(N,)`.
         order: Wasserstein order p, 1 to inf.
     """
+    if not mu.shape == weights.shape == distances.shape:
+        raise InputError(
+            f"mu, weights and distances have shapes {tuple(mu.shape)}, {tuple(weights.shape)} and "
+            f"{tuple(distances.shape)}: give one number for each sample."
+        )
     used = (mu > 0) & (weights > 0) & (distances > 0)
     d = distances[used]
     if not len(d) or order == math.inf:
@@ -68,7 +76,10 @@ def knapsack(distances: Tensor, eps: Number, order: Number, mu: Tensor | None = 
     """
     eps = parse_eps(eps)
     order = parse_order(order)
-    distances = torch.as_tensor(distances, dtype=torch.float64).cpu()
+    try:
+        distances = torch.as_tensor(distances, dtype=torch.float64).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise numbers(distances, "the distances") from None
     if not (distances >= 0).all():  # NaN fails too
         raise InputError("distances must be numbers >= 0, with inf where no flip is known.")
     mu = sample_weights(mu, len(distances))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from wassail.errors import InputError
+from wassail.errors import InputError, instance
 from wassail.records import Record, check_equal
 from wassail.threat import (
     Domain,
@@ -368,9 +368,14 @@ def risk_curve(
     Returns:
         `RiskCurve`: call it at any eps.
     """
+    instance(flips, Flips, "the flips are", "as ws.nearest returns them")
     values = None
     if radii is not None:
         if not isinstance(radii, Tensor):
+            if not hasattr(radii, "values"):
+                raise InputError(
+                    f"the radii are a {type(radii).__name__}: give what ws.radii returns."
+                )
             for name in ("norm", "domain"):
                 check_equal(name, getattr(flips, name), getattr(radii, name))
             radii = radii.values

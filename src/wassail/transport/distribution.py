@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from wassail.checks import check_data
+from wassail.errors import instance
 from wassail.geometry import distances as distances_between
 from wassail.network import Model, Search, search, versions
 from wassail.records import Record
@@ -292,6 +293,7 @@ def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None)
         order: Wasserstein order p, 1 to inf.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
     """
+    instance(flips, Flips, "the flips are", "as ws.nearest returns them")
     threat = Threat(flips.norm, parse_order(order), parse_eps(eps), flips.domain)
     mu = sample_weights(mu, len(flips))
     weights = knapsack(flips.distances, threat.eps, threat.order, mu)

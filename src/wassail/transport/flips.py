@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wassail.checks import check_data
 from wassail.device import write
-from wassail.errors import InputError, ModelWarning
+from wassail.errors import InputError, ModelWarning, instance, numbers
 from wassail.geometry import column, project
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
@@ -158,7 +158,10 @@ class Flips(Record):
         norm = parse_norm(norm)
         domain = parse_domain(domain)
         x, y = check_data(x, y, domain, model)
-        x_adv = torch.as_tensor(x_adv).detach().to(x)
+        try:
+            x_adv = torch.as_tensor(x_adv).detach().to(x)
+        except (TypeError, ValueError, RuntimeError):
+            raise numbers(x_adv, "the points") from None
         if x_adv.shape != x.shape:
             raise InputError(
                 f"the points have shape {tuple(x_adv.shape)} but the samples {tuple(x.shape)}: "
@@ -204,6 +207,7 @@ class Flips(Record):
         """
         best = self
         for other in others:
+            instance(other, Flips, "what is merged is", "as ws.nearest returns them")
             for name in ("x", "y", "norm", "domain"):
                 check_equal(name, getattr(best, name), getattr(other, name))
             methods = tuple(dict.fromkeys(best.methods + other.methods))

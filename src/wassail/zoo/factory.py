@@ -62,7 +62,7 @@ def call(name: str, kind: str) -> Made:
         )
     except InputError:
         raise
-    except Exception as error:  # the code of the user's own may raise anything
+    except (Exception, SystemExit) as error:  # the code of the user's own may raise anything
         reason = (
             f"{type(error).__name__}: {error}"
             if not isinstance(error, (ImportError, AttributeError))

@@ -119,7 +119,7 @@ def test_all_of_space_bounds_nothing_but_constants() -> None:
     ],
 )
 def test_half_bounded_boxes(where: Where) -> None:
-    region = Region.make(where, 2)
+    region = Region.make(where() if callable(where) else where, 2)
     assert not region.bounded and "R^n" not in str(region)
     assert region.contains(region.sample(100, torch.Generator().manual_seed(0))).all()
     assert region.upper(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]).double()).max() == math.inf
@@ -197,17 +197,17 @@ def test_numbers_as_people_write_them_and_names() -> None:
         (("a", "b"), "not a box"),
         ((torch.zeros(3), torch.ones(3)), "not a box"),
         (Ball(torch.zeros(3), 1.0), "3 entries"),
-        (Ball(torch.zeros(2), -1.0), "radius"),
-        (Ball(torch.zeros(2), math.inf), "radius"),
-        (Ball(torch.zeros(2), "wide"), "radius"),
-        (Ball(torch.zeros(2), 1.0, 3), "norm"),
-        (Ball(torch.tensor([0.0, math.nan]), 1.0), "NaN"),
+        (lambda: Ball(torch.zeros(2), -1.0), "radius"),
+        (lambda: Ball(torch.zeros(2), math.inf), "radius"),
+        (lambda: Ball(torch.zeros(2), "wide"), "radius"),
+        (lambda: Ball(torch.zeros(2), 1.0, 3), "norm"),
+        (lambda: Ball(torch.tensor([0.0, math.nan]), 1.0), "NaN"),
         (Ball(torch.tensor([0.0, 1.1]), 1.0, 2, (0, 1)), "outside"),
     ],
 )
 def test_bad_regions_are_refused_in_one_sentence(where: Where, part: str) -> None:
     with pytest.raises(InputError, match=part) as error:
-        Region.make(where, 2)
+        Region.make(where() if callable(where) else where, 2)
     text = str(error.value)
     assert text.endswith(".") and ". " not in text and "\n" not in text
 

@@ -17,7 +17,7 @@ from wassail.certificates.device import HOST
 from wassail.errors import InputError
 from wassail.geometry import fill
 from wassail.rounding import UNIT, length
-from wassail.threat import Number, dual, number, parse_norm
+from wassail.threat import Number, dual, number, parse_domain, parse_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,18 @@ class Ball:
     radius: Number
     norm: Number = math.inf
     domain: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        parse_norm(self.norm)
+        if not 0 <= number(self.radius, "radius") < math.inf:
+            raise InputError(f"the ball's radius is {self.radius!r}: give a finite number >= 0.")
+        parse_domain(self.domain)
+        if not isinstance(self.centre, Tensor):
+            raise InputError(
+                f"the ball's centre is a {type(self.centre).__name__}: give one sample, a tensor."
+            )
+        if not torch.isfinite(self.centre).all():
+            raise InputError("the ball's centre contains NaN or infinity: give a real sample.")
 
 
 Where: TypeAlias = "Ball | Sequence[float | Tensor] | None"
@@ -68,14 +80,8 @@ class Region:
                     f"the ball's centre has {len(centre)} entries but the model takes {n}: give "
                     "one sample."
                 )
-            if not torch.isfinite(centre).all():
-                raise InputError("the ball's centre contains NaN or infinity: give a real sample.")
             radius = number(where.radius, "radius")
             norm = parse_norm(where.norm)
-            if not 0 <= radius < math.inf:
-                raise InputError(
-                    f"the ball's radius is {where.radius!r}: give a finite number >= 0."
-                )
             low, high = _box(where.domain, n)
             if not ((low <= centre) & (centre <= high)).all():
                 raise InputError(

@@ -45,7 +45,16 @@ from wassail.losses import LIPSCHITZ, predict
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
 from wassail.rounding import UNIT
-from wassail.threat import Domain, Number, Threat, dual, number, parse_domain, parse_norm
+from wassail.threat import (
+    Domain,
+    Number,
+    Threat,
+    dual,
+    number,
+    parse_domain,
+    parse_norm,
+    parse_threat,
+)
 from wassail.transport.allocation import sample_weights
 
 # networks whose cells are all looked at
@@ -498,6 +507,7 @@ def worst_case(
             None.
         cells: int, how many linear pieces are acceptable; default 100000.
     """
+    threat = parse_threat(threat)
     x, y = check_data(x, y, threat.domain)
     return worst_case_network(
         _dense(model, x),

@@ -1,0 +1,151 @@
+"""The board: real networks, attacked and certified over Omega_1, Omega_2 and Omega_inf.
+
+    nice -n 10 python benchmarks/board.py --runs FOLDER [--images 200] [--only NAME] [--seconds S]
+    python benchmarks/board.py --runs FOLDER --site docs/board > docs/board.md
+
+The first line makes the runs that are missing, and can be stopped and started at
+any time. The second makes the site and its page from the runs that are there and computes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+from wassail.cli import main as cli
+from zoo_path import ZOO
+
+IMAGES = 200
+PASSES = 100
+NORMS = ("inf", "2", "1")
+# Budgets in norms that a network was not trained for, by data set: one for all networks.
+USUAL = {
+    "mnist": {"2": "0.3", "1": "1"},
+    "cifar": {"2": "36/255", "1": "0.5"},
+}
+CIFAR = ["--mean", "0.4914", "0.4822", "0.4465", "--std"]
+NARROW = [*CIFAR, "0.2023", "0.1994", "0.2010"]
+WIDE = [*CIFAR, "0.2471", "0.2435", "0.2616"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network, its data, the budget it was trained for, and how it is certified.
+
+    Args:
+        name: in the folder of networks.
+        data: name of the test images.
+        eps: training budget by norm; the usual ones of the data set for the others.
+        certify: method of the radii, or None where none is affordable.
+        options: more words for the command line.
+    """
+
+    name: str
+    data: str
+    eps: dict[str, str]
+    certify: str | None = "crown"
+    options: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """As the command line takes it, in the folder of networks."""
+        return f"models/{self.name}" if self.name.endswith(".onnx") else f"zoo:load({self.name})"
+
+    def budget(self, norm: str) -> str:
+        """The budget at a norm."""
+        family = "cifar" if "cifar" in self.data else "mnist"
+        return {"inf": "2/255" if family == "cifar" else "0.1", **USUAL[family], **self.eps}[norm]
+
+
+NETWORKS = (
+    Network("mnist_mlp_toy20", "mnist", {"inf": "0.02"}),
+    Network("mnist_mlp_6_100", "mnist", {"inf": "0.026"}),
+    Network("mnist_mlp_spectral", "mnist", {"inf": "0.1"}),
+    Network("sdp_mnist_mlp", "sdp_mnist", {"2": "1"}),
+    Network("mnist_madry_tiny", "mnist", {"inf": "0.3"}),
+    Network("mnist_kw_01", "mnist", {"inf": "0.1"}),
+    Network("fashion_kw_01", "fashion", {"inf": "0.1"}),
+    Network("mnist_conv_small", "mnist", {"inf": "0.12"}),
+    Network("mnist_cnn_a_adv", "mnist", {"inf": "0.3"}),
+    Network("sdp_mnist_convsmall", "sdp_mnist", {"2": "0.3"}),
+    Network("lip1_mnist_conv", "mnist", {"2": "1"}),
+    Network("cifar_base_kw", "cifar10", {"inf": "2/255"}),
+    Network("sdp_cifar_cnn_c", "sdp_cifar", {"2": "24/255"}),
+    Network("vnn_resnet2b", "cifar10", {"inf": "2/255"}),
+    Network("cifar_cnn_a_adv", "cifar10", {"inf": "2/255"}),
+    Network("cifar_cnn_a_mix", "cifar10", {"inf": "2/255"}),
+    Network("cifar_cnn_a_adv4", "cifar10", {"inf": "8/255"}),
+    Network("cifar_small_kw_l2_36px", "cifar10", {"2": "36/255"}),
+    Network("sdp_cifar_cnn_a", "sdp_cifar", {"2": "24/255"}),
+    Network("lip1_cifar_cnn_a", "cifar10", {"2": "36/255"}),
+    Network("cifar_conv_small_sigmoid", "cifar10", {"inf": "2/255"}),
+    Network("mnist_convnet_avgpool.onnx", "mnist", {}),
+    Network("mnist_convnet_maxpool.onnx", "mnist", {}),
+    Network("cifar_vit_pgd_2_3_16.onnx", "cifar10", {"inf": "2/255"}, options=tuple(NARROW)),
+    Network("cifar_vit_ibp_3_3_8.onnx", "cifar10", {"inf": "2/255"}, options=tuple(NARROW)),
+    Network("cifar_resnet_2b.onnx", "cifar10", {"inf": "2/255"}, options=tuple(WIDE)),
+    Network("mnist_trades", "mnist", {"inf": "0.3"}),
+    Network("mnist_smallcnn_ddn", "mnist", {"2": "1.5"}),
+    Network("vnn_resnet4b", "cifar10", {"inf": "1/255"}),
+    Network("cifar_sri_resnet_a.onnx", "cifar10", {"inf": "4/255"}, None, tuple(NARROW)),
+    Network("cifar_resnet20", "cifar10", {"inf": "1/255"}, None),
+    Network("cifar_resnet18_aa", "cifar10", {"inf": "8/255"}, None),
+)
+
+
+def command(network: Network, norm: str, images: int, folder: Path) -> list[str]:
+    """The words of one run after `wassail`."""
+    words = ["evaluate", network.model, "--data", f"zoo:images({network.data})", "-n", str(images)]
+    words += ["--name", network.name.removesuffix(".onnx"), "--norm", norm]
+    words += ["--eps", network.budget(norm), "--attacks", "nearest", "--passes", str(PASSES)]
+    words += ["--threads", "1", "--quiet", "--no-look", "--resume"]
+    words += ["--out", os.path.relpath(folder, ZOO)]
+    words += [] if network.certify is None else ["--certify", network.certify]
+    return [*words, *network.options]
+
+
+def folder_of(runs: Path, network: Network, norm: str, images: int) -> Path:
+    """Where a run is kept."""
+    return runs / f"{network.name.removesuffix('.onnx')}-l{norm}-{images}"
+
+
+def make_runs(options: argparse.Namespace) -> None:
+    """Every run that is missing, norm by norm, the small networks first."""
+    began = time.monotonic()
+    os.chdir(ZOO)
+    for norm in options.norms:
+        for network in NETWORKS:
+            folder = folder_of(options.runs, network, norm, options.images)
+            if options.only not in network.name or (folder / "report.html").exists():
+                continue
+            if time.monotonic() - began > options.seconds:
+                return
+            start = time.monotonic()
+            words = command(network, norm, options.images, folder)
+            sys.argv = ["wassail", *words]  # which a run keeps
+            with redirect_stdout(io.StringIO()):
+                code = cli(words)
+            took = time.monotonic() - start
+            print(f"{folder.name}: code {code}, {took:.0f} s", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=Path, default=Path(".board"), help="folder of the runs")
+    parser.add_argument("--images", type=int, default=IMAGES, help="the first so many test images")
+    parser.add_argument("--norms", nargs="+", default=NORMS, choices=NORMS)
+    parser.add_argument("--only", default="", help="networks whose name contains this")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
+    options = parser.parse_args()
+    options.runs = options.runs.resolve()
+    make_runs(options)
+
+
+if __name__ == "__main__":
+    main()
