@@ -3,7 +3,8 @@
     python benchmarks/landmarks.py > docs/landmarks.md
 
 linf and l2, orders 1, 2 and inf, box [0, 1]. Pictures: docs/landmarks/. A measured accuracy below
-the certified curve would stop the script with an error. Some tables only: give their names, for example mnist_kw_01-l2.
+the certified curve would stop the script with an error. Some tables only: give their names, for
+example mnist_kw_01-l2.
 """
 
 import math
