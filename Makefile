@@ -6,7 +6,7 @@ PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=
 # One thread for each test worker: two workers that each start two threads slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint format bench train clean
+.PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint docs format bench train clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -16,6 +16,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESS
 
 .venv/dev: .venv/core
 	$(PIP) --editable ".[dev]"
+	touch $@
+
+.venv/docs: .venv/core
+	$(PIP) --editable ".[docs]"
 	touch $@
 
 demo: .venv/core  ## attack and certify the embedded model on the embedded data
@@ -48,6 +52,10 @@ lint: .venv/dev  ## style, types, the direction of imports, density
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python scripts/density.py --check > /dev/null
 
+docs: .venv/docs  ## the documentation site, into site/, and a look at it in headless Chromium
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tests/browser/site.py
+
 format: .venv/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -60,4 +68,4 @@ train: .venv/dev  ## rebuild the embedded data and networks
 	$(BIN)/python scripts/train_digits.py
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.notebook import card, pairs
 from wassail.records import Record
 
 EXACT = 1e-9  # relative gap below which a bracket counts as closed
@@ -89,3 +90,7 @@ class Bound(Record):
             f"{self.upper:.10g}, exact" if self.exact else f"[{self.lower:.8g}, {self.upper:.8g}]"
         )
         return f"Bound({value}, by {self.method})"
+
+    def _repr_html_(self) -> str:
+        rows = [("at least", f"{self.lower:.10g}"), ("at most", f"{self.upper:.10g}")]
+        return card(f"A bound by {self.method}{', exact' if self.exact else ''}", pairs(rows))

@@ -29,11 +29,13 @@ from wassail.errors import InputError
 from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
 from wassail.network import Model
+from wassail.notebook import card, pairs, picture
 from wassail.records import Record, check_equal
 from wassail.rounding import UNIT
 from wassail.threat import Domain, box_text, dual
 from wassail.ties import BAND
 from wassail.transport.flips import Flips
+from wassail.transport.picture import draw_distances
 
 BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
 
@@ -169,6 +171,21 @@ class Radii(Record):
             f"{int(sure.sum())} above 0, median of those "
             f"{middle:.4g}, {int(self.exact.sum())} exact; {self.arithmetic} arithmetic)"
         )
+
+    def _repr_html_(self) -> str:
+        sure = self.values > 0
+        middle = float(self.values[sure].median()) if sure.any() else 0.0
+        rows = [
+            ("threat", f"l{self.norm:g}, {box_text(self.domain)}"),
+            ("method", f"{self.method}, {self.arithmetic} arithmetic"),
+            ("above 0", f"{int(sure.sum())}, median {middle:.4g}"),
+            ("exact", int(self.exact.sum())),
+        ]
+        drawn = picture(
+            lambda: draw_distances(None, self.values, self.norm),
+            "histogram of the certified radii",
+        )
+        return card(f"Certified radii of {len(self)} samples", pairs(rows), drawn)
 
 
 def sample_groups(rows: list[int], graph: Graph) -> list[list[int]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
+from wassail.notebook import card, pairs
 from wassail.threat import Threat, parse_level, parse_threat
 from wassail.transport.allocation import sample_weights
 from wassail.transport.bootstrap import BLOCK, Rule, checked_resamples, counts_of, draws
@@ -65,6 +66,18 @@ class Comparison:
             f"{self.p_value:.2g}, "
             f"{self.n} samples{'; proved: ' if self.ordering else ''}{self.ordering}"
         )
+
+    def _repr_html_(self) -> str:
+        low, high = (100 * end for end in self.interval)
+        rows = [
+            ("first", f"{100 * self.accuracies[0]:.2f} %"),
+            ("second", f"{100 * self.accuracies[1]:.2f} %"),
+            ("difference", f"{100 * self.difference:+.2f} points"),
+            ("interval", f"{low:+.2f} to {high:+.2f} points"),
+            ("p-value", f"{self.p_value:.2g}"),
+            ("proved", self.ordering or "no order"),
+        ]
+        return card(f"Two models over {self.threat}, {self.n} samples", pairs(rows))
 
 
 def compare(

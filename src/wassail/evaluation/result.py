@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.evaluation.landmarks import Landmark
+from wassail.notebook import card, lines, picture, table
 from wassail.threat import (
     Number,
     Threat,
@@ -28,6 +29,7 @@ from wassail.threat import (
 )
 from wassail.transport.curve import RiskCurve, below
 from wassail.transport.flips import Flips
+from wassail.transport.picture import draw_sandwich
 
 Images: TypeAlias = Callable[[Sequence[int]], "tuple[Tensor, Tensor]"]
 LEVELS = ("ok", "note", "warning")
@@ -216,6 +218,28 @@ class Outcome:
             f"{type(self).__name__}({self.name} on {len(self)} samples of {self.data}, {attacks}: "
             f"{self.headline}{warned})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                row.title,
+                str(row.threat),
+                f"{ceil_percent(row.accuracy)} %",
+                f"{100 * row.interval[0]:.1f} to {100 * row.interval[1]:.1f} %",
+            )
+            for row in (*self.best, *self.rows)
+        ]
+        said = [f"Warning: {finding.text}" for finding in self.warnings]
+        drawn = picture(
+            lambda: draw_sandwich([self.curve(p) for p in self.orders], mark=self.threat.eps),
+            "certified and attacked accuracy against eps, for every order of the run",
+        )
+        about = (
+            f"{self.name} on {len(self)} samples of {self.data}, clean accuracy "
+            f"{100 * self.clean:.2f} %. {self.definition}"
+        )
+        head = ("attack", "threat", "accuracy at most", "95 % interval")
+        return card(self.headline, lines(about, *said), table(head, rows), drawn)
 
 
 def same_norm(threats: Sequence[Threat]) -> tuple[Threat, ...]:

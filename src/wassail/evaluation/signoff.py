@@ -10,6 +10,7 @@ import torch
 from wassail.errors import InputError
 from wassail.evaluation.requirement import Requirement, parse_requirement
 from wassail.evaluation.result import Outcome
+from wassail.notebook import card, lines
 from wassail.threat import Threat, ceil_percent, floor_percent, show
 from wassail.transport.confidence import proportion_at_least
 from wassail.transport.curve import PopulationCurve, RiskCurve
@@ -45,6 +46,10 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{'holds' if self.holds else 'FAILS'}: {self.requirement.text}: {self.sentence}"
+
+    def _repr_html_(self) -> str:
+        verdict = "holds" if self.holds else "FAILS"
+        return card(f"{verdict}: {self.requirement.text}", lines(self.sentence))
 
 
 def check(run: Outcome, requirement: Requirement | str) -> Verdict:

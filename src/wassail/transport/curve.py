@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError, instance
+from wassail.notebook import card, picture, table
 from wassail.records import Record, check_equal
 from wassail.threat import (
     Domain,
     Number,
     Threat,
+    ceil_percent,
+    floor_percent,
     number,
     parse_confidence,
     parse_level,
@@ -25,6 +28,7 @@ from wassail.threat import (
 from wassail.transport import confidence as limits
 from wassail.transport.allocation import sample_weights
 from wassail.transport.flips import Flips
+from wassail.transport.picture import plot_curve
 from wassail.transport.side import Side, floor_of
 
 
@@ -130,8 +134,6 @@ class RiskCurve(Record):
             eps: right end of the axis; default None, where the curve has come to rest.
             mark: an eps to point out; default None.
         """
-        from wassail.transport.picture import plot_curve
-
         return plot_curve(
             self,
             ax,
@@ -245,6 +247,29 @@ class RiskCurve(Record):
             f"{half:.4g} on; largest gap {gap:.4f} at eps {where:.4g})"
         )
 
+    def _repr_html_(self) -> str:
+        drawn = picture(
+            lambda: plot_curve(self).figure,  # type: ignore[arg-type, return-value]
+            "certified and attacked accuracy against eps",
+        )
+        return card(self._title(), table(("eps", "certified", "attacked"), self._shown()), drawn)
+
+    def _title(self) -> str:
+        return f"Accuracy over Omega_{self.order:g}(eps), {len(self.mu)} samples"
+
+    def _shown(self) -> list[tuple[str, str, str]]:
+        """Both sides where the attacked accuracy has fallen to some shares of what it was."""
+        if not len(self.mu):
+            return []
+        clean = self(0)[1]
+        levels = [self.inverse(share * clean) for share in (1.0, 0.75, 0.5, 0.25)]
+        rows = []
+        for eps in dict.fromkeys(level for level in levels if math.isfinite(level)):
+            low, high = self(eps)
+            proved = "nothing" if self.radii is None else f"at least {floor_percent(low)} %"
+            rows.append((f"{eps:.4g}", proved, f"at most {ceil_percent(high)} %"))
+        return rows
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PopulationCurve(RiskCurve):
@@ -304,6 +329,12 @@ class PopulationCurve(RiskCurve):
         return head + (
             f"confidence {self.confidence:g} a side: {known}, attacked: at most 0.5 from eps "
             f"{self.inverse(0.5):.4g} on)"
+        )
+
+    def _title(self) -> str:
+        return (
+            f"Accuracy of the population over Omega_{self.order:g}(eps), {self.samples} samples, "
+            f"confidence {self.confidence:g} a side"
         )
 
 

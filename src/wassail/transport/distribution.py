@@ -15,8 +15,9 @@ from wassail.checks import check_data
 from wassail.errors import instance
 from wassail.geometry import distances as distances_between
 from wassail.network import Model, Search, search, versions
+from wassail.notebook import card, pairs
 from wassail.records import Record
-from wassail.threat import Number, Threat, parse_eps, parse_order
+from wassail.threat import Number, Threat, ceil_percent, parse_eps, parse_order
 from wassail.transport.allocation import knapsack, sample_weights, transport_cost
 from wassail.transport.bootstrap import fixed_interval, interval
 from wassail.transport.flips import Flips, in_box, replay
@@ -260,6 +261,17 @@ class Distribution(Record):
             f"{len(self)} samples, {int(((self.weights > 0) & (self.distances > 0)).sum())} of "
             "them moved)"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("threat", str(self.threat)),
+            ("accuracy", f"{ceil_percent(self.accuracy)} %"),
+            ("clean accuracy", f"{100 * self.clean_accuracy:.2f} %"),
+            ("cost", f"{self.cost:.4g} of {self.threat.eps:.4g}"),
+            ("moved", int(((self.weights > 0) & (self.distances > 0)).sum())),
+        ]
+        title = f"A distribution on {2 * len(self)} points, by {self.method}"
+        return card(title, pairs(rows))
 
 
 @dataclass(frozen=True)

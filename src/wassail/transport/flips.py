@@ -18,10 +18,12 @@ from wassail.geometry import column, project
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
 from wassail.network import ChunkAttack, Model, Network, Search, search, versions
+from wassail.notebook import card, pairs, picture
 from wassail.progress import Progress, Tick
 from wassail.records import Record, check_equal
 from wassail.threat import Domain, Number, box_text, parse_domain, parse_norm
 from wassail.transport.allocation import mean_of, sample_weights
+from wassail.transport.picture import draw_distances
 
 STRAY = 1e-3  # of the width of the box: points that far outside it are taken for rounded ones
 _PER_SAMPLE = (
@@ -345,6 +347,23 @@ class Flips(Record):
             f"{int((~self.success).sum())} not flipped; {forwards:.1f} F + {backwards:.1f} B per "
             "attacked sample)"
         )
+
+    def _repr_html_(self) -> str:
+        moved = self.distances[self.success & (self.distances > 0)]
+        forwards, backwards = self.passes()
+        rows = [
+            ("threat", f"l{self.norm:g}, {box_text(self.domain)}"),
+            ("found by", " + ".join(self.methods)),
+            ("wrong already", int((self.distances == 0).sum())),
+            ("flipped", f"{len(moved)}, at mean distance {mean_of(moved):.4g}"),
+            ("not flipped", int((~self.success).sum())),
+            ("passes a sample", f"{forwards:.1f} forward, {backwards:.1f} backward"),
+        ]
+        drawn = picture(
+            lambda: draw_distances(self.distances, norm=self.norm),
+            "histogram of the distances of the nearest flips",
+        )
+        return card(f"Nearest flips of {len(self)} samples", pairs(rows), drawn)
 
 
 def replay(points: Tensor) -> ChunkAttack:

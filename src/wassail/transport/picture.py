@@ -111,6 +111,39 @@ def draw_sandwich(
     return figure
 
 
+def draw_distances(
+    distances: Tensor | None, radii: Tensor | None = None, norm: float = math.inf
+) -> Figure:
+    """How far the flips are, and how large the certified radii: two histograms on one axis.
+
+    distances: of the nearest flips, `(N,)`; radii: certified radii, `(N,)`. What is 0 or infinite
+    is not drawn: it is counted in the legend.
+    """
+    sides = {"attacked": ("nearest flip", distances), "certified": ("certified radius", radii)}
+    given = {side: (name, values) for side, (name, values) in sides.items() if values is not None}
+    drawn = {
+        side: values[(values > 0) & torch.isfinite(values)] for side, (_, values) in given.items()
+    }
+    end = max((float(values.max()) for values in drawn.values() if len(values)), default=1.0)
+    figure = figure_of(5.6, 3.0)
+    axes = figure.subplots()
+    for side, (name, values) in given.items():
+        left_out = int((values == 0).sum()), int(torch.isinf(values).sum())
+        label = f"{name} ({left_out[0]} at 0, {left_out[1]} infinite)"
+        axes.hist(
+            drawn[side].tolist(),
+            bins=30,
+            range=(0, 1.02 * end),
+            color=INK[side],
+            alpha=0.55,
+            label=label,
+        )
+    axes.set(xlabel=f"l{norm:g} distance", ylabel="samples", xlim=(0, 1.02 * end))
+    axes.locator_params(axis="x", nbins=6)
+    axes.legend(fontsize=9, frameon=False)
+    return figure
+
+
 def plot_curve(
     curve: Sandwich, axes: Axes | None = None, eps: float | None = None, mark: float | None = None
 ) -> Axes:

@@ -17,6 +17,7 @@ from wassail.certificates.loss.slopes import allocate_gains
 from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import versions
+from wassail.notebook import card, lines, table
 from wassail.records import Record
 from wassail.rounding import UNIT
 from wassail.threat import Domain, Number, Threat, box_text, parse_eps
@@ -183,6 +184,20 @@ class Certificate(Record):
             f"{self.empirical:.6g}; "
             f"slopes per unit of eps: {', '.join(parts)})"
         )
+
+    def _repr_html_(self) -> str:
+        slopes = {name: getattr(self, name) for name in SLOPES}
+        rows = [
+            (name, f"{bound.lower:.6g}", f"{bound.upper:.6g}", bound.method)
+            for name, bound in slopes.items()
+            if bound is not None
+        ]
+        title = f"How fast the worst {self.loss} loss of {len(self.y)} samples can grow with eps"
+        about = (
+            f"Loss on the data {self.empirical:.6g}; l{self.norm:g}, {box_text(self.domain)}; "
+            "slopes per unit of eps:"
+        )
+        return card(title, lines(about), table(("slope", "at least", "at most", "by"), rows))
 
 
 def _short(bound: Bound) -> str:

@@ -15,9 +15,11 @@ from wassail.certificates.bound import below
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.loss.chords import change_of_scale
+from wassail.certificates.loss.picture import draw_losses
 from wassail.errors import InputError
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE, versions
+from wassail.notebook import card, picture, table
 from wassail.records import Record
 from wassail.rounding import UNIT
 from wassail.threat import (
@@ -378,6 +380,22 @@ class LossCurve(Record):
             f"l{self.norm:g}, {box}: "
             f"{self.empirical:.6g} at eps 0, between {low:.6g} and {high:.6g} at eps {eps:.4g})"
         )
+
+    def _repr_html_(self) -> str:
+        end = float(self.grid[-1])
+        grid: list[float] = torch.linspace(0, end, 41, dtype=torch.float64).tolist()
+        rows = []
+        for eps in grid[::10]:
+            low, high = self(eps)
+            rows.append((f"{eps:.4g}", f"{low:.6g}", f"{high:.6g}"))
+        title = (
+            f"Worst {self.loss} loss over Omega_{self.order:g}(eps), {len(self.y)} samples, "
+            f"l{self.norm:g}, {box_text(self.domain)}"
+        )
+        drawn = picture(
+            lambda: draw_losses(self, grid), "lower and upper bound of the worst loss against eps"
+        )
+        return card(title, table(("eps", "at least", "at most"), rows), drawn)
 
 
 def each(
