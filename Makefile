@@ -1,4 +1,4 @@
-# Every target makes its own environment in .venv: nothing has to be installed by hand but Python 3.10 or newer and make.
+# Every target makes its own environment in .venv: nothing has to be installed by hand but Python 3.11 or newer and make.
 PYTHON ?= python3
 BIN := .venv/bin
 # The constraints pin every version, for the build environment too.
@@ -6,7 +6,7 @@ PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=
 # One thread for each test worker: two workers that each start two threads slow each other down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint docs format bench train clean
+.PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -55,6 +55,10 @@ lint: .venv/dev  ## style, types, the direction of imports, density
 docs: .venv/docs  ## the documentation site, into site/, and a look at it in headless Chromium
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python tests/browser/site.py
+
+WITH ?=
+wheel-test:  ## sdist and wheel, built and tried in a clean environment without constraints; WITH="torch==2.13.0" limits a version
+	$(PYTHON) scripts/wheel_test.py --with $(WITH)
 
 format: .venv/dev
 	$(BIN)/ruff check --fix .

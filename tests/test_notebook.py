@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from typing import Any
@@ -14,6 +14,7 @@ from torch import nn
 
 import wassail as ws
 from wassail import notebook
+from wassail.records import Record
 from wassail.threat import ceil_percent, floor_percent
 
 HOSTILE = '<script>alert("x")</script> & "co"'
@@ -134,10 +135,24 @@ def test_names_are_escaped() -> None:
     assert "script" not in Reader(flips._repr_html_()).seen
 
 
-def test_every_public_result_has_a_card() -> None:
-    """Classes of `ws.__all__`, but for small ones that print as one line."""
-    plain = {"AutoAttack", "Ball", "Corollary", "Features", "Landmark", "OneLogit", "Threat"}
-    plain |= {"Verification", "InputError", "ModelWarning"}
-    classes = {name for name in ws.__all__ if isinstance(getattr(ws, name), type)}
-    without = {name for name in classes if not hasattr(getattr(ws, name), "_repr_html_")}
-    assert without == plain
+def test_every_public_record_has_a_card() -> None:
+    """One of its own, or the text that it prints as."""
+    classes = [getattr(ws, name) for name in ws.__all__ if isinstance(getattr(ws, name), type)]
+    records = [kind for kind in classes if issubclass(kind, Record)]
+    own = {kind.__name__ for kind in records if "_repr_html_" in vars(kind)}
+    assert own | {"PopulationCurve"} >= set(NAMES) - {"Verdict", "Comparison", "Evaluation"}
+    assert all(hasattr(kind, "_repr_html_") for kind in records)
+
+
+def test_a_record_without_a_card_of_its_own_shows_its_text() -> None:
+    @dataclass(frozen=True)
+    class Note(Record):
+        text: str
+
+        def __str__(self) -> str:
+            return f"{self.text}\n  second line"
+
+    made = Reader(Note(HOSTILE)._repr_html_())
+    assert made.seen == ["div", "p", "b", "pre"]
+    assert f"{HOSTILE}\n  second line" in made.text
+    del Record.kinds["Note"]

@@ -28,7 +28,7 @@ def card(title: str, *parts: str) -> str:
 
     Args:
         title: plain text.
-        *parts: HTML, from `pairs`, `table`, `lines` or `picture`.
+        *parts: HTML, from `pairs`, `table`, `lines`, `verbatim` or `picture`.
     """
     return f"<div><p><b>{escape(title)}</b></p>{''.join(parts)}</div>"
 
@@ -69,6 +69,15 @@ def lines(*texts: str) -> str:
         *texts: plain text.
     """
     return "".join(f"<p>{escape(text)}</p>" for text in texts)
+
+
+def verbatim(text: str) -> str:
+    """Text with its own line breaks and columns.
+
+    Args:
+        text: plain text.
+    """
+    return f'<pre style="white-space: pre-wrap">{escape(text)}</pre>'
 
 
 def picture(draw: Callable[[], Figure], about: str) -> str:

@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from wassail import writing
 from wassail.errors import InputError
+from wassail.notebook import card, verbatim
 from wassail.threat import Threat
 
 _AnyRecord = TypeVar("_AnyRecord", bound="Record")
@@ -51,6 +52,9 @@ class Record:
             path,
             save(tensors, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)}),
         )
+
+    def _repr_html_(self) -> str:
+        return card(type(self).__name__, verbatim(str(self)))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.files import ROOT, script
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.files import ROOT, script
 
 import wassail as ws
+from support.files import ROOT, script
 
 DOCS = ROOT / "docs"
 HOWTO = sorted(path.stem for path in (DOCS / "howto").glob("*.md") if path.stem != "index")
