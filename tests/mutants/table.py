@@ -246,7 +246,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "_try",
         "UNIT)\n        free",
     ): "the radius is taken 1e-9 smaller, which is more than n units",
-    ("radii.py", "_by_lipschitz", "slack is None"): "a question, not a number",
+    ("radii.py", "_over_slopes", "slack is None"): "a question, not a number",
     ("search/constants.py", "cut", "CLOSE"): "when a node is done: its bound counts whatever it is",
     (
         "search/constants.py",
