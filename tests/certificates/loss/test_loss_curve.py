@@ -2,6 +2,7 @@
 every piece it is made of.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -488,7 +489,8 @@ def test_limits_on_the_loss_of_the_population(order: float) -> None:
     y = torch.zeros(400, dtype=torch.int64)
     curve = loss_curve(line(2.0), x, y, INF, order, "margin", (0.0, 1.0))
     low, high = curve.population_at(0.1, 0.95, low=0.0)
-    assert 0.45 < low < 0.6
+    assert 0.6 < low < 0.8  # above the loss without a shift: the evaluated points count
+    assert 0.45 < curve.population_at(0, low=0.0)[0] < 0.6
     assert 0.8 < high < 0.8 + 0.25  # the loss lies in [0, 2]: no point is farther than its ceiling
     assert curve.population_at(0.1, 0.5, low=0.0)[1] < high
     assert curve.population_at(0, low=0.0)[1] < high
@@ -498,3 +500,57 @@ def test_limits_on_the_loss_of_the_population(order: float) -> None:
     free = loss_curve(line(2.0), x[:4], y[:4], INF, order, "margin", None, grid=[0.1, 0.5])
     with pytest.raises(InputError, match="no known maximum"):
         free.population_at(0.1, low=0.0)
+
+
+@pytest.mark.parametrize("order", [1.0, INF])
+def test_the_curve_of_the_loss_of_the_population(order: float) -> None:
+    """As above: `0.6 + 2 eps` lies between the two sides at every eps, also between the places."""
+    x = 0.2 + 0.2 * (torch.arange(400, dtype=torch.float64)[:, None] + 0.5) / 400
+    y = torch.zeros(400, dtype=torch.int64)
+    curve = loss_curve(line(2.0), x, y, INF, order, "margin", (0.0, 1.0))
+    found = curve.population(0.95, [0.05, 0.1, 0.2], low=0.0)
+    assert found.eps == (0.0, 0.05, 0.1, 0.2) and found.samples == 400
+    for eps in (0.0, 0.02, 0.05, 0.07, 0.1, 0.15, 0.2, 5.0):
+        low, high = found(eps)
+        truth = min(0.6 + 2 * eps, 2.0)
+        assert low <= truth <= high + 1e-12
+        assert found.gap(eps) == high - low
+    assert found(0.1)[1] > curve.population_at(0.1, 0.95, low=0.0)[1]  # one threat is sharper
+    assert found(0.1)[0] > 0.6 and found(5.0)[1] == found.most
+    assert found.inverse(found(0.1)[1]) == 0.1 and found.inverse(0.0) == 0.0
+    assert found.inverse(9.0, "lower") == INF and found.inverse(0.0, "lower") == 0.0
+    with pytest.raises(InputError, match="no side"):
+        found.inverse(1.0, "left")
+    every = curve.population(0.95, low=0.0)
+    assert len(every.eps) == len(curve.grid) + 1
+    assert list(every.lower) == sorted(every.lower) and list(every.upper) == sorted(every.upper)
+
+
+def rows_of(curve: LossCurve, rows: torch.Tensor) -> LossCurve:
+    """The curve of some of the samples, with their points and bounds."""
+    parts = [(curve.root == row).nonzero()[:, 0] for row in rows.tolist()]
+    points = torch.cat(parts)
+    names = ("x", "y", "clean", "clean_predicted", "start", "ceiling", "left", "rise")
+    of_points = ("points", "value", "distance", "predicted")
+    return dataclasses.replace(
+        curve,
+        **{name: getattr(curve, name)[rows] for name in names},
+        **{name: getattr(curve, name)[points] for name in of_points},
+        root=torch.cat([torch.full((len(part),), i) for i, part in enumerate(parts)]),
+        mu=torch.full((len(rows),), 1 / len(rows), dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("order", [1.0, 2.0])
+def test_the_limits_of_the_loss_cover_as_often_as_they_say(order: float) -> None:
+    """Samples drawn from 80 points of [0.2, 0.4], whose worst loss at eps 0.1 is 0.8."""
+    x = 0.2 + 0.2 * (torch.arange(80, dtype=torch.float64)[:, None] + 0.5) / 80
+    y = torch.zeros(80, dtype=torch.int64)
+    curve = loss_curve(line(2.0), x, y, INF, order, "margin", grid=[0.1, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    held = torch.zeros(2)
+    for _ in range(30):
+        part = rows_of(curve, torch.randint(0, 80, (40,), generator=generator))
+        low, high = part.population_at(0.1, 0.7, low=0.0)
+        held += torch.tensor([low <= 0.8 + 1e-9, high >= 0.8 - 1e-9])
+    assert (held >= 17).all()  # 0.7 of 30 minus one and a half standard deviations

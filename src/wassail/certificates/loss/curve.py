@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.loss.chords import change_of_scale
 from wassail.certificates.loss.picture import draw_losses
+from wassail.certificates.loss.population import PopulationLoss
 from wassail.errors import InputError
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE, versions
@@ -123,6 +125,44 @@ class LossCurve(Record):
         """
         return replace(self, order=parse_order(order))
 
+    def population(
+        self,
+        confidence: Number = 0.95,
+        eps: Sequence[Number] | None = None,
+        low: float | None = None,
+        high: float | None = None,
+    ) -> PopulationLoss:
+        """Limits on the worst expected loss of the population at all eps at once (THEORY 8).
+
+        Each limit has a share of the error probability, and the loss grows with eps in between.
+        For statements about k orders at once give `1 - 0.05 / k`.
+
+        Args:
+            confidence: of each side, between 0 and 1; default 0.95.
+            eps: where the limits are computed, chosen before the samples were seen; default None,
+                at 0 and at the radii of the grid.
+            low: see `population_at`.
+            high: see `population_at`.
+        """
+        given = self.grid.tolist() if eps is None else [_budget(value) for value in eps]
+        places = sorted({0.0, *given})
+        least, top = self._span(low, high)
+        sure = parse_confidence(confidence)
+        share = (1 - sure) / len(places)
+        pairs = [self._limits(place, share, least, top) for place in places]
+        lower = list(itertools.accumulate((pair[0] for pair in pairs), max))
+        upper = list(itertools.accumulate((pair[1] for pair in reversed(pairs)), min))[::-1]
+        return PopulationLoss(
+            self.order,
+            tuple(places),
+            tuple(lower),
+            tuple(upper),
+            least,
+            top,
+            sure,
+            len(self.mu),
+        )
+
     def population_at(
         self,
         eps: Number,
@@ -133,8 +173,9 @@ class LossCurve(Record):
         """Limits on the worst expected loss of the population at one eps (THEORY 8).
 
         The upper one is certified: one sample in ten chooses the multiplier of the dual, the others
-        bound the mean. The lower one is that of the loss without any shift. Each holds with this
-        confidence; the samples must be independent and of equal weight.
+        bound the mean. The lower one is that of the evaluated points: all multipliers are refuted,
+        each at the full level. Each holds with this confidence; the samples must be independent and
+        of equal weight.
 
         Args:
             eps: budget, chosen before the samples were seen.
@@ -143,8 +184,11 @@ class LossCurve(Record):
             high: the greatest value of the loss in the domain; by default its certified maximum on
                 the box for the labels that occur, and the statement is for those labels.
         """
-        budget = _budget(eps)
-        alpha = 1 - parse_confidence(confidence)
+        least, top = self._span(low, high)
+        return self._limits(_budget(eps), 1 - parse_confidence(confidence), least, top)
+
+    def _span(self, low: float | None, high: float | None) -> tuple[float, float]:
+        """The least and the greatest value that the loss can have, or why they are not known."""
         if not bool((self.mu == self.mu[0]).all()):
             raise InputError("the samples have different weights mu: evaluate without mu.")
         if low is None and self.loss != "cross_entropy":
@@ -153,13 +197,20 @@ class LossCurve(Record):
         top = float(self.ceiling[:, -1].max()) if high is None else float(high)
         if not least < top < math.inf or (high is None and self.domain is None):
             raise InputError("the loss has no known maximum here: give high, a bound on it.")
+        return least, top
+
+    def _limits(self, budget: float, alpha: float, least: float, top: float) -> tuple[float, float]:
+        """Both limits at one budget, each wrong with probability alpha."""
+        wide = top - least
+        n = len(self.mu)
 
         def shares(values: Tensor) -> Tensor:
-            return ((values - least) / (top - least)).clamp(0, 1)
+            return ((values - least) / wide).clamp(0, 1)
 
-        n = len(self.mu)
-        calm = mean_at_least(shares(self.clean).sum()[None].numpy(), n, alpha)
-        lower = least + (top - least) * float(calm[0])
+        plans = self._evaluated(budget, wide)
+        sums = torch.stack([shares(seen).sum() for _, seen in plans]).numpy()
+        floors = mean_at_least(sums, n, alpha).tolist()
+        lower = min(paid + least + wide * share for (paid, _), share in zip(plans, floors))
         pilot = torch.from_numpy(pilot_of(n))
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
         cost = 0.0
@@ -175,8 +226,26 @@ class LossCurve(Record):
             seen = peaks[best]
         rest = shares(seen[~pilot])
         mean = mean_at_most(rest.sum()[None].numpy(), len(rest), alpha)
-        upper = cost + least + (top - least) * float(mean[0])
-        return lower, min(upper + 1e-12 * abs(upper), top)
+        upper = cost + least + wide * float(mean[0])
+        return lower - 1e-12 * abs(lower), min(upper + 1e-12 * abs(upper), top)
+
+    def _evaluated(self, eps: float, wide: float) -> list[tuple[float, Tensor]]:
+        """Cells of multipliers that cover `[0, inf)`: the lower end of each, and what each sample
+        is worth at its upper end, `(N,)`.
+
+        wide: the range of the loss, in whose units the multipliers are.
+        """
+        if not len(self.points) or eps == 0:
+            return [(0.0, self.clean)]
+        place, known = self._table
+        value = torch.where(known, self.value[place], -math.inf)
+        if self.order == math.inf:
+            near = torch.where(self.distance[place] <= eps, value, -math.inf).amax(1)
+            return [(0.0, torch.maximum(self.clean, near))]
+        price = ((self.distance[place] / eps) ** self.order).clamp(max=1e200)
+        ends = [wide * 2.0 ** (k / 4) for k in range(-60, 41)]
+        worth = [torch.maximum(self.clean, (value - lam * price).amax(1)) for lam in ends]
+        return [*zip([0.0, *ends[:-1]], worth), (ends[-1], self.clean)]
 
     @property
     def empirical(self) -> float:
