@@ -40,6 +40,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from wassail.attacks.best import Best
 from wassail.checks import check_data
 from wassail.device import write
 from wassail.errors import InputError, unknown
@@ -505,20 +506,16 @@ class _Log:
 
     def __init__(self, start: Tensor, y: Tensor, classes: int) -> None:
         self.y = y
-        self.point = start.clone()
+        self.best = Best(start)  # by margin; a flip replaces what was before it
         self.predicted = y.clone()
-        self.top = torch.full((len(y),), -math.inf, dtype=start.dtype, device=start.device)
-        self.reach = self.top[:, None].repeat(1, classes)
+        self.reach = self.best.value[:, None].repeat(1, classes)
         self.turn = torch.full_like(y, NEVER)
 
     def write(self, live: Tensor, point: Tensor, z: Tensor, predicted: Tensor, turn: int) -> Tensor:
         """A look at the walks `live` `(m,)`; which of them flip, bool `(m,)`."""
         gap = _gaps(z, self.y[live])
         flip = predicted != self.y[live]
-        lead = gap.amax(1)
-        better = flip | (lead > self.top[live])
-        write(self.point, better, point, live)
-        write(self.top, better, lead, live)
+        better = self.best.offer(point, gap.amax(1), live, sure=flip)
         write(self.predicted, better, predicted, live)
         self.reach[live] = torch.maximum(self.reach[live], gap)
         self.turn[live] = torch.where(flip, turn, self.turn[live])
@@ -531,10 +528,12 @@ class _Log:
         turns = self.turn.reshape(-1, n)
         every = torch.arange(n, device=self.y.device)
         turn = turns.amin(0)
-        order = torch.where(turn < NEVER, -turns, self.top.reshape(-1, n))
+        order = torch.where(turn < NEVER, -turns, self.best.value.reshape(-1, n))
         chosen = order.sort(dim=0, descending=True, stable=True).indices[0] * n + every
         pushed = weight[chosen].gather(1, torch.stack([self.predicted[chosen], self.y[chosen]], 1))
-        return Hit(turn, self.point[chosen], self.reach.reshape(len(turns), n, -1).amax(0), pushed)
+        return Hit(
+            turn, self.best.points[chosen], self.reach.reshape(len(turns), n, -1).amax(0), pushed
+        )
 
 
 def _gaps(z: Tensor, y: Tensor) -> Tensor:

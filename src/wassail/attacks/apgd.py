@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from wassail.attacks.best import Best
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective, objective, pointwise, random_start
 from wassail.attacks.walk import top_rivals
@@ -195,13 +196,12 @@ class _Climb:
     radius: Tensor
     point: Tensor
     previous: Tensor
-    best: Tensor
+    best: Best  # by loss
     slope: Tensor  # gradient at `best`
-    top: Tensor  # loss at `best`
     last: Tensor  # loss at `previous`
     size: Tensor  # step size
     rises: Tensor  # how often the loss rose since the last checkpoint
-    # at the last checkpoint: `top`, or for l1 the number of coordinates that `best` moves
+    # at the last checkpoint: loss at `best`, or for l1 the number of coordinates that it moves
     seen: Tensor
     halved: Tensor  # whether the last checkpoint cut the step size
     share: Tensor  # l1: share of the coordinates that a step moves
@@ -253,9 +253,8 @@ def climb(
         radius,
         start,
         start,
-        best.clone(),
+        Best(start, never),
         torch.zeros_like(start),
-        never,
         -never,
         2 * radius,
         zero,
@@ -276,9 +275,7 @@ def climb(
             break
         mine = rows[s.index]
         value, flip, pull = _look(hunt, mine, s.point, goal, eot)
-        better = value > s.top
-        s.top = torch.where(better, value, s.top)
-        write(s.best, better, s.point)
+        better = s.best.offer(s.point, value)
         s.rises = s.rises + (value > s.last)
         s.last = value
         done = flip if hunt.limit < 0 else ~hunt.standing(mine)
@@ -287,7 +284,8 @@ def climb(
         )  # a gradient, and where it leads
         keep = go.nonzero()[:, 0]
         if len(keep) < len(go):  # some end here; the others write again when they do
-            best[s.index], flipped[s.index] = s.best, flip
+            best[s.index] = s.best.points
+            flipped[s.index] = flip
         if not len(keep):
             break
         gradient = pull(keep)
@@ -298,7 +296,7 @@ def climb(
         write(s.slope, better, gradient)
         if step in periods:
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
-            s.point = pick(back, s.best, s.point)
+            s.point = pick(back, s.best.points, s.point)
             gradient = pick(back, s.slope, gradient)
         move = _direction(s.point, gradient, norm, domain, s.share)
         ahead = _into(
@@ -359,10 +357,10 @@ def _check(s: _Climb, period: int) -> Tensor:
     """Halve the step sizes that are too large; which samples go back to their best point, bool
     `(m,)`.
     """
-    back = (s.rises <= 0.75 * period) | (~s.halved & (s.seen >= s.top))
+    back = (s.rises <= 0.75 * period) | (~s.halved & (s.seen >= s.best.value))
     s.size = torch.where(back, s.size / 2, s.size)
     s.halved = back
-    s.seen = s.top
+    s.seen = s.best.value.clone()
     s.rises = torch.zeros_like(s.rises)
     return back
 
@@ -371,7 +369,7 @@ def _check_l1(s: _Climb) -> Tensor:
     """The l1 rule for step size and sparsity; which samples go back to their best point, bool
     `(m,)`.
     """
-    moved = _support(s.best, s.center)
+    moved = _support(s.best.points, s.center)
     back = moved < 0.95 * s.seen
     s.size = torch.where(back, s.radius, torch.maximum(s.size / 1.5, s.radius / 10))
     s.seen = moved

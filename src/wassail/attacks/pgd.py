@@ -9,10 +9,11 @@ import math
 import torch
 from torch import Tensor
 
+from wassail.attacks.best import Best
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import objective, pointwise
 from wassail.attacks.pointwise import random_start as random_point
-from wassail.device import take, write
+from wassail.device import take
 from wassail.errors import InputError
 from wassail.geometry import blocked, maximiser, project, steepest
 from wassail.network import Model, Tape
@@ -122,8 +123,7 @@ def pgd_attack(
         )
     goal, (norm, radius, domain) = objective(hunt, loss), (hunt.norm, hunt.radius, hunt.domain)
     # by loss, over all restarts
-    best = hunt.x.clone()
-    top = torch.full_like(hunt.clean[:, 0], -math.inf)
+    best = Best(hunt.x, torch.full_like(hunt.clean[:, 0], -math.inf))
     for turn in range(restarts):
         rows = hunt.rows
         if not len(rows):
@@ -138,9 +138,7 @@ def pgd_attack(
             point = hunt.x[rows]
         for k in range(steps + 1):
             value, weight = goal(tape.logits[keep], rows)
-            better = value > top[rows]
-            write(top, better, value, rows)
-            write(best, better, point, rows)
+            best.offer(point, value, rows)
             if k == steps or not len(rows):
                 break
             ahead = point + _step(point, tape.pull(weight, keep), norm, size, domain)
@@ -149,7 +147,7 @@ def pgd_attack(
             )
             tick((turn + (k + 1) / steps) / restarts)
     rows = hunt.rows
-    hunt.guess(rows, best[rows])
+    hunt.guess(rows, best.points[rows])
 
 
 def _look(hunt: Hunt, point: Tensor, rows: Tensor) -> tuple[Tape, Tensor, Tensor, Tensor]:

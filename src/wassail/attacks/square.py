@@ -19,9 +19,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from wassail.attacks.best import Best
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pointwise import Objective, objective, pointwise
-from wassail.device import blend, take, worth, write
+from wassail.device import blend, take, worth
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
 from wassail.network import Model, generators
@@ -135,8 +136,7 @@ class _Search:
     place: Tensor  # among the samples of the run
     reach: Tensor  # how far they may move
     x: Tensor
-    best: Tensor  # the best image so far
-    value: Tensor  # loss at `best`
+    best: Best  # the best image so far, by loss
     length: Tensor  # how far `best` is from `x`
 
     def take(self, keep: Tensor) -> _Search:
@@ -160,7 +160,8 @@ def _run(
     best = _start(x, reach, norm, domain, dice)
     value, stands = _look(hunt, rows, best, goal)
     place = torch.arange(len(rows), device=x.device)
-    s = _Search(rows, place, reach, x, best, value, vector_norm(best - x, norm)).take(stands)
+    length = vector_norm(best - x, norm)
+    s = _Search(rows, place, reach, x, Best(best, value), length).take(stands)
     for first, end, part in _blocks(queries, share):
         if not len(s.rows):
             return
@@ -174,9 +175,7 @@ def _run(
                 else _shift(s, moves, k, bumps, norm, domain)
             )
             value, stands = _look(hunt, s.rows, point, goal)
-            better = value > s.value
-            write(s.value, better, value)
-            write(s.best, better, point)
+            better = s.best.offer(point, value)
             if norm != math.inf:
                 some = worth(better)
                 mine, theirs = take(some, point, s.x)
@@ -187,7 +186,7 @@ def _run(
             if not len(stands):
                 return
         yield end
-    hunt.guess(s.rows, s.best.reshape(-1, *hunt.x.shape[1:]))
+    hunt.guess(s.rows, s.best.points.reshape(-1, *hunt.x.shape[1:]))
 
 
 def _look(hunt: Hunt, rows: Tensor, images: Tensor, goal: Objective) -> tuple[Tensor, Tensor]:
@@ -341,7 +340,7 @@ def _recolour(s: _Search, moves: _Moves, k: int, domain: Domain) -> Tensor:
     way throughout a channel.
     """
     window, _ = moves.windows(k)
-    point = s.best.clone()
+    point = s.best.points.clone()
     step = column(s.reach, s.x) * moves.signs[k][:, :, None, None]
     window.write(point, clip(window.read(s.x) + step, domain))
     return point
@@ -363,7 +362,7 @@ def _shift(
     that, and projected.
     """
     first, second = moves.windows(k)
-    point = s.best.clone()
+    point = s.best.points.clone()
     here = first.read(s.x)
     there = second.read(s.x)
     delta = first.read(point) - here

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wassail.attacks.best import Best
 from wassail.device import take, write
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, project, steepest
@@ -104,8 +105,7 @@ def walk(
     clean = tape.logits
     network.measure(clean)
     before = x.clone()
-    after = x.clone()
-    best = margin(clean, y)
+    after = Best(x, margin(clean, y))
     flipped = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     rows = (predict(clean, y) == y).nonzero()[
         :, 0
@@ -147,9 +147,7 @@ def walk(
         following = phi[chosen]
         flip = wrong.flatten()[chosen]
         lead = margin(z, labels)[chosen]
-        better = flip | (lead > best[rows])
-        write(after, better, following, rows)
-        write(best, better, lead, rows)
+        after.offer(following, lead, rows, sure=flip)
         write(before, flip, current, rows)
         flipped[rows] = flip
         if t + 1 == probe:
@@ -157,4 +155,4 @@ def walk(
         keep = (~flip).nonzero()[:, 0]
         rows, current, rivals = take(keep, rows, following, rivals)
         tick(max((t + 1) / steps, 1 - len(rows) / len(x)))
-    return Walk(clean, before, after, flipped)
+    return Walk(clean, before, after.points, flipped)

@@ -25,7 +25,7 @@ layer (`curves.py`; Shi et al. 2020 for transformers).
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -70,7 +70,7 @@ from wassail.certificates.bounds.rows import (
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import laid_out, rounding_map
+from wassail.certificates.graph.maps import Scale, laid_out, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve
@@ -82,13 +82,16 @@ from wassail.ties import firm
 POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
 
 
-# Networks with at most so many activations, and a node this large, are bounded in float32 inside;
-# so are transformers without a node this large, where the slack for rounding is far below that of
-# the planes.
+# Networks with at most so many layers of activations, and a node this large, are bounded in float32
+# inside; so are transformers without a node this large, where the slack for rounding is far below
+# that of the planes.
 SHALLOW = 6
 
 
 WIDE = 1024
+
+
+STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
 
 
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
@@ -147,7 +150,8 @@ class Sweep:
         # dearer, than those above.
         acts = [i for i, node in enumerate(nodes) if entrywise(node)]
         widest = max(node.size for node in nodes)
-        self.coarse = widest <= WIDE if graph.curved else len(acts) <= SHALLOW and widest >= WIDE
+        deep = sum(_weighted(nodes, nodes[i].inputs[0]) for i in acts)
+        self.coarse = widest <= WIDE if graph.curved else deep <= SHALLOW and widest >= WIDE
         self.stops = {
             i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size
         } | set(acts[:1])
@@ -454,11 +458,12 @@ class Sweep:
         if (
             not smooth and self.fast.lines | self.fast.planes
         ):  # before the first of them all bounds are exact
-            for group in groups_of(chunks_of(undecided(c, low, high), room // widest), c.device):
+            open_ = self._open(j, low, high)
+            for group in groups_of(chunks_of(open_, room // widest), c.device):
                 found = in_step([self._screen(j, owner, place) for owner, place in group])
                 for (owner, place), (bottom, top) in zip(group, found):
                     narrow_to(low, high, owner, place, bottom, top)
-        left = low < high if smooth else undecided(c, low, high)
+        left = low < high if smooth else self._open(j, low, high)
         # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
         lost = (
             (left.sum(1, keepdim=True) > MOSTLY * node.size)
@@ -475,6 +480,19 @@ class Sweep:
                 if spread is not None:
                     spread.put(owner, place, constant, a, self.inputs)
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+
+    def _open(self, j: int, low: Tensor, high: Tensor) -> Tensor:
+        """Which entries of node j, with spans `(N, size)`, a bound can help: undecided neurons that
+        move by more than rounding. The difference of two constants, as in a max pooling after
+        weights that training has made 0, does not.
+        """
+        sizes = [
+            (self.centre[i].abs() + torch.maximum(-self.spans[i][0], self.spans[i][1])).flatten(1)
+            for i in self.graph.nodes[j].inputs
+        ]
+        size = torch.stack([v.amax(1) for v in sizes]).amax(0)
+        moving = high - low > STILL * size[:, None]
+        return undecided(self.centre[j].flatten(1), low, high) & moving
 
     def _sides(self, j: int, owner: Tensor, place: Tensor, coarse: bool) -> tuple[Tensor, Tensor]:
         """`d <= constant + <a, d_0>` and then the same for `-d`, for entries `place` of node j:
@@ -738,6 +756,18 @@ class Sweep:
         far = (bend.above - below) / 2
         pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
         return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
+
+
+def _weighted(nodes: Sequence[Node], j: int) -> bool:
+    """Whether weights lie between node j and the activations before it. None do where maxima are
+    written as ReLUs: those add next to no rounding, and do not count as depth.
+    """
+    op = nodes[j].op
+    if not isinstance(op, Affine):
+        return False
+    if op.map.coefficients is not None and not isinstance(op.map, Scale):
+        return True
+    return any(_weighted(nodes, k) for k in nodes[j].inputs)
 
 
 def margin_bounds(
