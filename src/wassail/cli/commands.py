@@ -71,9 +71,13 @@ def evaluate_command(options: argparse.Namespace) -> int:
     asked = parsed(options)
     folder = folder_of(options)
     import wassail as ws
-    from wassail.report.terminal import print_evaluation, print_landmarks
+    from wassail.report.terminal import points_text, print_evaluation, print_landmarks
+    from wassail.zoo.weights import read_points
 
     source, data = loaded(options)
+    points = None if options.points is None else read_points(options.points)
+    if points is not None and options.n is not None:
+        points = points[: options.n]
     if options.box is not None:
         source, data, domain = boxed(options.box, source, data)
     own: dict[str, dict[str, Any]] = {
@@ -93,7 +97,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
             own,
             out=folder,
             resume=options.resume or bool(options.add_attack),
-            add=bool(options.add_attack),
+            add=bool(options.add_attack) or (options.resume and points is not None),
+            points=points,
             certify=options.certify,
             arithmetic=options.arithmetic,
             time_limit=seconds,
@@ -111,6 +116,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
         )
     with quiet_output(options):
         print_evaluation(run)
+        if points is not None:
+            print(points_text(run, options.points))
         if run.landmarks:
             print_landmarks(run)
         if folder is not None:

@@ -55,65 +55,66 @@ class Patient:
 
 def model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Which model, and what stands before it."""
+    group = parser.add_argument_group("model and data")
     kinds = (
         "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, "
         "timm:NAME, hf:NAME, module:factory"
     )
     if required:
-        parser.add_argument("model", help=kinds)
+        group.add_argument("model", help=kinds)
     else:
-        parser.add_argument("--model", help=f"to look at rounded images again: {kinds}")
-    parser.add_argument(
+        group.add_argument("--model", help=f"to look at rounded images again: {kinds}")
+    group.add_argument(
         "--weights",
         help="state dict for module:factory or timm: .safetensors, or .pt (weights only)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--mean",
         nargs="+",
         metavar="M",
         help="normalisation (x - mean) / std to put inside the model, by channel",
     )
-    parser.add_argument("--std", nargs="+", metavar="S", help="see --mean")
-    parser.add_argument(
+    group.add_argument("--std", nargs="+", metavar="S", help="see --mean")
+    group.add_argument(
         "--logits",
         metavar="KEY",
         help="key, attribute or place of the logits in what the model returns",
     )
-    parser.add_argument(
+    group.add_argument(
         "--models-dir",
         default="models",
         metavar="DIR",
         help="RobustBench's folder of checkpoints (default: %(default)s)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--trust",
         action="store_true",
         help="an .onnx or .pt2 file of your own: no first pass in a process of its own",
     )
-    parser.add_argument(
+    group.add_argument(
         "--one-logit",
         action="store_true",
         help="the model has one output, positive for class 1",
     )
-    parser.add_argument(
+    group.add_argument(
         "--dataset",
         default=None,
         help="RobustBench's name of the data set (default: cifar10, or by --data)",
     )
     if required:
-        parser.add_argument(
+        group.add_argument(
             "--data",
             default="digits",
             help="'digits', .npz, .safetensors, .csv, .parquet, an "
             "image folder, CIFAR or IDX, "
             "hf:NAME, module:factory (default: %(default)s)",
         )
-        parser.add_argument(
+        group.add_argument(
             "--ids",
             metavar="FILE",
             help="image folders: the images to use and their order, one path a line",
         )
-        parser.add_argument(
+        group.add_argument(
             "--preprocessing",
             metavar="P",
             help="image folders: Res256Crop224, Crop288, ... as RobustBench names them",
@@ -122,7 +123,8 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
 
 def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: str | None) -> None:
     """Certificates, workers and what is kept."""
-    parser.add_argument(
+    group = parser.add_argument_group("certificates and workers")
+    group.add_argument(
         "--certify",
         nargs="?",
         const="auto",
@@ -130,7 +132,7 @@ def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: s
         metavar="METHOD",
         help=f"radii too: {', '.join(RADIUS_METHODS)} (default: {certify or 'none'}; bare: auto)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--arithmetic",
         default="auto",
         metavar="A",
@@ -138,21 +140,21 @@ def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: s
         f"function: {', '.join(ARITHMETICS)} "
         "(default: auto, executed where that is covered)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--time-limit",
         default=seconds,
         metavar="SECONDS",
         help=f"for the radii; samples not reached have radius 0 (default: {seconds or 'none'})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--chunk", type=int, default=CHUNK, help="samples stored in one go (default: %(default)s)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--gradients",
         default="float32",
         help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ray",
         nargs="?",
         const="",
@@ -160,19 +162,19 @@ def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: s
         metavar="ADDRESS",
         help="do the work on a Ray cluster; bare: one on this machine that nobody else reaches",
     )
-    parser.add_argument(
+    group.add_argument(
         "--workers",
         type=int,
         default=None,
         help="--ray: processes (default: as many as there is room for)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--gpus-per-worker",
         default="0",
         metavar="G",
         help="--ray: GPUs of each, perhaps 0.5 (default: 0)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--chunk-timeout",
         default=None,
         metavar="SECONDS",
@@ -184,53 +186,61 @@ def threat_options(
     parser: argparse.ArgumentParser, eps: str | None, threads: int | None, out: str
 ) -> None:
     """Budgets, orders and attacks."""
-    parser.add_argument(
+    group = parser.add_argument_group("threats and attacks")
+    group.add_argument(
         "--eps",
         nargs="+",
         default=[eps],
         required=eps is None,
         help="budgets, for example 8/255; the first is the headline's",
     )
-    parser.add_argument(
+    group.add_argument(
         "--order",
         nargs="+",
         default=["1", "2", "inf"],
         metavar="P",
         help="Wasserstein orders: any of 1, 2, any p >= 1, inf (default: 1 2 inf)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--attacks",
         nargs="+",
         default=list(DEFAULT_ATTACKS),
         metavar="A",
         help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT_ATTACKS)})",
     )
-    parser.add_argument(
+    group.add_argument(
         "--batch-size", type=int, default=None, help="most samples in one model call (default: 250)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--step",
         default=None,
         help="step size alpha of WDA and WDA++ (default: the paper's for its eps, else a share)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--topk",
         type=int,
         default=None,
         help="rivals that WDA and WDA++ try (default: the paper's)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--kappa",
         default=None,
         help="of WDA: 1/kappa of every sample moves (default: 2, at order inf 1)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--passes",
         type=int,
         default=100,
         help="passes a sample for `nearest` (default: %(default)s)",
     )
-    parser.add_argument(
+    group.add_argument(
+        "--points",
+        metavar="FILE",
+        default=None,
+        help="anyone's adversarial examples, FILE.pt or .safetensors, one for each sample: each "
+        "is looked at again and joins the pool if it is a flip",
+    )
+    group.add_argument(
         "--name", default=None, help="what to call the model in tables and pages (default: MODEL)"
     )
     common_options(parser, norm="inf", threads=threads, out=out)
@@ -240,25 +250,24 @@ def common_options(
     parser: argparse.ArgumentParser, norm: str, threads: int | None, out: str
 ) -> None:
     """Norm, domain, data, seed, device."""
-    parser.add_argument(
+    group = parser.add_argument_group("norm, samples and output")
+    group.add_argument(
         "--norm", default=norm, help="ground norm: 1, 2 or inf (default: %(default)s)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--domain", nargs=2, default=["0", "1"], metavar=("LOW", "HIGH"), help="box (default: 0 1)"
     )
-    parser.add_argument(
-        "--no-box", action="store_true", help="let points leave the box: all of R^n"
-    )
-    parser.add_argument("-n", type=int, default=None, help="use the first N samples only")
-    parser.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
-    parser.add_argument("--out", default=None, help=f"directory for {out}")
-    parser.add_argument(
+    group.add_argument("--no-box", action="store_true", help="let points leave the box: all of R^n")
+    group.add_argument("-n", type=int, default=None, help="use the first N samples only")
+    group.add_argument("--seed", type=int, default=0, help="keys the random starts (default: 0)")
+    group.add_argument("--out", default=None, help=f"directory for {out}")
+    group.add_argument(
         "--threads",
         type=int,
         default=threads,
         help="CPU threads (default: %s)" % (threads or "torch's own"),
     )
-    parser.add_argument(
+    group.add_argument(
         "--device", default=None, help="where to compute: cpu, cuda, mps (default: cpu)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--quiet", action="store_true", help="no progress bar or lines")

@@ -19,6 +19,8 @@ from wassail.cli.commands import (
     table_command,
     verify_command,
 )
+from wassail.cli.completion import SHELLS, commands, completion
+from wassail.cli.config import apply_config, config_in, init_command
 from wassail.cli.options import (
     CHUNK,
     DEMO_SECONDS,
@@ -75,8 +77,12 @@ def _main(argv: Sequence[str] | None) -> int:
     if not words:
         parser.print_help()
         return 0
-    options = parser.parse_args(words)
+    options = argparse.Namespace()
     try:
+        file = config_in(words) if words[0] == "evaluate" else None
+        if file is not None:
+            apply_config(_child(parser, "evaluate"), file)
+        options = parser.parse_args(words)
         code: int = options.run(options)
         return code
     except InputError as error:
@@ -94,12 +100,17 @@ def _main(argv: Sequence[str] | None) -> int:
         return 130
 
 
+def _child(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """The parser of a command."""
+    return dict(commands(parser))[(name,)]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="wassail", description=SUMMARY)
     parser.add_argument("--version", action="version", version=f"wassail {version('wassail')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    children = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser(
+    demo = children.add_parser(
         "demo", help="attack and certify the embedded model on the embedded data: a minute"
     )
     demo.add_argument(
@@ -120,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         **NO_SIGN_OFF,
     )
 
-    evaluate = commands.add_parser(
+    evaluate = children.add_parser(
         "evaluate",
         help="robust accuracy of a model on data, attacked and if asked certified; resumable",
     )
@@ -141,10 +152,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="no checks and indicators of attack failure",
     )
+    evaluate.add_argument(
+        "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
+    )
     signoff_options(evaluate)
     evaluate.set_defaults(run=evaluate_command)
 
-    attack = commands.add_parser(
+    attack = children.add_parser(
         "attack", help="attack a model on data: `evaluate` without checks and certificates"
     )
     model_options(attack)
@@ -164,12 +178,12 @@ def _parser() -> argparse.ArgumentParser:
         **NO_SIGN_OFF,
     )
 
-    report = commands.add_parser("report", help="one self-contained HTML page of a run")
+    report = children.add_parser("report", help="one self-contained HTML page of a run")
     report.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
     report.add_argument("-o", "--output", metavar="FILE", help="default: report.html in RUN")
     report.set_defaults(run=report_command)
 
-    compare = commands.add_parser(
+    compare = children.add_parser(
         "compare", help="a leaderboard page of several runs, with paired differences"
     )
     compare.add_argument(
@@ -180,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.set_defaults(run=compare_command)
 
-    verify = commands.add_parser(
+    verify = children.add_parser(
         "verify", help="compare a run from elsewhere with the model it is about: what is false?"
     )
     verify.add_argument("folder", metavar="RUN", help="the run directory")
@@ -207,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.set_defaults(run=verify_command, data=None)
 
-    export = commands.add_parser(
+    export = children.add_parser(
         "export", help="a run as CSV, RobustBench entry, .pt, NPZ or PNG files"
     )
     export.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
@@ -218,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     model_options(export, required=False)
     export.set_defaults(run=export_command)
 
-    certify = commands.add_parser("certify", help="bound the worst expected loss from both sides")
+    certify = children.add_parser("certify", help="bound the worst expected loss from both sides")
     model_options(certify)
     certify.add_argument(
         "--loss", default="cross_entropy", help="cross_entropy or margin (default: %(default)s)"
@@ -251,19 +265,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     certify.set_defaults(run=certify_command)
 
-    smooth = commands.add_parser(
+    smooth = children.add_parser(
         "smooth", help="certify a model of any size under Gaussian noise, from both sides"
     )
     smooth_options(smooth)
 
-    _paper_commands(commands)
-    models = commands.add_parser("models", help="list the built-in models")
+    _paper_commands(children)
+    init = children.add_parser("init", help="write a commented file for `evaluate --config`")
+    init.add_argument(
+        "file", nargs="?", default="wassail.toml", metavar="FILE", help="default: %(default)s"
+    )
+    init.set_defaults(run=lambda options: init_command(options, evaluate))
+    complete = children.add_parser("completion", help="print a script that completes commands")
+    complete.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    complete.set_defaults(run=lambda options: print(completion(parser, options.shell)) or 0)
+    models = children.add_parser("models", help="list the built-in models")
     models.set_defaults(run=models_command)
     return parser
 
 
-def _paper_commands(commands: argparse._SubParsersAction[Any]) -> None:
-    paper = commands.add_parser("paper", help="the paper's table and figures, made again")
+def _paper_commands(children: argparse._SubParsersAction[Any]) -> None:
+    paper = children.add_parser("paper", help="the paper's table and figures, made again")
     parts = paper.add_subparsers(required=True, metavar="WHAT")
     figures = parts.add_parser("figures", help="PNG and CSV files of the figures")
     figures.add_argument(
@@ -345,5 +367,5 @@ def _paper_commands(commands: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="go on with the runs in --out, perhaps with more models or attacks",
     )
-    table.add_argument("--quiet", action="store_true", help="no progress bar")
+    table.add_argument("--quiet", action="store_true", help="no progress bar or lines")
     table.set_defaults(run=table_command)

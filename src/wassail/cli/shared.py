@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,8 +149,8 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
 
 
 def progress(options: argparse.Namespace) -> bool:
-    """Whether bars are shown."""
-    return not options.quiet and sys.stderr.isatty()
+    """Whether the share done is shown: a bar on a terminal, else a line every few seconds."""
+    return not options.quiet
 
 
 def made_by(options: argparse.Namespace) -> str:

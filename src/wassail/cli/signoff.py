@@ -35,7 +35,8 @@ KNOWN_SHIFT = re.compile(r"[a-z]+-[0-9.]+")
 
 def signoff_options(parser: argparse.ArgumentParser) -> None:
     """What must hold, and where the answer is written."""
-    parser.add_argument(
+    group = parser.add_argument_group("sign-off")
+    group.add_argument(
         "--require",
         action="append",
         default=[],
@@ -43,24 +44,24 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
         help='exit code 1 unless it holds: "accuracy>=0.5 at eps 2/255 order 1 confidence 0.95 '
         'proved" (or attacked, or clean); may be given several times',
     )
-    parser.add_argument(
+    group.add_argument(
         "--json",
         action="store_true",
         help="the figures as JSON on standard output, everything else on standard error",
     )
-    parser.add_argument(
+    group.add_argument(
         "--landmarks",
         action="store_true",
         help="known shifts (noise, blur, JPEG, ...): their eps and the accuracy under them",
     )
-    parser.add_argument(
+    group.add_argument(
         "--box",
         metavar="FILE",
         help="a box and a unit for each feature, instead of --domain: CSV with feature, low, high, "
         "scale (empty: the range, 0: may not move), or .npz",
     )
-    parser.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
-    parser.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")
+    group.add_argument("--junit", metavar="FILE", help="the requirements as JUnit XML")
+    group.add_argument("--card", metavar="FILE", help="a section for a model card, in Markdown")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from wassail.attacks import catalogue
 from wassail.errors import InputError
 from wassail.network import Model
 from wassail.threat import Threat, box_text, show
+from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 
 
@@ -190,3 +191,18 @@ def check_budgets(threats: Sequence[Threat], shape: Sequence[int]) -> None:
                 f"apart than {diameter:.4g} in l{norm:g}: give a smaller eps (8/255, not 8), or "
                 "the domain that the samples live in."
             )
+
+
+def checked_points(points: Tensor | None, data: Data) -> Tensor:
+    """Points given with an evaluation, one for each sample."""
+    if not isinstance(points, Tensor):
+        raise InputError(
+            f"the points are a {type(points).__name__}: give a tensor with one point for each "
+            "sample, on the command line with --points FILE.pt."
+        )
+    if tuple(points.shape) != (len(data), *data.shape):
+        raise InputError(
+            f"the points have shape {tuple(points.shape)}, but the data have "
+            f"{(len(data), *data.shape)}: give one point for each sample, in the same order."
+        )
+    return points.detach().cpu()

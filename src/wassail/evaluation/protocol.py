@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail.attacks.catalogue import GIVEN
 from wassail.certificates.bounds.executed import ARITHMETICS, arithmetic_of
 from wassail.certificates.radii import METHODS
 from wassail.errors import InputError, unknown
@@ -35,6 +36,7 @@ from wassail.evaluation.landmarks import landmarks as measure
 from wassail.evaluation.landmarks import plain as in_plain
 from wassail.evaluation.plan import (
     check_budgets,
+    checked_points,
     data_hash,
     named,
     options_by_attack,
@@ -98,6 +100,7 @@ def evaluate(
     look: bool = True,
     landmarks: Shifts | None = None,
     name: str | None = None,
+    points: Tensor | None = None,
     command: Sequence[str] = (),
     runner: Runner | None = None,
     progress: Progress = False,
@@ -138,6 +141,8 @@ def evaluate(
         landmarks: known shifts to measure, "standard" or as in `landmarks`; default None. They are
             kept with the run, and one that is below the certified accuracy raises.
         name: what to call the model; default None, its class, or what it was opened by.
+        points: anyone's adversarial examples, tensor `(N, *shape)`, one for each sample; each is
+            looked at once more and joins the pool if it is a flip; default None.
         command: words recorded with the run; default none.
         runner: what does the work, for example `evaluation.cluster.Ray`; default None, this
             process.
@@ -160,6 +165,9 @@ def evaluate(
     wanted = options_by_attack(attacks)
     if "nearest" in wanted:
         wanted["nearest"] = {"passes": whole(passes, "passes"), **wanted["nearest"]}
+    if points is not None or GIVEN in wanted:
+        points = checked_points(points, samples)
+        wanted = {**wanted, GIVEN: {"sha256": data_hash(points, points[:0])}}
     if (resume or add) and out is None:
         raise InputError("resume and add need out: the folder of the run to go on with.")
     if out is not None and not isinstance(out, (str, PathLike)):
@@ -176,6 +184,7 @@ def evaluate(
             gradients,
             look,
             arithmetic,
+            points,
         )
     )
     if landmarks is not None and mu is not None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from wassail.attacks.catalogue import GIVEN
 from wassail.certificates.bounds.executed import refusal
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
@@ -57,6 +58,7 @@ class Settings:
     gradients: str
     look: bool
     arithmetic: str = "auto"
+    points: Tensor | None = None
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -225,6 +227,8 @@ class Worker:
             "batch_size": self.settings.batch_size,
             **unit.options,
         }
+        if unit.attack == GIVEN and self.settings.points is not None:
+            options["points"] = self.settings.points[task.start : task.stop]
         if unit.whole:
             options["mu"] = self.mu[task.start : task.stop]
         x, y = self.samples(task)

@@ -204,3 +204,16 @@ def _plain(text: str) -> str:
     from rich.markup import escape
 
     return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+
+
+def points_text(run: Evaluation, file: str) -> str:
+    """How many of the points that were given are flips, and how many are the nearest known."""
+    row = next(row for row in run.rows if row.attack == "points")
+    right = int((run.predicted == run.y).sum())
+    mine = run.methods.index("points") if "points" in run.methods else -1
+    nearest = (run.found_by == mine) & (run.distances > 0) & run.distances.isfinite()
+    return (
+        f"{''.join(c if c.isprintable() else '?' for c in file)}: of {len(run)} points "
+        f"{round(row.flipped * right)} are flips of samples that were right, looked at again, and "
+        f"{int(nearest.sum())} are the nearest flips known and were used."
+    )

@@ -193,6 +193,46 @@ def fingerprint(model: object) -> str | None:
     return found.hexdigest()
 
 
+def read_points(path: str | Path) -> Tensor:
+    """The points in a `.pt` or `.safetensors` file: one tensor, or the first of a pair or dict.
+
+    Args:
+        path: as AutoAttack and RobustBench save adversarial examples.
+    """
+    path = Path(path)
+    refuse_html(path)
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            found: Any = load_file(path)
+        else:
+            found = load_tensors(path)
+    except Exception as error:  # whatever a broken file makes the restricted unpickler raise
+        reason = (str(error).splitlines() or ["it holds more than tensors"])[0].rstrip(".")
+        raise InputError(
+            f"cannot read points from {str(path)!r}: {reason}; save one tensor of shape (N, ...) "
+            "with torch.save."
+        ) from None
+    if isinstance(found, Mapping):
+        names = [k for k in ("adv_complete", "x_adv", "points", "x") if k in found] or list(found)
+        found = found[names[0]] if names else None
+    if isinstance(found, (tuple, list)) and found:
+        found = found[0]
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise InputError(
+            f"{str(path)!r} holds no points: save one float tensor of shape (N, ...) with "
+            "torch.save, in the order of the samples."
+        )
+    try:
+        plain_tensors({"points": found})
+    except ValueError as error:
+        raise InputError(
+            f"cannot read points from {str(path)!r}: {error}; save one tensor with torch.save."
+        ) from None
+    return found.detach()
+
+
 def read_state(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a `.safetensors` or `.pt` file, looked for under the keys that training
     scripts use.

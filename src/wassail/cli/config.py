@@ -1,0 +1,154 @@
+"""`wassail init` and `evaluate --config`: the options of an evaluation in a TOML file.
+
+The file is written from the parser and read back into it, so both know every option. Python 3.10
+has no TOML reader of its own and needs the package `tomli` for this one option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from wassail.cli.shared import writing
+from wassail.errors import InputError, unknown
+from wassail.writing import save
+
+WITHOUT = {"help", "config"}  # options that make no sense in the file
+HEAD = """\
+# An evaluation: wassail evaluate --config {name}
+# Every line that begins with "# " and holds "=" is an option with its default: take the "# " away
+# to change it. What stands on the command line goes first.
+"""
+
+
+def actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """The options of a parser with the titles of their groups, in the order of its help."""
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if key_of(action) not in WITHOUT:
+                yield group.title or "", action
+
+
+def key_of(action: argparse.Action) -> str:
+    """What an option is called in the file: its long name without dashes."""
+    long = [word for word in action.option_strings if word.startswith("--")]
+    return (long or action.option_strings or [action.dest])[0].lstrip("-")
+
+
+def init_text(parser: argparse.ArgumentParser, name: str) -> str:
+    """The commented file.
+
+    Args:
+        parser: of `evaluate`.
+        name: of the file.
+    """
+    lines = [HEAD.format(name=name)]
+    title = None
+    for group, action in actions(parser):
+        if group != title:
+            title = group
+            lines.append(f"\n## {group}")
+        about = (action.help or "") % {**vars(action), "prog": parser.prog}
+        lines.append(f"# {about}" if about else "#")
+        needed = action.required and not action.option_strings
+        value = "digits-cnn-adv" if needed else _default(action)
+        mark = "" if action.required else "# "
+        lines.append(f"{mark}{key_of(action)} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _default(action: argparse.Action) -> Any:
+    if action.nargs == 0:
+        return False
+    if action.required:
+        return ["8/255"]
+    if action.default is None:
+        return [] if action.nargs in ("+", "*", 2) else ""
+    return action.default
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The options in a file."""
+    for name in ("tomllib", "tomli"):
+        try:
+            toml = importlib.import_module(name)
+            break
+        except ImportError:
+            continue
+    else:
+        raise InputError("this Python reads no TOML: install tomli, or use Python 3.11 or newer.")
+    try:
+        found: dict[str, Any] = toml.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path!r}: {error.strerror}; `wassail init {path}` writes a file."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = (str(error).splitlines() or ["no TOML"])[0].rstrip(".")
+        raise InputError(
+            f"{path!r} is no TOML file: {reason}; see `wassail init` for one."
+        ) from None
+    return found
+
+
+def apply_config(parser: argparse.ArgumentParser, path: str) -> None:
+    """Make what a file says the defaults of a parser.
+
+    Args:
+        parser: of `evaluate`.
+        path: of the file.
+    """
+    known = {key_of(action): action for _, action in actions(parser)}
+    for key, value in read_config(path).items():
+        if key not in known:
+            raise unknown(f"option of {path!r},", key, known)
+        action = known[key]
+        if value in ("", []):
+            continue
+        action.default = _value(action, key, value, path)
+        action.required = False
+        if not action.option_strings:
+            action.nargs = "?"
+
+
+def _value(action: argparse.Action, key: str, value: Any, path: str) -> Any:
+    """A value of the file as the parser would have made it of words."""
+    many = action.nargs in ("+", "*", 2) or isinstance(action, argparse._AppendAction)
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise InputError(f"{key} in {path!r} is {value!r}: write true or false.")
+        return action.const if value else action.default
+    if action.nargs == "?" and value is True:
+        return action.const
+    if action.type is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{key} in {path!r} is {value!r}: write a whole number.")
+        return value
+    if isinstance(value, (dict, bool)) or (isinstance(value, list) and not many):
+        raise InputError(f"{key} in {path!r} is {value!r}: write one word or number.")
+    return [str(v) for v in (value if isinstance(value, list) else [value])] if many else str(value)
+
+
+def config_in(words: Sequence[str]) -> str | None:
+    """The file that `--config` names, None without it."""
+    for i, word in enumerate(words):
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+        if word == "--config" and i + 1 < len(words):
+            return words[i + 1]
+    return None
+
+
+def init_command(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """`wassail init`."""
+    path = Path(options.file)
+    if path.exists():
+        raise InputError(f"{options.file!r} is there already: name another file, or remove it.")
+    with writing(path):
+        save(path, init_text(parser, options.file))
+    print(f"wrote {path}: edit it, then wassail evaluate --config {path}")
+    return 0
