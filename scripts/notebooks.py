@@ -3,8 +3,8 @@
     python scripts/notebooks.py [--check]
 
 A tutorial is text with blocks of Python; each becomes a cell, without outputs. Blocks of the
-language `text` are what a block of Python prints; they stand in the tutorial only. `--check`: write
-nothing, and end with code 1 if a notebook is not what its tutorial says.
+language `text` are what a block of Python prints; they and pictures stand in the tutorial only.
+`--check`: write nothing, and end with code 1 if a notebook is not what its tutorial says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FENCE = re.compile(r"^```(python|text)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+PICTURE = re.compile(r"^!\[.*\]\(.*\)\n\n?", re.MULTILINE)
 LINK = re.compile(r"\]\((?!http)([^)]+)\)")
 
 
@@ -49,7 +50,7 @@ def notebook(name: str, text: str) -> str:
         text: of the page.
     """
     made = []
-    for kind, source in cells(text):
+    for kind, source in cells(PICTURE.sub("", text)):
         if kind == "text":
             continue
         cell = {
@@ -75,7 +76,8 @@ def _relinked(source: str) -> str:
         target = found[1]
         if target in names:
             return f"]({target.removesuffix('.md')}.ipynb)"
-        return f"](../docs/{target.removeprefix('../')})"
+        place = "" if target.startswith("../") else "tutorials/"
+        return f"](../docs/{place}{target.removeprefix('../')})"
 
     return LINK.sub(link, source)
 
