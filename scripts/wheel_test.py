@@ -81,7 +81,7 @@ def use(python: Path, folder: Path, version: str) -> None:
         sys.exit(f"this is not the installed package: {where}")
     if "usage" not in run(command, cwd=folder):
         sys.exit("bare wassail prints no help.")
-    small = ("--eps", "0.05", "-n", "10", "--passes", "20", "--certify", "--out", "RUN")
+    small = ("--eps", "0.05", "-n", "10", "--passes", "20", "--certify", "crown", "--out", "RUN")
     run(command, "evaluate", "digits-mlp-adv", *small, cwd=folder)
     for name, program in programs().items():
         print(name, flush=True)
