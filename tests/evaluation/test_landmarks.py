@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,22 @@ def test_pairings_and_functions_and_orders_in_closed_form() -> None:
     assert first.eps[2] == pytest.approx(math.sqrt((0.25**2 + 0.5**2) / 4))
     assert first.eps[INF] == 0.5
     assert first.accuracy == 0.75  # only the last one has crossed 0.6
+
+
+def test_a_second_data_set_is_paired_with_the_first(tmp_path) -> None:
+    model = LinearClassifier.random(2, 3)
+    x = torch.rand(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
+    y = torch.arange(6) % 2
+    path = tmp_path / "camera.npz"
+    np.savez(path, x=(x + 0.25).numpy(), y=y.numpy())
+    pair = (x + 0.25, y)
+    shifts = {"file": path, "pair": pair, "tensor": x + 0.25}
+    found = ws.landmarks(model, x, y, "inf", shifts=shifts)
+    assert [mark.eps[1] for mark in found] == [pytest.approx(0.25)] * 3
+    assert len({mark.accuracy for mark in found}) == 1
+    for other in ((x, 1 - y), (x[:4], y[:4])):
+        with pytest.raises(ws.InputError, match="sample by sample"):
+            ws.landmarks(model, x, y, "inf", shifts={"other": other})
 
 
 @pytest.mark.parametrize("order", [1.0, 2.0, INF])

@@ -171,7 +171,7 @@ def test_robustbench_entry(run: Evaluation, tmp_path: Path) -> None:
         "unreliable",
         "external",
     }
-    assert set(entry) == known | {"wda_acc", "certified_acc", "certified_arithmetic"}
+    assert set(entry) == known | {"wda_acc", "certified_acc", "certified_arithmetic", "population"}
     assert (
         entry["dataset"] == "cifar10" and entry["eps"] == "8/255" and entry["authors"] == "A & <B>"
     )

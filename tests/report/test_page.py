@@ -290,9 +290,22 @@ def test_classes_add_up_to_the_headline(weighted: bool, order: float) -> None:
 
 def test_class_by_class_in_closed_form() -> None:
     rows = [[text for text, _ in cells] for cells in Reader(report(small())).rows("classes")]
-    left, right = (row[:4] + row[5:] for row in rows)
+    left, right = (row[:4] + row[5:6] for row in rows)
+    assert all(row[6] == f"0.00{SPACE}%" for row in rows)  # two samples prove nothing of all inputs
     assert left == ["left", "2", f"50.00{SPACE}%", f"0.00{SPACE}%", "1"]
     assert right == ["right", "2", f"100.00{SPACE}%", f"75.00{SPACE}%", "no flip known"]
+
+
+def test_all_inputs_of_each_class_share_the_confidence() -> None:
+    run = made_up(120)
+    rows = Reader(report(run)).rows("classes")
+    labels = torch.unique(run.y).tolist()
+    for label, cells in zip(labels, rows):
+        low = run.population(run.threat.order, 1 - 0.05 / len(labels), label)(run.threat.eps)[0]
+        assert float(cells[6][1] or "nan") == low
+    assert all(
+        len(cells) == 6 for cells in Reader(report(made_up(9, weighted=True))).rows("classes")
+    )
 
 
 def test_the_script_is_given_the_sorted_distances() -> None:

@@ -24,8 +24,9 @@ from wassail.losses import predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
 from wassail.threat import Domain, Number, parse_domain, parse_norm, parse_order, show
 from wassail.transport.curve import RiskCurve
+from wassail.zoo.datasets import open_data
 
-Shifts: TypeAlias = "str | Sequence[str] | Mapping[str, str | Tensor | Callable[[Tensor], Tensor]]"
+Shifts: TypeAlias = "str | Sequence[str] | Mapping[str, Any]"
 EXACT_UP_TO = 400  # samples of one class for which the assignment problem is solved
 ROUND_UP = 1 + 1e-12  # of an eps, for the sum of N costs
 
@@ -92,7 +93,8 @@ def landmarks(
         orders: Wasserstein orders (default 1, 2 and inf).
         shifts: "standard" for all known shifts of images or features, names such as ["jpeg-50"],
             or a mapping from names to names, functions of the samples, or tensors `(N, *shape)`
-            that are paired with the samples, for example the same scenes from another camera.
+            that are paired with the samples, for example the same scenes from another camera; also
+            anything but a name that `zoo.open_data` takes, such as a `Path` or a pair `(x, y)`.
         domain: box; changed samples are clipped to it. Known shifts work in units of the box,
             without one in units of the range of the samples.
         curves: risk curves of the same samples. A measured accuracy below the certified side is
@@ -109,7 +111,7 @@ def landmarks(
     wanted = [parse_order(order) for order in orders]
     found = []
     for name, change in _named(shifts, tuple(x.shape[1:])).items():
-        moved = changed(x, change, domain, seed, name)
+        moved = changed(x, _paired(change, y, name), domain, seed, name)
         distance = distances_between(moved, x, norm)
         eps = {order: mean_cost(distance, order) for order in wanted}
         known = {order: transport(x, moved, y, norm, order) if exact else None for order in wanted}
@@ -258,15 +260,26 @@ def _bottleneck(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(len(cost)), match
 
 
-def _named(
-    shifts: Shifts, shape: tuple[int, ...]
-) -> dict[str, str | Tensor | Callable[[Tensor], Tensor]]:
+def _named(shifts: Shifts, shape: tuple[int, ...]) -> dict[str, Any]:
     if isinstance(shifts, str):
         names: Sequence[str] = standard(shape) if shifts == "standard" else [shifts]
         return {name: name for name in names}
     if isinstance(shifts, Mapping):
         return dict(shifts)
     return {name: name for name in shifts}
+
+
+def _paired(change: Any, y: Tensor, name: str) -> Any:
+    """A change as it is, or the samples of other data, whose labels must be the same."""
+    if isinstance(change, (str, Tensor)) or callable(change):
+        return change
+    x, labels = open_data(change).read(0, len(y))
+    if not torch.equal(labels, y.cpu()):
+        raise InputError(
+            f"{name} has other labels than the data, or fewer samples: a second data set is paired "
+            "with the first, sample by sample."
+        )
+    return x
 
 
 def _accuracy(model: Model, x: Tensor, y: Tensor, batch_size: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import (
@@ -32,6 +32,7 @@ def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     if sentence is not None:
         parts.append(f"**{sentence}**")
     parts.append(f"**Definition.** {run.definition}")
+    parts += _units(run)
     parts.append(_table(run))
     if verdicts:
         listed = [
@@ -47,6 +48,22 @@ def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in (run.info.get("versions") or {}).items())
     parts.append(f"Made with {versions}; seed {run.info.get('seed')}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _units(run: Evaluation) -> list[str]:
+    """What a distance is measured in, where each feature has a box and a unit of its own."""
+    about = run.info.get("data")
+    kept = [about.get(key) for key in ("features", "low", "high", "scale")] if about else []
+    if not kept or not all(isinstance(part, list) and len(part) == len(kept[0]) for part in kept):
+        return []
+    held = set(map(str, about.get("fixed") or ())) if isinstance(about, Mapping) else set()
+    lines = []
+    for name, low, high, scale in zip(*kept):
+        unit = "may not move" if str(name) in held else f"{scale:.4g}"
+        lines.append(f"| {_plain(str(name))} | {low:.4g} | {high:.4g} | {unit} |")
+    head = "| feature | least | greatest | unit |\n|---|---|---|---|\n"
+    said = "**Units.** Each feature stays in its own box, and is measured in its own unit.\n\n"
+    return [said + head + "\n".join(lines)]
 
 
 def _table(run: Evaluation) -> str:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from wassail.errors import InputError, unknown
 from wassail.evaluation.run import Evaluation
+from wassail.evaluation.signoff import population_sentence
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
 from wassail.names import EXPORTS
@@ -254,6 +255,9 @@ def to_robustbench(
             f"p{order:g}": floor_percent(certified) for order, (certified, _) in here.items()
         }
         entry["certified_arithmetic"] = run.certificate.get("arithmetic", "exact")
+    sentence = population_sentence(run)
+    if sentence is not None:
+        entry["population"] = sentence
     save(path, json.dumps(entry, indent=2) + "\n")
     return Export(Path(path), len(run), _count(run), note="; ".join(remarks))
 

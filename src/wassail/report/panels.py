@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wassail.evaluation.signoff import independent, of_class
 from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
 from wassail.report.features import changes
 from wassail.report.html import (
@@ -618,6 +619,8 @@ def classes_panel(run: Evaluation) -> Html | None:
     bought = knapsack(run.distances, run.threat.eps, run.threat.order, run.mu)
     correct = run.distances > 0
     kept = correct * (1 - bought)
+    sure = run.radii is not None and independent(run)
+    classes = len(torch.unique(run.y))
     rows = []
     for label in torch.unique(run.y).tolist():
         mine = run.y == label
@@ -636,6 +639,8 @@ def classes_panel(run: Evaluation) -> Html | None:
             tag("td", _bars(clean, robust), class_="picture"),
             number_cell(length(middle), 1e300 if middle == math.inf else middle),
         ]
+        if sure:
+            cells.append(_all_of_class(run, label, classes))
         rows.append(tag("tr", cells))
     heads = [
         "Class",
@@ -644,6 +649,7 @@ def classes_panel(run: Evaluation) -> Html | None:
         "Robust",
         tag("th", "robust within clean", scope="col", data_fixed=True),
         "Median distance",
+        *(["All inputs, at least"] if sure else []),
     ]
     lead = (
         f"Robust: the share of the class that the worst distribution found for {run.threat} "
@@ -652,12 +658,24 @@ def classes_panel(run: Evaluation) -> Html | None:
         "headline. Median distance: of the "
         "samples that are correct to begin with."
     )
+    if sure:
+        lead += (
+            " All inputs: with 95 % confidence for all classes together, so much of each class is "
+            "certified at the headline's eps, which each class may then spend on its own."
+        )
     return section(
         "classes",
         "Classes",
         table(f"{len(rows)} classes occur", heads, rows, "Table of classes"),
         lead=lead,
     )
+
+
+def _all_of_class(run: Evaluation, label: int, classes: int) -> Html:
+    """What is certified of all inputs of one class; the confidence is shared among the classes."""
+    curve = of_class(run, run.threat.order, label)
+    low = curve.population(1 - 0.05 / classes)(run.threat.eps)[0]
+    return number_cell(proved(low), low)
 
 
 def _bars(clean: float, robust: float) -> Html | None:
