@@ -64,7 +64,8 @@ class Record:
                 raise OSError("it is no regular file")
             with safe_open(path, "pt") as file:
                 header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+                names = list(file.keys())
+                tensors = {name: file.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise InputError(f"cannot read {str(path)!r}: {_line(error)}.") from None
         if header.get("wassail") != cls.__name__:

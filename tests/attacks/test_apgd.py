@@ -230,7 +230,10 @@ def test_broken_parts_are_caught(broken: str, monkeypatch) -> None:
     elif broken == "projection":
         monkeypatch.setattr(module, "_into", lambda point, center, norm, radius, domain: center)
     elif broken == "loss":
-        wrong = lambda z, rows: (torch.zeros(len(z), dtype=z.dtype), torch.ones_like(z))  # noqa: E731
+
+        def wrong(z: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.zeros(len(z), dtype=z.dtype), torch.ones_like(z)
+
         monkeypatch.setattr(module, "objective", lambda hunt, loss: wrong)
     else:
         monkeypatch.setattr(module, "maximiser", lambda g, norm: torch.zeros_like(g))

@@ -171,7 +171,10 @@ def printed(model, x, y, norm, order, eps, loss, steps, mu, domain):
     now = x.clone()
     iterates = []
     accuracies = []
-    size = lambda v: torch.linalg.vector_norm(v.flatten(1), norm, dim=1)[:, None, None, None]  # noqa: E731
+
+    def size(v: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(v.flatten(1), norm, dim=1)[:, None, None, None]
+
     for _ in range(steps + 1):
         now.requires_grad_(True)
         z = model(now)

@@ -191,7 +191,8 @@ def mlp(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
             else inner
         )
         if kind == 2:
-            layers.append(draw.one(nn.LayerNorm(width), nn.RMSNorm(width, eps=1e-2)))  # type: ignore[arg-type]
+            norms = (nn.LayerNorm(width), nn.RMSNorm(width, eps=1e-2))
+            layers.append(draw.one(*norms))  # type: ignore[arg-type]
     return nn.Sequential(*layers, nn.Linear(width, k)), (n,)
 
 
@@ -224,7 +225,8 @@ def transformer(draw: Draw, k: int) -> tuple[nn.Module, tuple[int, ...]]:
     eps = draw.one(1e-5, 1e-2, 0.3)
 
     def norm(size: int) -> nn.Module:
-        return nn.RMSNorm(size, eps=eps) if rms else nn.LayerNorm(size, eps=eps)  # type: ignore[arg-type]
+        kind = nn.RMSNorm if rms else nn.LayerNorm
+        return kind(size, eps=eps)  # type: ignore[arg-type]
 
     # plain: no norms at all, so bounded domains only
     rms = draw.between(0, 3) == 0

@@ -585,7 +585,8 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Balls, "upper", lambda *_: rho.flatten())
     graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
     with rounded(mode):
-        _, near, line = ends_of(graph, inputs.x, y, before, radius, INF, None, 0)  # type: ignore[arg-type]
+        given = (graph, inputs.x, y, before, radius, INF, None, 0)
+        _, near, line = ends_of(*given)  # type: ignore[arg-type]
     ratio = np.longdouble(radius) / np.longdouble(before)
     assert (long(near) <= long(base) - long(rho))[:, 1].all()
     assert (long(line) <= long(base) - long(rho) * ratio * (1 - np.longdouble(2) ** -60))[
@@ -651,7 +652,8 @@ def test_parts_of_a_certificate(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
     )
     with rounded(mode):
         tail = Work._tail(work)  # type: ignore[arg-type]
-        mean = Work._rounded_up(SimpleNamespace(mu=uniform(20, seed=73)), x[:, 0])  # type: ignore[arg-type]
+        work = SimpleNamespace(mu=uniform(20, seed=73))
+        mean = Work._rounded_up(work, x[:, 0])  # type: ignore[arg-type]
     assert tail is not None
     for i in range(20):
         exact = Fraction(float(drift[i % 2, 1 - i % 2])) + Fraction(tail.lam) * sum(

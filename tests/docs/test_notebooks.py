@@ -33,7 +33,8 @@ def run_cell(source: str, names: dict[str, Any]) -> tuple[str, Any]:
     with redirect_stdout(printed):
         exec(compile(tree, "cell", "exec"), names)
         if last is not None:
-            value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)  # type: ignore[attr-defined]
+            expression = ast.Expression(last.value)  # type: ignore[attr-defined]
+            value = eval(compile(expression, "cell", "eval"), names)
     return printed.getvalue(), value
 
 

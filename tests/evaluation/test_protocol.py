@@ -127,7 +127,11 @@ def test_the_transfer_does_not_depend_on_the_chunks(digits) -> None:
     ones.
     """
     plain, x, y = digits
-    broken = lambda x: plain(x) + 0 * (x - x).abs().sum((1, 2, 3)).sqrt()[:, None]  # noqa: E731 - its gradient is NaN
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        """Its gradient is NaN."""
+        return plain(x) + 0 * (x - x).abs().sum((1, 2, 3)).sqrt()[:, None]
+
     runs = [
         ws.evaluate(broken, (x, y), THREATS[:1], ("nearest",), chunk=chunk) for chunk in (1, 7, 30)
     ]

@@ -61,7 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [[0.9, 0.1, 0, 0], [0, 0.9, 0.1, 0], [0.1, 0, 0.9, 0], [0.2, 0.8, 0.1, 0]]
     ).reshape(4, 1, 2, 2)
     data = ws.zoo.open_data((x, torch.tensor([0, 1, 2, 1])))
-    data.ids = lambda start, stop: ["$(touch run)\n", "=1+1", "-1", "@SUM(A1)"][start:stop]  # type: ignore[method-assign]
+    hostile = ["$(touch run)\n", "=1+1", "-1", "@SUM(A1)"]
+    data.ids = lambda start, stop: hostile[start:stop]  # type: ignore[method-assign]
     ws.evaluate(
         model,
         data,

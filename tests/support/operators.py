@@ -44,7 +44,8 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def conv(**options: object) -> Body:
     groups = int(options.get("groups", 1))  # type: ignore[call-overload]
-    return lambda x: F.conv2d(x, numbers(2, 2 // groups, 2, 2), numbers(2), **options)  # type: ignore[arg-type]
+    weight = (2, 2 // groups, 2, 2)
+    return lambda x: F.conv2d(x, numbers(*weight), numbers(2), **options)  # type: ignore[arg-type]
 
 
 def norm(

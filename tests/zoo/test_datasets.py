@@ -426,8 +426,10 @@ def test_a_cifar_pickle_of_python_2_and_an_old_numpy(tmp_path: Path) -> None:
     """
     x = pixels(2, 3072)
     raw = (
-        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87Rq\x05"
-        b"(K\x01M\x02\x00M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03"
+        b"cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87Rq\x05"
+        b"(K\x01M\x02\x00M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07"
+        b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
         b"K\x00tb\x89T"
         + struct.pack("<I", 6144)
         + x.tobytes()

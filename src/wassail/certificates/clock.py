@@ -35,7 +35,8 @@ class _Limit:
     outer: _Limit | None = None
 
 
-_LIMIT: ContextVar[_Limit] = ContextVar("limit", default=_Limit())  # noqa: B039  (never charged: it has no outer, no end)
+# The default is never charged: it has no outer limit and no end.
+_LIMIT: ContextVar[_Limit] = ContextVar("limit", default=_Limit())  # noqa: B039
 
 
 def seconds_left() -> float:

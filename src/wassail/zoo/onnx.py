@@ -467,7 +467,8 @@ def _run(node: OnnxNode, inputs: list[Tensor | None]) -> list[Tensor]:
                 inputs[i], row_of(shape), lifted(node, i) if node.shift else shape[1:]
             )
     if node.op == "Concat":  # class tokens: the same for every image
-        size = next(argument for argument, data in zip(arguments, node.data) if data).shape[0]  # type: ignore[union-attr]
+        first = next(argument for argument, data in zip(arguments, node.data) if data)
+        size = first.shape[0]  # type: ignore[union-attr]
         for i, shape in enumerate(node.shapes):
             constant = arguments[i]
             if constant is not None and not node.data[i]:

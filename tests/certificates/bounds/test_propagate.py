@@ -274,7 +274,8 @@ def test_a_broken_relaxation_is_noticed(name: str, monkeypatch: pytest.MonkeyPat
         patch.setattr(propagate, "_value_lines", too_low(propagate._value_lines))
         with pytest.raises(AssertionError):
             check_values(crown(graph, region), x)
-    monkeypatch.setattr(propagate, "_gradient_lines", too_low(propagate._gradient_lines))  # type: ignore[arg-type]
+    lower = too_low(propagate._gradient_lines)  # type: ignore[arg-type]
+    monkeypatch.setattr(propagate, "_gradient_lines", lower)
     with pytest.raises(AssertionError):
         check_gradients(gradients(right, eye), x)
 

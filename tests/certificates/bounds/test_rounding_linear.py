@@ -293,7 +293,8 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
             assert (low <= ends[0][k] + 1e-15).all() and (high >= ends[1][k] - 1e-15).all()
         one = values(true, long(x)[0])[1]
         low, high = (long(v)[0] + long(two.centre[1])[0] for v in two.spans[1])
-        swing = np.sqrt((long(true.nodes[1].map.weight) ** 2).sum(1)) * long(radius)[0]  # type: ignore[union-attr]
+        weight = true.nodes[1].map.weight  # type: ignore[union-attr]
+        swing = np.sqrt((long(weight) ** 2).sum(1)) * long(radius)[0]
         assert (low <= one - swing).all() and (high >= one + swing).all()
         assert (long(upper) + long(sweep.centre[len(graph.nodes) - 1])[0] >= ends[1][-1]).all()
         assert (long(substituted) >= ends[1][-1]).all()

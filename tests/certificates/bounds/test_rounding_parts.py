@@ -348,7 +348,8 @@ def test_rounding_is_relative_to_the_sum_of_a_node() -> None:
         kind = SimpleNamespace(tiny=TINY[dtype], sums=8)
         for size in (1, 10, 1000):
             node = Node((0,), (size,), "", Affine(Matrix(torch.ones(size, 1, dtype=DOUBLE))))
-            assert rounding_of(node, kind) >= size * torch.finfo(dtype).eps / 2  # type: ignore[arg-type]
+            error = rounding_of(node, kind)  # type: ignore[arg-type]
+            assert error >= size * torch.finfo(dtype).eps / 2
     assert replace(Node((0,), (1,), ""), shape=(2,)).size == 2
 
 
@@ -389,7 +390,8 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     for sign in (0.0, 1.0, -1.0):
         chosen = torch.full((5, count), sign, dtype=DOUBLE)
         with rounded(mode):
-            coefficient, added, _ = _Tree._neurons(tree, w, rows, every, chosen, alpha, beta, count)  # type: ignore[arg-type]
+            given = (w, rows, every, chosen, alpha, beta, count)
+            coefficient, added, _ = _Tree._neurons(tree, *given)  # type: ignore[arg-type]
         for d in (long(low), long(high), np.clip(-long(c), long(low), long(high))):
             v = long(c) + d
             inside = np.ones(count, dtype=bool) if sign == 0 else sign * v >= 0

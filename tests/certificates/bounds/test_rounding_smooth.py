@@ -185,7 +185,8 @@ def test_secants_are_as_steep_as_the_activation(mode: str) -> None:
         bounds = Bounds(graph, region, {1: (low, high)})
         found = jacobian.secants(bounds)
         least, top = bounds.derivative(1)
-    (width,) = (n.map.factor for n in found.graph.nodes if n.map is not None and n.inputs == (1,))  # type: ignore[union-attr]
+    (scale,) = (n.map for n in found.graph.nodes if n.map is not None and n.inputs == (1,))
+    width = scale.factor  # type: ignore[union-attr]
     assert (long(least) + long(width) >= long(top)).all()
     assert found.graph.rounding == 1e-7
 

@@ -294,7 +294,8 @@ def test_planes_of_normalised_values_that_are_flat(
 
 def plain(a: Span, b: Span) -> Span:
     """The product of intervals as it is computed."""
-    found = torch.stack(torch.broadcast_tensors(*(u * v for u in a for v in b)))  # type: ignore[no-untyped-call]
+    parts = [u * v for u in a for v in b]
+    found = torch.stack(torch.broadcast_tensors(*parts))  # type: ignore[no-untyped-call]
     return found.amin(0), found.amax(0)
 
 

@@ -150,7 +150,8 @@ def terms(x: Tensor, a: Tensor, v: Tensor, state: at._State) -> tuple[Tensor, Te
     third = torch.einsum(
         "ij,ioa->ioja", torch.eye(n, dtype=torch.float64), v @ state.covariance @ a
     )
-    return tuple(t.reshape(n * len(v), n * d) for t in (first, second, third))  # type: ignore[return-value]
+    parts = [t.reshape(n * len(v), n * d) for t in (first, second, third)]
+    return tuple(parts)  # type: ignore[return-value]
 
 
 def norm(matrix: Tensor) -> Tensor:

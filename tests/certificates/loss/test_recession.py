@@ -59,7 +59,8 @@ def residual_graph(name: str, skip: bool, norm: bool = False, seed: int = 0) -> 
     because exporting takes long.
     """
     layers = filled(nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 3), nn.Linear(3, 4)), seed)
-    a, b, head = ((Matrix(m.weight.detach()), m.bias.detach()) for m in layers)  # type: ignore[union-attr]
+    biases = [m.bias.detach() for m in layers]  # type: ignore[union-attr]
+    a, b, head = ((Matrix(m.weight.detach()), bias) for m, bias in zip(layers, biases))
     nodes = [
         Node((), (3,), "input"),
         Node((0,), (7,), "a", Affine(*a)),

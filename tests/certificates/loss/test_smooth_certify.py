@@ -460,7 +460,8 @@ class Normalised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.a(x)
-        return self.head(tokens + torch.relu(self.b(torch.relu(self.norm(tokens)))))  # type: ignore[no-any-return]
+        more = torch.relu(self.b(torch.relu(self.norm(tokens))))
+        return self.head(tokens + more)  # type: ignore[no-any-return]
 
 
 def test_chords_are_not_as_steep_as_the_steepest_place() -> None:
@@ -502,7 +503,8 @@ class Transformer(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.layer(self.embed(x.reshape(-1, 2, 2)))).mean(1))  # type: ignore[no-any-return]
+        tokens = self.layer(self.embed(x.reshape(-1, 2, 2)))
+        return self.head(self.norm(tokens).mean(1))  # type: ignore[no-any-return]
 
 
 def test_a_transformer_with_a_final_norm_is_bounded() -> None:
@@ -554,7 +556,8 @@ def test_attention_without_a_normalisation_needs_a_domain() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             tokens = x.reshape(-1, 2, 4)
-            return self.head(self.attention(tokens, tokens, tokens, need_weights=False)[0].mean(1))  # type: ignore[no-any-return]
+            seen = self.attention(tokens, tokens, tokens, need_weights=False)[0]
+            return self.head(seen.mean(1))  # type: ignore[no-any-return]
 
     graph = read(Bare(), (8,), smooth=True)
     x = torch.full((1, 8), 0.5).double()

@@ -287,8 +287,9 @@ def test_anchor_against_a_grid(
     assert bound.gap <= gap
     sample = bound.info["sample"]
     k = y[sample : sample + 1]
-    ends = LIPSCHITZ[loss](network.logits(torch.stack([bound.witness, x[sample]])), k.expand(2))  # type: ignore[list-item]
-    chord = float((ends[0] - ends[1]) / torch.linalg.vector_norm(bound.witness - x[sample], norm))  # type: ignore[operator]
+    assert bound.witness is not None
+    ends = LIPSCHITZ[loss](network.logits(torch.stack([bound.witness, x[sample]])), k.expand(2))
+    chord = float((ends[0] - ends[1]) / torch.linalg.vector_norm(bound.witness - x[sample], norm))
     assert chord == pytest.approx(bound.lower, rel=1e-6)
 
 

@@ -344,7 +344,8 @@ def test_an_interrupt_leaves_a_run_that_goes_on(
 ) -> None:
     def command(out: str, *options: str, stop: int = 0) -> int:
         def work() -> int:
-            commands._write_pages = lambda *_: None  # type: ignore[assignment] # not what is tested, and slow
+            # Pages are not what is tested here, and slow.
+            commands._write_pages = lambda *_: None  # type: ignore[assignment]
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
             )  # what a shell runs in the background ignores it

@@ -392,7 +392,8 @@ class Spheres:
                     )
                     slopes[i] = (up, down, layer.first_multiplier(w.detach(), up, down))
                     if torch.is_grad_enabled():
-                        slopes[i] = tuple(v.requires_grad_(True) for v in slopes[i])  # type: ignore[assignment]
+                        for v in slopes[i]:
+                            v.requires_grad_(True)
                 terms = (node.size + 16) * 2.0**-52 if kind is self.sweep.exact else 0.0
                 part, more = layer.pull(w, *slopes[i], terms)
                 constant = constant + more

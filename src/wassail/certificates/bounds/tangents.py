@@ -82,7 +82,8 @@ class _Affine:
     rounding: float
 
     def forward(self, *t: Tensor) -> Tensor:
-        return self.map.forward(*(v.flatten(0, 1) for v in t)).unflatten(0, t[0].shape[:2])  # type: ignore[no-untyped-call, no-any-return]
+        found: Tensor = self.map.forward(*(v.flatten(0, 1) for v in t))
+        return found.reshape(*t[0].shape[:2], *found.shape[1:])
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         return _back(self.map, g)

@@ -146,7 +146,8 @@ class Activation(ABC):
         maximum is at their ends. `slope` broadcasts against `low` and `high`.
         """
         within_bounds(low, high)
-        slope, low, high = torch.broadcast_tensors(slope, low, high)  # type: ignore[no-untyped-call]
+        given = (slope, low, high)
+        slope, low, high = torch.broadcast_tensors(*given)  # type: ignore[no-untyped-call]
         side = 1.0 if above else -1.0
         root, (start, end) = (
             self._refine(slope, self._where(slope, above)),

@@ -255,7 +255,8 @@ class Builder:
 
     def alike(self, *parts: Index) -> list[Index]:
         """All of one shape, as broadcasting would make them."""
-        full = torch.broadcast_shapes(*(self.full(p) for p in parts))  # type: ignore[no-untyped-call]
+        sizes = [self.full(p) for p in parts]
+        full = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]
         return [self.expanded(p, tuple(full)) for p in parts]
 
     def expanded(self, x: Index, full: tuple[int, ...]) -> Index:

@@ -172,7 +172,8 @@ def interval_minus(a: Span, b: Span) -> Span:
 
 def interval_product(a: Span, b: Span) -> Span:
     """The exact product of intervals, entry by entry, rounded outward; 0 times infinity is 0."""
-    found = torch.stack(torch.broadcast_tensors(*(u * v for u in a for v in b)))  # type: ignore[no-untyped-call]
+    parts = [u * v for u in a for v in b]
+    found = torch.stack(torch.broadcast_tensors(*parts))  # type: ignore[no-untyped-call]
     found = torch.where(found.isnan(), 0.0, found)
     return outward(found.amin(0), found.amax(0))
 

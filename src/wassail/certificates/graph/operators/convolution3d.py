@@ -43,7 +43,8 @@ class Conv3d(Linear):
         """`(m, out, ., ., .) -> (m, in, ., ., .)`."""
         options = (self.stride, self.padding, self.dilation, self.groups)
         with plain(self.weight.device):
-            back = conv3d_input([len(g), *self.shape], self.weight, g, *options)  # type: ignore[no-untyped-call]
+            shape = [len(g), *self.shape]
+            back = conv3d_input(shape, self.weight, g, *options)  # type: ignore[no-untyped-call]
             return (back,)
 
     @property

@@ -81,7 +81,8 @@ def cat(net: Builder, parts: list[Any], dim: int = 0) -> Index:
     axis = dim % len(full)
     if axis == 0:  # a leading axis of length 1 would not stay one: the others move up
         parts = [net.move(torch.movedim, p, [0, -1], {}) for p in nodes]
-        return net.move(torch.movedim, cat(net, parts, -1), [-1, 0], {})  # type: ignore[no-any-return]
+        joined = cat(net, parts, -1)
+        return net.move(torch.movedim, joined, [-1, 0], {})  # type: ignore[no-any-return]
     axis -= nodes[0].lead
     sizes = tuple(net.nodes[p].shape[axis] for p in nodes)
     shape = net.nodes[nodes[0]].shape

@@ -152,7 +152,8 @@ def softmax(net: Builder, x: Index, dim: int, dtype: Any = None) -> Index:
     if dim % (last + 1) != last:
         net.axis(x, dim)
         turned = net.move(torch.transpose, x, [dim, last], {})
-        return net.move(torch.transpose, softmax(net, turned, last), [dim, last], {})  # type: ignore[no-any-return]
+        found = softmax(net, turned, last)
+        return net.move(torch.transpose, found, [dim, last], {})  # type: ignore[no-any-return]
     if not net.nodes[x].shape:
         raise net.refuse("an operation across the batch axis")
     start = net.partial(x).logits(torch.zeros(1, *net.nodes[0].shape, dtype=torch.float64))
