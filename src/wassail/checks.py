@@ -30,6 +30,8 @@ def check_data(
     """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
     wrong with them.
 
+    Long because it is a list of what can be wrong with data, one sentence each.
+
     Args:
         x: samples.
         y: labels.

@@ -28,6 +28,8 @@ better:
 - The budget is 1000 backward passes for each sample that stands after restart 0, and it is kept.
 - Repeats of a restart on few samples run side by side, up to 64 points: one batch instead of many
   small ones.
+
+Long because one attack stands in one file.
 """
 
 from __future__ import annotations

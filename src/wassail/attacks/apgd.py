@@ -224,6 +224,8 @@ def climb(
     """APGD in balls of fixed radius: the best point by loss `(m, *shape)`, and which samples
     flipped, bool `(m,)`.
 
+    Long because each step of the published schedule reads and writes the same state of a climb.
+
         u = Proj(x_k + size M_r(g_k)),   x_{k+1} = Proj(x_k + 0.75 (u - x_k) + 0.25 (x_k -
         x_{k-1})),
 

@@ -31,6 +31,8 @@ def apgd_engine(
 ) -> None:
     """The nearest flip by bisection of APGD's radius, for each sample.
 
+    Long because a bracket, its ball and its warm start change together in every round.
+
     The radius starts at 1.5 times the first-order estimate `(theta_y - theta_j) / ||grad (theta_y -
     theta_j)||_s` at the sample, doubles until a round flips, then halves the bracket between the
     largest radius that failed and the nearest flip. A round starts at the nearest flip, projected

@@ -5,6 +5,8 @@ attacks, one after the other.
 stage only sees the samples that still stand, packed into full batches; a sample leaves the moment
 it falls; the logits at the samples are computed once for all stages (FAB looks at them a second
 time, for its gradients there).
+
+Long because the attacks of the ensemble and its drop-in class share their options.
 """
 
 from __future__ import annotations

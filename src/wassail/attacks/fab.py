@@ -124,6 +124,8 @@ def _descend(
 ) -> None:
     """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`;
     `later`: passes to leave.
+
+    Long because a step of FAB is one formula over the same dozen tensors.
     """
     wild = torch.zeros(
         len(rows), dtype=torch.bool

@@ -31,6 +31,8 @@ def pdpgd_engine(
     """The nearest flip as a game: the point lowers a weighted sum of norm and loss, the weights
     rise on what is unmet.
 
+    Long because the point and the weights of the game move together, in one loop.
+
         min_d max_lambda  lambda_0 ||d||_r + lambda_1 softplus(max(gap, 0)),   gap = theta_y -
         max_{j != y} theta_j at x + d.
 

@@ -95,6 +95,9 @@ def walk(
 ) -> Walk:
     """Walk n samples `(n, *shape)` until they flip, `steps` times at most.
 
+    Long because it is the loop of both of the paper's algorithms, to be read beside them on one
+    screen.
+
     topk: rivals at the start, or a function of the number of classes; probe: steps after which the
     winning rival is fixed (None: never); radius: of the ball the iterates are projected onto (None:
     no ball); select: pick the candidate by its margin `theta_j - theta_y`, as both algorithms say,

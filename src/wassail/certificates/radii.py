@@ -90,6 +90,8 @@ def radii(
     """For each sample the largest radius proved: no point of the domain that near to it is
     classified other than y.
 
+    Long because its parameters have a line each, and each is checked before the search begins.
+
     A radius is only ever rounded down; misclassified samples and ties have 0. eps and order steer:
     samples whose radius cannot change the certified accuracy over `Omega_order(eps)` any more are
     left as they are.
@@ -244,6 +246,8 @@ def verify(
 ) -> Tensor:
     """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips.
     Bool `(N,)`.
+
+    Long because its parameters have a line each, and each method is a case.
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the
     threat plays no part.

@@ -191,6 +191,8 @@ def _walk(
 def draw_step(data: Step) -> Figure:
     """Two panels of the plane: the first step of each method, enlarged, and their walks to the
     first flip.
+
+    Long because it draws one figure, line after line.
     """
     figure = figure_of(11.6, 5.8)
     left, right = figure.subplots(1, 2)

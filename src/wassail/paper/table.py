@@ -4,6 +4,8 @@ ball, ours beside them.
 One (model, norm) is one evaluation in a run directory of its own, so a table that was killed goes
 on where it was, and one that is finished can be read again without the models. Published figures
 stand beside ours where a model is one of the paper's.
+
+Long because the columns of the table, its text and its pages stand side by side.
 """
 
 from __future__ import annotations
@@ -319,6 +321,8 @@ def table(
 ) -> Table:
     """Every column of Table 1 for each model and norm, each of them one run in its own directory
     below `folder`.
+
+    Long because it has a case for each column of the table.
 
     models: see `Entry`; data: whatever `open_data` takes, by default "digits" for the embedded
     models; eps: by norm, in the place of RobustBench's; n: the first n samples; attacks: the

@@ -162,6 +162,10 @@ def draw_witness(data: Witness) -> Figure:
 
 
 def _draw_plane(axes: Axes, data: Witness) -> None:
+    """The plane of the witness.
+
+    Long because it draws one figure, line after line.
+    """
     case = data.case
     far = data.points[data.shown]
     start = data.case.x[data.root]

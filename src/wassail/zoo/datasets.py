@@ -107,6 +107,10 @@ def _named(name: str, n: int | None, ids: str | Path | None, preprocessing: str 
 def _opened(
     name: str, path: Path, n: int | None, ids: str | Path | None, preprocessing: str | None
 ) -> Data:
+    """The data of that name.
+
+    Long because it has a case for each kind of source.
+    """
     images = path.is_dir() or name.startswith("hf:")
     if name in DATASETS or name.partition(":")[0] in DATASETS:
         found = _builtin(name)
@@ -358,6 +362,8 @@ def _is_saved(folder: Path) -> bool:
 def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
     """A Hugging Face data set of images, `hf:NAME` or `hf:NAME:SPLIT`, from a folder that
     save_to_disk wrote or the cache.
+
+    Long because it is a list of what can be wrong with such a data set, one sentence each.
     """
     from wassail.zoo.images import Preprocessing, open_image
 

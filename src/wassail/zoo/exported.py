@@ -15,6 +15,8 @@ keep their weights in a `.pt`), and nothing is evaluated.
 Exports have a batch of any size or of one that is fixed. A fixed one is made batchable: the
 operators are tried on several rows at once, and kept that way if the logits are those of the rows
 alone; else the rows run one by one (`torch.vmap` where it can).
+
+Long because the format is checked and translated in one place.
 """
 
 from __future__ import annotations
@@ -391,6 +393,10 @@ class ExportedClassifier(nn.Module):
         self.approved.add((rows, x.dtype))
 
     def _run(self, x: Tensor, check: bool = False) -> Tensor:
+        """The logits at samples; check: look at every value on the way.
+
+        Long because every step is run, checked and measured in one pass.
+        """
         values: dict[str, Any] = {self.sample: x}
         for place, step in enumerate(self.steps):
             positional = [self._value(argument, values, x) for argument in step.positional]
@@ -466,7 +472,11 @@ class ExportedClassifier(nn.Module):
 def _build(
     program: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
 ) -> ExportedClassifier:
-    """The module from the program, everything in it looked at once."""
+    """The module from the program, everything in it looked at once.
+
+    Long because everything in the file is looked at in one pass, and refused at the first thing
+    that is unknown.
+    """
     module = program["graph_module"]
     graph = module["graph"]
     signature = module["signature"]
@@ -573,6 +583,8 @@ def _without_writing(
 ) -> tuple[list[dict[str, Any]], str]:
     """The program with no operator that writes into its argument, and the name of its logits.
 
+    Long because operators that write into their argument are followed through the whole program.
+
     An activation in place becomes one that returns a new value, which takes the place of its
     argument from there on. That is the same program unless something else shares the memory of the
     argument and is used afterwards: such programs are refused.
@@ -649,7 +661,10 @@ def _renamed(argument: Any, names: Mapping[str, str]) -> Any:
 
 
 def _argument(argument: Mapping[str, Any], target: str, path: Path) -> Any:
-    """A plain value, or the name of one that is computed."""
+    """A plain value, or the name of one that is computed.
+
+    Long because it has a case for each kind of argument of the format.
+    """
     ((kind, value),) = argument.items()
     if kind == "as_none":
         return None

@@ -385,6 +385,8 @@ def find_cifar(path: Path) -> tuple[Path, _Cifar] | None:
 def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
     """CIFAR's test images `(N, 3, 32, 32)` in their canonical order, with labels (fine ones for
     CIFAR-100) and class names.
+
+    Long because it is a list of what can be wrong with the file, one sentence each.
     """
     test = folder / cifar.test
     names = folder / cifar.names

@@ -61,6 +61,8 @@ def open_model(
 ) -> Source:
     """The model of that name, in eval mode.
 
+    Long because it has a case for each kind of source.
+
     name: see the top of this page. weights: a `.safetensors` or `.pt` state dict for a built-in
     network, a factory or a timm model. mean, std: normalisation `(x - mean) / std` to put inside;
     for timm and Hugging Face models in place of their own. logits: the key, attribute or place of

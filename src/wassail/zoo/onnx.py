@@ -179,6 +179,8 @@ def _statistic(what: str, values: Statistic, shape: Shape) -> Tensor:
 def _read(path: Path) -> OnnxGraph:
     """All that is taken from the file. The only place that touches onnx, which is incompletely
     typed.
+
+    Long because it is the one place that touches the file, and checks each part as it is taken.
     """
     try:
         onnx: Any = importlib.import_module("onnx")
@@ -275,6 +277,8 @@ def _reason(error: Exception) -> str:
 def _specialise(graph: OnnxGraph, path: Path) -> tuple[str, list[OnnxNode], dict[str, Tensor]]:
     """Run the graph on a single image: the name of the logits, the operations that depend on
     the image, their constants.
+
+    Long because shapes, constants and names are followed through the graph together.
     """
     logits = next((name for name, rank in graph.outputs if rank in (2, None)), None)
     if logits is None:
@@ -346,7 +350,10 @@ def _ancestors(nodes: list[OnnxNode], output: str) -> list[OnnxNode]:
 
 @torch.no_grad()
 def _fold(node: OnnxNode, values: dict[str, Tensor], live: set[str]) -> list[Tensor]:
-    """The node's outputs for a single image; on the way everything about it is written down."""
+    """The node's outputs for a single image; on the way everything about it is written down.
+
+    Long because it has a case for each thing that is written down about a node.
+    """
     kind = OPERATORS[node.op]
     missing = [name for name in node.inputs if name and name not in values]
     if missing:
@@ -392,6 +399,8 @@ _MAKE_TENSORS = ("Constant", "ConstantOfShape", "Shape")
 def _refuse(node: OnnxNode) -> None:
     """Raise ValueError where torch's kernels would be called with what they were not written
     for.
+
+    Long because it is a list of what is refused, operator by operator.
     """
     if node.op in ("Conv", "ConvTranspose", "MaxPool", "AveragePool"):
         window = [

@@ -1,4 +1,7 @@
-"""The operators of ONNX, one function each."""
+"""The operators of ONNX, one function each.
+
+Long because it is a list of operators, a few lines each.
+"""
 
 from __future__ import annotations
 
@@ -300,7 +303,10 @@ RESIZED = ("Resize", "Upsample")  # whose scales, which are no integers, are loo
 
 
 def _resize(node: OnnxNode, x: Tensor) -> Tensor:
-    """By the ways that torch has: it is refused where torch would look at other pixels."""
+    """By the ways that torch has: it is refused where torch would look at other pixels.
+
+    Long because it is a list of modes, each with what torch does otherwise.
+    """
     old = node.op == "Upsample"
     scales = node.static("scales", 1 if old or node.version < 11 else 2)
     sizes = None if old or node.version < 11 else node.static("sizes", 3)

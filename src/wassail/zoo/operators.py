@@ -208,7 +208,10 @@ class Operator:
 
 
 def _fits(value: Any, kind: str, count: int | None, name: str) -> bool:
-    """Whether a value is of a kind that a schema names."""
+    """Whether a value is of a kind that a schema names.
+
+    Long because it has a case for each kind of argument.
+    """
     if kind.startswith("Optional["):
         return value is None or _fits(value, kind[9:-1], count, name)
     if kind.startswith("List["):

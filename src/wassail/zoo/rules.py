@@ -1,4 +1,7 @@
-"""What the arguments of each operator must be."""
+"""What the arguments of each operator must be.
+
+Long because it is a list of rules, one for each operator of torch.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +136,10 @@ def _layer_norm(a: Arguments) -> str:
 
 
 def _convolution(a: Arguments) -> str:
+    """What is wrong with the arguments of a convolution, or nothing.
+
+    Long because it is a list of what torch's kernels assume of their arguments.
+    """
     axes = a.weight.ndim - 2
     if (
         axes not in (1, 2, 3)
@@ -242,6 +249,10 @@ def _adaptive(axes: int) -> _Rule:
 
 
 def _upsample(a: Arguments) -> str:
+    """What is wrong with the arguments of an upsampling, or nothing.
+
+    Long because it is a list of what torch's kernels assume of their arguments.
+    """
     image = a.input if hasattr(a, "input") else a.self
     if image.ndim != 4 or min(image.shape[1:]) < 1 or not image.is_floating_point():
         return f"it resizes an input of shape {tuple(image.shape)}"
@@ -439,6 +450,8 @@ def _axis(a: Arguments, name: str = "dim") -> int | None:
 def _pieces(a: Arguments) -> str:
     """The pieces of a split are as many as the program has names for: else their number alone
     could fill the memory.
+
+    Long because it has a case for each operator that splits.
     """
     size = _axis(a)
     if size is None:

@@ -94,6 +94,8 @@ def read_box(path: Path, features: Sequence[str] | None) -> FeatureBox:
     """A box for each feature out of a CSV file with the columns `feature`, `low`, `high` and
     perhaps `scale`, or an `.npz` file with arrays of these names.
 
+    Long because it is a list of what can be wrong with the file, one sentence each.
+
     Args:
         path: of the file. An empty scale, or none, is the range; 0: the feature may not move.
         features: names of the features of the data, which decide about the order; None if they

@@ -93,6 +93,8 @@ def check_pickle(file: IO[bytes]) -> None:
     """Raise ValueError where the restricted unpickler would take time or memory out of proportion
     to a pickle.
 
+    Long because it has a case for each kind of opcode.
+
     It runs no code, but hashes a tuple of tuples of tuples for as long as that takes, and makes
     arrays of any size. What is followed here is how the values nest, and nothing is made of them.
     """

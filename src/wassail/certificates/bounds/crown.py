@@ -20,6 +20,8 @@ values are. That is what makes float32 coefficients sound AND tight, at half the
 A curve (a product, a softmax, a normalisation) lies between two parallel planes, `J d + off +-
 far`, with a map J of each sample's own, so that a coefficient vector goes through it as through a
 layer (`curves.py`; Shi et al. 2020 for transformers).
+
+Long because one sweep's steps (forward, screening, substitution, ascent) share its state.
 """
 
 from __future__ import annotations
@@ -86,14 +88,8 @@ POLISH = 4  # steps of the ascent on the slopes for the margins themselves, wher
 # inside; so are transformers without a node this large, where the slack for rounding is far below
 # that of the planes.
 SHALLOW = 6
-
-
 WIDE = 1024
-
-
 STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
-
-
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 
 
@@ -251,7 +247,11 @@ class Sweep:
         return found
 
     def _affine(self, i: int, node: Node, op: Affine) -> None:
-        """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
+        """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`.
+
+        Long because values, spans and errors of a node are made from the same magnitudes, each
+        rounded once.
+        """
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
         map_ = op.map
@@ -438,6 +438,8 @@ class Sweep:
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it
         undecided.
+
+        Long because screening, bounds and spreads narrow the same spans, in this order.
         """
         node = self.graph.nodes[j]
         users = [self.graph.nodes[i].op for i in self.users[j]]

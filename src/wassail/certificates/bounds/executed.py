@@ -244,7 +244,10 @@ def _nnpack() -> bool:
 
 
 def _settings(graph: Graph, run: Execution) -> str:
-    """The settings of torch under which the bound does not hold."""
+    """The settings of torch under which the bound does not hold.
+
+    Long because it is a list of torch's settings, one after the other.
+    """
     if run.device in UNKNOWN:
         return f"the device {run.device!r}, whose arithmetic is not known"
     if run.device in ("cpu", "cuda") and torch.is_autocast_enabled(run.device):

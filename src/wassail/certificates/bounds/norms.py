@@ -99,6 +99,10 @@ def steepest_slope(activation: str) -> float:
 def _walk(
     graph: Graph, norm_in: float, inner: float, norm_out: float, steepest: Mapping[int, float]
 ) -> float:
+    """The product of norms, node by node.
+
+    Long because it is one match over the kinds of nodes, with what a norm needs of each.
+    """
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)
     sorted_ = contractions(graph)

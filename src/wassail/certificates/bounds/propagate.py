@@ -12,6 +12,8 @@ Hsieh 2019, RecurJac; Shi et al. 2022). So a bound on a gradient is substituted 
 network until it meets the head, as a bound on a value is substituted backward until it meets the
 input. For the gradients a smooth activation is a neuron like any other: its derivative lies in a
 range.
+
+Long because the bounds on values and on gradients share their lines.
 """
 
 from __future__ import annotations
@@ -388,6 +390,8 @@ class Gradients:
 
     def _substitute(self, start: int, directions: Tensor, shared: bool = False) -> Tensor:
         """Upper bounds on `<t, gradient at node start>`: `(m, p, size) -> (m, p)`, before rounding.
+
+        Long because it is one match over the kinds of nodes.
 
         Forward from `start`: at a neuron, `t d g` lies below `t` times a line in `g`, the upper one
         where `t > 0`. shared: the same directions `(1, p, size)` for all rows, and their negatives

@@ -25,6 +25,8 @@ a gate's argument is itself rounded its relative error grows with the argument, 
 faster. So the error of `f` is below `2^-50 (|f| + min(1, |v|))` and that of `f'` below 2^-50; 2^-49
 instead covers two evaluations and the sums around them. torch's own softplus returns v above 20,
 which is up to 2.1e-9 less than the function.
+
+Long because all that is known of an activation stands with it.
 """
 
 from __future__ import annotations

@@ -71,6 +71,8 @@ def _groups(graph: Graph) -> list[int]:
 def _exponents(graph: Graph, x: Tensor) -> list[int | None]:
     """The exponent of the largest value of each node at samples, None if all are 0; nothing
     overflows or underflows here.
+
+    Long because it is one match over the kinds of nodes.
     """
     found: list[tuple[Tensor, int]] = []  # values, at most 1, and the exponent that was taken out
 

@@ -323,6 +323,8 @@ class Graph:
         """The dense form, for networks of at most `limit` free neurons; on the CPU, where exact
         programs are solved.
 
+        Long because it is one match over the kinds of nodes, which fill the same table.
+
         states: for ReLU nodes, of the node's shape, 1 where a neuron is always active, 0 where
         never, -1 where it is free; neurons with a side are replaced by the linear function they
         are.

@@ -31,6 +31,8 @@ m|^2 / s^2`:
 
 Castin, Ablin, Peyre, "How Smooth Is Attention?", ICML 2024, arXiv 2312.14820 (Theorem 3.3 is
 `castin`).
+
+Long because the bounds on one attention share its spans.
 """
 
 from __future__ import annotations

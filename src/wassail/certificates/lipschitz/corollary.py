@@ -277,6 +277,8 @@ def _lambda(parts: Sequence[_Module], logs: Sequence[float]) -> float:
 def _modules(graph: Graph) -> tuple[str, list[_Module]]:
     """The style of the network, and its modules in order: residual blocks, what is before,
     between and after them.
+
+    Long because it tells the styles of transformers apart, a case each.
     """
     found: list[_Module] = []
     styles: set[str] = set()

@@ -80,17 +80,9 @@ STEPS = (
 
 
 SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
-
-
 NARROW = 64  # inputs
-
-
 DENSE = 5000  # undecided neurons up to which the dense form is built
-
-
 MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
-
-
 FEW = 6  # inputs of a smooth network up to which `auto` branches on them
 
 
@@ -111,6 +103,8 @@ def lipschitz(
     progress: Progress = False,
 ) -> Bound:
     """How fast a network's outputs can change over a domain, from both sides.
+
+    Long because its parameters have a line each, and every method is a case.
 
     Every method returns the best of the cheaper ones too. The lower side is the norm of the
     Jacobian at `Bound.witness`, a real point of the domain, and rounded down by 1e-12. "exact"

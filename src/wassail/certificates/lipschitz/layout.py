@@ -99,6 +99,10 @@ def find(graph: Graph, outer: bool = False) -> dict[int, Attention]:
 
 
 def _layout(graph: Graph, softmax: int) -> _Layout | None:
+    """How the attention around a softmax is laid out; None if it is another one.
+
+    Long because it checks the parts of an attention one after the other, each against those before.
+    """
     nodes = graph.nodes
     i = graph.nodes[softmax].inputs[0]
     path = []
@@ -181,6 +185,9 @@ def _readers(graph: Graph, i: int) -> list[int]:
 def _recognised(graph: Graph, softmax: int, layout: _Layout, outer: bool) -> Attention | None:
     """From the earliest common source of queries, keys and values that they are token-wise
     functions of.
+
+    Long because it tries the ways in which queries, keys and values can share a source, a case
+    each.
     """
     above = [_above(graph, i) for i in layout.nodes]
     common = [i for i in above[0] if i in above[1] and i in above[2]]

@@ -208,6 +208,8 @@ class Walk:
     def _carry(self, i: int, given: Sequence[_Tokens]) -> _Tokens | None:
         """The derivative of node i from those of its inputs by the same base; None if it mixes
         tokens.
+
+        Long because it is one case for each kind of node.
         """
         node = self.graph.nodes[i]
         first = given[0]

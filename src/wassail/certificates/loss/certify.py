@@ -1,5 +1,7 @@
 """`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind
 the lower side.
+
+Long because the record, its text and the way it is made stand side by side.
 """
 
 from __future__ import annotations
@@ -200,7 +202,10 @@ class Work:
         self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
 
     def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
-        """Every slope asked for, the cheap and general ones first."""
+        """Every slope asked for, the cheap and general ones first.
+
+        Long because the slopes are computed in one order, each with what those before it found.
+        """
         interrupted = False
         try:
             # A chord is at most as steep as the margins: without cells, S has no upper side but

@@ -65,6 +65,8 @@ def chords(
     """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' -
     x_i||_r`.
 
+    Long because it collects candidates from every source, a few lines each.
+
     For a range of distances an ascent on the loss in balls of that radius; for each ray `(label,
     u)` points out on it; and those that others have seen already: samples `(M,)` and flat points
     `(M, n)`. Points are looked for where the graph is; what is returned is on the CPU.

@@ -1,4 +1,7 @@
-"""The worst-case loss against the budget, from both sides."""
+"""The worst-case loss against the budget, from both sides.
+
+Long because the record of a curve, its text and its plot stand side by side.
+"""
 
 from __future__ import annotations
 

@@ -53,15 +53,11 @@ from wassail.threat import Domain, Number, parse_domain, parse_norm, parse_order
 from wassail.transport.allocation import sample_weights
 
 WORK = 4 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
-
-
 CLIMB = 8  # evaluations a sample and radius of the search for points of high loss
 
 
 # radii on R^n beyond the grid, each 4 times the one before: where the slope at infinity shows
 FAR = 10
-
-
 NEAR = 2.0**-40  # of the first radius: a ball so small that the loss hardly changes in it
 
 
@@ -85,6 +81,9 @@ def loss_curve(
 ) -> LossCurve:
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
     6).
+
+    Long because its parameters have a line each, and each order and kind of network has its own
+    bounds.
 
     The lower side is made of evaluated points, the upper side of linear bounds on balls and of
     Lipschitz constants. The domain is [0, 1] by default as for `radii`; `certify`, for the paper's

@@ -1,4 +1,7 @@
-"""The penalised loss of one sample on the cells of a network."""
+"""The penalised loss of one sample on the cells of a network.
+
+Long because one penalised problem and its bounds share their state.
+"""
 
 from __future__ import annotations
 

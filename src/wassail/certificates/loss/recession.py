@@ -233,6 +233,8 @@ def _nothing(graph: Graph, node: Node, value: Tensor | None = None) -> Node:
 def without_zeros(graph: Graph) -> Graph | None:
     """A piecewise-linear graph without biases, without its nodes that are 0 everywhere; None if
     the last one is.
+
+    Long because it is one case for each kind of node.
     """
     nodes: list[Node] = []
     place: list[int | None] = []  # where a node has gone, None if it is 0

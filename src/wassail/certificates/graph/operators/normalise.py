@@ -111,6 +111,8 @@ class Normalise:
         """Rows `rate d_i + 2 slope z_i <z, d> / n`, z the middle of the box; at a point `rho (d_i -
         y_i <y, d> / n)`.
 
+        Long because it is one formula and its rounding errors, term by term.
+
         `rho` lies within `slope q + [lower, upper]` with the slope of its chord, `q(z + e) = q(z) +
         2 <z, e> / n + |e|^2 / n`, and `y_i = z_i rho + e_i rho`, where the last factor is taken to
         be the middle of its range, `rate`. along: a range of `<direction, d>`, `(N, ..., 1)`, if
