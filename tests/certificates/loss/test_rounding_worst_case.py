@@ -353,7 +353,8 @@ def test_chords_of_cross_entropy_hold_for_what_gradients_really_are() -> None:
         off = Fraction(OFF) * (np.abs(fraction(J[0, 1])) + np.abs(fraction(J[0, 0])))
         assert Fraction(found) >= (np.abs(step) + off).sum() / 2
         for lam in (1e3, 1.7e3):
-            assert Problem._smooth_chord(problem, 0, lam, 0.0) >= lam * (1 + LIFT)  # type: ignore[arg-type]
+            chord = Problem._smooth_chord(problem, 0, lam, 0.0)  # type: ignore[arg-type]
+            assert chord >= lam * (1 + LIFT)
         # No gradient, and rows that are far apart: it turns quickly.
         far = 1e12 * np.abs(J)
         far[0, 1] = far[0, 0]
