@@ -199,6 +199,35 @@ def compare_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def board_command(options: argparse.Namespace) -> int:
+    """`wassail board`."""
+    import wassail as ws
+    from wassail.paper.published import ORDERS, PUBLISHED
+    from wassail.report.board import Published, write_board
+
+    runs = [ws.Evaluation.load(folder) for folder in options.folders]
+    columns = dict(zip(ORDERS, ("wda++-1", "wda++-2", "autoattack")))
+    lines = [
+        Published(
+            line.name,
+            line.architecture,
+            line.dataset,
+            line.norm,
+            line.eps,
+            line.figures["clean"],
+            {order: line.figures[column] for order, column in columns.items()},
+        )
+        for line in PUBLISHED
+    ]
+    folder = Path(options.output)
+    with writing(folder):
+        make(folder)
+        for part in ("runs", "models"):
+            make(folder / part)
+        print(f"wrote {write_board(runs, folder, lines)} and {folder / 'board.json'}")
+    return 0
+
+
 def export_command(options: argparse.Namespace) -> int:
     """`wassail export`."""
     known("format", options.formats, EXPORTS)

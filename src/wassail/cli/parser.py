@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from wassail.cli.certificate import certify_command
 from wassail.cli.commands import (
+    board_command,
     compare_command,
     evaluate_command,
     export_command,
@@ -193,6 +194,13 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", metavar="FILE", default="compare.html", help="default: %(default)s"
     )
     compare.set_defaults(run=compare_command)
+
+    board = children.add_parser(
+        "board", help="a static site of many runs: tables, a page for each model, a JSON feed"
+    )
+    board.add_argument("folders", nargs="+", metavar="RUN", help="the --out of evaluations")
+    board.add_argument("-o", "--output", metavar="DIR", default="site", help="default: %(default)s")
+    board.set_defaults(run=board_command)
 
     verify = children.add_parser(
         "verify", help="compare a run from elsewhere with the model it is about: what is false?"
