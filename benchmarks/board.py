@@ -1,7 +1,7 @@
 """The board: real networks, attacked and certified over Omega_1, Omega_2 and Omega_inf.
 
     nice -n 10 python benchmarks/board.py --runs FOLDER [--images 200] [--only NAME] [--seconds S]
-    python benchmarks/board.py --runs FOLDER --site docs/board > docs/board.md
+    python benchmarks/board.py --runs FOLDER --site FOLDER > docs/board.md
 
 The first line makes the runs that are missing, and can be stopped and started at
 any time. The second makes the site and its page from the runs that are there and computes nothing.
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import math
 import os
 import sys
 import time
@@ -19,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wassail.cli import main as cli
-from zoo_path import ZOO
+from wassail.threat import show
+from zoo_path import ROOT, ZOO
 
 IMAGES = 200
 PASSES = 100
@@ -104,7 +107,7 @@ def command(network: Network, norm: str, images: int, folder: Path) -> list[str]
     words = ["evaluate", network.model, "--data", f"zoo:images({network.data})", "-n", str(images)]
     words += ["--name", network.name.removesuffix(".onnx"), "--norm", norm]
     words += ["--eps", network.budget(norm), "--attacks", "nearest", "--passes", str(PASSES)]
-    words += ["--threads", "1", "--quiet", "--no-look", "--resume"]
+    words += ["--threads", "1", "--quiet", "--no-look", "--landmarks", "--resume"]
     words += ["--out", os.path.relpath(folder, ZOO)]
     words += [] if network.certify is None else ["--certify", network.certify]
     return [*words, *network.options]
@@ -135,6 +138,71 @@ def make_runs(options: argparse.Namespace) -> None:
             print(f"{folder.name}: code {code}, {took:.0f} s", file=sys.stderr, flush=True)
 
 
+PAGE = """\
+# The board
+
+Real networks over every Wasserstein ball: `Omega_1` and `Omega_2` beside the point-wise threat
+`Omega_inf` of other boards, in l1, l2 and linf. Certified: at least this share stays correct under
+every distribution of the set. Attacked: at most this, for a distribution that was built and
+verified. In %, rounded outward.
+
+`wassail board RUN... -o site/` makes the same as a site: sortable tables, a page for each model, a
+page for each run with its sandwich and known shifts, and a feed. The feed of this page is
+[board.json](board.json); it also holds the known shifts and, for every row, the command that
+computes it again from the stored points (`wassail verify`, a few seconds; the runs themselves are
+not in the repository: `python benchmarks/board.py --runs FOLDER` makes them).
+
+Made by `python benchmarks/board.py --runs FOLDER --site FOLDER`. Attack: `nearest` with {passes}
+passes a sample. Radii: linear bounds (`crown`); "–" where they were not computed. Budgets: the
+training eps of the network; in norms it was not trained for one budget for all networks of a data
+set. **{networks} networks, {runs} runs. N is the number of test images: where it is below 200, the
+run was cut short for want of time, and its figures are those of few images: sampling alone moves
+them by several points (95 % of the time by up to {spread:.0f} points for 20 images).**
+"""
+
+
+def make_page(options: argparse.Namespace) -> None:
+    """The site, the feed beside the page, and the page on standard output."""
+    folders = [f.parent for f in sorted(options.runs.glob("*/report.html"))]
+    with redirect_stdout(io.StringIO()):
+        code = cli(["board", *map(str, folders), "-o", str(options.site)])
+    if code:
+        sys.exit(code)
+    feed = json.loads((options.site / "board.json").read_text())
+    (ROOT / "docs" / "board.json").write_text(json.dumps(feed, indent=1) + "\n")
+    rows = feed["runs"]
+    networks = len({row["model"] for row in rows})
+    spread = 100 * math.sqrt(math.log(40) / 40)
+    print(PAGE.format(passes=PASSES, networks=networks, runs=len(rows), spread=spread))
+    for norm in NORMS:
+        mine = [row for row in rows if row["norm"] == norm]
+        if not mine:
+            continue
+        print(f"## l{norm}, box [0, 1]\n")
+        print("| model | data | N | eps | clean | p = 1 | p = 2 | p = inf |")
+        print("|---|---|---|---|---|---|---|---|")
+        for row in sorted(mine, key=lambda row: -row["orders"]["1"]["attacked"]):
+            cells = [
+                f"{'–' if side['certified'] is None else side['certified']} .. {side['attacked']}"
+                for side in row["orders"].values()
+            ]
+            data = row["data"].removeprefix("zoo:images(").removesuffix(")")
+            shown = [row["model"], data, row["samples"], show(row["eps"]), row["clean"], *cells]
+            print("| " + " | ".join(map(str, shown)) + " |")
+        print()
+    print("## The paper's Table 1: published figures, checkpoints not available here\n")
+    print("WDA++ over `Omega_1` and `Omega_2`, AutoAttack over `Omega_inf`; nothing certified.\n")
+    print("| model | data | threat | clean | p = 1 | p = 2 | p = inf | measured here |")
+    print("|---|---|---|---|---|---|---|---|")
+    for line in feed["published"]:
+        figures = " | ".join(str(value) for value in line["attacked"].values())
+        threat = f"l{line['norm']}, {show(line['eps'])}"
+        print(
+            f"| {line['model']} | {line['data']} | {threat} | {line['clean']} | {figures} | "
+            f"{line['note']} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path, default=Path(".board"), help="folder of the runs")
@@ -142,9 +210,15 @@ def main() -> None:
     parser.add_argument("--norms", nargs="+", default=NORMS, choices=NORMS)
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
+    parser.add_argument("--site", type=Path, default=None, help="make the site of what is done")
     options = parser.parse_args()
-    options.runs = options.runs.resolve()
-    make_runs(options)
+    options.runs = Path(os.environ.get("WASSAIL_BOARD", options.runs)).resolve()
+    if "WASSAIL_BOARD" in os.environ and options.site is None:
+        options.site = options.runs / "site"
+    if options.site is None:
+        make_runs(options)
+    else:
+        make_page(options)
 
 
 if __name__ == "__main__":
