@@ -33,7 +33,7 @@ def python_of(folder: Path) -> Path:
 def run(*command: object, cwd: Path | None = None) -> str:
     """What a command prints; the end of everything if it fails."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PIP_CONSTRAINT")}
-    print("+", *(str(word)[:100] for word in command), flush=True)
+    print("+", *(str(word).partition("\n")[0] for word in command), flush=True)
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, env=clean, capture_output=True, text=True
     )
