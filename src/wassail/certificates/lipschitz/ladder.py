@@ -36,7 +36,7 @@ from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.matrix_norms import change, matrix_norm, positive_norm
 from wassail.certificates.graph.region import Region, Where
@@ -171,9 +171,7 @@ def lipschitz(
         )
         with clock.limited(limit, math.inf if free else AUTO):
             bound = ladder.climb(method)
-    neurons = sum(
-        node.size for node in graph.nodes if node.slope is not None or node.activation is not None
-    )
+    neurons = sum(node.size for node in graph.nodes if isinstance(node.op, Relu | Smooth))
     info = {
         "norm": r,
         "norm_out": q,
@@ -278,7 +276,7 @@ class Ladder:
             2 if self.graph.inputs <= FEW or not self.graph.curved else 1
         )  # of the time left: is there a rung after it?
         neurons = sum(
-            node.size for node in self.graph.nodes if node.map is None
+            node.size for node in self.graph.nodes if not isinstance(node.op, Affine)
         )  # a tangent from each of them
         price = 2 * self.graph.operations * neurons
         if not self._closed() and self.region.bounded and price < clock.work_left() / share:

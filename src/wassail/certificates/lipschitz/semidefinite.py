@@ -21,7 +21,7 @@ from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.propagate import Bounds
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Graph, Node
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Scale
 from wassail.certificates.graph.matrix_norms import change, matrix_norm
 from wassail.certificates.search.multipliers import Form, forms, prove, reduce, split, tighten
@@ -191,7 +191,8 @@ def _piece(
     number = {first: 0}
     shift = 1
     if first:  # a neuron that is never active passes its slope at most
-        slope = start.slope if start.slope is not None else torch.tensor(1.0, dtype=torch.float64)
+        one = torch.tensor(1.0, dtype=torch.float64)
+        slope = start.op.slope if isinstance(start.op, Relu) else one
         passes = torch.where(states[first] == 0, slope, 1.0)
         nodes.append(Node((0,), start.shape, start.place, Affine(Scale(passes))))
         number[first], shift = 1, 2

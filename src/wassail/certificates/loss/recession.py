@@ -28,7 +28,6 @@ from typing_extensions import assert_never
 from wassail.certificates.bounds.jacobian import affine_span
 from wassail.certificates.bounds.propagate import gamma
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
@@ -70,10 +69,11 @@ class Shadow:
         graph = self.graph.head(rows - rows[label])
         error: list[Tensor] = []
         for i, node in enumerate(graph.nodes):
-            if node.map is not None:
-                far = node.map.magnitude().forward(*[error[j] for j in node.inputs])
-                if biases and node.bias is not None:
-                    far = far + node.bias.abs() + gamma(graph) * node.bias_size
+            op = node.op
+            if isinstance(op, Affine):
+                far = op.map.magnitude().forward(*[error[j] for j in node.inputs])
+                if biases and op.bias is not None:
+                    far = far + op.bias.abs() + gamma(graph) * op.bias_size
             else:
                 far = (
                     error[node.inputs[0]]
@@ -94,28 +94,26 @@ def shadow(graph: Graph) -> Shadow:
     own: dict[int, Tensor] = {}
     for i, node in enumerate(graph.nodes):
         low, high = (side[0] for side in ranges[i])
-        if node.map is not None or not node.inputs:
+        if isinstance(node.op, Affine | Input):
             nodes.append(node)
         elif bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             middle = (low + high) / 2
             own[i] = torch.maximum(high - middle, middle - low)  # rounded, which `_far` pays for
             nodes.append(_nothing(graph, node, middle))
-        elif node.activation is not None:
-            own[i] = torch.full(
-                node.shape, ACTIVATIONS[node.activation].distance_to_relu, dtype=torch.float64
-            )
+        elif isinstance(node.op, Smooth):
+            own[i] = torch.full(node.shape, node.op.function.distance_to_relu, dtype=torch.float64)
             nodes.append(replace(node, op=Relu(torch.zeros((), dtype=torch.float64))))
         else:
             nodes.append(node)
     needed = _ancestors(nodes, len(nodes) - 1)
     for i, node in enumerate(nodes):
-        if node.curve is not None and i in needed:
+        if isinstance(node.op, Curved) and i in needed:
             raise InputError(
                 f"{node.place} multiplies by a quantity that grows without bound, as attention "
                 "does without a normalisation "
                 "before it: the network is not Lipschitz on R^n, give a domain."
             )
-        if node.curve is not None:  # what grows here is bounded later
+        if isinstance(node.op, Curved):  # what grows here is bounded later
             nodes[i] = _nothing(graph, node)
     return Shadow(replace(graph, nodes=tuple(nodes)), own)
 
@@ -189,12 +187,13 @@ def _substituted(graph: Graph, ranges: Sequence[Span], rows: Tensor) -> Tensor:
         node = graph.nodes[i]
         w = weight.pop(i)
         most = size.pop(i)
-        if node.map is not None:
-            if node.bias is not None:
-                top = top + (w * node.bias + error * most * node.bias_size).flatten(1).sum(1)
+        op = node.op
+        if isinstance(op, Affine):
+            if op.bias is not None:
+                top = top + (w * op.bias + error * most * op.bias_size).flatten(1).sum(1)
             for parts, pulled in (
-                (weight, node.map.transpose(w)),
-                (size, rounding_map(node.map).transpose(most)),
+                (weight, op.map.transpose(w)),
+                (size, rounding_map(op.map).transpose(most)),
             ):
                 for j, part in zip(node.inputs, pulled):
                     parts[j] = parts[j] + part if j in parts else part
@@ -207,7 +206,7 @@ def _substituted(graph: Graph, ranges: Sequence[Span], rows: Tensor) -> Tensor:
             .flatten(1)
         )  # 0 inf is 0 here
         reach = value.sum(1)
-        if isinstance(node.curve, Normalise):
+        if isinstance(op, Curved) and isinstance(op.curve, Normalise):
             length = (w.abs() + error * most).square().sum(-1).sqrt().reshape(len(w), -1).sum(1)
             reach = torch.minimum(reach, math.sqrt(node.shape[-1]) * length)
         top = (
@@ -245,8 +244,8 @@ def without_zeros(graph: Graph) -> Graph | None:
             feeds.append(torch.ones(1, *node.shape, dtype=torch.float64))
         else:
             feeds.append(
-                (node.map.magnitude().forward(*given) > 0).double()
-                if node.map is not None
+                (node.op.map.magnitude().forward(*given) > 0).double()
+                if isinstance(node.op, Affine)
                 else given[0]
             )
         if not feeds[-1].any():
@@ -259,7 +258,7 @@ def without_zeros(graph: Graph) -> Graph | None:
             if len(live) == 1:
                 place.append(live[0])
                 continue
-        elif isinstance(node.map, Concat):
+        elif isinstance(node.op, Affine) and isinstance(node.op.map, Concat):
             for k, j in enumerate(live):
                 if j is None:
                     nodes.append(_nothing(graph, graph.nodes[node.inputs[k]]))
