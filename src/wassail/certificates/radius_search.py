@@ -1,4 +1,7 @@
-"""The search for the largest radius that linear bounds prove."""
+"""The search for the largest radius that linear bounds prove.
+
+Long because the ways to search for a radius share one state of brackets.
+"""
 
 from __future__ import annotations
 

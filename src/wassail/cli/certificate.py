@@ -94,6 +94,10 @@ def _print_certificate(
     rows: list[tuple[float, float, float, float]],
     modules: Corollary | None,
 ) -> None:
+    """The certificate as text.
+
+    Long because it prints one line after the other.
+    """
     from rich import box
     from rich.table import Table
 

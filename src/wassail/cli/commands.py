@@ -49,7 +49,10 @@ def models_command(options: argparse.Namespace) -> int:
 
 
 def evaluate_command(options: argparse.Namespace) -> int:
-    """Everything that can be wrong without a model is checked before torch is even imported."""
+    """Everything that can be wrong without a model is checked before torch is even imported.
+
+    Long because it is a list of what can be wrong, and then the evaluation.
+    """
     norm, domain = checked(options)
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))

@@ -116,7 +116,10 @@ def apply_config(parser: argparse.ArgumentParser, path: str) -> None:
 
 
 def _value(action: argparse.Action, key: str, value: Any, path: str) -> Any:
-    """A value of the file as the parser would have made it of words."""
+    """A value of the file as the parser would have made it of words.
+
+    Long because it has a case for each kind of value in the file.
+    """
     many = action.nargs in ("+", "*", 2) or isinstance(action, argparse._AppendAction)
     if action.nargs == 0:
         if not isinstance(value, bool):

@@ -54,7 +54,10 @@ class Patient:
 
 
 def model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Which model, and what stands before it."""
+    """Which model, and what stands before it.
+
+    Long because it is a list of options.
+    """
     group = parser.add_argument_group("model and data")
     kinds = (
         "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, "
@@ -185,7 +188,10 @@ def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: s
 def threat_options(
     parser: argparse.ArgumentParser, eps: str | None, threads: int | None, out: str
 ) -> None:
-    """Budgets, orders and attacks."""
+    """Budgets, orders and attacks.
+
+    Long because it is a list of options.
+    """
     group = parser.add_argument_group("threats and attacks")
     group.add_argument(
         "--eps",

@@ -107,6 +107,10 @@ def _child(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParse
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The commands and their options.
+
+    Long because it is a list of commands and their options.
+    """
     parser = Parser(prog="wassail", description=SUMMARY)
     parser.add_argument("--version", action="version", version=f"wassail {version('wassail')}")
     children = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -293,6 +297,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _paper_commands(children: argparse._SubParsersAction[Any]) -> None:
+    """The commands about the paper.
+
+    Long because it is a list of commands and their options.
+    """
     paper = children.add_parser("paper", help="the paper's table and figures, made again")
     parts = paper.add_subparsers(required=True, metavar="WHAT")
     figures = parts.add_parser("figures", help="PNG and CSV files of the figures")

@@ -7,6 +7,8 @@ gradients that vanish, distances that passes do not shorten, flips that a search
 finds and one with gradients does not. Each function here looks for one kind of trace and says in a
 sentence what it saw and what to do; none of them changes a figure, but the flips of `transfer` are
 flips like any other.
+
+Long because it is a list of indicators, a function each.
 """
 
 from __future__ import annotations

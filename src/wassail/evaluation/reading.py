@@ -1,5 +1,7 @@
 """A run directory read as numbers: per-sample columns, rows of the table, the pool of flips,
 images when they are asked for.
+
+Long because one reader fills the record of a run.
 """
 
 from __future__ import annotations
@@ -203,7 +205,10 @@ class Reading:
 
     @cached_property
     def result(self) -> Outcome:
-        """Everything that can be said from what is there."""
+        """Everything that can be said from what is there.
+
+        Long because it fills one record, field after field.
+        """
         if not self.complete(CLEAN):
             raise InputError(
                 f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with "
@@ -437,6 +442,10 @@ class Reading:
         yield Finding("arithmetic", "note", f"{text}{beside}.")
 
     def _findings(self, result: Outcome) -> Iterator[Finding]:
+        """What is to be told about the run.
+
+        Long because it is a list of findings, a few lines each.
+        """
         idle = [
             entry["name"]
             for entry in self.config["attacks"]
@@ -541,6 +550,8 @@ class Reading:
     def _images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are
         asked for.
+
+        Long because it has a case for each place where points can lie on the disk.
         """
         rows: dict[int, list[int]] = {}
         for i in chosen:

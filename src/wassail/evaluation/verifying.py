@@ -3,6 +3,8 @@
 A checksum shows damage. It does not show intent: whoever writes a run writes its checksums. The
 reader of a run from elsewhere who has the model looks again (`Evaluation.verify`, `wassail
 verify`).
+
+Long because it is a list of checks of a run, a function each.
 """
 
 from __future__ import annotations

@@ -52,6 +52,8 @@ def plot(
     """The curves of runs with one norm and domain: drawn here for every order, switchable with the
     script.
 
+    Long because it draws one figure, line after line.
+
     legend, reading: the key of the lines, and where the script writes the figures at an eps;
     overlay: every run has its own colour for both sides, and no band is filled; otherwise there is
     one run, and each side has its colour.

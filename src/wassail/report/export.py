@@ -193,6 +193,8 @@ def to_robustbench(
     """RobustBench's `model_info` entry of the model, numbers as strings in per cent, with our
     figures added.
 
+    Long because it fills one entry, field after field.
+
     `autoattack_acc` is there if AutoAttack was run at the headline's eps, `external` is the lowest
     point-wise accuracy of all attacks if it is lower; ours are `wda_acc`, over Omega_p for each
     finite order p, and `certified_acc`, rounded down. What differs from the board's own evaluation,

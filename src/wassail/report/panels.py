@@ -1,4 +1,7 @@
-"""The panels of the page of a run."""
+"""The panels of the page of a run.
+
+Long because it is a list of panels, a function each.
+"""
 
 from __future__ import annotations
 
@@ -361,7 +364,10 @@ def _whisker(value: float, low: float, high: float) -> Html | None:
 
 
 def distances_panel(run: Evaluation) -> Html | None:
-    """How far away the flips are, and mirrored below how far is proved to be safe."""
+    """How far away the flips are, and mirrored below how far is proved to be safe.
+
+    Long because it draws one figure, line after line.
+    """
     flips = run.distances[(run.distances > 0) & torch.isfinite(run.distances)]
     radii = None if run.radii is None else run.radii[(run.radii > 0) & torch.isfinite(run.radii)]
     if not len(flips) and (radii is None or not len(radii)):

@@ -17,6 +17,8 @@ computed again in float64, with what rounding may lose.
 Where `rho` comes from: the norms of the layers, times the radius at the input. What only sorts
 does not stretch (`graph.contract`). And back: `|d_i| <= ||row_i||_2 rho` tightens the boxes of the
 next layer. Where a substitution has come down to one node, `<w, d> <= ||w||_2 rho` is a bound, too.
+
+Long because the forward pass, the layers and the ascent share their formula.
 """
 
 from __future__ import annotations
@@ -364,6 +366,8 @@ class Spheres:
         cuts: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """`<row, d_last> <= constant + <a, d_0>`. Multipliers that are missing are found here.
+
+        Long because it is one walk over the kinds of nodes, with one constant.
 
         cuts: gets a bound for every node that all of a substitution goes through, `(R,)` each.
         """

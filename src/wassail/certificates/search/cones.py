@@ -1,4 +1,7 @@
-"""Branch and bound over cones of directions."""
+"""Branch and bound over cones of directions.
+
+Long because one branch and bound and its bounds share their state.
+"""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ bound is the smallest of an interval bound on the entries of J, the semidefinite
 `multipliers`, and its parent's. Its cell is dropped when a Farkas certificate proves it empty.
 Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches, largest
 bound first, so the bracket is valid whenever the search stops.
+
+Long because one branch and bound and its bounds share their state.
 """
 
 from __future__ import annotations

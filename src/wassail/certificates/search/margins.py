@@ -5,6 +5,8 @@ A domain fixes the signs of some neurons. There the neuron is linear, and the co
 enters the bound with a multiplier >= 0, in the same backward pass: any multipliers and any slopes
 of the lower lines give a sound bound. They are chosen by Adam in float32; what is claimed is
 evaluated in float64 with all rounding errors.
+
+Long because one branch and bound and its bounds share their state.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ Minimising is a convex problem with a self-concordant barrier whose Newton step 
 
 and fixing a neuron restricts S to a subspace, so the multipliers of a node of branch and bound are
 feasible for its children.
+
+Long because the norms and their multipliers share their tables.
 """
 
 from __future__ import annotations
@@ -198,6 +200,8 @@ class Split:
 def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) -> Split:
     """The members of the `norm_in -> norm_out` norm of Jacobians `(k, n)`; the norm is at most the
     largest of their bounds.
+
+    Long because it is a table of pairs of norms, a case each.
 
     exact: take as many members as it needs for the bound to be the norm itself once all neurons are
     fixed (for branch and bound); else 1 -> inf by rows if it has more than 64 entries, and to 1 by

@@ -19,6 +19,8 @@ come from a few steps of ascent, for many nodes at once, and near the end from a
 (HiGHS for r = 1 and inf, non-negative least squares for r = 2), but what is claimed is always what
 the line says, evaluated in float64 with its rounding errors taken off. Upper bounds are evaluated
 points.
+
+Long because one branch and bound and its bounds share their state.
 """
 
 from __future__ import annotations

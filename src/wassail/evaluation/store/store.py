@@ -13,6 +13,8 @@ computed again.
 
 Plain values are JSON, which has no infinity: `inf`, `-inf` and `nan` are kept as `{"float": "inf"}`
 and so on and come back as floats, also within lists and dicts; tuples come back as lists.
+
+Long because all that writes into a run folder stands in one place.
 """
 
 from __future__ import annotations
