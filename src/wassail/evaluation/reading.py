@@ -76,6 +76,13 @@ def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
     )
 
 
+def _check_landmarks(result: Outcome) -> None:
+    """A known shift under which fewer are correct than is certified stops everything."""
+    for landmark in result.landmarks:
+        for order in landmark.eps:
+            landmark.check(result.curve(order))
+
+
 @dataclass(frozen=True)
 class Chunks:
     """How N samples fall into chunks."""
@@ -261,9 +268,7 @@ class Reading:
             folder=str(self.store.folder),
             landmarks=self._landmarks(),
         )
-        for landmark in result.landmarks:
-            for order in landmark.eps:
-                landmark.check(result.curve(order))
+        _check_landmarks(result)
         return replace(result, findings=tuple(self._findings(result)))
 
     def _landmarks(self) -> tuple[Landmark, ...]:

@@ -16,14 +16,11 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bound import below
-from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.graph.graph import Graph
-from wassail.certificates.loss.chords import change_of_scale
 from wassail.certificates.loss.picture import draw_losses
 from wassail.certificates.loss.population import PopulationLoss
 from wassail.errors import InputError
 from wassail.geometry import distances as distances_between
-from wassail.network import BATCH_SIZE, versions
+from wassail.network import versions
 from wassail.notebook import card, picture, table
 from wassail.records import Record
 from wassail.rounding import UNIT
@@ -40,10 +37,6 @@ from wassail.transport.allocation import spend
 from wassail.transport.confidence import mean_at_least, mean_at_most, pilot_of
 from wassail.transport.distribution import Distribution
 from wassail.transport.envelope import by_sample, envelope
-
-# of the default grid, each the square root of 2 times the one before, up to the width of the domain
-RADII = 22
-
 
 HALVINGS = 70  # of the bracket of the multiplier, from 2^+-120 to rounding
 
@@ -468,34 +461,6 @@ class LossCurve(Record):
             lambda: draw_losses(self, grid), "lower and upper bound of the worst loss against eps"
         )
         return card(title, table(("eps", "at least", "at most"), rows), drawn)
-
-
-def each(
-    graph: Graph, x: Tensor, y: Tensor, radius: float, norm: float, domain: Domain, steps: int
-) -> Tensor:
-    """Lower bounds on the margins on balls of one radius, in batches."""
-    parts = zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
-    return torch.cat([margin_bounds(graph, a, b, radius, norm, domain, steps) for a, b in parts])
-
-
-def grid_of(grid: Sequence[Number] | None, x: Tensor, norm: float, domain: Domain) -> list[float]:
-    """The radii at which margins are bounded, in rising order."""
-    if grid is None:
-        full = width(x, norm, domain)
-        return [full * 2 ** (-k / 2) for k in reversed(range(RADII))]
-    radii = sorted({number(radius, "radius of the grid") for radius in grid})
-    if not radii or radii[0] <= 0 or radii[-1] == math.inf:
-        raise InputError(
-            f"the grid {grid!r} needs positive and finite radii: give for example [0.01, 0.02, "
-            "0.05, 0.1]."
-        )
-    return radii
-
-
-def width(x: Tensor, norm: float, domain: Domain) -> float:
-    """The length of the domain's diagonal in norm r, on R^n of the box around the data."""
-    low, high = (float(x.min()), float(x.max())) if domain is None else domain
-    return change_of_scale(x[0].numel(), norm) * ((high - low) or 1.0)
 
 
 def total_of(mu: Tensor, values: Tensor) -> float:

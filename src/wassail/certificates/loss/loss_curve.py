@@ -39,7 +39,8 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.chords import loss_above
-from wassail.certificates.loss.curve import LossCurve, each, grid_of, width
+from wassail.certificates.loss.curve import LossCurve
+from wassail.certificates.loss.grid import each, grid_of, width
 from wassail.certificates.loss.slopes import highest_loss, whole_box
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
