@@ -19,7 +19,7 @@ from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.loss.recession import spans
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
-from wassail.rounding import UNIT
+from wassail.rounding import UNIT, outward
 from wassail.threat import Domain, dual
 from wassail.ties import in_order
 
@@ -271,7 +271,7 @@ class ChordSearch:
             return scale, 0.0
         rest = float((self.tail.height - self.least).max().clamp(min=0))
         far = min(max(scale, rest / (CLOSE / 4 * max(self.steepest, 1e-9))), 2.0**40 * scale)
-        return far, self.tail.lam + rest / far * (1 + 4 * UNIT)
+        return far, (self.tail.lam + rest / far) * (1 + 4 * UNIT)
 
     def _ring(self, root: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The cubes between `||x - x_i||_inf = radius` and twice that, cut by the box: root
@@ -330,6 +330,7 @@ class ChordSearch:
         nearest = vector_norm(
             torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm
         )
+        # With two inputs it loses less than two units, and `_quotient` has three to spare.
         by_top = _quotient(
             loss_above(far, self.y[root], self.loss) - self.least[root],
             nearest * (1 - n * 4 * UNIT),
@@ -402,7 +403,7 @@ class ChordSearch:
                 found[mine] = slope.amax(1).clamp(min=0)
                 continue
             move = most.sum(2) * reach[mine][:, None] * (1 + 1e-12) + self.error[mine][:, None]
-            least, top = Softmax().span((gap - move, gap + move))
+            least, top = Softmax().span(outward(gap - move, gap + move))
             gradient = [_sum_of_products(least, top, low, high, side) for side in (-1.0, 1.0)]
             found[mine] = vector_norm(
                 torch.maximum(gradient[0].abs(), gradient[1].abs()), dual(self.norm)

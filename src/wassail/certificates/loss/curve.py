@@ -198,6 +198,8 @@ class LossCurve(Record):
     def _limits(self, budget: float, alpha: float, least: float, top: float) -> tuple[float, float]:
         """Both limits at one budget, each wrong with probability alpha."""
         wide = top - least
+        # More than the sums below lose: the price that is chosen is never above wide.
+        lost = 8 * UNIT * (abs(least) + wide)
         n = len(self.mu)
 
         def shares(values: Tensor) -> Tensor:
@@ -206,7 +208,7 @@ class LossCurve(Record):
         plans = self._evaluated(budget, wide)
         sums = torch.stack([shares(seen).sum() for _, seen in plans]).numpy()
         floors = mean_at_least(sums, n, alpha).tolist()
-        lower = min(paid + least + wide * share for (paid, _), share in zip(plans, floors))
+        lower = min(paid + least + wide * share for (paid, _), share in zip(plans, floors)) - lost
         pilot = torch.from_numpy(pilot_of(n))
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
         cost = 0.0
@@ -222,8 +224,8 @@ class LossCurve(Record):
             seen = peaks[best]
         rest = shares(seen[~pilot])
         mean = mean_at_most(rest.sum()[None].numpy(), len(rest), alpha)
-        upper = cost + least + wide * float(mean[0])
-        return lower - 1e-12 * abs(lower), min(upper + 1e-12 * abs(upper), top)
+        upper = cost + least + wide * float(mean[0]) + lost
+        return lower, min(upper, top)
 
     def _evaluated(self, eps: float, wide: float) -> list[tuple[float, Tensor]]:
         """Cells of multipliers that cover `[0, inf)`: the lower end of each, and what each sample
