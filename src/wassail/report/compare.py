@@ -9,7 +9,9 @@ of a table is said above it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +37,7 @@ from wassail.report.html import (
     tag,
 )
 from wassail.report.panels import unverified
+from wassail.report.scatter import scatter
 from wassail.threat import Threat, show
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ def comparison(runs: Sequence[Evaluation]) -> str:
     """The page of `write_comparison` as text."""
     if not runs:
         raise InputError("there is no run to compare: give at least one.")
+    runs = told_apart(runs)
     groups: dict[tuple[object, ...], list[Evaluation]] = {}
     for run in runs:
         groups.setdefault((run.threat.norm, run.threat.domain, *_shape(run)), []).append(run)
@@ -79,6 +83,25 @@ def comparison(runs: Sequence[Evaluation]) -> str:
         + (tag("p", apart, class_="headline") if apart else Html(""))
     )
     return document(f"{len(runs)} runs compared · wassail", head, contents, *parts, wide=True)
+
+
+def told_apart(runs: Sequence[Evaluation]) -> list[Evaluation]:
+    """Runs whose names differ: one that another run has too gets its weights and its folder.
+
+    Args:
+        runs: evaluations, perhaps with the same names.
+    """
+    names = Counter((run.name, run.threat.norm, run.data) for run in runs)
+    found = []
+    for run in runs:
+        if names[run.name, run.threat.norm, run.data] > 1:
+            weights = (run.info.get("model") or {}).get("weights")
+            parts = [run.name]
+            parts += [f"weights {str(weights)[:8]}"] if weights else []
+            parts += [Path(run.folder).resolve().name] if run.folder else []
+            run = replace(run, name=" · ".join(parts))
+        found.append(run)
+    return found
 
 
 def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
@@ -126,6 +149,7 @@ def _group(identifier: str, runs: Sequence[Evaluation]) -> Html:
         f"Leaderboard: {_title(runs)}",
         [tag("p", remark, class_="note") for remark in remarks],
         table(caption, heads, rows, f"Leaderboard, {setting(baseline.threat)}"),
+        scatter(runs, threats[0], lambda run: run.name),
         tag("h3", "All curves"),
         tag("p", note, class_="lead"),
         curves,

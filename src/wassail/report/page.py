@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wassail.errors import InputError
+from wassail.report.budget import budget_panel, orders_panel
 from wassail.report.html import LONG, Html, attacked_percent, document, save
 from wassail.report.landmarks import landmarks_panel
 from wassail.report.panels import (
@@ -48,6 +49,7 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
     ("verified", "Verified", lambda run, view: verified_text(view.verified)),
     ("findings", "Findings", lambda run, view: findings_panel(run)),
     ("curve", "Both curves", lambda run, view: curve_panel(run)),
+    ("orders", "All orders", lambda run, view: orders_panel(run)),
     ("population", "All inputs", lambda run, view: population_panel(run)),
     ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run)),
     ("attacks", "Attacks", lambda run, view: attacks_panel(run)),
@@ -55,6 +57,7 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
     ("certificate", "Certificate", lambda run, view: certificate_panel(run)),
     ("fragile", "Fragile samples", lambda run, view: fragile_panel(run, view.fragile)),
     ("classes", "Classes", lambda run, view: classes_panel(run)),
+    ("budget", "Budget", lambda run, view: budget_panel(run)),
     ("provenance", "Provenance", lambda run, view: provenance_panel(run)),
 ]
 """The panels of the page in their order: key, title, and what makes it; None leaves it out."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,9 @@ STRIP = 1024  # numbers that still make a readable strip
 
 
 BINS = 40
+
+# an absolute path of Unix or Windows: what stands before it, and its last part
+_ABSOLUTE = re.compile(r"(^|[\s'\"=])(?:/|[A-Za-z]:\\)(?:[^\s'\"/\\]+[/\\])*([^\s'\"/\\]+)")
 
 
 def unverified(verified: Verification | None) -> Html:
@@ -123,6 +127,10 @@ def head_panel(run: Evaluation, verified: Verification | None) -> Html:
         facts.append(("Attacked", attacked_percent(attacked), _interval(pooled.interval)))
     if run.radii is not None:
         facts.append(("Certified", proved(certified), "at least, rounded down"))
+    if threat.order != math.inf:
+        least, most = run.curve(math.inf)(threat.eps)
+        note = f"certified {proved(least)}" if run.radii is not None else "the usual threat"
+        facts.append(("Point-wise, p = ∞", attacked_percent(most), note))
     facts.append(("Samples", f"{len(run):,}", ""))
     return Html(
         tag("h1", name(run.name), tag("span", " on ", class_="quiet"), name(run.data))
@@ -240,7 +248,9 @@ def findings_panel(run: Evaluation) -> Html | None:
             for finding in fine
         ]
         word = tag("span", "✓ In order", class_="level")
-        items.append(tag("li", word, tag("ul", told, class_="fine", aria_label="In order")))
+        more = tag("summary", f"{len(fine)} checks and indicators are in order")
+        listed = tag("ul", told, class_="fine", aria_label="In order")
+        items.append(tag("li", word, tag("details", more, listed)))
     count = len(run.warnings)
     lead = (
         "No check and no indicator of attack failure raised a warning."
@@ -696,6 +706,11 @@ def _bars(clean: float, robust: float) -> Html | None:
     )
 
 
+def _without_folders(text: str) -> str:
+    """The text with absolute paths cut to their last part: a page goes to other machines."""
+    return _ABSOLUTE.sub(lambda found: f"{found[1]}…/{found[2]}", text)
+
+
 def provenance_panel(run: Evaluation) -> Html:
     """Everything that is needed to run it again."""
     orders = ", ".join(
@@ -715,6 +730,9 @@ def provenance_panel(run: Evaluation) -> Html:
             else command,
         }
     )
-    listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
+    listed = [
+        (tag("dt", name(what, 60)), tag("dd", name(_without_folders(text), 400)))
+        for what, text in facts
+    ]
     lead = "What was evaluated, with what, and how to do it again."
     return section("provenance", "Provenance", tag("dl", listed, class_="provenance"), lead=lead)
