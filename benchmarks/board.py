@@ -155,9 +155,9 @@ not in the repository: `python benchmarks/board.py --runs FOLDER` makes them).
 Made by `python benchmarks/board.py --runs FOLDER --site FOLDER`. Attack: `nearest` with {passes}
 passes a sample. Radii: linear bounds (`crown`); "–" where they were not computed. Budgets: the
 training eps of the network; in norms it was not trained for one budget for all networks of a data
-set. **{networks} networks, {runs} runs. N is the number of test images: where it is below 200, the
-run was cut short for want of time, and its figures are those of few images: sampling alone moves
-them by several points (95 % of the time by up to {spread:.0f} points for 20 images).**
+set. **{networks} networks, {runs} runs so far. N is the number of test images. Where it is 20 and
+not 200, the run was made with `--images 20`, because time did not allow more: sampling alone can
+move such a figure by up to {spread:.0f} points (95 % confidence). Ranks among them mean little.**
 """
 
 

@@ -50,11 +50,11 @@ def test_nothing_bought_is_no_panel(run: ws.Evaluation) -> None:
 
 def test_three_orders_in_one_picture_both_sides(run: ws.Evaluation) -> None:
     panel = str(orders_panel(run))
-    assert panel.count("<polyline") == 6
-    ends = [line.split()[-1].split(",")[1] for line in re.findall(r'points="([^"]+)"', panel)]
+    assert panel.count("<path") == 6
+    ends = [line.split()[-1] for line in re.findall(r' d="([^"]+)"', panel)]
     attacked, certified = ends[0::2], ends[1::2]
     assert all(float(low) >= float(high) for low, high in zip(certified, attacked))  # y is down
-    assert str(orders_panel(replace(run, radii=None))).count("<polyline") == 3
+    assert str(orders_panel(replace(run, radii=None))).count("<path") == 3
 
 
 def test_the_page_has_the_point_wise_figure_and_no_absolute_path(

@@ -203,12 +203,14 @@ def test_sections_come_in_order_and_are_linked() -> None:
     order = [
         "findings",
         "curve",
+        "orders",
         "population",
         "attacks",
         "distances",
         "certificate",
         "fragile",
         "classes",
+        "budget",
         "provenance",
     ]
     assert [attrs["id"] for attrs, _ in page.all("section")] == order

@@ -77,20 +77,18 @@ def orders_panel(run: Evaluation) -> Html | None:
         return None
     end = max(axis_end([run.curve(order)], run.threat.eps) for order in ORDERS)
     parts = axes(end, ticks(end, unit_of(run.threat, end), 8), "accuracy in % against eps")
-    where = np.linspace(0, end, 241).tolist()
+    where = np.linspace(0, end, 121).tolist()
     for place, order in enumerate(ORDERS):
         sides = list(zip(*(run.curve(order)(eps) for eps in where)))
         kinds = [("line", sides[1])]
         if run.radii is not None:
             kinds.append(("line proved", sides[0]))
         for kind, side in kinds:
-            points = " ".join(
-                f"{LEFT + (RIGHT - LEFT) * eps / end:.1f},{BOTTOM - (BOTTOM - TOP) * share:.1f}"
+            points = "L".join(
+                f"{LEFT + (RIGHT - LEFT) * eps / end:.1f} {BOTTOM - (BOTTOM - TOP) * share:.1f}"
                 for eps, share in zip(where, side)
             )
-            parts.append(
-                tag("polyline", class_=f"{kind} run run-{place} dash-{place}", points=points)
-            )
+            parts.append(tag("path", class_=f"{kind} run run-{place} dash-{place}", d=f"M{points}"))
     at = LEFT + (RIGHT - LEFT) * run.threat.eps / end
     parts.append(line_mark("axis", at, TOP, at, BOTTOM))
     parts.append(label_mark(at + 4, TOP + 10, f"eps {show(run.threat.eps)}", "start"))

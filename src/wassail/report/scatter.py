@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wassail.report.budget import BOTTOM, LEFT, RIGHT, TOP, axes, picture
 from wassail.report.drawing import label_mark
-from wassail.report.html import Html, attacked_percent, percent, proved, tag, visible
+from wassail.report.html import LONG, Html, attacked_percent, percent, proved, tag, visible
 from wassail.threat import show
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def scatter(
         certified, attacked = run.curve(threat.order)(threat.eps)
         x = LEFT + (RIGHT - LEFT) * run.clean
         high = BOTTOM - (BOTTOM - TOP) * attacked
-        text = f"{called(run)}: clean {percent(run.clean)}, at most {attacked_percent(attacked)}"
+        text = f"{called(run)[:LONG]}: clean {percent(run.clean)}, "
+        text += f"at most {attacked_percent(attacked)}"
         tone = f"line run run-{place % 6}"
         if run.radii is not None:
             low = BOTTOM - (BOTTOM - TOP) * certified
