@@ -199,7 +199,9 @@ def _slugs(runs: Sequence[Evaluation]) -> list[str]:
 
 
 def _heads(first: Sequence[object]) -> list[object]:
-    heads = list(first)
+    heads = [
+        tag("th", head, scope="col", class_="text") if head == "Data" else head for head in first
+    ]
     for order in ORDERS:
         above = tag("small", f"p = {spell(order)}")
         heads += [tag("th", above, side, scope="col") for side in ("Certified", "Attacked")]
