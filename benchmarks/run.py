@@ -23,6 +23,7 @@ PAGES = {
     "population.py": "population.md",
     "landmarks.py": "landmarks.md",
     "spheres.py": "spheres.md",
+    "closing.py": "closing-measured.md",
     "smoothing.py": "smoothing.md",
     "hardening.py": "hardening.md",
 }

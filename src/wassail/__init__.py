@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from wassail.certificates.loss.slopes import paper_smooth_slope
     from wassail.certificates.radii import radii, verify
     from wassail.certificates.radius_search import Radii
+    from wassail.certificates.sandwich import Sandwich, sandwich
     from wassail.errors import InputError, ModelWarning
     from wassail.evaluation.intervals import Comparison, compare
     from wassail.evaluation.landmarks import Landmark, landmarks
@@ -93,6 +94,7 @@ _HOME = {
     "Price": "hardening.price",
     "Radii": "certificates.radius_search",
     "RiskCurve": "transport.curve",
+    "Sandwich": "certificates.sandwich",
     "Smoothed": "smoothing.model",
     "SmoothedAttack": "smoothing.attack",
     "Smoothing": "smoothing.certificate",
@@ -116,6 +118,7 @@ _HOME = {
     "risk_curve": "transport.curve",
     "robust_loss": "hardening.robust",
     "samples_needed": "transport.confidence",
+    "sandwich": "certificates.sandwich",
     "smoothed": "smoothing.model",
     "transport_cost": "transport.allocation",
     "verify": "certificates.radii",
@@ -156,6 +159,7 @@ __all__ = [
     "Price",
     "Radii",
     "RiskCurve",
+    "Sandwich",
     "Smoothed",
     "SmoothedAttack",
     "Smoothing",
@@ -188,6 +192,7 @@ __all__ = [
     "risk_curve",
     "robust_loss",
     "samples_needed",
+    "sandwich",
     "smoothed",
     "square",
     "testing",

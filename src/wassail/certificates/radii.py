@@ -153,7 +153,7 @@ def radii(
         raise InputError(f"start is a {type(start).__name__}: give the Radii to go on with.")
     budget = None if time_limit is None else parse_seconds(time_limit)
     goal = None if eps is None or order is None else (parse_eps(eps), parse_order(order))
-    graph, x, y, wrong, logits = _prepared(model, x, y, box, arithmetic)
+    graph, x, y, wrong, logits = prepared(model, x, y, box, arithmetic)
     chosen = _cheap(graph, r) if method == "auto" else method
     chosen = "branch" if chosen == "exact" and not is_small(graph) else chosen
     aim = None if goal is None else (*goal, sample_weights(mu, len(x)))
@@ -276,7 +276,7 @@ def verify(
     whole(batch_size, "batch_size")
     whole(steps, "steps", 0)
     limit = None if time_limit is None else parse_seconds(time_limit)
-    graph, x, y, wrong, _ = _prepared(model, x, y, threat.domain, arithmetic)
+    graph, x, y, wrong, _ = prepared(model, x, y, threat.domain, arithmetic)
     wanted = (
         torch.full((len(x),), threat.eps, dtype=torch.float64)
         if at is None
@@ -380,7 +380,7 @@ class _Fixed:
             shared -= len(mine)
 
 
-def _prepared(
+def prepared(
     model: Model | Graph, x: Tensor, y: Tensor, domain: Domain, arithmetic: str
 ) -> tuple[Graph, Tensor, Tensor, Tensor, Tensor | None]:
     """The structure, samples and labels on its device; which samples the model itself gets wrong,

@@ -61,6 +61,11 @@ def evaluate_command(options: argparse.Namespace) -> int:
     if options.certify is not None:
         known("method", [options.certify], RADIUS_METHODS)
     known("arithmetic", [options.arithmetic], ARITHMETICS)
+    gap = None if options.gap is None else number(options.gap, "--gap")
+    if gap is not None and (options.certify is None or not 0 <= gap < 100):
+        raise InputError(
+            f"--gap is {options.gap}: give points from 0 to below 100, together with --certify."
+        )
     seconds = None if options.time_limit is None else seconds_text(options.time_limit)
     given: dict[str, Any] = {"topk": options.topk}
     for word in ("step", "kappa"):
@@ -104,6 +109,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
             points=points,
             certify=options.certify,
             arithmetic=options.arithmetic,
+            gap=None if gap is None else gap / 100,
             time_limit=seconds,
             passes=options.passes,
             seed=options.seed,

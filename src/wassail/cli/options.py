@@ -124,7 +124,12 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
         )
 
 
-def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: str | None) -> None:
+def run_options(
+    parser: argparse.ArgumentParser,
+    certify: str | None,
+    seconds: str | None,
+    gap: str | None = None,
+) -> None:
     """Certificates, workers and what is kept."""
     group = parser.add_argument_group("certificates and workers")
     group.add_argument(
@@ -134,6 +139,13 @@ def run_options(parser: argparse.ArgumentParser, certify: str | None, seconds: s
         default=certify,
         metavar="METHOD",
         help=f"radii too: {', '.join(RADIUS_METHODS)} (default: {certify or 'none'}; bare: auto)",
+    )
+    group.add_argument(
+        "--gap",
+        default=gap,
+        metavar="POINTS",
+        help="attack and certify together until the two accuracies differ by at most so many "
+        f"points, or the time is up (default: {gap or 'none'}; needs --certify)",
     )
     group.add_argument(
         "--arithmetic",

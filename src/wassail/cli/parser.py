@@ -172,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         run=evaluate_command,
         certify=None,
         arithmetic="auto",
+        gap=None,
         time_limit=None,
         resume=False,
         add_attack=[],

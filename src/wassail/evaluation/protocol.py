@@ -62,7 +62,7 @@ from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
 from wassail.network import Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
-from wassail.threat import Threat, boxes_of, check_seed, number, parse_seconds, whole
+from wassail.threat import Number, Threat, boxes_of, check_seed, number, parse_seconds, whole
 from wassail.transport.allocation import sample_weights
 from wassail.zoo.datasets import open_data
 from wassail.zoo.features import in_boxes
@@ -92,6 +92,7 @@ def evaluate(
     add: bool = False,
     certify: str | None = None,
     arithmetic: str = "auto",
+    gap: Number | None = None,
     time_limit: float | None = None,
     passes: int = PASSES,
     seed: int = 0,
@@ -132,6 +133,8 @@ def evaluate(
         add: bool, the run in `out` may be one with fewer attacks; default False.
         certify: a method of `radii`, "auto" as a rule; default None, no radii.
         arithmetic: what the radii hold for, as in `radii`; default "auto".
+        gap: with certify, all samples are attacked and certified together (`sandwich`) until the
+            accuracies of every threat differ by at most this, a fraction; default None.
         time_limit: seconds for all radii; samples that are not reached have radius 0; default None,
             no limit.
         passes: int, passes of a sample for `nearest`; default 100.
@@ -189,6 +192,7 @@ def evaluate(
             look,
             arithmetic,
             points,
+            None if gap is None else number(gap, "gap"),
         )
     )
     if landmarks is not None and mu is not None:
@@ -233,6 +237,10 @@ def _checked(settings: Settings) -> Settings:
         raise unknown("method", settings.certify, METHODS)
     if settings.arithmetic not in ARITHMETICS:
         raise unknown("arithmetic", settings.arithmetic, ARITHMETICS)
+    if settings.gap is not None and (settings.certify is None or not 0 <= settings.gap < 1):
+        raise InputError(
+            f"gap is {settings.gap}: give a fraction from 0 to below 1, together with certify."
+        )
     if settings.gradients not in PRECISIONS:
         raise unknown("precision", settings.gradients, PRECISIONS)
     return settings
@@ -258,6 +266,7 @@ def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -
             "method": settings.certify,
             "arithmetic": settings.arithmetic,
             "time_limit": settings.time_limit,
+            **({} if settings.gap is None else {"gap": settings.gap}),
         }
     return {
         "format": FORMAT,
@@ -327,7 +336,7 @@ class _Driver:
             self._stage(0, self._convergence())
             self._stage(0, self._missing("transfer", TRANSFER, {"among": self._anchors()}))
         if self.settings.certify is not None:
-            self._stage(CERTIFY_PASSES, self._radii(f"radii@{self.settings.certify}"))
+            self._certify(f"radii@{self.settings.certify}")
         self._stage(0, self._pools())
         self._landmarks()
         reading = Reading(Store.open(self.store.folder))
@@ -436,6 +445,17 @@ class _Driver:
         if unit is not None and self.chunks.n and not self.store.has(CONVERGENCE, 0):
             late = Reading(self.store).distances(unit.key)[: self._first]
             yield self._task("convergence", CONVERGENCE, 0, 0, self._first, {"late": late})
+
+    def _certify(self, key: str) -> None:
+        """Radii chunk by chunk, or of all samples together where a bracket is to be closed."""
+        tasks = self._radii(key)
+        whole = self.settings.gap is not None
+        if whole:
+            missing = list(tasks)
+            given = {"upper": None, "limit": self.settings.time_limit}
+            every = self._task("radii", key, 0, 0, self.chunks.n, given)
+            tasks = iter([every] if missing else [])
+        self._stage(CERTIFY_PASSES, tasks, whole=whole)
 
     def _radii(self, key: str) -> Iterator[Task]:
         """Radii up to the nearest flip known; a time limit, of every worker, is shared among

@@ -45,6 +45,7 @@ STEPS = 1_000_000  # of an attack that is run again: the product of its options 
 NOISE = 0.02
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
 EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
+PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
 NEARLY = 2e-4  # the same in executed arithmetic
 
 
@@ -585,6 +586,20 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
                     graph, x[left], y[left], eps, way, arithmetic=arithmetic, at=stated[left]
                 )
             ]
+    if len(left) and method == "branch":  # a search may have taken more than the usual work
+        eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
+        patience = PATIENCE * len(left)
+        again = proofs.verify(
+            graph,
+            x[left],
+            y[left],
+            eps,
+            method,
+            arithmetic=arithmetic,
+            at=stated[left],
+            time_limit=patience,
+        )
+        left = left[~again]
     bad += len(left)
     if bool(search.any()):
         found = proofs.radii(

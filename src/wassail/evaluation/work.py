@@ -8,12 +8,13 @@ workers, again after a crash, and the results are the same.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.radii import radii
 from wassail.certificates.radius_search import Radii
+from wassail.certificates.sandwich import sandwich
 from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation import indicators
@@ -34,7 +36,7 @@ from wassail.geometry import distances as distances_between
 from wassail.losses import margin, predict
 from wassail.network import Model, Network, check_model, device_of, frozen, mixed
 from wassail.progress import Progress
-from wassail.threat import Domain, Threat
+from wassail.threat import Domain, Threat, ceil_percent, floor_percent
 from wassail.transport.flips import Flips
 from wassail.zoo.samples import Data
 
@@ -42,6 +44,14 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.floa
 Result: TypeAlias = (
     "tuple[Tensors, dict[str, Any]]"  # what a chunk of the run holds: tensors, and plain values
 )
+_log = logging.getLogger("wassail")
+
+
+def _told(threat: Threat, certified: float, attacked: float) -> None:
+    """A line for each time that a bracket shrinks."""
+    least = floor_percent(certified)
+    most = ceil_percent(attacked)
+    _log.info("%s: accuracy at least %s %%, at most %s %%", threat, least, most)
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Settings:
     look: bool
     arithmetic: str = "auto"
     points: Tensor | None = None
+    gap: float | None = None
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -310,19 +321,23 @@ class Worker:
                 **flips_chunk(flips),
             }
             return tensors, {"method": "none: out of time", "cut": True}
-        found = radii(
-            self.graph,
-            x,
-            y,
-            settings.norm,
-            settings.domain,
-            settings.certify or "auto",
-            arithmetic=settings.arithmetic,
-            upper=task.given["upper"],
-            time_limit=limit,
-            progress=tick,
-        )
-        met = found.flips(self.model, x, y)
+        met: Flips | None
+        if settings.gap is not None:
+            found, met = self._closed(x, y, limit)
+        else:
+            found = radii(
+                self.graph,
+                x,
+                y,
+                settings.norm,
+                settings.domain,
+                settings.certify or "auto",
+                arithmetic=settings.arithmetic,
+                upper=task.given["upper"],
+                time_limit=limit,
+                progress=tick,
+            )
+            met = found.flips(self.model, x, y)
         flips = (
             Flips.from_points(self.model, x, y, x, settings.norm, settings.domain)
             if met is None
@@ -342,6 +357,37 @@ class Worker:
         here = device_of(self.model, self.graph.device)
         lacking = {"no_float64": here.type} if here != self.graph.device else {}
         return tensors, {**fields, **({"cut": True} if found.info["cut"] else {}), **lacking}
+
+    def _closed(self, x: Tensor, y: Tensor, limit: float | None) -> tuple[Radii, Flips]:
+        """Radii and flips of all samples, closed until the bracket of each threat is as tight as
+        asked, one threat after the other.
+        """
+        settings = self.settings
+        flips: Flips | None = None
+        found: Radii | None = None
+        for done, threat in enumerate(settings.threats):
+            left = len(settings.threats) - done
+            began = time.monotonic()
+            closed = sandwich(
+                self.model,
+                x,
+                y,
+                threat,
+                gap=settings.gap,
+                time_limit=None if limit is None else max(limit, 1e-3) / left,
+                mu=self.mu,
+                arithmetic=settings.arithmetic,
+                flips=flips,
+                start=found,
+                seed=settings.seed,
+                batch_size=settings.batch_size,
+                progress=partial(_told, threat),
+            )
+            flips = closed.flips
+            found = closed.radii
+            limit = None if limit is None else limit - (time.monotonic() - began)
+        assert flips is not None and found is not None
+        return found, flips
 
     def _beside(self, found: Radii, x: Tensor, y: Tensor) -> Tensors:
         """The smallest margins at the samples, and how far rounding may move them, or did where

@@ -132,10 +132,10 @@ class Sweep:
         self.exact = Arithmetic(graph, torch.float64)
         self.fast = Arithmetic(graph, torch.float32)
         self.parallel = Arithmetic(graph, torch.float32, self.fast)
-        order = flattened(
+        self.order = flattened(
             torch.arange(graph.inputs, device=graph.device).reshape(1, *nodes[0].shape).contiguous()
         )[0]
-        self.inputs = balls.reordered(order)  # as coefficient vectors are laid out
+        self.inputs = balls.reordered(self.order)  # as coefficient vectors are laid out
         self.centre: dict[int, Tensor] = {}
         self.spans: dict[int, Span] = {}
         self.boxes: set[int] = (

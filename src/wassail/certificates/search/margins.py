@@ -35,6 +35,7 @@ ROOT = 30  # steps of the ascent at the root of a rival
 STEPS = 12  # at every other domain, which starts where its parent stopped
 LAST = 200  # at a domain with nothing left to split
 WIDTH = 32  # domains of a sample split at once
+MIXED = 10**6  # operations of a network whose samples share a batch on the CPU
 TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal
 
 
@@ -106,8 +107,8 @@ def branch_samples(
 
     The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work
     for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
-    others. On the CPU the samples come one after the other: there a mixed batch would be slower, as
-    it has to copy lines for each of its domains.
+    others. On the CPU the samples of larger networks come one after the other: there a mixed batch
+    would be slower, as it has to copy lines for each of its domains.
 
     Args:
         sweep: of the samples' balls.
@@ -116,7 +117,9 @@ def branch_samples(
         rivals: of each, the classes that are left to exclude.
         most: domains bounded for each sample; the batch under way is finished.
     """
-    if sweep.graph.device == HOST:
+    if not samples:
+        return []
+    if sweep.graph.device == HOST and sweep.graph.operations > MIXED:
         each = zip(samples, y, rivals, most)
         return [
             _branched(sweep, [k], [label], [some], [count])[0] for k, label, some, count in each

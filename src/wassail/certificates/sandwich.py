@@ -1,0 +1,533 @@
+"""Both sides of a risk curve at one threat, closed together as far as the work allows.
+
+Certified accuracy grows with radii and attacked accuracy falls with distances, but not with all of
+them alike: the budget of the threat buys the smallest first (THEORY 2a). So the next piece of work
+is the one that promises most for its price: a proof of one sample at a radius a step larger, or an
+attack on one sample. What a step is worth is read off the knapsack's dual: with u the radius at
+which the budget runs out, a radius r counts `mu (1 - (r / u)^p)` of lost accuracy, 0 from u on.
+
+A proof that fails leaves the point where its bound is lowest, and an attack starts there. Nothing
+depends on the clock unless a time limit is given: prices are operations.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassail.attacks.nearest import nearest
+from wassail.certificates import clock
+from wassail.certificates.closing import Prover
+from wassail.certificates.radii import TOLERANCE, prepared, radii
+from wassail.certificates.radius_search import Radii
+from wassail.errors import InputError
+from wassail.network import Model, versions
+from wassail.progress import Progress, progress_bar
+from wassail.records import Record
+from wassail.threat import Number, Threat, ceil_percent, floor_percent, number
+from wassail.transport.allocation import sample_weights
+from wassail.transport.curve import RiskCurve, risk_curve
+from wassail.transport.flips import Flips
+
+WORK = 6e10  # operations for a sample: about 20 seconds of one core
+FIRST = 300  # passes of the first attack on a sample
+PASSES = 200  # of every other one, twice as many each time
+ATTACKS = 4  # on one sample, beyond the first
+STEP = 0.04  # a radius grows by this much at first, relative
+LEAST_STEP = 0.01  # from here on a failure asks for more effort instead of a smaller step
+# What the first attempt and the first attack are taken to keep of what they promise: later ones by
+# what the earlier ones of their kind have kept.
+PROOFS_KEEP = 0.5
+ATTACKS_KEEP = 0.05
+TOGETHER = 16  # samples in one attempt
+MANY = 64  # in one attack
+CLOSE = 0.7  # of the best ratio of value and price: attempts that go along with it
+PUSHES = (1.0, 1.1, 1.25, 1.5)  # from the sample through a candidate, to meet a flip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sandwich(Record):
+    """Both sides at one threat: `sandwich` makes it.
+
+    Args:
+        flips: `Flips`, the attacked side.
+        radii: `Radii`, the certified side.
+        threat: `Threat` they were closed for.
+        mu: sample weights, float64 `(N,)`.
+        history: rows (operations, certified, attacked), from the first bracket to the last.
+        info: time, operations, attempts, settings.
+    """
+
+    flips: Flips
+    radii: Radii
+    threat: Threat
+    mu: Tensor
+    history: tuple[tuple[float, float, float], ...] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def curve(self) -> RiskCurve:
+        """Accuracy against eps, for the order of the threat."""
+        return risk_curve(self.flips, self.radii, self.threat.order, self.mu)
+
+    @property
+    def certified(self) -> float:
+        """Accuracy over all distributions of the threat: at least this."""
+        return self.curve(self.threat.eps)[0]
+
+    @property
+    def attacked(self) -> float:
+        """At most this."""
+        return self.curve(self.threat.eps)[1]
+
+    @property
+    def gap(self) -> float:
+        """`attacked - certified`, a fraction."""
+        return self.curve.gap(self.threat.eps)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every radius is the distance itself: the curve is one line."""
+        return bool(self.radii.exact.all())
+
+    def __repr__(self) -> str:
+        return (
+            f"Sandwich({self.threat}, {len(self.flips)} samples: accuracy at least "
+            f"{floor_percent(self.certified)} %, at most {ceil_percent(self.attacked)} %)"
+        )
+
+
+def sandwich(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    gap: Number | None = None,
+    time_limit: float | None = None,
+    work: float | None = None,
+    mu: Tensor | None = None,
+    arithmetic: str = "auto",
+    flips: Flips | None = None,
+    start: Radii | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    progress: Progress | Callable[[float, float], None] = False,
+) -> Sandwich:
+    """Attack and certify together until the bracket on the accuracy is as tight as asked.
+
+    Time goes where it is worth most: see the page "closing" of the documentation. Stops when the
+    gap is reached, when the time or the work is spent, or when nothing promises anything any more.
+
+    Args:
+        model: callable from a batch `(n, *shape)` to logits `(n, K)`.
+        x: samples, float tensor `(N, *shape)`, inside the domain.
+        y: true labels, integer tensor `(N,)`.
+        threat: `Threat`: norm, order, eps and domain.
+        gap: stop when attacked and certified accuracy differ by at most this, a fraction in [0, 1);
+            default None, 0.
+        time_limit: seconds for everything; what was reached by then is kept; default None, a budget
+            of work, so that nothing depends on the clock.
+        work: operations for each sample; default None, 6e10 (about 20 s of one core), and no limit
+            with a time limit.
+        mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        arithmetic: as in `radii`; default "auto".
+        flips: `Flips` of the same samples that are known already; default None.
+        start: `Radii` of the same samples that are proved already; default None.
+        seed: int, keys the random draws of attacks; default 0.
+        batch_size: int, most samples in one call of the model; default None, 250.
+        progress: bool, or a callable that is given the certified and the attacked accuracy whenever
+            one of them moves; default False.
+
+    Returns:
+        `Sandwich`: curve, flips, radii, and how the bracket shrank.
+    """
+    began = time.monotonic()
+    wanted = 0.0 if gap is None else number(gap, "gap")
+    if not 0 <= wanted < 1:
+        raise InputError(f"gap is {gap!r}: give a fraction from 0 to below 1, as 0.02.")
+    limit = None if time_limit is None else number(time_limit, "time_limit")
+    if limit is not None and limit <= 0:
+        raise InputError(f"time_limit is {time_limit!r}: give seconds above 0.")
+    each = (WORK if limit is None else math.inf) if work is None else number(work, "work")
+    if not each >= 0:
+        raise InputError(f"work is {work!r}: give operations for each sample, at least 0.")
+    weights = sample_weights(mu, len(x))
+    with _reporter(progress) as report, clock.limited(limit):
+        task = _Closing(model, x, y, threat, weights, arithmetic, seed, batch_size, report)
+        task.begin(flips, start)
+        task.close(wanted, each * len(x))
+    return task.result(time.monotonic() - began, wanted, each)
+
+
+def _reporter(progress: Any) -> Any:
+    """A context that gives a function of the two accuracies."""
+    return _Reporter(progress)
+
+
+class _Reporter:
+    """Tells the caller, or a bar, how far the bracket is.
+
+    A bar shows how much of the first gap is closed.
+    """
+
+    def __init__(self, progress: Any) -> None:
+        self.progress = progress
+        self.first = 0.0
+        self.bar: Any = None
+        self.tick: Callable[[float], None] = lambda share: None
+
+    def __enter__(self) -> Callable[[float, float], None]:
+        if callable(self.progress):
+            return self.progress  # type: ignore[no-any-return]
+        self.bar = progress_bar(self.progress, "closing the bracket")
+        self.tick = self.bar.__enter__()
+        return self._told
+
+    def __exit__(self, *error: Any) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(*error)
+
+    def _told(self, certified: float, attacked: float) -> None:
+        gap = attacked - certified
+        self.first = max(self.first, gap)
+        self.tick(1 - gap / self.first if self.first > 0 else 1.0)
+
+
+class _Record:
+    """What pieces of work of one kind promised, and what they kept of it.
+
+    It begins with a piece as large as the first one, that kept what is usual.
+    """
+
+    def __init__(self, usual: float) -> None:
+        self.usual = usual
+        self.promised = 0.0
+        self.kept = 0.0
+
+    def add(self, promised: Tensor, kept: Tensor) -> None:
+        """One more piece."""
+        if not self.promised:
+            self.promised = float(promised.sum())
+            self.kept = self.usual * self.promised
+        self.promised += float(promised.sum())
+        self.kept += float(kept.sum())
+
+    @property
+    def share(self) -> float:
+        """Of what is promised, so much is kept."""
+        return self.kept / self.promised if self.promised > 0 else self.usual
+
+
+def _kept(records: Mapping[int, _Record], kind: int, usual: float) -> float:
+    """The share that work of a kind keeps; before the first piece, that of the kind before it."""
+    known = [records[k].share for k in range(kind + 1) if k in records]
+    return known[-1] if known else usual
+
+
+class _Closing:
+    """The samples of one problem with what is known of each, on the CPU.
+
+    step, level: of the next attempt to prove; tries: attacks so far; bounds: operations that the
+    last attempt of each level took.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        mu: Tensor,
+        arithmetic: str,
+        seed: int,
+        batch_size: int | None,
+        report: Callable[[float, float], None],
+    ) -> None:
+        self.model = model
+        self.x = x
+        self.y = y
+        self.threat = threat
+        self.mu = mu
+        self.arithmetic = arithmetic
+        self.seed = seed
+        self.batch_size = batch_size
+        self.report = report
+        n = len(x)
+        self.step = torch.full((n,), STEP, dtype=torch.float64)
+        self.level = torch.zeros(n, dtype=torch.int64)
+        self.tries = torch.zeros(n, dtype=torch.int64)
+        self.failed = torch.zeros(n, dtype=torch.int64)  # attempts in a row
+        self.work = 0.0
+        self.attempts = 0
+        self.domains = 0
+        self.cut = False
+        self.history: list[tuple[float, float, float]] = []
+        self.cost: dict[int, float] = {}
+        self.proofs: dict[int, _Record] = {}
+        self.attacks: dict[int, _Record] = {}
+
+    def begin(self, flips: Flips | None, start: Radii | None) -> None:
+        """The first bracket: a short attack and the cheap radii."""
+        aim = self.threat
+        common: dict[str, Any] = {"seed": self.seed, "batch_size": self.batch_size}
+        self.flips = nearest(
+            self.model,
+            self.x,
+            self.y,
+            aim.norm,
+            aim.domain,
+            passes=FIRST,
+            eps=aim.eps,
+            order=aim.order,
+            start=flips,
+            **common,
+        )
+        half = clock.seconds_left() / 2
+        self.radii = radii(
+            self.model,
+            self.x,
+            self.y,
+            aim.norm,
+            aim.domain,
+            "auto",
+            arithmetic=self.arithmetic,
+            upper=self.flips.distances,
+            start=start,
+            eps=aim.eps,
+            order=aim.order,
+            mu=self.mu,
+            tolerance=TOLERANCE,
+            time_limit=None if half == math.inf else max(half, 1e-3),
+        )
+        met = self.radii.flips(self.model, self.x, self.y)
+        if met is not None:
+            self.flips = self.flips.merge(met)
+        self.lower = self.radii.values.clone()
+        self.proved_by = list(self.radii.proved_by or [""] * len(self.x))
+        self.cut = bool(self.radii.info["cut"])
+        self._note()
+
+    def close(self, gap: float, budget: float) -> None:
+        """Attempts and attacks, the most promising first, until the gap is reached."""
+        graph, x, y, _, _ = prepared(
+            self.model, self.x, self.y, self.threat.domain, self.arithmetic
+        )
+        self.prover = Prover(graph, x, y, self.threat.norm, self.threat.domain)
+        while self._gap() > gap and self.work < budget:
+            if clock.late():
+                self.cut = True
+                return
+            proofs, radius = self._proofs()
+            attacks = self._attacks()
+            best = float(torch.cat([proofs, attacks]).max()) if len(proofs) else 0.0
+            if best <= 0:
+                return
+            try:
+                if float(proofs.max()) >= float(attacks.max()):
+                    self._prove(proofs, radius, best)
+                else:
+                    self._attack(attacks, best)
+            except clock.Late:
+                self.cut = True
+                return
+            self._note()
+
+    @property
+    def distances(self) -> Tensor:
+        """Of the flips."""
+        return self.flips.distances
+
+    def _curve(self) -> RiskCurve:
+        return RiskCurve(
+            self.distances, torch.minimum(self.lower, self.distances), self.mu, self.threat.order
+        )
+
+    def _gap(self) -> float:
+        return self._curve().gap(self.threat.eps)
+
+    def _note(self) -> None:
+        """The bracket as it is, for the caller and for the history."""
+        certified, attacked = self._curve()(self.threat.eps)
+        if not self.history or (certified, attacked) != self.history[-1][1:]:
+            self.history.append((self.work, certified, attacked))
+            self.report(certified, attacked)
+
+    def _lost(self, values: Tensor, unit: float) -> Tensor:
+        """What each sample counts of lost accuracy at a radius: `mu (1 - (r / u)^p)`."""
+        if self.threat.order == math.inf:
+            return self.mu * (values < self.threat.eps)
+        share = (values / unit).clamp(max=1) ** self.threat.order
+        return self.mu * (1 - share)
+
+    def _price(self, values: Tensor) -> float:
+        """The radius at which the budget runs out: the dearest that is bought."""
+        if self.threat.order == math.inf:
+            return self.threat.eps
+        known, where = values.sort()
+        bill = (self.mu[where] * known**self.threat.order).cumsum(0)
+        paid = bill >= self.threat.eps**self.threat.order
+        some = known[torch.isfinite(known)]
+        last = float(known[paid][0]) if bool(paid.any()) else math.inf
+        if math.isfinite(last) and last > 0:
+            return last
+        return max(float(some.max()) if len(some) else 0.0, self.threat.eps)
+
+    def _proofs(self) -> tuple[Tensor, Tensor]:
+        """What an attempt on each sample promises for its price, and at which radius, `(N,)`."""
+        far = self.distances * (1 - 1e-6)
+        grown = self.lower * (1 + self.step)
+        radius = torch.where(self.lower > 0, grown, far.clamp(max=10 * self.threat.eps) / 4)
+        if self.threat.order == math.inf:
+            radius = torch.full_like(radius, self.threat.eps)
+        else:
+            radius = torch.where(radius < far, radius, (self.lower + far) / 2)
+        open_ = (self.lower < far * (1 - TOLERANCE / 2)) & ~self.radii.exact & (radius < far)
+        open_ &= torch.isfinite(self.lower) & (self.level < self.prover.levels) & (far > 0)
+        unit = self._price(torch.minimum(self.lower, self.distances))
+        gain = self._lost(self.lower, unit) - self._lost(radius, unit)
+        prices = [self.cost.get(k, self.prover.price(k)) for k in range(self.prover.levels)]
+        cost = torch.tensor([*prices, math.inf], dtype=torch.float64)[self.level]
+        self.promised = torch.where(open_, gain, 0.0)
+        shares = [_kept(self.proofs, k, PROOFS_KEEP) for k in range(self.prover.levels + 1)]
+        likely = torch.tensor(shares, dtype=torch.float64)[self.level] * 0.7 ** self.failed.double()
+        return torch.where(open_, gain * likely / cost, 0.0), radius
+
+    def _attacks(self) -> Tensor:
+        """What more passes on each sample promise for their price, `(N,)`."""
+        far = self.distances
+        known = torch.where(torch.isfinite(far), far, 2 * self.lower.clamp(min=self.threat.eps))
+        nearer = (known + self.lower) / 2
+        if self.threat.order == math.inf:
+            open_ = (far > self.threat.eps) & (self.lower < self.threat.eps)
+            nearer = torch.full_like(far, self.threat.eps * (1 - 1e-9))
+        else:
+            open_ = (self.lower < far * (1 - TOLERANCE)) & (far > 0)
+        open_ &= (self.tries < ATTACKS) & ~self.radii.exact
+        unit = self._price(far)
+        gain = self._lost(nearer, unit) - self._lost(far, unit)
+        cost = 2 * PASSES * self.prover.unit * 2.0 ** self.tries.double()
+        self.hoped = torch.where(open_, gain, 0.0)
+        shares = [_kept(self.attacks, k, ATTACKS_KEEP) for k in range(ATTACKS + 1)]
+        likely = torch.tensor(shares, dtype=torch.float64)[self.tries.clamp(max=ATTACKS)]
+        return torch.where(open_, gain * likely / cost, 0.0)
+
+    def _chosen(self, ratio: Tensor, best: float, like: Tensor, most: int) -> Tensor:
+        """Samples that are about as promising as the best one, at its level; the best first."""
+        order = ratio.argsort(descending=True, stable=True)
+        same = like[order] == like[order[0]]
+        near = ratio[order] >= CLOSE * best
+        return order[same & near][:most]
+
+    def _prove(self, ratio: Tensor, radius: Tensor, best: float) -> None:
+        """One attempt, and what its failures point at."""
+        rows = self._chosen(ratio, best, self.level, TOGETHER)
+        level = int(self.level[rows[0]])
+        record = self.proofs.setdefault(level, _Record(PROOFS_KEEP))
+        found = self.prover.attempt(rows, radius[rows], level)
+        self.work += found.work
+        self.attempts += len(rows)
+        self.domains += found.domains
+        self.cost[level] = found.work / len(rows)
+        record.add(self.promised[rows], self.promised[rows] * found.proved)
+        for k, i in enumerate(rows.tolist()):
+            if found.proved[k]:
+                self.lower[i] = radius[i]
+                self.proved_by[i] = found.by[k]
+                self.step[i] = min(1.5 * float(self.step[i]), 0.5)
+                self.failed[i] = 0
+            elif self.step[i] > LEAST_STEP and self.threat.order < math.inf:
+                self.step[i] = self.step[i] / 2
+                self.failed[i] += 1
+            else:
+                self.level[i] += 1
+                self.step[i] = STEP
+                self.failed[i] = 0
+        failed = (~found.proved).nonzero()[:, 0]
+        if len(failed):
+            self._follow(rows[failed], found.points[failed])
+
+    def _follow(self, rows: Tensor, points: Tensor) -> None:
+        """Flips on the rays through the points where bounds are lowest."""
+        there = rows.to(self.x.device)
+        x = self.x[there]
+        y = self.y[rows.to(self.y.device)]
+        begin = x.double().cpu()
+        pool = []
+        for push in PUSHES:
+            moved = begin + push * (points - begin)
+            if self.threat.domain is not None:
+                moved = moved.clamp(*self.threat.domain)
+            pool.append(
+                Flips.from_points(
+                    self.model,
+                    x,
+                    y,
+                    moved.to(x.device, x.dtype),
+                    self.threat.norm,
+                    self.threat.domain,
+                    method="proof",
+                    batch_size=self.batch_size,
+                )
+            )
+        self.work += 2 * len(PUSHES) * len(rows) * self.prover.unit
+        found = pool[0].merge(*pool[1:])
+        # A flip that is much farther than the one that is known starts nothing new.
+        useful = (found.distances < 1.3 * self.distances[rows]).nonzero()[:, 0]
+        useful = useful[self.tries[rows[useful]] < ATTACKS]
+        self.flips = self.flips.merge(self.flips.put(rows, found))
+        if len(useful):
+            self._search(rows[useful], found.take(useful), PASSES // 2)
+
+    def _attack(self, ratio: Tensor, best: float) -> None:
+        """More passes for some samples, from other random points."""
+        rows = self._chosen(ratio, best, self.tries, MANY)
+        tries = int(self.tries[rows[0]])
+        unit = self._price(self.distances)
+        old = self._lost(self.distances, unit)[rows]
+        self._search(rows, self.flips.take(rows), PASSES * 2**tries)
+        won = self._lost(self.distances, unit)[rows] - old
+        self.attacks.setdefault(tries, _Record(ATTACKS_KEEP)).add(self.hoped[rows], won)
+
+    def _search(self, rows: Tensor, start: Flips, passes: int) -> None:
+        """An attack on samples from flips of theirs."""
+        found = nearest(
+            self.model,
+            start.x,
+            start.y,
+            self.threat.norm,
+            self.threat.domain,
+            passes=passes,
+            start=start,
+            seed=self.seed + 1 + int(self.tries[rows[0]]),
+            batch_size=self.batch_size,
+        )
+        self.tries[rows] += 1
+        self.work += 2 * passes * len(rows) * self.prover.unit
+        self.flips = self.flips.merge(self.flips.put(rows, found))
+
+    def result(self, seconds: float, gap: float, each: float) -> Sandwich:
+        """Everything that is known now."""
+        info = {
+            "seconds": seconds,
+            "work": self.work,
+            "attempts": self.attempts,
+            "domains": self.domains,
+            "cut": self.cut,
+            "gap": gap,
+            "limit": each,
+            "versions": versions(),
+        }
+        known = replace(
+            self.radii,
+            values=self.lower,
+            method="branch" if self.attempts else self.radii.method,
+            proved_by=tuple(self.proved_by),
+        )
+        return Sandwich(self.flips, known, self.threat, self.mu, tuple(self.history), info)

@@ -1,0 +1,205 @@
+"""Closing the bracket from both sides: exact where the answer is known, never wider than before,
+and the same whatever the batches.
+"""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wassail as ws
+from support.devices import there
+from wassail.certificates.closing import Prover
+from wassail.certificates.graph.reader import read
+
+INF = math.inf
+BOX = (0.0, 1.0)
+
+
+def linear(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 3)).double()
+
+
+def perceptron(sizes: tuple[int, ...] = (8, 160, 150, 4), seed: int = 1) -> nn.Sequential:
+    """More neurons than are searched exactly; all classes occur."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    model = nn.Sequential(*layers[:-1])
+    for p in model.parameters():
+        p.data *= 2.0
+    with torch.no_grad():
+        model[-1].bias -= model(torch.rand(200, sizes[0])).mean(0)
+    return model
+
+
+def data(model: nn.Module, n: int, seed: int = 0, size: int = 8) -> tuple[Tensor, Tensor]:
+    like = next(model.parameters())
+    x = torch.rand(n, size, generator=torch.Generator().manual_seed(seed)).to(like.dtype)
+    with torch.no_grad():
+        return x, model(x).argmax(1)
+
+
+@pytest.mark.parametrize("norm", [1, 2, INF])
+@pytest.mark.parametrize("order", [1, INF])
+def test_a_linear_model_has_no_gap(norm: float, order: float) -> None:
+    """The nearest flip is known in closed form, on both sides."""
+    model = linear()
+    x, y = data(model, 6, size=6)
+    weight = model[0].weight.detach()
+    z = model(x).detach()
+    other = {1: INF, 2: 2, INF: 1}[norm]
+    steep = torch.linalg.vector_norm(weight[y][:, None] - weight[None], other, dim=2)
+    ratio = (z.gather(1, y[:, None]) - z) / steep.scatter(1, y[:, None], 1.0)
+    true = ratio.scatter(1, y[:, None], INF).amin(1)
+    eps = float(true.sort().values[2:4].mean())  # between two of them
+    threat = ws.Threat(norm, order, eps, None)
+    found = ws.sandwich(model, x, y, threat, work=1e8)
+    assert found.gap <= (2e-3 if order < INF else 1e-12)
+    exact = ws.risk_curve(found.flips, None, order).of_order(order)(threat.eps)[1]
+    assert found.certified <= exact <= found.attacked + 1e-12
+    assert torch.allclose(found.flips.distances, true, rtol=1e-4)
+    assert torch.allclose(found.radii.values, true, rtol=1e-4)
+
+
+def small() -> tuple[nn.Module, Tensor, Tensor]:
+    model = perceptron()
+    return (model, *data(model, 4))
+
+
+def before(model: nn.Module, x: Tensor, y: Tensor, threat: ws.Threat) -> float:
+    """The gap of the two sides on their own."""
+    flips = ws.nearest(model, x, y, threat.norm, BOX, passes=300)
+    radii = ws.radii(model, x, y, threat.norm, BOX, "crown", upper=flips.distances)
+    return ws.risk_curve(flips, radii, threat.order).gap(threat.eps)
+
+
+@pytest.mark.parametrize("order", [1.0, INF])
+def test_the_bracket_shrinks_and_holds(order: float) -> None:
+    model, x, y = small()
+    flips = ws.nearest(model, x, y, passes=300)
+    eps = float(flips.distances.median()) * (0.9 if order == INF else 0.4)
+    threat = ws.Threat("inf", order, eps)
+    told: list[tuple[float, float]] = []
+    found = ws.sandwich(model, x, y, threat, work=4e8, progress=lambda a, b: told.append((a, b)))
+    assert found.gap < before(model, x, y, threat) - 0.02
+    assert told == [row[1:] for row in found.history]
+    for (a, b), (c, d) in itertools.pairwise(told):
+        assert c >= a and d <= b
+    assert (found.certified, found.attacked) == told[-1]
+    assert (found.radii.values <= found.flips.distances).all()
+    # Every radius is proved again, and every flip is one.
+    at = found.radii.values
+    assert ws.verify(model, x, y, threat, "branch", at=at, time_limit=120).all()
+    assert (model(found.flips.points).argmax(1) != y)[found.flips.success].all()
+    assert found.radii.proved_by is not None and "branch" in found.radii.proved_by
+    assert found.info["domains"] > 0
+
+
+@pytest.mark.slow
+def test_it_stops_at_the_gap_that_is_asked() -> None:
+    model, x, y = small()
+    threat = ws.Threat("inf", 1, 0.03)
+    full = ws.sandwich(model, x, y, threat, work=3e8)
+    first = full.history[0][2] - full.history[0][1]
+    wide = (first + full.gap) / 2
+    found = ws.sandwich(model, x, y, threat, work=3e8, gap=wide)
+    assert full.gap < found.gap <= wide
+    assert found.info["work"] < full.info["work"]
+    assert found.history == full.history[: len(found.history)]
+
+
+def test_the_same_answer_whatever_the_batches(tmp_path: Path) -> None:
+    model, x, y = small()
+    threat = ws.Threat("inf", 1, 0.03)
+    one = ws.sandwich(model, x, y, threat, work=1e8)
+    two = ws.sandwich(model, x, y, threat, work=1e8, batch_size=2)
+    # The model's own logits differ in the last digits from batch to batch.
+    assert torch.allclose(one.radii.values, two.radii.values, rtol=1e-5)
+    assert torch.allclose(one.flips.distances, two.flips.distances, rtol=1e-5)
+    assert [row[0] for row in one.history] == [row[0] for row in two.history]
+    again = ws.sandwich(model, x, y, threat, work=1e8)
+    assert torch.equal(one.radii.values, again.radii.values) and one.history == again.history
+    one.save(tmp_path / "s.safetensors")
+    kept = ws.Sandwich.load(tmp_path / "s.safetensors")
+    assert (kept.certified, kept.attacked) == (one.certified, one.attacked)
+    assert "accuracy at least" in repr(kept) and kept.radii.proved_by == one.radii.proved_by
+
+
+@pytest.mark.slow
+def test_it_goes_on_from_what_is_known() -> None:
+    model, x, y = small()
+    threat = ws.Threat("inf", 1, 0.03)
+    first = ws.sandwich(model, x, y, threat, work=5e7)
+    more = ws.sandwich(model, x, y, threat, work=1e8, flips=first.flips, start=first.radii)
+    assert (more.radii.values >= first.radii.values).all()
+    assert (more.flips.distances <= first.flips.distances).all()
+
+
+def test_with_a_time_limit_it_ends() -> None:
+    model, x, y = small()
+    found = ws.sandwich(model, x, y, ws.Threat(2, 1, 0.05), time_limit=1.0)
+    assert found.gap >= 0 and found.info["seconds"] < 60
+
+
+def test_the_candidate_of_a_proof_is_in_the_ball() -> None:
+    """Where the bound is lowest, in the order of the inputs: on a linear network, the flip."""
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 3)).double()
+    x = torch.rand(3, 2, 3, 3, dtype=torch.float64)
+    y = model(x).argmax(1)
+    for norm in (1.0, 2.0, INF):
+        flips = ws.nearest(model, x, y, norm, None, passes=60)
+        prover = Prover(read(model, (2, 3, 3)), x, y, norm, None)
+        wide = flips.distances * 1.01
+        found = prover.attempt(torch.arange(3), wide, 0)
+        assert not found.proved.any()
+        moved = torch.linalg.vector_norm((found.points - x).flatten(1), norm, dim=1)
+        assert torch.allclose(moved, wide, rtol=1e-9)
+        assert (model(found.points).argmax(1) != y).all()
+
+
+def test_the_second_device() -> None:
+    model, x, y = small()
+    threat = ws.Threat("inf", 1, 0.03)
+    found, _ = there(lambda *given: ws.sandwich(*given, threat, work=5e7), model, x[:2], y[:2])
+    here = ws.sandwich(model, x[:2], y[:2], threat, work=5e7)
+    assert torch.equal(found.radii.values, here.radii.values)
+    assert torch.equal(found.flips.distances, here.flips.distances)
+    assert found.history == here.history
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "match"),
+    [
+        ("gap", 1.5, "gap is 1.5"),
+        ("gap", -0.1, "gap is -0.1"),
+        ("time_limit", 0, "time_limit is 0"),
+        ("work", -1, "work is -1"),
+    ],
+)
+def test_bad_arguments(word: str, value: float, match: str) -> None:
+    model, x, y = small()
+    with pytest.raises(ws.InputError, match=match):
+        ws.sandwich(model, x, y, ws.Threat("inf", 1, 0.03), **{word: value})
+
+
+def test_an_evaluation_closes_to_a_gap() -> None:
+    model, x, y = small()
+    threats = [ws.Threat("inf", 1, 0.03), ws.Threat("inf", INF, 0.03)]
+    plain = ws.evaluate(model, (x, y), threats, ["nearest"], certify="crown", chunk=3)
+    found = ws.evaluate(
+        model, (x, y), threats, ["nearest"], certify="auto", gap=0.05, chunk=3, time_limit=60
+    )
+    for threat in threats:
+        narrow = found.curve(threat.order).gap(threat.eps)
+        wide = plain.curve(threat.order).gap(threat.eps)
+        assert narrow <= max(0.05, wide)
+    assert found.curve(1).gap(0.03) < plain.curve(1).gap(0.03)
+    with pytest.raises(ws.InputError, match="together with certify"):
+        ws.evaluate(model, (x, y), threats, ["nearest"], gap=0.05)
