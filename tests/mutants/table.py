@@ -127,7 +127,6 @@ OPEN: dict[str, str] = {
     for name in (
         "bounds/crown", "bounds/spheres", "bounds/executed", "bounds/lines",
         "bounds/condense",
-        "loss/chords",
     )
 }  # fmt: skip
 STEERS = "steers a search: no claim rests on it"

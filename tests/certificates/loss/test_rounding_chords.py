@@ -147,6 +147,10 @@ def test_chords_into_a_cell(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
         gap = 2.0**-20 * (1 + float(uniform(1, seed=seed + 40)))
         low = x + gap * torch.tensor([[1.0, -1.0]], dtype=DOUBLE)
         width = 0.1 + float(uniform(1, seed=seed + 80))
+        if seed % 2:  # half of it is below a power of two, and half of it and the gap above
+            x = 2.0**-6 * uniform(1, 2, seed=seed)
+            low = x + gap * torch.tensor([[1.0, -1.0]], dtype=DOUBLE)
+            width = 1 - gap
         high = low + width * torch.tensor([[1.0, 0.5]], dtype=DOUBLE)
         a = torch.zeros(1, 2, 2, dtype=DOUBLE)
         a[0, 1] = scattered(2, seed=seed + 120).abs()
@@ -340,7 +344,7 @@ def test_limits_for_a_population_whose_loss_has_a_large_offset(
         paid = float(uniform(1, seed=k + 60))
         monkeypatch.setattr(curve, "mean_at_least", lambda *_, share=share: np.array([share]))
         monkeypatch.setattr(curve, "mean_at_most", lambda *_, share=share: np.array([share]))
-        fake = SimpleNamespace(
+        fake: Any = SimpleNamespace(
             mu=one + 1,
             start=one,
             clean=one,
@@ -352,7 +356,7 @@ def test_limits_for_a_population_whose_loss_has_a_large_offset(
         for budget in (0.0, 0.5):
             tried.clear()
             with rounded(mode):
-                lower, upper = curve.LossCurve._limits(fake, budget, 0.05, least, top)  # type: ignore[arg-type]
+                lower, upper = curve.LossCurve._limits(fake, budget, 0.05, least, top)
             exact = Fraction(least) + (Fraction(top) - Fraction(least)) * Fraction(share)
             cost = Fraction(tried[34 + k]) if budget else Fraction(0)
             assert exact + Fraction(paid) - Fraction(1, 10**6) < lower <= exact + Fraction(paid)
