@@ -123,8 +123,9 @@ theirs, by attack. CROWN and ball and box are ours, sound in exact arithmetic; `
         print(
             """
 Networks whose layers are orthogonal: a distance is never below margin / sqrt 2 (times 0.225 for the
-CIFAR one, whose input is divided by that). Nothing tells the bounds so: their sorting activation is
-read as ReLUs of differences, whose norms are above 1, so the radii fall short of it.
+CIFAR one, whose input is divided by that). Nothing tells the bounds so: what only sorts is
+recognised, and does not stretch. In exact arithmetic no radius is below it; for the network as it
+is executed in float32, as here, the bound on its rounding is taken off first.
 """
         )
         lipschitz(options.lipschitz)
