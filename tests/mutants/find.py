@@ -116,6 +116,12 @@ class Finder(ast.NodeVisitor):
         self.objects = {
             name(n.value) for n in parts
         } & TERMS  # terms that have parts: these are the numbers
+        self.modules = {
+            a.asname or a.name
+            for n in ast.walk(tree)
+            if isinstance(n, ast.ImportFrom) and n.module == "wassail"
+            for a in n.names
+        }  # a module is no number, whatever its name
         self.path: list[str] = []
         self.inner: list[ast.AST] = []
         self.reads: list[dict[str, int]] = []
@@ -175,7 +181,7 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        if not isinstance(node.ctx, ast.Load):
+        if not isinstance(node.ctx, ast.Load) or node.id in self.modules:
             return
         if node.id in self.constants:
             self.add(node, self.constants[node.id])
@@ -191,7 +197,7 @@ class Finder(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load) and (
-            node.attr in TERMS - self.objects or name(node.value) in TERMS
+            node.attr in TERMS - self.objects or name(node.value) in TERMS - self.modules
         ):
             self.add(node, f"(0.0 * {ast.unparse(node)})")
         if name(node.value) not in TERMS:

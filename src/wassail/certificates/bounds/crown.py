@@ -387,12 +387,14 @@ class Sweep:
             )
         value = self.centre[i] = curve.value(*centres)
         ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
-        slack = 16 * UNIT * value.abs()
-        low, high = (side - value for side in curve.span(*ends))
-        wide = (reach + plane.far + plane.off.abs()) * (1 + 16 * UNIT)
-        low = torch.maximum(low - slack, -wide)
-        high = torch.minimum(high + slack, wide)
-        self.spans[i] = low.clamp(max=0), high.clamp(min=0)
+        bottom, top = curve.span(*ends)
+        low, high = rounding.outward(bottom - value, top - value)
+        entries = sum(self.graph.nodes[j].size for j in node.inputs)  # what reach may add up
+        wide = (reach + plane.far + plane.off.abs()) * (1 + (entries + 16) * UNIT)
+        self.spans[i] = (
+            torch.maximum(low, -wide).clamp(max=0),
+            torch.minimum(high, wide).clamp(min=0),
+        )
 
     def _along(self, j: int, direction: Tensor) -> Span:
         """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ...,
@@ -511,7 +513,10 @@ class Sweep:
         """Bounds on the Euclidean norm of `d - middle of its span` along some axes of node j: `(N,
         *shape)`, length 1 there.
 
-        With `d = A d_0 + shift +- rest`: the norm of A on the ball, and that of the rest.
+        With `d = A d_0 + shift +- rest`: the norm of A on the ball, and that of the rest. `d = 0`
+        is one of the deviations, so `|shift| <= rest`, and the middle is no farther from it than
+        the norm: the factor pays for their roundings, and the slack of `stretch` for that of
+        `start`.
         """
         shape = self.graph.nodes[j].shape
         spread = self.spreads[j]
@@ -529,11 +534,7 @@ class Sweep:
         a = grouped(spread.a)
         start, stretch = self.inputs.stretch(a)
         shift = start + grouped(spread.shift)[..., 0] - middle
-        size = (a.abs() @ torch.maximum(-self.inputs.box[0], self.inputs.box[1])[:, None, :, None])[
-            ..., 0
-        ]
-        error = (a.shape[-1] + 8) * UNIT * (size + middle.abs() + shift.abs())
-        apart = shift.abs() + grouped(spread.rest)[..., 0] + error
+        apart = shift.abs() + grouped(spread.rest)[..., 0]
         found = (stretch + rounding.length(apart, 2, 2)) * (1 + (width + 8) * UNIT)
         wide = rounding.length(torch.maximum(high - middle, middle - low), 2, 2) * (
             1 + (width + 8) * UNIT

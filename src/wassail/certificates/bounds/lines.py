@@ -194,6 +194,9 @@ class Shape:
     def shift(self, slope: Tensor, above: bool) -> Tensor:
         """The least s with `f(c + d) - f(c) <= slope d + s` on the span, rounded up; mirrored
         from below.
+
+        `f(c)` is the number that `output` returns, so its own error does not count; `touch` pays
+        for those of the function elsewhere.
         """
         low, high = self.ends
         sign = 1.0 if above else -1.0
@@ -202,9 +205,6 @@ class Shape:
             v, slack = f.touch(slope, low, high, above)
             here = f.value(self.c)
             gap = f.value(v) - slope * v
-            slack = slack + 16 * UNIT * (
-                f.value(v).abs() + here.abs() + (slope * v).abs()
-            )  # of the functions themselves
         else:  # piecewise linear: the extremum is at an end or at the kink
             here = self._relu(self.c)
             kink = torch.zeros_like(low).clamp(low, high)
@@ -230,11 +230,9 @@ class Shape:
         if isinstance(self.node.op, Smooth):
             f = self.node.op.function
             here, (least, most) = f.value(self.c), f.span(low, high)
-            ulp = 16 * UNIT * here.abs()
         else:
             here, least, most = (self._relu(v) for v in (self.c, low, high))
-            ulp = torch.zeros_like(here)
-        slack = ulp + 2 * UNIT * (here.abs() + torch.maximum(least.abs(), most.abs()))
+        slack = 2 * UNIT * (here.abs() + torch.maximum(least.abs(), most.abs()))
         return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
 
 

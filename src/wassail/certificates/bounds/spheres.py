@@ -141,7 +141,11 @@ class _Forward:
         self.radius[i] = (self.radius[j] * steep + self.lost[i]) * UP
 
     def _affine(self, i: int, op: Affine) -> None:
-        """`d_i = W d_j + e`: the radius by norms, an entry by its row."""
+        """`d_i = W d_j + e`: the radius by norms, an entry by its row.
+
+        `error` has a unit for each term and four more, of what an entry is at most: it pays for the
+        length of the row, too, where that is less. The radii and lengths pay for their own sum.
+        """
         node = self.graph.nodes[i]
         centres = [self.centre[j] for j in node.inputs]
         most = [self.most[j] for j in node.inputs]
@@ -156,14 +160,14 @@ class _Forward:
             largest = [c + m for c, m in zip(sizes, most)]
             error = error + step_error(node, largest, self.graph.execution.dtype, sources)
         self.lost[i] = _length(error)
-        self.radius[i] = (self._stretched(i, op) + self.lost[i]) * UP
+        self.radius[i] = self._stretched(i, op) + self.lost[i]
         entry = op.map.magnitude().forward(*most)
         lengths = op.map.row_norms(2.0)
         if lengths is not None and len(node.inputs) == 1:
             before = self.radius[node.inputs[0]].reshape(-1, *[1] * len(node.shape))
             entry = torch.minimum(entry, lengths * before)
         entry = torch.minimum(entry, self.radius[i].reshape(-1, *[1] * len(node.shape)))
-        entry = (entry + error) * UP
+        entry = entry + error
         self.most[i] = torch.where(entry.isnan(), math.inf, entry)
         slack = 2.0**-50 * (self.centre[i].abs() + self.most[i])
         self.ranges[i] = (
@@ -176,7 +180,7 @@ class _Forward:
         node = self.graph.nodes[i]
         given = [self.radius[j] for j in node.inputs]
         if isinstance(op.map, Concat):
-            return torch.stack(given).square().sum(0).sqrt() * UP
+            return rounding.length(torch.stack(given), 2, 0) * UP
         if len(given) > 1:
             return torch.stack(given).sum(0) * UP
         first = isinstance(self.graph.nodes[node.inputs[0]].op, Input)
@@ -187,7 +191,7 @@ class _Forward:
 
 
 def _length(values: Tensor) -> Tensor:
-    """`||v||_2` of each sample, from above."""
+    """`||v||_2` of each sample, from above, with room for a product and a sum."""
     flat = values.reshape(len(values), -1)
     return rounding.length(flat, 2, 1) * (1 + (flat.shape[1] + 8) * 2.0**-52)
 
@@ -328,7 +332,7 @@ class Spheres:
             low, high = sweep.spans[j]
             self.free[i] = bend.crossing | (bend.shape.ends[0] >= 0)
             box = _length(torch.where(self.free[i], torch.maximum(-low, high), 0.0))
-            self.radius[i] = torch.minimum(reach.radius[j], box) * UP
+            self.radius[i] = torch.minimum(reach.radius[j], box)
 
     def _layers(self, kind: Arithmetic, last: int, owner: Tensor) -> dict[int, _Layer]:
         found = {}
@@ -380,7 +384,8 @@ class Spheres:
             node = nodes[i]
             w = weight.pop(i)
             if cuts is not None and not weight and i < last:
-                cuts.append(constant + _length(w) * self.reach.radius[i][owner] * UP)
+                # A length is rounded up by more than the product loses.
+                cuts.append(constant + _length(w) * self.reach.radius[i][owner])
             if isinstance(node.op, Affine):
                 if i in kind.errors:
                     constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], owner))

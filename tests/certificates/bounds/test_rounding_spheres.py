@@ -1,0 +1,280 @@
+"""Ball and box together: every part pays for its own rounding, in every rounding mode."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.rounding import MODES, fractions, rounded, serial
+from wassail.certificates.bounds import spheres
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.executed import arithmetic_of
+from wassail.certificates.bounds.lines import Lines
+from wassail.certificates.bounds.norms import map_norm
+from wassail.certificates.bounds.spheres import Reach, Spheres, _Forward, _Layer, _length
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
+from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
+from wassail.certificates.graph.matrix_norms import matrix_norm
+from wassail.certificates.graph.reader import read
+
+INF = math.inf
+DOUBLE = torch.float64
+ONE = torch.zeros(1).long()
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+
+
+def start(n: int) -> Node:
+    return Node((), (n,), "the input")
+
+
+def relu(n: int, slope: float) -> Node:
+    return Node((0,), (n,), "", Relu(torch.tensor(slope, dtype=DOUBLE)))
+
+
+def forward(graph: Graph, x: Tensor, radius: float, norm: float = INF) -> _Forward:
+    balls = Balls.make(x, torch.full((len(x),), radius, dtype=DOUBLE), norm, None)
+    found = _Forward(graph, balls)
+    found.run()
+    return found
+
+
+def square(values: list[Fraction]) -> Fraction:
+    return sum((v * v for v in values), Fraction(0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lengths(mode: str) -> None:
+    values = 1 + uniform(2, 300, seed=1)
+    with rounded(mode):
+        found = _length(values)
+        box = forward(Graph((start(5),)), torch.zeros(1, 5, dtype=DOUBLE), 1 / 3)
+    for row, size in zip(fractions(values), found.tolist()):
+        assert Fraction(size) ** 2 >= square(row)
+    assert Fraction(float(box.radius[0])) ** 2 >= 5 * Fraction(1 / 3) ** 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_activations_at_a_point_and_around_0(mode: str) -> None:
+    """A product with the slope is rounded: at the sample, and where the sample is 0."""
+    slope = 1.7
+    graph = Graph((start(1), relu(1, slope)))
+    for k in range(30):
+        x = -uniform(1, 1, seed=k)
+        size = float(uniform(1, seed=k + 50))
+        with rounded(mode):
+            point = forward(graph, x, 0.0)
+            around = forward(graph, torch.zeros_like(x), size)
+        off = abs(Fraction(float(x)) * Fraction(slope) - Fraction(float(point.centre[1])))
+        assert Fraction(float(point.most[1])) >= off and Fraction(float(point.radius[1])) >= off
+        far = Fraction(float(around.most[0])) * Fraction(slope)
+        assert Fraction(float(around.most[1])) >= far
+        assert Fraction(float(around.radius[1])) >= Fraction(float(around.radius[0])) * Fraction(
+            slope
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("off", [0.0, 1e-7])
+def test_affine_maps_at_a_point(off: float, mode: str) -> None:
+    """off: by how much the weights and biases may be wrong, here all of them one way."""
+    weight = uniform(8, 20, seed=2)
+    bias = uniform(8, seed=3)
+    x = uniform(1, 20, seed=4)
+    graph = Graph((start(20), Node((0,), (8,), "", Affine(Matrix(weight), bias))))
+    graph = replace(graph, rounding=off)
+    with rounded(mode):
+        found = forward(graph, x, 0.0)
+    more = 1 + Fraction(off)
+    rows = zip(fractions(weight), fractions(bias))
+    values = [
+        (sum(a * b for a, b in zip(row, fractions(x)[0])) + shift) * more for row, shift in rows
+    ]
+    centre = fractions(found.centre[1])[0]
+    apart = [v - c for v, c in zip(values, centre)]
+    assert all(Fraction(m) >= abs(v) for m, v in zip(found.most[1][0].tolist(), apart))
+    assert Fraction(float(found.radius[1])) ** 2 >= square(apart)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ranges_are_as_wide_as_they_say(mode: str) -> None:
+    weight = uniform(50, 3, seed=5) - 0.5
+    graph = Graph((start(3), Node((0,), (50,), "", Affine(Matrix(weight)))))
+    with rounded(mode):
+        found = forward(graph, 1 + uniform(1, 3, seed=6), 0.01)
+    low, high = found.ranges[1]
+    parts = (found.centre[1], found.most[1], low, high)
+    for centre, most, bottom, top in zip(*(fractions(v)[0] for v in parts)):
+        assert bottom <= centre - most and top >= centre + most
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_executed_without_rounding_is_still_rounded_in_the_graph(mode: str) -> None:
+    """A clamp is exact; the graph computes `c - relu(c - x)`."""
+    model = nn.Sequential(nn.Hardtanh(-1 / 3, 1e9), nn.Linear(30, 2)).double().eval()
+    graph = arithmetic_of(read(model, (30,)), "executed")
+    x = uniform(1, 30, seed=8) * 1e-3
+    with rounded(mode):
+        found = forward(graph, x, 0.0)
+    node = graph.nodes[1]
+    assert isinstance(node.op, Affine) and node.bias is not None
+    sign = 1 if float(node.op.map.forward(torch.ones(1, 30, dtype=DOUBLE))[0, 0]) > 0 else -1
+    bias = fractions(node.bias.expand(30))
+    for k in range(30):
+        exact = sign * Fraction(float(x[0, k])) + bias[k]
+        off = abs(exact - Fraction(float(found.centre[1][0, k])))
+        assert Fraction(float(found.most[1][0, k])) >= off
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_radii_after_a_map(mode: str) -> None:
+    """Given those before it: joined, added, and times a norm."""
+    matrix = Matrix(uniform(4, 3, seed=9))
+    for k in range(20):
+        a, b = (1 + uniform(1, seed=k + 100 * j) for j in (1, 2))
+        nodes = (start(3), start(3), Node((0,), (4,), "", Affine(matrix)))
+        nodes = (*nodes, Node((0, 1), (6,), "", Affine(Concat(0, (3, 3)))))
+        nodes = (
+            *nodes,
+            Node((0, 1), (3,), "", Affine(Sum(2))),
+            Node((2,), (4,), "", Affine(matrix)),
+        )
+        balls = SimpleNamespace(norm=1, radius=a)
+        given = SimpleNamespace(graph=Graph(nodes), radius={0: a, 1: b, 2: b}, balls=balls)
+
+        def found(i: int, given: SimpleNamespace = given) -> Fraction:
+            op = given.graph.nodes[i].op
+            return Fraction(float(_Forward._stretched(given, i, op)))  # type: ignore[arg-type]
+
+        with rounded(mode):
+            columns = found(2)
+            joined = found(3)
+            added = found(4)
+            stretched = found(5)
+        one, two = Fraction(float(a)), Fraction(float(b))
+        assert joined**2 >= one**2 + two**2 and added >= one + two
+        assert columns >= one * Fraction(matrix_norm(matrix.weight, 1.0, 2.0))
+        assert stretched >= two * Fraction(map_norm(matrix, 2.0, (4,), (4,)))
+
+
+def test_radii_that_are_joined_may_be_small() -> None:
+    """The squares of 1e-200 underflow."""
+    small = torch.full((1,), 1e-200, dtype=DOUBLE)
+    graph = Graph((start(3), start(3), Node((0, 1), (6,), "", Affine(Concat(0, (3, 3))))))
+    given = SimpleNamespace(graph=graph, radius={0: small, 1: small}, balls=None)
+    found = _Forward._stretched(given, 2, graph.nodes[2].op)  # type: ignore[arg-type]
+    assert float(found) >= 1.4e-200
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_only_sorts_moves_as_far_as_what_it_sorts(mode: str) -> None:
+    """And by four times what rounding moves the nodes between them by."""
+    for k in range(20):
+        base = 1 + uniform(1, seed=k)
+        lost = [1e-9 * uniform(1, seed=k + 50 * j) for j in (1, 2)]
+        given = SimpleNamespace(
+            sorted={3: SimpleNamespace(base=0, between=(1, 2))},
+            lost={1: lost[0], 2: lost[1]},
+            radius={0: base, 3: base + INF},
+        )
+        with rounded(mode):
+            _Forward._contracted(given, 3)  # type: ignore[arg-type]
+        exact = Fraction(float(base)) + 4 * sum(Fraction(float(v)) for v in lost)
+        assert Fraction(float(given.radius[3])) >= exact
+
+
+def layer(n: int, error: float) -> _Layer:
+    """Neurons at 0 with spans of both signs."""
+    zero = torch.zeros(1, n, dtype=DOUBLE)
+    high = 1 + uniform(1, n, seed=10)
+    return _Layer(
+        Lines(zero, zero, zero, zero),
+        zero == 0,
+        zero,
+        zero,
+        -high,
+        high,
+        torch.tensor(0.0, dtype=DOUBLE),
+        torch.full_like(zero, error),
+        torch.full((1,), 1 / 3, dtype=DOUBLE),
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_pays_for_the_ball_and_for_the_error_of_its_input(mode: str) -> None:
+    half = torch.full((1, 1), 0.5, dtype=DOUBLE)
+    log_lam = torch.tensor([1 / 3], dtype=DOUBLE)
+    for error in (0.0, 1e-6):
+        part = layer(1, error)
+        with rounded(mode):
+            lam = float(log_lam.exp())
+            none = part.pull(0 * half, half, half, log_lam, 1e-14)[1]
+            g, total = part.pull(2 * half, half, half, log_lam, 1e-14)
+        ball = Fraction(lam) / 2 * Fraction(1 / 3) ** 2
+        assert Fraction(float(none)) >= ball
+        assert g == 0.5
+        # The maximum of `relu(t) - t / 2 - lam t^2 / 2`.
+        t = min(Fraction(0.5) / Fraction(lam), Fraction(float(part.high)))
+        best = t / 2 - Fraction(lam) * t * t / 2
+        assert Fraction(float(total)) >= ball + best + Fraction(0.5) * Fraction(error)
+
+
+def crossing(n: int) -> Graph:
+    """Neurons at 0, added up."""
+    nodes = (start(n), Node((0,), (n,), "", Affine(Scale(1 + uniform(n, seed=11)))))
+    last = Node((2,), (1,), "", Affine(Matrix(torch.ones(1, n, dtype=DOUBLE))))
+    return Graph((*nodes, replace(relu(n, 0.0), inputs=(1,)), last))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_pay_for_long_sums(mode: str) -> None:
+    """A thousand maxima, each of them half of the width, added up one after the other."""
+    n = 1000
+    graph = crossing(n)
+    balls = Balls.make(torch.zeros(1, n, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), INF, None)
+    sweep = Sweep(graph, balls).run()
+    found = Spheres(sweep, Reach.make(graph, balls))
+    layers = found._layers(sweep.exact, 3, ONE)
+    assert torch.equal(layers[2].error, sweep.bends[2].error) and layers[2].error.all()
+    half = torch.full((1, n), 0.5, dtype=DOUBLE)
+    slopes = {2: (half, half, torch.full((1,), -200.0, dtype=DOUBLE))}
+    rows = torch.ones(1, n, dtype=DOUBLE)
+    with rounded(mode), serial():
+        constant, _ = found._substitute(sweep.exact, 2, rows, ONE, layers, slopes)
+    high = sweep.spans[1][1]
+    assert Fraction(float(constant)) >= sum(fractions(high)[0]) / 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits and what a bound takes from them given: the margin is at least their difference."""
+    n = 30
+    k = 4
+    z = 100 * uniform(n, k, seed=12)
+    taken = 100 * uniform(n * (k - 1), seed=13)
+    sweep = SimpleNamespace(centre={0: z}, bends={0: 0})
+    sweep.run = lambda: sweep
+    monkeypatch.setattr(
+        spheres, "Reach", SimpleNamespace(make=lambda *a: SimpleNamespace(ranges={}))
+    )
+    monkeypatch.setattr(spheres, "Sweep", lambda *rest: sweep)
+    monkeypatch.setattr(spheres, "margins", lambda *rest: (torch.full((n, k), -INF).double(),))
+    bound = SimpleNamespace(bound=lambda *rest: taken)
+    monkeypatch.setattr(spheres, "Spheres", lambda *rest: bound)
+    graph = Graph((start(k),))
+    y = torch.arange(n) % k
+    with rounded(mode):
+        found = spheres.ball_margins(graph, torch.zeros(n, k).double(), y, 1.0, 2.0, None)
+    given = iter(fractions(taken))
+    for i in range(n):
+        for j in range(k):
+            if j != int(y[i]):
+                exact = Fraction(float(z[i, int(y[i])])) - Fraction(float(z[i, j])) - next(given)
+                assert Fraction(float(found[i, j])) <= exact
