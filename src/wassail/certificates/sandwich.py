@@ -24,11 +24,12 @@ from torch import Tensor
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.closing import Prover
+from wassail.certificates.promises import BracketReporter, Promises, kept_share
 from wassail.certificates.radii import TOLERANCE, prepared, radii
 from wassail.certificates.radius_search import Radii
 from wassail.errors import InputError
 from wassail.network import Model, versions
-from wassail.progress import Progress, progress_bar
+from wassail.progress import Progress
 from wassail.records import Record
 from wassail.threat import Number, Threat, ceil_percent, floor_percent, number
 from wassail.transport.allocation import sample_weights
@@ -159,76 +160,11 @@ def sandwich(
     if not each >= 0:
         raise InputError(f"work is {work!r}: give operations for each sample, at least 0.")
     weights = sample_weights(mu, len(x))
-    with _reporter(progress) as report, clock.limited(limit):
+    with BracketReporter(progress) as report, clock.limited(limit):
         task = _Closing(model, x, y, threat, weights, arithmetic, seed, batch_size, report)
         task.begin(flips, start)
         task.close(wanted, each * len(x))
     return task.result(time.monotonic() - began, wanted, each)
-
-
-def _reporter(progress: Any) -> Any:
-    """A context that gives a function of the two accuracies."""
-    return _Reporter(progress)
-
-
-class _Reporter:
-    """Tells the caller, or a bar, how far the bracket is.
-
-    A bar shows how much of the first gap is closed.
-    """
-
-    def __init__(self, progress: Any) -> None:
-        self.progress = progress
-        self.first = 0.0
-        self.bar: Any = None
-        self.tick: Callable[[float], None] = lambda share: None
-
-    def __enter__(self) -> Callable[[float, float], None]:
-        if callable(self.progress):
-            return self.progress  # type: ignore[no-any-return]
-        self.bar = progress_bar(self.progress, "closing the bracket")
-        self.tick = self.bar.__enter__()
-        return self._told
-
-    def __exit__(self, *error: Any) -> None:
-        if self.bar is not None:
-            self.bar.__exit__(*error)
-
-    def _told(self, certified: float, attacked: float) -> None:
-        gap = attacked - certified
-        self.first = max(self.first, gap)
-        self.tick(1 - gap / self.first if self.first > 0 else 1.0)
-
-
-class _Record:
-    """What pieces of work of one kind promised, and what they kept of it.
-
-    It begins with a piece as large as the first one, that kept what is usual.
-    """
-
-    def __init__(self, usual: float) -> None:
-        self.usual = usual
-        self.promised = 0.0
-        self.kept = 0.0
-
-    def add(self, promised: Tensor, kept: Tensor) -> None:
-        """One more piece."""
-        if not self.promised:
-            self.promised = float(promised.sum())
-            self.kept = self.usual * self.promised
-        self.promised += float(promised.sum())
-        self.kept += float(kept.sum())
-
-    @property
-    def share(self) -> float:
-        """Of what is promised, so much is kept."""
-        return self.kept / self.promised if self.promised > 0 else self.usual
-
-
-def _kept(records: Mapping[int, _Record], kind: int, usual: float) -> float:
-    """The share that work of a kind keeps; before the first piece, that of the kind before it."""
-    known = [records[k].share for k in range(kind + 1) if k in records]
-    return known[-1] if known else usual
 
 
 class _Closing:
@@ -270,8 +206,8 @@ class _Closing:
         self.cut = False
         self.history: list[tuple[float, float, float]] = []
         self.cost: dict[int, float] = {}
-        self.proofs: dict[int, _Record] = {}
-        self.attacks: dict[int, _Record] = {}
+        self.proofs: dict[int, Promises] = {}
+        self.attacks: dict[int, Promises] = {}
 
     def begin(self, flips: Flips | None, start: Radii | None) -> None:
         """The first bracket: a short attack and the cheap radii."""
@@ -395,7 +331,7 @@ class _Closing:
         prices = [self.cost.get(k, self.prover.price(k)) for k in range(self.prover.levels)]
         cost = torch.tensor([*prices, math.inf], dtype=torch.float64)[self.level]
         self.promised = torch.where(open_, gain, 0.0)
-        shares = [_kept(self.proofs, k, PROOFS_KEEP) for k in range(self.prover.levels + 1)]
+        shares = [kept_share(self.proofs, k, PROOFS_KEEP) for k in range(self.prover.levels + 1)]
         likely = torch.tensor(shares, dtype=torch.float64)[self.level] * 0.7 ** self.failed.double()
         return torch.where(open_, gain * likely / cost, 0.0), radius
 
@@ -414,7 +350,7 @@ class _Closing:
         gain = self._lost(nearer, unit) - self._lost(far, unit)
         cost = 2 * PASSES * self.prover.unit * 2.0 ** self.tries.double()
         self.hoped = torch.where(open_, gain, 0.0)
-        shares = [_kept(self.attacks, k, ATTACKS_KEEP) for k in range(ATTACKS + 1)]
+        shares = [kept_share(self.attacks, k, ATTACKS_KEEP) for k in range(ATTACKS + 1)]
         likely = torch.tensor(shares, dtype=torch.float64)[self.tries.clamp(max=ATTACKS)]
         return torch.where(open_, gain * likely / cost, 0.0)
 
@@ -429,7 +365,7 @@ class _Closing:
         """One attempt, and what its failures point at."""
         rows = self._chosen(ratio, best, self.level, TOGETHER)
         level = int(self.level[rows[0]])
-        record = self.proofs.setdefault(level, _Record(PROOFS_KEEP))
+        record = self.proofs.setdefault(level, Promises(PROOFS_KEEP))
         found = self.prover.attempt(rows, radius[rows], level)
         self.work += found.work
         self.attempts += len(rows)
@@ -493,7 +429,7 @@ class _Closing:
         old = self._lost(self.distances, unit)[rows]
         self._search(rows, self.flips.take(rows), PASSES * 2**tries)
         won = self._lost(self.distances, unit)[rows] - old
-        self.attacks.setdefault(tries, _Record(ATTACKS_KEEP)).add(self.hoped[rows], won)
+        self.attacks.setdefault(tries, Promises(ATTACKS_KEEP)).add(self.hoped[rows], won)
 
     def _search(self, rows: Tensor, start: Flips, passes: int) -> None:
         """An attack on samples from flips of theirs."""

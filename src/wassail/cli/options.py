@@ -130,7 +130,10 @@ def run_options(
     seconds: str | None,
     gap: str | None = None,
 ) -> None:
-    """Certificates, workers and what is kept."""
+    """Certificates, workers and what is kept.
+
+    Long because every option is told in full.
+    """
     group = parser.add_argument_group("certificates and workers")
     group.add_argument(
         "--certify",

@@ -587,19 +587,7 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
                 )
             ]
     if len(left) and method == "branch":  # a search may have taken more than the usual work
-        eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
-        patience = PATIENCE * len(left)
-        again = proofs.verify(
-            graph,
-            x[left],
-            y[left],
-            eps,
-            method,
-            arithmetic=arithmetic,
-            at=stated[left],
-            time_limit=patience,
-        )
-        left = left[~again]
+        left = left[~_patiently(graph, x[left], y[left], threat, arithmetic, stated[left])]
     bad += len(left)
     if bool(search.any()):
         found = proofs.radii(
@@ -631,6 +619,17 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
         near |= torch.isinf(found.values) & torch.isinf(claimed)
         vague += int((sure & ~(near & found.exact) & (found.values >= claimed * (1 - same))).sum())
     return bad, vague
+
+
+def _patiently(
+    graph: Graph, x: Tensor, y: Tensor, threat: Threat, arithmetic: str, stated: Tensor
+) -> Tensor:
+    """Which stated radii branching proves when it is given more time."""
+    eps = Threat(threat.norm, math.inf, float(stated.max()), threat.domain)
+    patience = PATIENCE * len(x)
+    return proofs.verify(
+        graph, x, y, eps, "branch", arithmetic=arithmetic, at=stated, time_limit=patience
+    )
 
 
 def _share(radii: bool | float) -> float:
