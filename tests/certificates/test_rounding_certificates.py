@@ -118,6 +118,26 @@ def test_norms_of_sums_and_concatenations(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("inner", [1.0, 2.0, INF])
+def test_norms_of_pairs_of_rows(inner: float, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of two rows of the last layer in the dual norm; what is before it does not
+    stretch, and only in one norm.
+    """
+    monkeypatch.setattr(norms, "product", lambda graph, norm, other: 1.0 if other == inner else INF)
+    weight = uniform(3, 400, seed=21)
+    start = Node((), (400,), "the input")
+    graph = Graph((start, Node((0,), (3,), "", Affine(Matrix(weight)))))
+    with rounded(mode):
+        found = norms.pair_products(graph, 2.0, 0).tolist()
+    for row, bound in zip(weight[1:].tolist(), found[1:]):
+        ways = [abs(Fraction(a) - Fraction(b)) for a, b in zip(weight[0].tolist(), row)]
+        if inner == 2:
+            assert Fraction(bound) ** 2 >= sum(v * v for v in ways)
+        else:
+            assert Fraction(bound) >= (max(ways) if inner == 1 else sum(ways))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_norms_of_sums_over_an_axis(mode: str) -> None:
     """The sum of n numbers stretches by the square root of n."""
     for n in range(2, 12):
