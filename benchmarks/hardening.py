@@ -1,12 +1,14 @@
 """What training for the distributional threat buys: digits, at equal passes of training.
 
     python benchmarks/hardening.py > docs/hardening.md
+    python benchmarks/hardening.py ibp     # one row
 
 Every training starts from the same random weights and makes the same number of forward and
 backward passes. Three seeds each. Certified: `radii` by CROWN; attacked: `nearest`.
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -17,10 +19,10 @@ from torch.nn import functional as F
 import wassail as ws
 
 EPS = 0.05  # of the headline, linf, order 1
-PASSES = 4000  # forward and backward passes of a batch in each training
+PASSES = 3000  # forward and backward passes of a batch in each training
 BATCH = 100
-SEEDS = (0, 1, 2)
-IMAGES = 300
+SEEDS = (0, 1)
+IMAGES = 200
 Loss = Callable[[nn.Module, Tensor, Tensor, float], Tensor]
 
 HEAD = f"""# Hardening: what training for the distributional threat buys
@@ -30,8 +32,15 @@ trained from the same weights with the same number of passes ({PASSES} forward a
 of a batch of {BATCH}, an interval bound counted as two). {IMAGES} held-out images; mean of
 {len(SEEDS)} seeds, and the range over them. `pgd`, `trades`, `wrm` (Sinha et al. 2018) and `ibp`
 (Gowal et al. 2018) were written for this page as their papers say; each has its own radius or price
-chosen on training images by the same rule as ours: the best certified (below: attacked) accuracy of
-order 1.
+chosen from two on training images by the same rule as ours: the best certified (for `ibp` and
+`certified_loss`) or attacked accuracy of order 1.
+
+What it says: `robust_loss` is level with PGD training and below TRADES here; it is not the better
+training at this size. `certified_loss` bounds eight balls in each step, so equal passes leave it
+{int(PASSES / 13)} steps where `ibp` has {int(PASSES / 3)}: too few, it has not learned the digits
+yet. With 3,150 steps it gives the built-in `digits-cnn-cert` (`scripts/train_digits.py`): between
+50.9 and 54.4 % over the same ball on the first 100 test images, where the adversarially trained
+`digits-cnn-adv` has 30.1 and 57.1 (CROWN radii, 50 passes of `nearest`).
 
     threat = ws.Threat(norm="inf", order=1, eps=0.05)
     price = ws.Price()
@@ -153,12 +162,12 @@ def certified(eps: float) -> Loss:
 # name: passes of one step, and the settings that are tried
 TRAININGS: dict[str, tuple[float, list[Loss]]] = {
     "standard": (1, [standard]),
-    "pgd": (8, [pgd(r) for r in (0.05, 0.1, 0.2)]),
-    "trades": (8, [trades(r) for r in (0.05, 0.1, 0.2)]),
-    "wrm": (8, [wrm(g) for g in (0.1, 0.3, 1.0)]),
-    "robust_loss (ours)": (8, [robust(e) for e in (0.05, 0.1, 0.2)]),
-    "ibp": (3, [ibp(r) for r in (0.05, 0.1, 0.2)]),
-    "certified_loss (ours)": (13, [certified(e) for e in (0.02, 0.05, 0.1)]),
+    "pgd": (8, [pgd(r) for r in (0.05, 0.1)]),
+    "trades": (8, [trades(r) for r in (0.05, 0.1)]),
+    "wrm": (8, [wrm(g) for g in (0.1, 0.5)]),
+    "robust_loss (ours)": (8, [robust(e) for e in (0.05, 0.1)]),
+    "ibp": (3, [ibp(r) for r in (0.05, 0.1)]),
+    "certified_loss (ours)": (13, [certified(e) for e in (0.05, 0.1)]),
 }
 
 
@@ -192,8 +201,10 @@ def main() -> None:
     print(HEAD)
     print("| training | clean | certified, order 1 | attacked, order 1 | seconds |")
     print("|---|---|---|---|---|")
+    wanted = sys.argv[1:] or list(TRAININGS)
     tuned, held = ws.zoo.data("digits", "train"), ws.zoo.data("digits")
-    for name, (cost, settings) in TRAININGS.items():
+    for name in wanted:
+        cost, settings = TRAININGS[name]
         began = time.process_time()
         models = [train(7, loss, cost) for loss in settings]
         seconds = (time.process_time() - began) / len(settings)
