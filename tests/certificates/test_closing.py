@@ -64,7 +64,11 @@ def test_a_linear_model_has_no_gap(norm: float, order: float) -> None:
     exact = ws.risk_curve(found.flips, None, order).of_order(order)(threat.eps)[1]
     assert found.certified <= exact <= found.attacked + 1e-12
     assert torch.allclose(found.flips.distances, true, rtol=1e-4)
-    assert torch.allclose(found.radii.values, true, rtol=1e-4)
+    values = found.radii.values
+    if order < INF:
+        assert torch.allclose(values, true, rtol=1e-4)
+    else:  # only eps itself is asked for
+        assert torch.equal(values >= eps, true > eps) and bool((values <= true).all())
 
 
 def small() -> tuple[nn.Module, Tensor, Tensor]:
