@@ -424,6 +424,23 @@ def test_the_distance_to_the_shadow(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_the_drift_to_the_shadow_where_biases_cancelled(mode: str) -> None:
+    """A bias that is left over from a sum is off by a part of what was added up, not of itself:
+    the sum of `size` and `-size` in a wide unit may be half a unit in the last place.
+    """
+    size = torch.tensor([3e6, 0.0], dtype=DOUBLE)
+    weight = torch.ones(2, 1, dtype=DOUBLE)
+    nodes = (
+        Node((), (1,), "the input"),
+        Node((0,), (1,), "", Smooth("softplus")),
+        Node((1,), (2,), "", Affine(Matrix(weight), torch.zeros(2, dtype=DOUBLE), size)),
+    )
+    with rounded(mode):
+        drift = recession.shadow(Graph(nodes)).drift(1)
+    assert float(drift[0]) >= 3e6 * 2.0**-53
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_semidefinite_proof_of_a_linear_map(mode: str) -> None:
     """Without neurons `prove` asks whether `w I - C^T C >= 0`: never for a w below the largest
     singular value squared.
