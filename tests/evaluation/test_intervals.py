@@ -316,3 +316,20 @@ def test_refuses_what_cannot_be_compared() -> None:
     with pytest.raises(InputError, match="one number >= 0 a sample"):
         interval(None, d == 0, -d, threat)
     assert math.isnan(compare(run(d[:0]), run(d[:0]), threat).difference)
+
+
+def test_the_interval_of_a_difference_covers_as_often_as_it_says() -> None:
+    """Few samples, where bare percentiles cover too rarely: two runs of a known population."""
+    rng = np.random.default_rng(3)
+    threat = Threat(2, math.inf, 0.5)
+    true = 0.5 - 0.6  # a sample outlasts eps with probability 0.5 in a, and 0.6 in b
+    covered = 0
+    repeats = 200
+    for seed in range(repeats):
+        hard = rng.random(40)
+        a = torch.from_numpy(np.where(hard < 0.5, 1.0, 0.1))
+        b = torch.from_numpy(np.where((hard < 0.45) | (hard > 0.85), 1.0, 0.1))
+        low, high = compare(run(a), run(b), threat, resamples=300, seed=seed).interval
+        covered += low <= true <= high
+    assert covered >= 0.95 * repeats - 3 * math.sqrt(repeats * 0.95 * 0.05)
+    assert covered < repeats or high - low < 0.7
