@@ -92,7 +92,6 @@ LONG = (
     "misclassifies[exact]",
     "misclassifies[lipschitz]",
     "test_executed.py::test_a_loss_curve_of_the_executed_network[margin]",
-    "test_clock.py::test_without_a_limit_the_clock_decides_nothing",
     "test_radii.py::test_the_methods_are_ordered[2.0]",
     "test_certify.py::test_large_networks_get_brackets",
     "test_certify.py::test_kit_accepts_ours[2.0-None]",

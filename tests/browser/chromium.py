@@ -26,6 +26,18 @@ def find() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+def command() -> str | None:
+    """The browser's command, installed if it can be; None, with the reason printed, if not."""
+    found = find()
+    if found is not None:
+        return found
+    reason = install()
+    if reason is not None:
+        print(f"skipped: {reason}")
+        return None
+    return find()
+
+
 def install() -> str | None:
     """Install Debian's package where that is possible; None if it worked, else the reason it
     did not.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from chromium import Browser, Page, address, find, install
+from chromium import Browser, Page, address, command
 from samples import HOSTILE, made_up
 
 from wassail.report.compare import write_comparison
@@ -639,18 +639,13 @@ def pictures(browser: Browser, pages: Pages, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    command = find()
-    if command is None:
-        reason = install()
-        if reason is not None:
-            print(f"skipped: {reason}")
-            return 0
-        command = find()
-    assert command is not None
+    chromium = command()
+    if chromium is None:
+        return 0
     torch.set_num_threads(1)
     start = time.monotonic()
     failed = 0
-    with tempfile.TemporaryDirectory() as folder, Browser(command) as browser:
+    with tempfile.TemporaryDirectory() as folder, Browser(chromium) as browser:
         pages = Pages(Path(folder))
         for function in TESTS:
             name = function.__name__.replace("_", " ")

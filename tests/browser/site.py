@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from chromium import Browser, Page, address, find, install
+from chromium import Browser, Page, address, command
 
 SITE = Path(__file__).resolve().parents[2] / "site"
 # Wide (a desk) and narrow (a phone), in CSS pixels.
@@ -117,16 +117,11 @@ def main(arguments: list[str]) -> int:
     if not (SITE / "index.html").exists():
         print("there is no site/: run `make docs`.")
         return 1
-    command = find()
-    if command is None:
-        reason = install()
-        if reason is not None:
-            print(f"skipped: {reason}")
-            return 0
-        command = find()
-    assert command is not None
+    chromium = command()
+    if chromium is None:
+        return 0
     failed = 0
-    with Browser(command) as browser:
+    with Browser(chromium) as browser:
         for function in TESTS:
             name = function.__name__.replace("_", " ")
             try:

@@ -6,7 +6,6 @@ import os
 import shutil
 import stat
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import wassail as ws
+from support.processes import fork, wait
 from wassail import writing
 from wassail.attacks.catalogue import find
 from wassail.cli import commands, parser
@@ -438,33 +438,10 @@ def test_a_reader_that_has_seen_enough(
         sys.stdout.flush()
         return code
 
-    assert wait(fork(work)) == 0
+    assert wait(fork(work, failed=99)) == 0
     assert capfd.readouterr().err == ""
     if command == "evaluate":
         assert {"report.html", "sandwich.png", "results"} <= set(os.listdir(tmp_path / "run"))
-
-
-def fork(work: Callable[[], int]) -> int:
-    """Start `work` in a process of its own, which ends with its return value, 99 for an
-    exception.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of a fork beside threads: the child starts none
-        child = os.fork()
-    if child == 0:
-        code = 99
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return child
-
-
-def wait(child: int) -> int:
-    """How it ended: its exit code, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 # Work that grows with the number of samples, and no faster.

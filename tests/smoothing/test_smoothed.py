@@ -99,6 +99,8 @@ def test_votes_are_the_same_always() -> None:
     assert torch.equal(model.votes(x[order], y[order], batch_size=7).hits, votes.hits[order])
     begun = model.votes(x, y, draws=100)
     assert torch.equal(model.votes(x, y, start=begun).hits, votes.hits)
+    with pytest.raises(InputError, match="samples"):
+        model.votes(x[order], y[order], start=begun)
     assert not torch.equal(ws.smoothed(linear(), SIGMA, 300, seed=1).votes(x, y).hits, votes.hits)
     twice = model.votes(x[[3, 3]], y[:2])
     assert int(twice.hits[0]) == int(votes.hits[3]) != int(twice.hits[1])

@@ -13,27 +13,12 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
+from support.networks import Net
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Sum
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.operators.pooling import Average
 from wassail.certificates.graph.reader import read
-
-
-class Net(nn.Module):
-    """A model written in one line: its parts by name, and what to do with them."""
-
-    def __init__(self, function: Callable[["Net", Tensor], Tensor], **parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def __getattr__(self, name: str) -> nn.Module:
-        return super().__getattr__(name)  # type: ignore[return-value]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def dense() -> nn.Module:

@@ -73,8 +73,8 @@ def test_model_is_as_described(name: str) -> None:
     line = zoo.builtin()[name]
     assert "\n" not in line
     assert f"{accuracy:.1f} %" in line
-    trained = {"-adv": stated["pgd_eps"], "cert": 0.05, "oise": 0.25}
-    assert stated["train_eps"] == trained.get(name[-4:], 0)
+    strengths = {"standard": 0, "adversarial": stated["pgd_eps"], "certified": 0.05, "noise": 0.25}
+    assert stated["train_eps"] == strengths[zoo.MODELS[name].training]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("-adv")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def _path(
     x: Tensor,
     y: Tensor,
     threat: Threat,
-    loss: object,
+    loss: Callable[[Tensor, Tensor], Tensor],
     radii: list[float],
     steps: int,
 ) -> list[Tensor]:
@@ -100,7 +100,6 @@ def _path(
     A step goes toward the point of the ball that the gradient likes best, all the way at first,
     then half of it: it never leaves ball or box, which are convex.
     """
-    assert callable(loss)
     point = x
     found = []
     for radius in radii:

@@ -31,7 +31,7 @@ class Votes(Record):
         draws: draws of each sample.
         sigma: standard deviation of the noise.
         seed: of the draws.
-        info: versions.
+        info: versions, and a hash of the samples.
     """
 
     hits: Tensor
@@ -126,17 +126,17 @@ class Smoothed(nn.Module):
         """
         total = self.draws if draws is None else _checked(draws)
         x, y = check_data(x, y, None)
+        keys = _keys(x, self.seed)
         hits = torch.zeros(len(x), dtype=torch.int64)
         first = 0
         if start is not None:
             check_equal("sigma", self.sigma, start.sigma)
             check_equal("seed", self.seed, start.seed)
-            check_equal("samples", len(x), len(start.hits))
+            check_equal("samples", _digest(keys), start.info.get("samples"))
             hits = start.hits.clone()
             first = start.draws // BLOCK
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}: give a positive number.")
-        keys = _keys(x, self.seed)
         with frozen(self.model), torch.no_grad(), progress_bar(progress, "votes") as report:
             check_model(self.model, x, y)
             for i, key in enumerate(keys):
@@ -144,7 +144,8 @@ class Smoothed(nn.Module):
                     hits[i] += self._hits(x[i], int(y[i]), _generator(key, block), batch_size)
                 report((i + 1) / len(keys))
         drawn = max(total, first * BLOCK)
-        return Votes(hits, drawn, self.sigma, self.seed, {"versions": versions()})
+        info = {"versions": versions(), "samples": _digest(keys)}
+        return Votes(hits, drawn, self.sigma, self.seed, info)
 
     def certify(
         self,
@@ -223,6 +224,11 @@ def _keys(x: Tensor, seed: int) -> list[str]:
         seen[content] = before + 1
         keys.append(f"{seed} {content} {before}")
     return keys
+
+
+def _digest(keys: list[str]) -> str:
+    """What tells these samples, in this order, from others."""
+    return hashlib.sha256(" ".join(keys).encode()).hexdigest()
 
 
 def _generator(key: str, block: int) -> torch.Generator:

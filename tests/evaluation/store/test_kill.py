@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 import wassail as ws
+from support.processes import fork, wait
 from wassail.cli import commands, parser
 from wassail.errors import InputError
 from wassail.evaluation.store.store import Store
@@ -71,29 +71,6 @@ def state(run: Path) -> dict[str, tuple[int, int]]:
     return {
         name: ((run / name).stat().st_mtime_ns, (run / name).stat().st_ino) for name in files(run)
     }
-
-
-def fork(work: Callable[[], Any]) -> int:
-    """Start `work` in a process of its own, which ends with its return value, 1 for an
-    exception.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # of a fork beside threads: the child starts none
-        child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = int(work() or 0)
-        finally:
-            os._exit(code)
-    return child
-
-
-def wait(child: int) -> int:
-    """How it ended: its exit code, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def alive(child: int) -> bool:
