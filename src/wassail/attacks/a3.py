@@ -29,7 +29,7 @@ better:
 - Repeats of a restart on few samples run side by side, up to 64 points: one batch instead of many
   small ones.
 
-Long because one attack stands in one file.
+Long because the parts of a round (draw, look, step, log) serve this attack only.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def apgd_engine(
 ) -> None:
     """The nearest flip by bisection of APGD's radius, for each sample.
 
-    Long because a bracket, its ball and its warm start change together in every round.
+    Long because the first radius and all rounds work on the same eight tensors.
 
     The radius starts at 1.5 times the first-order estimate `(theta_y - theta_j) / ||grad (theta_y -
     theta_j)||_s` at the sample, doubles until a round flips, then halves the bracket between the

@@ -6,7 +6,7 @@ stage only sees the samples that still stand, packed into full batches; a sample
 it falls; the logits at the samples are computed once for all stages (FAB looks at them a second
 time, for its gradients there).
 
-Long because the attacks of the ensemble and its drop-in class share their options.
+Long because the drop-in class, which runs the same stages, stands beside the ensemble.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ def _descend(
     """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`;
     `later`: passes to leave.
 
-    Long because a step of FAB is one formula over the same dozen tensors.
+    Long because samples that flipped and samples that did not take different passes in each step,
+    and are joined again.
     """
     wild = torch.zeros(
         len(rows), dtype=torch.bool

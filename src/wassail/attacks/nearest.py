@@ -49,8 +49,7 @@ def nearest(
 ) -> Flips:
     """The nearest flip that an engine finds for each sample, re-verified.
 
-    Long because its parameters have a line each, and every one is checked before the model is
-    called.
+    Long because WDA++, a plain search and one steered by eps and order are called differently.
 
     With both eps and order the allocation steers the search: after 100 passes and again after 300,
     only samples whose distance can still change the knapsack's answer are refined.

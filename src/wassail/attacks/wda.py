@@ -38,7 +38,7 @@ def wda(
     """Move the share 1/kappa of every sample inside its ball of radius `kappa^(1/p) eps`; the rest
     stays.
 
-    Long because its parameters have a line each.
+    Long because each option has a line in the signature, in the call of the walk and in the record.
 
     The result lies in `Omega_p(eps)` (Corollary wda-feasible; THEORY 2b) and its accuracy is
     `(1 - 1/kappa) clean + (1/kappa) adversarial`. kappa = 1 is a point-wise attack.

@@ -90,7 +90,7 @@ def radii(
     """For each sample the largest radius proved: no point of the domain that near to it is
     classified other than y.
 
-    Long because its parameters have a line each, and each is checked before the search begins.
+    Long because its parameters are listed, and most are checked before the search begins.
 
     A radius is only ever rounded down; misclassified samples and ties have 0. eps and order steer:
     samples whose radius cannot change the certified accuracy over `Omega_order(eps)` any more are
@@ -247,7 +247,7 @@ def verify(
     """Which samples are proved at one fixed eps: nothing in the closed ball, cut by the box, flips.
     Bool `(N,)`.
 
-    Long because its parameters have a line each, and each method is a case.
+    Long because each method tries other bounds, the cheap ones first.
 
     Its mean is the verified accuracy, for about a tenth of the work of radii. The order of the
     threat plays no part.

@@ -96,7 +96,7 @@ def _print_certificate(
 ) -> None:
     """The certificate as text.
 
-    Long because it prints one line after the other.
+    Long because it prints two tables and the sentences below them.
     """
     from rich import box
     from rich.table import Table

@@ -51,7 +51,7 @@ def models_command(options: argparse.Namespace) -> int:
 def evaluate_command(options: argparse.Namespace) -> int:
     """Everything that can be wrong without a model is checked before torch is even imported.
 
-    Long because it is a list of what can be wrong, and then the evaluation.
+    Long because options are checked before the slow imports, and then handed over one by one.
     """
     norm, domain = checked(options)
     orders = list(dict.fromkeys(map(parse_order, options.order)))

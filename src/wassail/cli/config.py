@@ -118,7 +118,7 @@ def apply_config(parser: argparse.ArgumentParser, path: str) -> None:
 def _value(action: argparse.Action, key: str, value: Any, path: str) -> Any:
     """A value of the file as the parser would have made it of words.
 
-    Long because it has a case for each kind of value in the file.
+    Long because each kind of option (a switch, a number, a list, a word) has a case.
     """
     many = action.nargs in ("+", "*", 2) or isinstance(action, argparse._AppendAction)
     if action.nargs == 0:

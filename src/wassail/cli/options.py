@@ -132,7 +132,7 @@ def run_options(
 ) -> None:
     """Certificates, workers and what is kept.
 
-    Long because every option is told in full.
+    Long because it is a list of options.
     """
     group = parser.add_argument_group("certificates and workers")
     group.add_argument(

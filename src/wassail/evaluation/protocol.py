@@ -6,7 +6,7 @@ back from there: a run that was killed goes on where it was, and a run on a mill
 more memory than one on a hundred. What is global (budget, curves, intervals, indicators) is
 arithmetic on the per-sample numbers, done when the run is read.
 
-Long because the parameters of `evaluate` have a line each, in the signature and in its page.
+Long because `evaluate` tells of many parameters, and the driver of its stages stands below it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def evaluate(
     """How badly a model can fail on data over every threat: attacked, and if asked certified,
     sample by sample.
 
-    Long because its parameters have a line each, and each is checked before the run begins.
+    Long because its parameters are listed, and most are checked before the run begins.
 
     The result depends on model, data and settings, not on how often the run was interrupted: its
     files are the same to the byte, but for those in `log/`, with radii limited by the clock the one

@@ -1,7 +1,7 @@
 """A run directory read as numbers: per-sample columns, rows of the table, the pool of flips,
 images when they are asked for.
 
-Long because one reader fills the record of a run.
+Long because one class turns all files of a run into the fields of one record.
 """
 
 from __future__ import annotations
@@ -556,7 +556,7 @@ class Reading:
         """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are
         asked for.
 
-        Long because it has a case for each place where points can lie on the disk.
+        Long because it reads by chunk and attack, and returns the rows in the order asked for.
         """
         rows: dict[int, list[int]] = {}
         for i in chosen:

@@ -5,7 +5,7 @@ One (model, norm) is one evaluation in a run directory of its own, so a table th
 on where it was, and one that is finished can be read again without the models. Published figures
 stand beside ours where a model is one of the paper's.
 
-Long because the columns of the table, its text and its pages stand side by side.
+Long because the table, its texts (terminal, CSV, Markdown) and the runs behind it stand together.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ def table(
     """Every column of Table 1 for each model and norm, each of them one run in its own directory
     below `folder`.
 
-    Long because it has a case for each column of the table.
+    Long because all jobs are checked first, and then each is opened, run and written in one loop.
 
     models: see `Entry`; data: whatever `open_data` takes, by default "digits" for the embedded
     models; eps: by norm, in the place of RobustBench's; n: the first n samples; attacks: the

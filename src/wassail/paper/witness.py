@@ -164,7 +164,7 @@ def draw_witness(data: Witness) -> Figure:
 def _draw_plane(axes: Axes, data: Witness) -> None:
     """The plane of the witness.
 
-    Long because it draws one figure, line after line.
+    Long because the plane, the samples and the ray are drawn with a style and a label each.
     """
     case = data.case
     far = data.points[data.shown]

@@ -52,7 +52,7 @@ def plot(
     """The curves of runs with one norm and domain: drawn here for every order, switchable with the
     script.
 
-    Long because it draws one figure, line after line.
+    Long because it builds the controls, the live picture and the still one.
 
     legend, reading: the key of the lines, and where the script writes the figures at an eps;
     overlay: every run has its own colour for both sides, and no band is filled; otherwise there is

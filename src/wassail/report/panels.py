@@ -376,7 +376,7 @@ def _whisker(value: float, low: float, high: float) -> Html | None:
 def distances_panel(run: Evaluation) -> Html | None:
     """How far away the flips are, and mirrored below how far is proved to be safe.
 
-    Long because it draws one figure, line after line.
+    Long because it draws the bars, axes and labels, and then writes the legend and the caption.
     """
     flips = run.distances[(run.distances > 0) & torch.isfinite(run.distances)]
     radii = None if run.radii is None else run.radii[(run.radii > 0) & torch.isfinite(run.radii)]

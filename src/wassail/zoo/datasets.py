@@ -363,7 +363,7 @@ def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
     """A Hugging Face data set of images, `hf:NAME` or `hf:NAME:SPLIT`, from a folder that
     save_to_disk wrote or the cache.
 
-    Long because it is a list of what can be wrong with such a data set, one sentence each.
+    Long because library, data, split and columns are found one by one, each with its own error.
     """
     from wassail.zoo.images import Preprocessing, open_image
 

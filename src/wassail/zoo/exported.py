@@ -16,7 +16,7 @@ Exports have a batch of any size or of one that is fixed. A fixed one is made ba
 operators are tried on several rows at once, and kept that way if the logits are those of the rows
 alone; else the rows run one by one (`torch.vmap` where it can).
 
-Long because the format is checked and translated in one place.
+Long because files of this format are read, checked and run in one place.
 """
 
 from __future__ import annotations
@@ -474,8 +474,7 @@ def _build(
 ) -> ExportedClassifier:
     """The module from the program, everything in it looked at once.
 
-    Long because everything in the file is looked at in one pass, and refused at the first thing
-    that is unknown.
+    Long because inputs, outputs, sizes and types are checked one by one, each with its own error.
     """
     module = program["graph_module"]
     graph = module["graph"]
@@ -583,7 +582,7 @@ def _without_writing(
 ) -> tuple[list[dict[str, Any]], str]:
     """The program with no operator that writes into its argument, and the name of its logits.
 
-    Long because operators that write into their argument are followed through the whole program.
+    Long because last uses, shared memory and new names are followed together.
 
     An activation in place becomes one that returns a new value, which takes the place of its
     argument from there on. That is the same program unless something else shares the memory of the

@@ -386,7 +386,7 @@ def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
     """CIFAR's test images `(N, 3, 32, 32)` in their canonical order, with labels (fine ones for
     CIFAR-100) and class names.
 
-    Long because it is a list of what can be wrong with the file, one sentence each.
+    Long because CIFAR comes as plain bytes or as pickles, and each form has its own checks.
     """
     test = folder / cifar.test
     names = folder / cifar.names

@@ -278,7 +278,7 @@ def _specialise(graph: OnnxGraph, path: Path) -> tuple[str, list[OnnxNode], dict
     """Run the graph on a single image: the name of the logits, the operations that depend on
     the image, their constants.
 
-    Long because shapes, constants and names are followed through the graph together.
+    Long because it finds the logits, runs the graph on one image and checks what comes out.
     """
     logits = next((name for name, rank in graph.outputs if rank in (2, None)), None)
     if logits is None:
@@ -352,7 +352,7 @@ def _ancestors(nodes: list[OnnxNode], output: str) -> list[OnnxNode]:
 def _fold(node: OnnxNode, values: dict[str, Tensor], live: set[str]) -> list[Tensor]:
     """The node's outputs for a single image; on the way everything about it is written down.
 
-    Long because it has a case for each thing that is written down about a node.
+    Long because the shapes, constants and axes of a node are noted and checked before it is run.
     """
     kind = OPERATORS[node.op]
     missing = [name for name in node.inputs if name and name not in values]

@@ -305,7 +305,7 @@ RESIZED = ("Resize", "Upsample")  # whose scales, which are no integers, are loo
 def _resize(node: OnnxNode, x: Tensor) -> Tensor:
     """By the ways that torch has: it is refused where torch would look at other pixels.
 
-    Long because it is a list of modes, each with what torch does otherwise.
+    Long because versions, scales, modes and coordinates all have forms that torch does not have.
     """
     old = node.op == "Upsample"
     scales = node.static("scales", 1 if old or node.version < 11 else 2)

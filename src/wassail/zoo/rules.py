@@ -1,6 +1,6 @@
 """What the arguments of each operator must be.
 
-Long because it is a list of rules, one for each operator of torch.
+Long because it is a list of rules, one for each kind of operator.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def read_box(path: Path, features: Sequence[str] | None) -> FeatureBox:
     """A box for each feature out of a CSV file with the columns `feature`, `low`, `high` and
     perhaps `scale`, or an `.npz` file with arrays of these names.
 
-    Long because it is a list of what can be wrong with the file, one sentence each.
+    Long because boxes are put into the order of the features, and an empty scale has a default.
 
     Args:
         path: of the file. An empty scale, or none, is the range; 0: the feature may not move.

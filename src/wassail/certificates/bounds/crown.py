@@ -249,8 +249,7 @@ class Sweep:
     def _affine(self, i: int, node: Node, op: Affine) -> None:
         """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`.
 
-        Long because values, spans and errors of a node are made from the same magnitudes, each
-        rounded once.
+        Long because the value, the span and the errors of a node come from the same magnitudes.
         """
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
@@ -441,7 +440,7 @@ class Sweep:
         """Bound node j, the input of an activation, by substitution where intervals leave it
         undecided.
 
-        Long because screening, bounds and spreads narrow the same spans, in this order.
+        Long because screening, and then the full bounds, narrow the same two tensors.
         """
         node = self.graph.nodes[j]
         users = [self.graph.nodes[i].op for i in self.users[j]]

@@ -101,7 +101,7 @@ def _walk(
 ) -> float:
     """The product of norms, node by node.
 
-    Long because it is one match over the kinds of nodes, with what a norm needs of each.
+    Long because it is one match over the kinds of nodes, and norms change on the way in and out.
     """
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)

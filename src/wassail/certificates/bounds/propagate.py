@@ -13,7 +13,7 @@ network until it meets the head, as a bound on a value is substituted backward u
 input. For the gradients a smooth activation is a neuron like any other: its derivative lies in a
 range.
 
-Long because the bounds on values and on gradients share their lines.
+Long because the bounds on gradients start from those on values and use the same rounding errors.
 """
 
 from __future__ import annotations
@@ -391,7 +391,8 @@ class Gradients:
     def _substitute(self, start: int, directions: Tensor, shared: bool = False) -> Tensor:
         """Upper bounds on `<t, gradient at node start>`: `(m, p, size) -> (m, p)`, before rounding.
 
-        Long because it is one match over the kinds of nodes.
+        Long because directions are shared until the first neuron, and values are dropped after
+        their last use.
 
         Forward from `start`: at a neuron, `t d g` lies below `t` times a line in `g`, the upper one
         where `t > 0`. shared: the same directions `(1, p, size)` for all rows, and their negatives

@@ -18,7 +18,7 @@ Where `rho` comes from: the norms of the layers, times the radius at the input. 
 does not stretch (`graph.contract`). And back: `|d_i| <= ||row_i||_2 rho` tightens the boxes of the
 next layer. Where a substitution has come down to one node, `<w, d> <= ||w||_2 rho` is a bound, too.
 
-Long because the forward pass, the layers and the ascent share their formula.
+Long because the radii, the bound of a layer and the ascent serve `ball_margins` only.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ class Spheres:
     ) -> tuple[Tensor, Tensor]:
         """`<row, d_last> <= constant + <a, d_0>`. Multipliers that are missing are found here.
 
-        Long because it is one walk over the kinds of nodes, with one constant.
+        Long because all kinds of nodes add to the same weights and to the same constant.
 
         cuts: gets a bound for every node that all of a substitution goes through, `(R,)` each.
         """

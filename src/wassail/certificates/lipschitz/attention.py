@@ -32,7 +32,7 @@ m|^2 / s^2`:
 Castin, Ablin, Peyre, "How Smooth Is Attention?", ICML 2024, arXiv 2312.14820 (Theorem 3.3 is
 `castin`).
 
-Long because the bounds on one attention share its spans.
+Long because the bounds on a ball, on a box and at one input rest on the same facts.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def lipschitz(
 ) -> Bound:
     """How fast a network's outputs can change over a domain, from both sides.
 
-    Long because its parameters have a line each, and every method is a case.
+    Long because its parameters are listed, checked and put into the answer.
 
     Every method returns the best of the cheaper ones too. The lower side is the norm of the
     Jacobian at `Bound.witness`, a real point of the domain, and rounded down by 1e-12. "exact"

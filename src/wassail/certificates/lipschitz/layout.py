@@ -101,7 +101,7 @@ def find(graph: Graph, outer: bool = False) -> dict[int, Attention]:
 def _layout(graph: Graph, softmax: int) -> _Layout | None:
     """How the attention around a softmax is laid out; None if it is another one.
 
-    Long because it checks the parts of an attention one after the other, each against those before.
+    Long because the axes of two products are compared, so both are read before anything is known.
     """
     nodes = graph.nodes
     i = graph.nodes[softmax].inputs[0]
@@ -186,8 +186,7 @@ def _recognised(graph: Graph, softmax: int, layout: _Layout, outer: bool) -> Att
     """From the earliest common source of queries, keys and values that they are token-wise
     functions of.
 
-    Long because it tries the ways in which queries, keys and values can share a source, a case
-    each.
+    Long because the mask is checked first, and then the three maps from each common source.
     """
     above = [_above(graph, i) for i in layout.nodes]
     common = [i for i in above[0] if i in above[1] and i in above[2]]

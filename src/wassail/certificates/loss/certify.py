@@ -1,7 +1,7 @@
 """`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind
 the lower side.
 
-Long because the record, its text and the way it is made stand side by side.
+Long because one class computes all slopes of a certificate, and they bound each other.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Work:
     def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
         """Every slope asked for, the cheap and general ones first.
 
-        Long because the slopes are computed in one order, each with what those before it found.
+        Long because slopes, chords and losses are computed in this order for one large record.
         """
         interrupted = False
         try:

@@ -1,7 +1,4 @@
-"""The worst-case loss against the budget, from both sides.
-
-Long because the record of a curve, its text and its plot stand side by side.
-"""
+"""The worst-case loss against the budget, from both sides."""
 
 from __future__ import annotations
 

@@ -83,8 +83,7 @@ def loss_curve(
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
     6).
 
-    Long because its parameters have a line each, and each order and kind of network has its own
-    bounds.
+    Long because its parameters are listed and checked, and a curve is a record of many fields.
 
     The lower side is made of evaluated points, the upper side of linear bounds on balls and of
     Lipschitz constants. The domain is [0, 1] by default as for `radii`; `certify`, for the paper's

@@ -1,6 +1,6 @@
 """The penalised loss of one sample on the cells of a network.
 
-Long because one penalised problem and its bounds share their state.
+Long because the class that keeps the certificates of a label also searches for better ones.
 """
 
 from __future__ import annotations

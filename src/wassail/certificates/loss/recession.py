@@ -233,7 +233,7 @@ def without_zeros(graph: Graph) -> Graph | None:
     """A piecewise-linear graph without biases, without its nodes that are 0 everywhere; None if
     the last one is.
 
-    Long because it is one case for each kind of node.
+    Long because sums and concatenations treat inputs that are 0 in different ways.
     """
     nodes: list[Node] = []
     place: list[int | None] = []  # where a node has gone, None if it is 0

@@ -1,6 +1,6 @@
 """Branch and bound over cones of directions.
 
-Long because one branch and bound and its bounds share their state.
+Long because ascent, bounds and branching share the best direction and the open nodes.
 """
 
 from __future__ import annotations

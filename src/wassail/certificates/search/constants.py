@@ -13,7 +13,7 @@ bound is the smallest of an interval bound on the entries of J, the semidefinite
 Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches, largest
 bound first, so the bracket is valid whenever the search stops.
 
-Long because one branch and bound and its bounds share their state.
+Long because bounds, branching and the walk to steeper cells share one bracket.
 """
 
 from __future__ import annotations

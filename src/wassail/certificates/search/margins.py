@@ -6,7 +6,7 @@ enters the bound with a multiplier >= 0, in the same backward pass: any multipli
 of the lower lines give a sound bound. They are chosen by Adam in float32; what is claimed is
 evaluated in float64 with all rounding errors.
 
-Long because one branch and bound and its bounds share their state.
+Long because the domains and their bounds are over the same vector of undecided neurons.
 """
 
 from __future__ import annotations

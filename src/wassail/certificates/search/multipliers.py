@@ -19,7 +19,7 @@ Minimising is a convex problem with a self-concordant barrier whose Newton step 
 and fixing a neuron restricts S to a subspace, so the multipliers of a node of branch and bound are
 feasible for its children.
 
-Long because the norms and their multipliers share their tables.
+Long because every norm is first brought into one form, which one Newton method then bounds.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ come from a few steps of ascent, for many nodes at once, and near the end from a
 the line says, evaluated in float64 with its rounding errors taken off. Upper bounds are evaluated
 points.
 
-Long because one branch and bound and its bounds share their state.
+Long because the balls, their nodes and the ascent share the nearest flip found so far.
 """
 
 from __future__ import annotations

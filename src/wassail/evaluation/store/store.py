@@ -14,7 +14,7 @@ computed again.
 Plain values are JSON, which has no infinity: `inf`, `-inf` and `nan` are kept as `{"float": "inf"}`
 and so on and come back as floats, also within lists and dicts; tuples come back as lists.
 
-Long because all that writes into a run folder stands in one place.
+Long because one class writes, reads and checks the results, all by the same rules for paths.
 """
 
 from __future__ import annotations
