@@ -5,6 +5,8 @@
 import gc
 import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +33,20 @@ def _one_thread() -> None:
     torch.set_num_threads(
         int(os.environ.get("WASSAIL_TEST_THREADS", "1"))
     )  # the suite itself runs on several workers
+
+
+@pytest.fixture(autouse=True)
+def _modules_of_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote is forgotten after it: another test may give the same name to
+    another file, and which of them runs first differs from machine to machine.
+    """
+    before = set(sys.modules)
+    yield
+    ours = str(tmp_path_factory.getbasetemp())
+    for name in sys.modules.keys() - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file is not None and file.startswith(ours):
+            del sys.modules[name]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
