@@ -13,9 +13,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ from wassail.certificates.device import HOST, place
 from wassail.certificates.graph import operators
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.equilibrate import equilibrated
+from wassail.certificates.graph.fingerprint import fingerprint, program_print
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.moves import MOVES, SAME
 from wassail.certificates.graph.operators.registry import RULES, fits
@@ -46,37 +49,75 @@ def read(
     then compared with the model on a batch of random points. device: where the model takes its
     input, if it has no parameters that tell. The structure is read on the CPU; the graph that is
     returned is on the model's device, or on the CPU if that device has no float64.
+
+    What was read is kept for as long as the model lives. It is read again after any change of the
+    model (`fingerprint`); where that cannot tell, the exported program decides.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
     parameter = next(module.parameters(), None)
     x = x.to(device) if parameter is None else x.to(parameter)
+    probe = torch.cat([x, -x, 4 * x])
+    case = (tuple(shape), smooth, x.dtype, x.device, torch.get_default_dtype())
+    print_ = fingerprint(model) if isinstance(model, nn.Module) else None
     with frozen(module), torch.no_grad():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                program = torch.export.export(module, (x[:1],), strict=False).run_decompositions({})
-        except Exception as error:  # whatever the exporter stumbles over
-            reason = (
-                (str(error).strip().splitlines() or [type(error).__name__])[0]
-                .split(". ")[0]
-                .rstrip(". ")
-            )
-            raise InputError(
-                f"the model's structure cannot be read for samples of shape {tuple(shape)}: "
-                f"{reason}."
-            ) from None
-        graph = Reader(program, tuple(shape), smooth, x.dtype).graph()
-        graph = (
-            replace(graph, execution=replace(graph.execution, device=x.device.type))
-            if graph.execution
-            else graph
-        )
-        probe = torch.cat([x, -x, 4 * x])
-        graph = equilibrated(graph, probe.cpu())
-        truth = model(probe).cpu().double()
-        ours = graph.logits(probe.cpu())
-        ours = ours.log_softmax(1) if graph.common else ours
+        graph = _kept(model, (*case, print_), probe) if print_ else None
+        if graph is not None:
+            return graph
+        program = _exported(module, x[:1])
+        exported = program_print(program)
+        graph = _kept(model, (*case, exported), probe) if exported else None
+        if graph is None:
+            graph, truth = _translated(model, program, tuple(shape), smooth, probe)
+        else:
+            truth = model(probe).cpu().double()
+    for own in (exported, print_):
+        if own is not None:
+            _keep(model, (*case, own), truth, graph)
+    return graph
+
+
+def _exported(module: nn.Module, x: Tensor) -> Any:
+    """The program of a module for one sample `(1, *shape)`."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, (x,), strict=False)
+    except Exception as error:  # whatever the exporter stumbles over
+        raise _unreadable(x, error) from None
+
+
+def _unreadable(x: Tensor, error: Exception) -> InputError:
+    reason = (
+        (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
+    )
+    return InputError(
+        f"the model's structure cannot be read for samples of shape {tuple(x.shape[1:])}: {reason}."
+    )
+
+
+def _translated(
+    model: Model, program: Any, shape: tuple[int, ...], smooth: bool, probe: Tensor
+) -> tuple[Graph, Tensor]:
+    """The graph of a program, compared with the model at the points `probe`, and the model's logits
+    there.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions({})
+    except Exception as error:
+        raise _unreadable(probe, error) from None
+    graph = Reader(program, shape, smooth, probe.dtype).graph()
+    graph = (
+        replace(graph, execution=replace(graph.execution, device=probe.device.type))
+        if graph.execution
+        else graph
+    )
+    graph = equilibrated(graph, probe.cpu())
+    truth = model(probe).cpu().double()
+    ours = graph.logits(probe.cpu())
+    ours = ours.log_softmax(1) if graph.common else ours
     if not torch.isfinite(truth).all():
         raise InputError(
             "the model returns NaN or infinity at random points: check its weights and "
@@ -89,7 +130,39 @@ def read(
             "the structure read from the model does not reproduce its logits: it depends on the "
             "batch or on data."
         )
-    return graph.to(place(x.device))
+    return graph.to(place(probe.device)), truth
+
+
+# For each model that lives: what it was when it was read, its logits at the points of the test, and
+# its graph.
+_READ: WeakKeyDictionary[Any, OrderedDict[Any, tuple[Tensor, Graph]]] = WeakKeyDictionary()
+KEPT = 4  # structures for each model: two of its own and two of its program
+
+
+def _kept(model: Model, key: Any, probe: Tensor) -> Graph | None:
+    """The graph that was read before under this key, if the model's logits at `probe` are still
+    the same numbers.
+    """
+    try:
+        found = _READ.get(model, {}).get(key)
+    except TypeError:  # it has no hash, or cannot be watched
+        return None
+    if found is None:
+        return None
+    truth, graph = found
+    now = model(probe).cpu().double()
+    return graph if torch.equal(now, truth) else None
+
+
+def _keep(model: Model, key: Any, truth: Tensor, graph: Graph) -> None:
+    try:
+        mine = _READ.setdefault(model, OrderedDict())
+    except TypeError:
+        return
+    mine[key] = (truth, graph)
+    mine.move_to_end(key)
+    while len(mine) > KEPT:
+        mine.popitem(last=False)
 
 
 class _Module(nn.Module):
@@ -224,5 +297,7 @@ def _scores(program: Any) -> set[Any]:
 
 
 def _wide(constant: Tensor) -> Tensor:
+    """In float64, as a copy: a graph that is kept shares no memory with the model."""
     constant = constant.detach().cpu()
-    return constant.double() if constant.is_floating_point() else constant
+    kind = torch.float64 if constant.is_floating_point() else constant.dtype
+    return constant.to(kind, copy=True)
