@@ -11,12 +11,13 @@ from torch import Tensor, nn
 import wassail as ws
 from support.graphs import layers, mlp
 from support.networks import seeded
+from wassail.certificates import radius_search
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix, Pick
 from wassail.certificates.graph.reader import read
 from wassail.certificates.radii import radii, verify
-from wassail.certificates.radius_search import Radii
+from wassail.certificates.radius_search import Radii, RadiusSearch
 from wassail.testing import LinearClassifier, samples
 from wassail.threat import Domain
 from wassail.transport.flips import Flips
@@ -317,6 +318,25 @@ def test_weights_steer_too() -> None:
 
 
 # What radii must not depend on, and what they keep.
+
+
+def test_spans_are_kept_for_few_samples_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded for any number of samples, and the radii are the same."""
+    graph, x, y = digits("mlp", 4)
+    values = found("mlp", 4, 2, "crown").values
+    longest: list[int] = []
+    original = RadiusSearch._try
+
+    def watched(self: RadiusSearch, *given: Any) -> None:
+        original(self, *given)
+        longest.extend(len(low) for low, _ in self.known.values())
+
+    monkeypatch.setattr(RadiusSearch, "_try", watched)
+    neurons = sum(graph.nodes[j].size for j in graph.read_by_others)
+    monkeypatch.setattr(radius_search, "KEPT", 4 * neurons)
+    few = radii(graph, x, y, 2, method="crown", batch_size=1).values
+    assert torch.allclose(few, values, rtol=1e-7, atol=0)
+    assert longest and max(longest) == 2
 
 
 @pytest.mark.parametrize("norm", NORMS)

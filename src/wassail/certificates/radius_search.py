@@ -89,6 +89,9 @@ MOST = 2048
 TRIES = 24
 
 
+KEPT = 2**25  # numbers of spans kept from one radius to the next, 256 MB
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Radii(Record):
     """Certified radii of N samples: no point of the domain within `values[i]` of sample i is
@@ -313,7 +316,9 @@ class RadiusSearch:
         self.depth = torch.full_like(self.height, math.nan)
         self.proved_last = torch.zeros(n, dtype=torch.bool)
         self.first = self._first_guess()
-        self.known: dict[int, Span] = {}
+        self.known: dict[int, Span] = {}  # of the samples from `start` to `stop`
+        self.start = 0
+        self.stop = n
         self.open = self.height > 0
         self.caution = 12.0 if graph.curved else 3.0  # a transformer's bounds reach less far
         self._noted = self.lower.clone()
@@ -419,12 +424,31 @@ class RadiusSearch:
             self.upper = self.flip.clone()
             self.depth = torch.full_like(self.height, math.nan)
             self.known = {}
+        n = len(self.x)
+        for start in range(0, n, self._together()):
+            stop = min(start + self._together(), n)
+            self.start = start
+            self.stop = stop
+            with clock.limited(clock.seconds_left() * (stop - start) / (n - start)):
+                self._rounds(steps, again)
+            self.known = {}
+
+    def _together(self) -> int:
+        """Samples whose spans are kept at a time: as many as memory is given for them."""
+        sizes = [self.graph.nodes[j].size for j in self.graph.read_by_others]
+        return max(KEPT // max(2 * sum(sizes), 1), self.batch_size)
+
+    def _rounds(self, steps: int, again: bool) -> None:
+        """The rounds for the samples from `start` to `stop`."""
+        mine = torch.arange(len(self.x))
+        mine = (mine >= self.start) & (mine < self.stop)
+        later = len(self.x) - self.stop
         for round_ in range(ROUNDS):
             wide = self.lower * (1 + self.tolerance) < self.upper * (
                 1 - BAND
             )  # not by rounding alone
-            active = (self.open & wide & ~self._idle()).nonzero()[:, 0]
-            self.report(1 - len(active) / max(len(self.x), 1))
+            active = (mine & self.open & wide & ~self._idle()).nonzero()[:, 0]
+            self.report(1 - (len(active) + later) / max(len(self.x), 1))
             if not len(active):
                 return
             radius = self._next(round_)
@@ -515,7 +539,8 @@ class RadiusSearch:
         here = part.to(self.x.device, non_blocking=True)
         x = self.x[here]
         y = self.y[here]
-        known = {j: (low[here], high[here]) for j, (low, high) in self.known.items()}
+        kept = here - self.start
+        known = {j: (low[kept], high[kept]) for j, (low, high) in self.known.items()}
         sweep = Sweep(self.graph, Balls.make(x, radius, self.norm, self.domain), steps, known).run()
         lower, base, a = margins(sweep, y)
         self.sweeps = self.sweeps + 1
@@ -550,10 +575,11 @@ class RadiusSearch:
         wide = bad.nonzero()[:, 0].to(self.x.device, non_blocking=True)
         for j, span in sides.items():
             if j not in self.known:
-                full = span[0].new_full((len(self.x), *span[0].shape[1:]), math.inf)
+                count = self.stop - self.start
+                full = span[0].new_full((count, *span[0].shape[1:]), math.inf)
                 self.known[j] = (-full, full)
-            for kept, side in zip(self.known[j], span):
-                kept[here[wide]] = side[wide]
+            for old, side in zip(self.known[j], span):
+                old[kept[wide]] = side[wide]
 
     def spheres(self) -> None:
         """Larger radii by balls and boxes together, where they are sought."""
