@@ -153,7 +153,7 @@ CASES = {
     "domain empty": (word("--domain 0 0"), "is empty"),
     "domain too small": (word("--domain 0 0.5"), "the domain is [0, 0.5]"),
     "passes 0": (word("--attacks nearest --passes 0"), "passes is 0"),
-    "passes 2.5": (word("--passes 2.5"), "invalid int value: '2.5'"),
+    "passes 2.5": (word("--passes 2.5"), "'2.5' (a whole number, or auto)"),
     "batch 0": (word("--batch-size 0"), "batch_size is 0"),
     "chunk 0": (word("--chunk 0"), "chunk is 0"),
     "seed": (word("--seed a"), "invalid int value: 'a'"),

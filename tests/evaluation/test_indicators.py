@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.evaluation.indicators import check, converged, indicators, mode, rounding, transfer
 from wassail.evaluation.plan import plan
-from wassail.evaluation.result import Finding
+from wassail.evaluation.result import Finding, Row
 from wassail.testing import LinearClassifier
 
 INF = math.inf
@@ -256,12 +256,14 @@ def _band(x: Tensor) -> Tensor:
 THREATS = (ws.Threat(2, 1, 0.1), ws.Threat(2, INF, 0.1))
 
 
-def said(known: dict[str, list[float]], found: list[float] | None = None) -> dict[str, Finding]:
+def said(
+    known: dict[str, list[float]], found: list[float] | None = None, rows: tuple[Row, ...] = ()
+) -> dict[str, Finding]:
     """The findings for attacks with these distances; sample 0 is wrong already."""
     units = plan(THREATS, {name: {} for name in known})
     n = len(next(iter(known.values())))
     run: Any = SimpleNamespace(
-        y=torch.zeros(n), predicted=(torch.arange(n) == 0).float(), threats=THREATS
+        y=torch.zeros(n), predicted=(torch.arange(n) == 0).float(), threats=THREATS, rows=rows
     )
     tensors = {unit.key: torch.tensor(known[unit.attack], dtype=torch.float64) for unit in units}
     every = list(
@@ -312,6 +314,23 @@ def test_an_attack_beaten_within_eps() -> None:
         and "(nearest 1 at 0.1, APGD-CE 1 at 0.1)" in found.text
         and "3 correct" in found.text
     )
+
+
+def row(attack: str, accuracy: float, threat: ws.Threat = THREATS[0]) -> Row:
+    return Row(attack, attack.upper(), threat, accuracy, (0.0, 1.0), 0.05, 1.0, 1.0, 1.0)
+
+
+def test_an_attack_below_nearest_on_the_headline() -> None:
+    known = {"nearest": [0, 0.1, 0.2], "wda++": [0, 0.1, 0.1]}
+    rows = (row("wda", 0.5), row("wda++", 0.3), row("nearest", 0.4))
+    found = said(known, rows=rows)["behind"]
+    assert found.level == "warning"
+    assert "WDA++ leaves 30.00 %" in found.text and "nearest 40.00 %" in found.text
+    assert "--passes auto" in found.text
+    assert said(known, rows=(*rows[::2], row("wda++", 0.4)))["behind"].level == "ok"
+    elsewhere = (row("wda++", 0.3, THREATS[1]), row("nearest", 0.4))  # not the headline's threat
+    assert "behind" not in said(known, rows=elsewhere)
+    assert "behind" not in said(known, rows=rows[:2])  # nearest was not run
 
 
 def test_square_against_gradients() -> None:
@@ -376,7 +395,9 @@ def _whole(model: nn.Module, x: Tensor, y: Tensor, norm: float, eps: float) -> d
         for unit in units
     }
     wrong = known[units[0].key] == 0
-    run: Any = SimpleNamespace(y=y, predicted=torch.where(wrong, y + 1, y), threats=threats)
+    run: Any = SimpleNamespace(
+        y=y, predicted=torch.where(wrong, y + 1, y), threats=threats, rows=()
+    )
     every = [
         *check(model, x, y, (0, 1)),
         *indicators(run, units, known, transfer(model, x, y, norm).distances),

@@ -53,6 +53,18 @@ class Patient:
         return getattr(self._stream, name)
 
 
+def count_or_auto(word: str) -> int | str:
+    """A whole number, or the word auto."""
+    if word == "auto":
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"invalid value: {word!r} (a whole number, or auto)"
+        ) from None
+
+
 def model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Which model, and what stands before it.
 
@@ -250,9 +262,10 @@ def threat_options(
     )
     group.add_argument(
         "--passes",
-        type=int,
+        type=count_or_auto,
         default=100,
-        help="passes a sample for `nearest` (default: %(default)s)",
+        help="passes a sample for `nearest`, or auto: doubled until the distances of 100 samples "
+        "are at rest (default: %(default)s)",
     )
     group.add_argument(
         "--points",

@@ -50,6 +50,28 @@ def flips_chunk(flips: Flips) -> Tensors:
     }
 
 
+def spread(part: Tensors, chosen: Tensor, y: Tensor, predicted: Tensor) -> Tensors:
+    """The flips of some samples of a chunk as flips of the chunk: the others have none.
+
+    Args:
+        part: flips of the chosen samples, as `flips_chunk` gives them.
+        chosen: bool `(n,)`.
+        y: labels `(n,)`.
+        predicted: classes predicted at the samples `(n,)`; those that are wrong have distance 0.
+    """
+    rows = chosen.nonzero()[:, 0]
+    wrong = predicted != y
+    full = {
+        "distances": torch.where(wrong, 0.0, math.inf).double(),
+        "labels": torch.where(wrong, predicted, y),
+    }
+    for name in ("forwards", "backwards", "checks"):
+        full[name] = torch.zeros(len(y), dtype=torch.int64)
+    for name, values in full.items():
+        values[rows] = part[name]
+    return {**full, "index": rows[part["index"]], "points": part["points"]}
+
+
 def take(tensors: Tensors, start: int, stop: int) -> Tensors:
     """The samples start..stop - 1 of a chunk's tensors, as a chunk of their own."""
     inside = (tensors["index"] >= start) & (tensors["index"] < stop)

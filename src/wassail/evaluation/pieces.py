@@ -50,6 +50,9 @@ def cut(task: Task, start: int, stop: int) -> Task:
         share = (stop - start) / (task.stop - task.start)
         given["upper"] = given["upper"][a:b].clone()
         given["limit"] = None if given["limit"] is None else given["limit"] * share
+    elif task.kind == "rung":
+        given["chosen"] = given["chosen"][a:b].clone()
+        given["predicted"] = given["predicted"][a:b].clone()
     elif task.kind == "pool":
         given["parts"] = [
             {name: value.clone() for name, value in take(part, a, b).items()}

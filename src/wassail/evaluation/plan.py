@@ -22,6 +22,8 @@ from wassail.threat import Threat, box_text, show
 from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 
+AUTO = "auto"  # passes that the evaluation chooses itself
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -107,8 +109,9 @@ def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:
     hours of work.
     """
     for unit in units:
+        tried = with_passes(unit, 1)
         try:
-            unit.entry.run(model, x[:0], y[:0], unit.threat, **unit.options)
+            unit.entry.run(model, x[:0], y[:0], unit.threat, **tried.options)
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
@@ -116,6 +119,13 @@ def rehearse(units: Sequence[Unit], model: Model, x: Tensor, y: Tensor) -> None:
             raise InputError(
                 f"attack {unit.attack!r} has no option {word}; see help(wassail) for those it has."
             ) from None
+
+
+def with_passes(unit: Unit, passes: int) -> Unit:
+    """The unit with so many passes where they were left to the evaluation, else as it is."""
+    if unit.options.get("passes") != AUTO:
+        return unit
+    return replace(unit, options={**unit.options, "passes": passes})
 
 
 def data_hash(x: Tensor, y: Tensor) -> str:

@@ -21,8 +21,9 @@ from torch import Tensor
 from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
+from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
 from wassail.evaluation.landmarks import Landmark, read_plain
-from wassail.evaluation.plan import Unit, exactly, plan, read_threats
+from wassail.evaluation.plan import AUTO, Unit, exactly, plan, read_threats, with_passes
 from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
@@ -131,7 +132,41 @@ class Reading:
                 f"{str(store.folder)!r} holds no run that can be read: {error!r} in its "
                 "config.json."
             ) from None
-        self.units = plan(self.threats, attacks)
+        self._asked = plan(self.threats, attacks)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The attacks, with the passes that were chosen where they were left to the run."""
+        chosen = None if self.ladder is None else self.ladder.passes
+        if chosen is None:
+            return self._asked
+        return tuple(with_passes(unit, chosen) for unit in self._asked)
+
+    @cached_property
+    def drawn(self) -> list[int]:
+        """The samples that passes are chosen on: places, in ascending order."""
+        places = [int(place) for place in json.loads(self.store.read(DRAWN) or "[]")]
+        if any(not 0 <= place < self.chunks.n for place in places) or sorted(places) != places:
+            raise ValueError(f"{DRAWN} names no samples of the run")
+        return places
+
+    @cached_property
+    def ladder(self) -> Ladder | None:
+        """What the drawn samples say of the passes, None where they are given."""
+        asked = any(unit.options.get("passes") == AUTO for unit in self._asked)
+        if not asked or self.store.read(DRAWN) is None:
+            return Ladder({}) if asked else None
+        rows: dict[int, list[int]] = {}
+        for place in self.drawn:
+            rows.setdefault(place // self.chunks.size, []).append(place % self.chunks.size)
+        none = torch.zeros(0, dtype=torch.float64)
+        known: dict[int, Tensor] = {}
+        for passes in looks():
+            key = key_of(passes)
+            if all(self.store.has(key, chunk) for chunk in rows):
+                parts = [self._part(key, "distances", k)[mine] for k, mine in rows.items()]
+                known[passes] = torch.cat([none, *parts])
+        return Ladder(known)
 
     def complete(self, key: str) -> bool:
         """Whether a folder has every chunk, intact."""
@@ -153,8 +188,16 @@ class Reading:
         """Every folder with flips for the pool, attacks first."""
         keys = [unit.key for unit in self.finished]
         keys += [TRANSFER] if self.config["look"] and self.complete(TRANSFER) else []
+        keys += self._looked
         keys += [] if self.certified is None else [self.certified]
         return tuple(keys)
+
+    @property
+    def _looked(self) -> list[str]:
+        """The folder of the last look at the drawn samples, if passes were chosen on them."""
+        chosen = None if self.ladder is None else self.ladder.passes
+        key = None if chosen is None else key_of(2 * chosen)
+        return [key] if key is not None and len(self.chunks) and self.complete(key) else []
 
     @cached_property
     def pooled(self) -> str:
@@ -168,20 +211,22 @@ class Reading:
 
     def column(self, key: str, name: str) -> Tensor:
         """One number for each sample, `(N,)`; none that cannot be."""
+        none = torch.zeros(0, dtype=KINDS.get(name, torch.int64))
+        return torch.cat([none, *(self._part(key, name, chunk) for chunk, _, _ in self.chunks)])
+
+    def _part(self, key: str, name: str, chunk: int) -> Tensor:
+        """The same of one chunk."""
+        part = self.store.get(key, chunk, (name,))[0][name]
+        size = min(self.chunks.size, self.chunks.n - chunk * self.chunks.size)
         kind = KINDS.get(name, torch.int64)
-        parts = []
-        for chunk, start, stop in self.chunks:
-            part = self.store.get(key, chunk, (name,))[0][name]
-            if (
-                part.shape != (stop - start,) or part.dtype != kind or not (part >= 0).all()
-            ):  # NaN fails too
-                raise InputError(
-                    f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not "
-                    "what this program writes: the "
-                    "run was changed, so trust none of it."
-                )
-            parts.append(part)
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=kind)
+        # NaN fails the last comparison too.
+        if part.shape != (size,) or part.dtype != kind or not (part >= 0).all():
+            raise InputError(
+                f"{name!r} of chunk {chunk} of {key!r} in {str(self.store.folder)!r} is not "
+                "what this program writes: the "
+                "run was changed, so trust none of it."
+            )
+        return part
 
     def distances(self, key: str) -> Tensor:
         """The distances of one folder, float64 `(N,)`."""
@@ -330,6 +375,8 @@ class Reading:
         return distances, labels, finders, methods
 
     def _method(self, key: str) -> str:
+        if key in self._looked:
+            return "nearest"
         return {unit.key: unit.attack for unit in self.units}.get(key) or key.partition("@")[0]
 
     def _standing(self, key: str) -> Tensor:
@@ -467,6 +514,7 @@ class Reading:
         for key in (CHECKS, CONVERGENCE):
             if self.store.has(key, 0):
                 yield from (Finding(**item) for item in self.store.get(key, 0, ())[1]["findings"])
+        yield from () if self.ladder is None else self.ladder.findings()
         known = {unit.key: self.distances(unit.key) for unit in self.finished}
         said = {
             (unit.attack, text)

@@ -30,7 +30,7 @@ from wassail.certificates.sandwich import sandwich
 from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation import indicators
-from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of
+from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of, spread
 from wassail.evaluation.plan import Unit, data_hash, plan
 from wassail.geometry import distances as distances_between
 from wassail.losses import margin, predict
@@ -256,6 +256,26 @@ class Worker:
             "warnings": said,
             "info": plain(dict(found.info)),
         }
+
+    def _rung(self, task: Task, tick: Progress) -> Result:
+        """One attack on some samples of a chunk: the others have no flip here."""
+        unit: Unit = task.given["unit"]
+        chosen: Tensor = task.given["chosen"]
+        x, y = self.samples(task)
+        some = chosen.to(x.device)
+        options: dict[str, Any] = {
+            "seed": self.settings.seed,
+            "batch_size": self.settings.batch_size,
+            **unit.options,
+        }
+        with warnings.catch_warnings():
+            # So few passes may be none at all, and are our own choice.
+            warnings.simplefilter("ignore", ModelWarning)
+            found = unit.entry.run(
+                self.attacked, x[some], y[some], unit.threat, progress=tick, **options
+            )
+        part = flips_chunk(self._held(found.flips, x[some], y[some]))
+        return spread(part, chosen, y.cpu(), task.given["predicted"]), {}
 
     def _held(self, flips: Flips, x: Tensor, y: Tensor) -> Flips:
         """The flips after features that may not move are put back to their values.
