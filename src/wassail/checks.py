@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wassail.errors import InputError
 from wassail.network import Model, as_taken, name_of
@@ -88,3 +90,25 @@ def check_data(
         )
     x = x.detach() if model is None else as_taken(model, x.detach())
     return x, y.long()
+
+
+def fingerprint(model: object) -> str | None:
+    """The SHA-256 of a module's parameters and buffers, names, shapes and bytes; None for a
+    callable that shows none.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    found = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        if isinstance(value, Tensor):
+            if value.is_meta:
+                raise InputError(
+                    "the model's weights are on the meta device, where they have no values: load "
+                    "them first."
+                )
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+            # As bytes: numpy knows no bfloat16.
+            found.update(
+                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
+    return found.hexdigest()

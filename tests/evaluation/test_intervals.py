@@ -9,7 +9,7 @@ from scipy import stats
 
 from wassail import Threat
 from wassail.errors import InputError
-from wassail.evaluation.intervals import compare
+from wassail.evaluation.intervals import _widened, compare
 from wassail.transport.allocation import knapsack
 from wassail.transport.bootstrap import Rule, accuracy, draws, interval
 from wassail.transport.distribution import Distribution
@@ -333,3 +333,11 @@ def test_the_interval_of_a_difference_covers_as_often_as_it_says() -> None:
         covered += low <= true <= high
     assert covered >= 0.95 * repeats - 3 * math.sqrt(repeats * 0.95 * 0.05)
     assert covered < repeats or high - low < 0.7
+
+
+def test_widening_never_narrows() -> None:
+    """Percentiles on one side of the center, and levels that round to 0 or 1."""
+    for center, low, high in ((0.0, 0.2, 0.4), (0.0, -0.4, -0.2), (0.1, 0.0, 0.3)):
+        for level in (1e-20, 0.5, 0.95, 1 - 1e-9, 1 - 2.0**-53):
+            wide = _widened(center, low, high, level, 4.0)
+            assert -1 <= wide[0] <= low and high <= wide[1] <= 1

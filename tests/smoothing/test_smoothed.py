@@ -1,17 +1,20 @@
 """Smoothed models: linear ones in closed form, coverage, the same votes always, errors."""
 
+import hashlib
+import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.special import ndtr
+from scipy.special import betainc, ndtr
 from torch import Tensor, nn
 
 import wassail as ws
 from wassail.errors import InputError
-from wassail.smoothing.certificate import Smoothing, certificate
+from wassail.smoothing.certificate import Smoothing, certificate, share
+from wassail.smoothing.model import Votes, _generator
 
 SIGMA = 0.5
 
@@ -78,6 +81,31 @@ def test_coverage(confidence: float) -> None:
     assert false > 0  # else the limits say less than they could
 
 
+def test_coverage_when_one_looks_and_draws_more() -> None:
+    """The worst rule: look after every 100 draws, and stop where what is said is false."""
+    rng = np.random.default_rng(3)
+    p = 0.7
+    confidence = 0.8
+    repeats = 300
+    false = 0
+    for _ in range(repeats):
+        hits = np.cumsum(rng.binomial(100, p, size=20))
+        for times, count in enumerate(hits.tolist(), 1):
+            proof = certificate(torch.tensor([count]), 100 * times, 1.0, confidence, first=100)
+            if not float(proof.low[0]) <= p <= float(proof.high[0]) or proof.mean > p:
+                false += 1
+                break
+    allowed = 1 - confidence
+    assert false / repeats <= allowed + 3 * math.sqrt(allowed * confidence / repeats)
+    assert false > 0
+
+
+def test_the_parts_of_all_counts_add_up_to_one() -> None:
+    total = sum(share(100 * times, 100) for times in range(1, 10_000))
+    assert 0.9999 < total < 1
+    assert share(700, None) == share(700, 700) == share(100, 100)
+
+
 def test_coverage_of_the_population() -> None:
     """Samples from a known population: the least accuracy is below the true one."""
     rng = np.random.default_rng(2)
@@ -104,6 +132,92 @@ def test_votes_are_the_same_always() -> None:
     assert not torch.equal(ws.smoothed(linear(), SIGMA, 300, seed=1).votes(x, y).hits, votes.hits)
     twice = model.votes(x[[3, 3]], y[:2])
     assert int(twice.hits[0]) == int(votes.hits[3]) != int(twice.hits[1])
+
+
+def test_votes_grow_on_the_same_ground_only() -> None:
+    x, y = samples(5)
+    model = ws.smoothed(linear(), SIGMA, draws=400)
+    begun = model.votes(x, y, draws=200)
+    grown = model.votes(x, y, start=begun)
+    planned = model.votes(x, y)
+    assert torch.equal(grown.hits, planned.hits) and (grown.first, planned.first) == (200, 400)
+    # whoever may have looked at 200 draws pays for it
+    assert bool((grown.certificate().low < planned.certificate().low).all())
+    assert model.votes(x, y, draws=100, start=begun).draws == 200
+    with pytest.raises(InputError, match="multiple"):
+        model.votes(x, y, draws=300, start=begun)
+    with pytest.raises(InputError, match="samples"):
+        model.votes(x, 1 - y, start=begun)
+    other = linear()
+    with torch.no_grad():
+        other.weight.mul_(2)
+    with pytest.raises(InputError, match="weights"):
+        ws.smoothed(other, SIGMA, draws=400).votes(x, y, start=begun)
+
+
+def test_no_two_blocks_share_their_draws() -> None:
+    """Two keys whose digests agree in the 32 bits that a generator of torch looks at."""
+    seen: dict[bytes, int] = {}
+    block = 0
+    while True:
+        digest = hashlib.sha256(f"key {block}".encode()).digest()[:4]
+        if digest in seen:
+            break
+        seen[digest] = block
+        block += 1
+    one = _generator("key", seen[digest]).standard_normal(4)
+    assert not np.array_equal(one, _generator("key", block).standard_normal(4))
+
+
+def test_a_tie_is_an_error() -> None:
+    x = torch.randn(3, 4)
+    always = ws.smoothed(lambda z: torch.zeros(len(z), 2), 0.1, draws=100)
+    assert always.votes(x, torch.zeros(3, dtype=torch.int64)).hits.tolist() == [0, 0, 0]
+
+
+def test_a_vote_without_a_majority_abstains_which_is_an_error() -> None:
+    """Three sectors of a plane: right with probability 0.4, more than each of the others."""
+
+    class Sectors(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            turn = torch.atan2(z[:, 1], z[:, 0]) / (2 * math.pi) % 1
+            ends = torch.tensor([0.0, 0.4, 0.7, 1.0], dtype=z.dtype)
+            return torch.stack(
+                [(turn >= a) & (turn < b) for a, b in itertools.pairwise(ends)], 1
+            ).to(z.dtype)
+
+    x = torch.zeros(1, 2)
+    votes = ws.smoothed(Sectors(), 1.0, draws=2000).votes(x, torch.zeros(1, dtype=torch.int64))
+    assert 0.35 < int(votes.hits[0]) / 2000 < 0.45
+    assert votes.certificate().curve(1)(0.0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("shape", ["strip", "corner"])
+def test_radii_end_before_the_exact_vote_flips(shape: str) -> None:
+    """Classifiers of a plane whose probability is a product of normal distribution functions."""
+
+    def exact(z: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.ndarray:  # type: ignore[type-arg]
+        if shape == "strip":
+            return np.asarray(ndtr((1 - z[:, 0]) / SIGMA) - ndtr((-1 - z[:, 0]) / SIGMA))
+        return np.asarray(ndtr(z[:, 0] / SIGMA) * ndtr(z[:, 1] / SIGMA))
+
+    class Inside(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            inside = z[:, 0].abs() < 1 if shape == "strip" else (z > 0).all(1)
+            return torch.stack([(~inside).double(), inside.double()], 1)
+
+    x = torch.rand(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    model = ws.smoothed(Inside(), SIGMA, draws=1000)
+    proof = model.certify(x, torch.ones(12, dtype=torch.int64))
+    angles = np.linspace(0, 2 * np.pi, 720, endpoint=False)
+    ways = np.stack([np.cos(angles), np.sin(angles)], 1)
+    for sample, radius in zip(x.numpy(), proof.radii.tolist(), strict=True):
+        if radius > 0:  # nowhere in the closed ball is the exact vote wrong
+            assert exact(sample + radius * ways).min() > 0.5
+    p = exact(x.numpy())
+    assert bool((proof.radii.numpy()[p > 0.7] > 0).all()) and bool((p > 0.7).any())
+    moved = x.numpy() - 0.2 * np.sign(x.numpy()) * np.array([1.0, 0.0])
+    assert proof.accuracy(0.2, math.inf) <= exact(moved).mean()
 
 
 def test_the_averaged_logits_are_a_function_with_gradients() -> None:
@@ -139,6 +253,52 @@ def test_records(tmp_path: Path) -> None:
     proof.save(tmp_path / "proof")
     again = Smoothing.load(tmp_path / "proof")
     assert again.accuracy(0.1) == proof.accuracy(0.1) and "smoothed model" in repr(again)
+
+
+@pytest.mark.parametrize(
+    ("hits", "draws", "sigma", "first"),
+    [
+        (101, 100, 1.0, 100),
+        (-1, 100, 1.0, 100),
+        (5, 0, 1.0, None),
+        (5, 100, math.nan, None),
+        (5, 300, 1.0, 200),
+        (5, 300, 1.0, 0),
+    ],
+)
+def test_counts_that_no_vote_can_give(
+    hits: int, draws: int, sigma: float, first: int | None, tmp_path: Path
+) -> None:
+    """They may come from a file that somebody changed."""
+    with pytest.raises(InputError):
+        certificate(torch.tensor([hits]), draws, sigma, 0.99, first)
+    votes = ws.smoothed(linear(), SIGMA, draws=100).votes(*samples(1))
+    for name, value in {"hits": torch.tensor([hits]), "draws": draws, "sigma": sigma}.items():
+        object.__setattr__(votes, name, value)
+    object.__setattr__(votes, "first", first)
+    votes.save(tmp_path / "votes")
+    with pytest.raises(InputError):
+        Votes.load(tmp_path / "votes")
+
+
+def test_confidences_near_one_keep_their_digits() -> None:
+    """100,000 samples share a part of 1e-13: `1 - part` would be 1."""
+    hits = torch.full((100_000,), 900)
+    proof = certificate(hits, 1000, 1.0, 1 - 1e-13)
+    alpha = (1 - (1 - 1e-13)) * 0.9 / 4e5
+    p = float(proof.low[0])
+    assert 0.6 < p < 0.9
+    assert float(betainc(900, 101, p)) <= alpha <= float(betainc(900, 101, p * (1 + 1e-6)))
+
+
+def test_no_budget_breaks_the_attacked_side() -> None:
+    x, y = samples(3)
+    found = ws.attack_smoothed(
+        ws.smoothed(linear(), SIGMA, draws=100, average=1), x, y, None, passes=5, stretches=(1.0,)
+    )
+    for order in (1, 2, 300, math.inf):
+        for eps in (0.0, 1e-300, 1e-3, 1e300):
+            assert 0 <= found.accuracy(eps, order) <= 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -75,6 +76,25 @@ def test_binomial_limits_are_exact(n: int) -> None:
         assert (low == 0) == (hits == 0)
         assert hits == n or alpha * (1 - Fraction(1, 10**6)) <= up <= alpha
         assert hits == 0 or alpha * (1 - Fraction(1, 10**6)) <= down <= alpha
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 2.5e-7, 1e-15])
+@pytest.mark.parametrize("n", [10**5, 10**8, 10**10])
+def test_binomial_limits_of_many_samples(n: int, alpha: float) -> None:
+    """The tail at the limit, summed in higher precision, is no more than alpha, and near it."""
+    hits = 9 * n // 10
+    low, high = limits.proportions(np.array([float(hits)]), n, alpha)
+    for count, p in ((hits, mpmath.mpf(high[0])), (n - hits, 1 - mpmath.mpf(low[0]))):
+        with mpmath.workdps(50):
+            choices = mpmath.loggamma(n + 1) - mpmath.loggamma(count + 1)
+            log = choices - mpmath.loggamma(n - count + 1)
+            log += count * mpmath.log(p) + (n - count) * mpmath.log(1 - p)
+            odds = (1 - p) / p
+            rest = float(odds - float(odds))
+        k = np.arange(40 * math.isqrt(n) + 100, dtype=np.longdouble)
+        falls = (count - k) / (n - count + k + 1) * (np.longdouble(float(odds)) + rest)
+        tail = float(mpmath.exp(log)) * float(1 + np.cumprod(np.maximum(falls, 0)).sum())
+        assert alpha * 0.999 < tail <= alpha
 
 
 def test_limits_on_a_mean_cover_and_are_below_hoeffdings() -> None:

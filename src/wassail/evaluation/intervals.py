@@ -158,10 +158,13 @@ def _widened(
     from scipy.stats import norm, t
 
     tail = 1 - (1 - level) / 2
-    ratio = float(t.ppf(tail, samples - 1) / norm.ppf(tail))
-    factor = ratio * math.sqrt(samples / (samples - 1))
-    low = center - factor * (center - low) - 1 / samples
-    high = center + factor * (high - center) + 1 / samples
+    normal = float(norm.ppf(tail))
+    if not 0 < normal < math.inf:  # a level so near 0 or 1 that it is one of them here
+        return (low, high) if normal == 0 else (-1.0, 1.0)
+    factor = float(t.ppf(tail, samples - 1)) / normal * math.sqrt(samples / (samples - 1))
+    # Percentiles may both lie on one side of the center: they are never moved towards it.
+    low = min(low, center - factor * (center - low)) - 1 / samples
+    high = max(high, center + factor * (high - center)) + 1 / samples
     return max(low, -1.0), min(high, 1.0)
 
 

@@ -16,11 +16,13 @@ from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE
 from wassail.progress import Progress, progress_bar
 from wassail.records import Record
-from wassail.smoothing.certificate import budget, proportion
+from wassail.smoothing.certificate import budget
 from wassail.smoothing.model import Smoothed
 from wassail.threat import Domain, Number, parse_confidence, parse_domain, parse_order
+from wassail.transport import confidence as limits
 from wassail.transport.envelope import envelope
 
+SLACK = 1e-12  # of a price and of an accuracy: above their rounding
 STRETCHES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the way to a flip of the averaged logits
 
 
@@ -46,7 +48,7 @@ class SmoothedAttack(Record):
 
     @property
     def flips(self) -> Tensor:
-        """The distance of the nearest point where the majority vote is wrong, `(N,)`, or inf."""
+        """The distance of the nearest point where the vote is wrong or abstains, `(N,)`, or inf."""
         known = torch.where(self.high < 0.5, self.distances, math.inf)
         return known.amin(1)
 
@@ -66,10 +68,11 @@ class SmoothedAttack(Record):
             near = torch.where(self.distances <= size, self.high, math.inf)
             return float(near.amin(1).mean())
         gain = start[:, None] - self.high
-        price = self.distances**p
-        gain = torch.where(price > 0, gain, -math.inf)
+        # in units of the budget, rounded up
+        price = (self.distances / size) ** p * (1 + SLACK * (1 + p)) if size else self.distances
+        gain = torch.where((self.distances > 0) & (price > 0), gain, -math.inf)
         steps = envelope(gain, price)
-        left = size**p * len(start)
+        left = float(len(start)) if size else 0.0
         saved = 0.0
         for cost, slope in zip(steps.price.tolist(), steps.slope.tolist(), strict=True):
             part = min(cost, left)
@@ -77,7 +80,7 @@ class SmoothedAttack(Record):
             left -= part
             if left <= 0:
                 break
-        return max(float(start.mean()) - saved / len(start), 0.0)
+        return min(max(float(start.mean()) - saved / len(start), 0.0) + SLACK, 1.0)
 
 
 def attack_smoothed(
@@ -119,17 +122,17 @@ def attack_smoothed(
             point = x + stretch * (found.points - x)
             ways.append(point if box is None else point.clamp(*box))
         other = Smoothed(model.model, model.sigma, model.draws, model.seed + 1, model.average)
-        each = 1 - (1 - level) / max(len(x) * len(ways), 1)
+        each = (1 - level) / max(len(x) * len(ways), 1)
         highs = []
         for k, points in enumerate(ways):
             votes = other.votes(points, y, draws, batch_size=batch_size)
-            limits = {h: proportion(h, votes.draws, each)[1] for h in set(votes.hits.tolist())}
-            highs.append([limits[h] for h in votes.hits.tolist()])
+            counts = votes.hits.numpy().astype(np.float64)
+            highs.append(torch.from_numpy(limits.proportions(counts, votes.draws, each)[1]))
             report(0.5 + 0.5 * (k + 1) / len(ways))
     lengths = [distances_between(points, x, 2.0).double().cpu() for points in ways]
     return SmoothedAttack(
         torch.stack(lengths, 1),
-        torch.from_numpy(np.array(highs).T.copy()),
+        torch.stack(highs, 1),
         torch.stack(ways, 1),
         votes.draws,
         level,

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from wassail.errors import InputError
 from wassail.records import Record
-from wassail.smoothing.growth import Region, grouped, kumar, least_accuracy
+from wassail.smoothing.growth import Region, grouped, kumar, least_accuracy, shifted
 from wassail.threat import Number, number, parse_confidence, parse_order
 from wassail.transport import confidence as limits
 from wassail.transport.curve import RiskCurve
 
 NARROW = 1 - 1e-12  # radii end before the vote can be a tie
+FIRST = 0.9  # of what may go wrong is for the first count, the rest for those that grow from it
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,11 @@ class Smoothing(Record):
     """What is proved of a smoothed model, for the l2 norm on all of R^n.
 
     All statements hold together with the confidence: half of what may go wrong is given to the
-    limits of the single samples, half to their mean. An abstention counts as an error.
+    limits of the single samples, half to their mean. They also hold together with those of all
+    other multiples of the first count of draws, so one may look, and then draw more.
+
+    The vote answers with the class that has more than half of the probability under noise, and
+    abstains where there is none; an abstention counts as an error. A tie of logits does too.
 
     Args:
         low: lower limits on the probability that the model is right under noise, float64 `(N,)`.
@@ -35,6 +40,7 @@ class Smoothing(Record):
         draws: draws of each sample.
         sigma: standard deviation of the noise.
         confidence: of all statements together.
+        first: draws of the first count, which `draws` is a multiple of; default None, all.
     """
 
     low: Tensor
@@ -44,10 +50,17 @@ class Smoothing(Record):
     draws: int
     sigma: float
     confidence: float
+    first: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.hits, self.draws, self.sigma, self.first)
+        ordered = (self.low >= 0) & (self.low <= self.high) & (self.high <= 1)
+        if not (bool(ordered.all()) and 0 <= self.mean <= 1):
+            raise InputError("the limits are no probabilities: certify the votes again.")
 
     @property
     def radii(self) -> Tensor:
-        """Certified l2 radii of the majority vote, `(N,)`; 0 where it may be wrong."""
+        """Certified l2 radii of the vote, `(N,)`; 0 where it may be wrong or abstain."""
         from scipy.special import ndtri
 
         reach = self.sigma * np.asarray(ndtri(self.low.numpy())) * NARROW
@@ -73,7 +86,7 @@ class Smoothing(Record):
         return kumar(self.mean, budget(eps), self.sigma)
 
     def curve(self, order: Number = 1, distances: Tensor | None = None) -> RiskCurve:
-        """The curve of the majority vote.
+        """The curve of the vote.
 
         Args:
             order: Wasserstein order, 1 to inf; default 1.
@@ -82,7 +95,7 @@ class Smoothing(Record):
         """
         n = len(self.low)
         known = torch.full((n,), math.inf, dtype=torch.float64)
-        # where the model is wrong more often than not, nothing has to move
+        # where no more than half is right the vote is wrong or abstains, and nothing has to move
         known[self.high < 0.5] = 0.0
         if distances is not None:
             known = torch.minimum(known, distances.double())
@@ -108,11 +121,11 @@ class Smoothing(Record):
             )
         n = len(self.low)
         shift = min(limits.kolmogorov(n, 1 - alpha / 2) + limits.SLACK, 1.0)
-        share = _without_the_top(n, shift)
-        low = np.append(np.sort(self.low.numpy()), 0.0)
-        rates = self.hits.double().numpy() / self.draws
-        mean = float(limits.mean_at_least(rates.sum(keepdims=True), n, alpha / 2)[0])
-        region = grouped(low, np.ones_like(low), np.append(share, shift), mean)
+        rates = np.array([int(self.hits.sum()) / self.draws])
+        # The samples are drawn once, the votes may grow: only the second shares its part.
+        half = alpha / 2 * share(self.draws, self.first)
+        mean = float(limits.mean_at_least(rates, n, half)[0])
+        region = shifted(self.low.numpy(), shift, mean)
         return least_accuracy(region, budget(eps), parse_order(order), self.sigma)
 
     @cached_property
@@ -120,7 +133,7 @@ class Smoothing(Record):
         n = len(self.low)
         if n == 0:
             raise InputError("there are no samples: a certificate needs some.")
-        return grouped(self.low.numpy(), self.high.numpy(), np.full(n, 1 / n), self.mean)
+        return grouped(self.low.numpy(), self.high.numpy(), self.mean)
 
     def __repr__(self) -> str:
         known = int((self.radii > 0).sum())
@@ -131,7 +144,9 @@ class Smoothing(Record):
         )
 
 
-def certificate(hits: Tensor, draws: int, sigma: float, confidence: Number) -> Smoothing:
+def certificate(
+    hits: Tensor, draws: int, sigma: float, confidence: Number, first: int | None = None
+) -> Smoothing:
     """Limits that hold together, from counts: see `Smoothing`.
 
     Args:
@@ -139,16 +154,53 @@ def certificate(hits: Tensor, draws: int, sigma: float, confidence: Number) -> S
         draws: independent draws of each sample.
         sigma: standard deviation of the noise.
         confidence: of all limits together.
+        first: draws of the first count, before anything was looked at; default None, all.
     """
     level = parse_confidence(confidence)
+    check_counts(hits, draws, sigma, first)
+    alpha = (1 - level) * share(draws, first)
     n = len(hits)
-    each = 1 - (1 - level) / (4 * max(n, 1))
-    counts = [int(h) for h in hits]
-    known = {h: proportion(h, draws, each) for h in set(counts)}
-    low = torch.tensor([known[h][0] for h in counts], dtype=torch.float64)
-    high = torch.tensor([known[h][1] for h in counts], dtype=torch.float64)
-    mean = _mean(sum(counts), n * draws, 1 - (1 - level) / 2) if n else 0.0
-    return Smoothing(low, high, mean, hits, draws, sigma, level)
+    counts = hits.cpu().numpy().astype(np.float64)
+    low, high = limits.proportions(counts, draws, alpha / (4 * max(n, 1)))
+    mean = _mean(int(hits.sum()), n * draws, alpha / 2) if n else 0.0
+    return Smoothing(
+        torch.from_numpy(low), torch.from_numpy(high), mean, hits, draws, sigma, level, first
+    )
+
+
+def share(draws: int, first: int | None) -> float:
+    """Which part of what may go wrong a count of draws is given.
+
+    The parts of all multiples of the first count add up to 1. So whoever looks at a result and then
+    draws more can still rely on the confidence: which of the counts is the last does not matter.
+
+    Args:
+        draws: a multiple of `first`.
+        first: draws of the first count; None for all.
+    """
+    times = 1 if first is None else draws // first
+    return FIRST if times == 1 else (1 - FIRST) / ((times - 1) * times)
+
+
+def check_counts(hits: Tensor, draws: int, sigma: float, first: int | None) -> None:
+    """Refuse counts that no vote can have given: they may come from a file.
+
+    Args:
+        hits: draws at which the model was right, `(N,)`.
+        draws: draws of each sample.
+        sigma: standard deviation of the noise.
+        first: draws of the first count, or None.
+    """
+    whole = hits.ndim == 1 and hits.dtype == torch.int64
+    if not whole or draws < 1 or bool(((hits < 0) | (hits > draws)).any()):
+        raise InputError(f"the votes are no counts out of {draws} draws: vote again.")
+    if not 0 < sigma < math.inf:
+        raise InputError(f"the votes have sigma {sigma!r}, which is no noise: vote again.")
+    if first is not None and (first < 1 or draws % first):
+        raise InputError(
+            f"the votes have {draws} draws and began with {first}: draw a multiple of these, so "
+            "that the confidence holds whatever was looked at before."
+        )
 
 
 def budget(eps: Number) -> float:
@@ -159,25 +211,12 @@ def budget(eps: Number) -> float:
     return value
 
 
-def proportion(hits: int, draws: int, confidence: float) -> tuple[float, float]:
-    """Exact limits on one probability, each with this confidence."""
-    low = limits.proportion_at_least(hits, draws, confidence)
-    high = limits.proportion_at_most(hits, draws, confidence)
-    return max(low, 0.0), min(high, 1.0)
-
-
-def _mean(hits: int, draws: int, confidence: float) -> float:
+def _mean(hits: int, draws: int, alpha: float) -> float:
     """A lower limit on the mean of several probabilities, each drawn equally often.
 
     Hoeffding (1956): a sum of independent events is at least c with at most the probability of the
     binomial with the same mean, for every c that is 1 or more above the expectation. So the
     binomial limit holds where it is at most (hits - 1) / draws.
     """
-    low = limits.proportion_at_least(hits, draws, confidence)
-    return max(min(low, (hits - 1) / draws), 0.0)
-
-
-def _without_the_top(n: int, shift: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Shares of N sorted samples after the mass `shift` is taken from the largest."""
-    ends = np.minimum(np.arange(1, n + 1) / n, 1 - shift)
-    return np.maximum(np.diff(ends, prepend=0.0), 0.0)
+    low = float(limits.proportions(np.array([float(hits)]), draws, alpha)[0][0])
+    return max(min(low, math.nextafter((hits - 1) / draws, 0.0)), 0.0)

@@ -32,6 +32,10 @@ CUTS = 40  # cutting planes: multipliers that are tried
 STEEPEST = 50.0  # largest multiplier of the mean
 CURVATURE = 0.2420  # above the largest |Phi''|, which is phi(1)
 SLACK = 1e-12  # above the rounding of Phi, Phi^-1 and a mean
+NEAREST = 1e-150  # budgets in units of sigma: smaller ones count as this one
+WIDEST = 1e6  # and beyond this one nothing is left but Kumar's bound, which is 0
+DEAREST = 1e300  # cost of a distance in units of the budget: no overflow
+TINY = 1e-6  # budgets in units of sigma for which no multipliers are sought
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +52,30 @@ class Region:
     mean: float
 
 
-def grouped(low: Array, high: Array, weight: Array, mean: float) -> Region:
+def grouped(low: Array, high: Array, mean: float) -> Region:
     """The region of N samples; those with the same limits are one group.
 
     Args:
         low: lower limits, `(N,)`.
         high: upper limits, `(N,)`.
-        weight: shares, `(N,)`.
         mean: lower limit on the mean.
     """
-    pairs, place = np.unique(np.stack([low, high], 1), axis=0, return_inverse=True)
-    shares = np.bincount(place.reshape(-1), weights=weight, minlength=len(pairs)).astype(float)
-    return Region(pairs[:, 0], pairs[:, 1], shares, mean)
+    pairs, counts = np.unique(np.stack([low, high], 1), axis=0, return_counts=True)
+    return Region(pairs[:, 0], pairs[:, 1], counts / len(low), mean)
+
+
+def shifted(low: Array, shift: float, mean: float) -> Region:
+    """The region of a population: the mass `shift` of the samples with the largest limits has 0.
+
+    Args:
+        low: lower limits of N samples, `(N,)`.
+        shift: share that is taken from the top, 0 to 1.
+        mean: lower limit on the mean of the population.
+    """
+    values, counts = np.unique(low, return_counts=True)
+    ends = np.minimum(np.cumsum(counts) / len(low), 1 - shift)
+    weight = np.append(np.diff(ends, prepend=0.0), shift)
+    return Region(np.append(values, 0.0), np.ones(len(weight)), weight, mean)
 
 
 def kumar(mean: float, eps: float, sigma: float) -> float:
@@ -83,14 +99,16 @@ def least_accuracy(region: Region, eps: float, order: float, sigma: float) -> fl
         sigma: standard deviation of the noise.
     """
     known = kumar(region.mean, eps, sigma)
-    if order == math.inf:
-        return max(known, _at_one_distance(region, eps / sigma))
-    if eps == 0:
-        return max(known, _at_one_distance(region, 0.0))
-    coarse = _Dual(region, eps / sigma, order, COARSE)
-    fine = _Dual(region, eps / sigma, order, FINE)
+    size = eps / sigma
+    if size > WIDEST:
+        return known
+    if order == math.inf or eps == 0:
+        return max(known, _at_one_distance(region, size))
+    size = max(size, NEAREST)
+    coarse = _Dual(region, size, order, COARSE)
+    fine = _Dual(region, size, order, FINE)
     tried = _multipliers(coarse)
-    return max(known, *(fine(price, slope)[0] for price, slope in tried), 0.0)
+    return max(known, *(fine.bound(price, slope) for price, slope in tried), 0.0)
 
 
 def _at_one_distance(region: Region, tau: float) -> float:
@@ -101,7 +119,8 @@ def _at_one_distance(region: Region, tau: float) -> float:
     for slope in (0.0, *np.geomspace(1e-3, STEEPEST, 200), 1.0):
         u = _worst(float(slope), np.array([tau]), low, high)[:, 0]
         value = _phi(u - tau) - slope * _phi(u)
-        best = max(best, float(region.weight @ value) + slope * region.mean - 2 * SLACK)
+        slack = SLACK * (1 + slope)
+        best = max(best, float(region.weight @ value) + slope * region.mean - slack)
     return best
 
 
@@ -115,43 +134,65 @@ class _Dual:
         self.low = _quantile(region.low)
         self.high = _quantile(region.high)
         self.tau = FARTHEST * np.linspace(0.0, 1.0, cells + 1) ** 2  # finer near the sample
-        self.cost = (self.tau / eps) ** order  # in units of the budget
+        self.cost = self._cost()
         self.gap = self._below_the_chord()
         self.bend = CURVATURE * np.diff(self.tau) ** 2 / 8
 
-    def __call__(self, price: float, slope: float) -> tuple[float, Array]:
-        """The bound, and a direction of ascent, for the price of the whole budget and the
-        multiplier of the mean.
-        """
-        u = _worst(slope, self.tau, self.low, self.high)
-        right = _phi(u)
-        value = _phi(u - self.tau) + price * self.cost - slope * right
-        # Between two distances the function is above its chord but for two remainders.
-        cell = np.minimum(value[:, :-1], value[:, 1:]) - price * self.gap - self.bend
+    def bound(self, price: float, slope: float) -> float:
+        """The bound for the price of the whole budget and the multiplier of the mean."""
+        free, _ = self._free(slope)
+        paid = price * self.cost
+        value = free + paid
+        # Between two distances the function is above its chord but for two remainders. It is also
+        # above what is left at the farther one, at the price of the nearer one.
+        with np.errstate(invalid="ignore"):
+            chord = np.minimum(value[:, :-1], value[:, 1:]) - price * self.gap - self.bend
+        cell = np.fmax(chord, free[:, 1:] + paid[:-1])
         beyond = price * self.cost[-1] - slope * _phi(self.high)
         least = np.minimum(cell.min(1), beyond)
         weight = self.region.weight
         slack = SLACK * (1 + price + slope)
-        bound = float(weight @ least) + slope * self.region.mean - price - slack
+        return float(weight @ least) + slope * self.region.mean - price - slack
+
+    def sketch(self, price: float, slope: float) -> tuple[float, Array]:
+        """The dual on the grid alone, which is concave, and a direction of ascent."""
+        free, right = self._free(slope)
+        value = free + price * self.cost
+        weight = self.region.weight
         at = value.argmin(1)
         rows = np.arange(len(at))
         ascent = np.array([weight @ self.cost[at] - 1, self.region.mean - weight @ right[rows, at]])
-        return bound, ascent
+        return float(weight @ value[rows, at]) + slope * self.region.mean - price, ascent
+
+    def _free(self, slope: float) -> tuple[Array, Array]:
+        """What is left at each distance in the worst case, less the worth of the probability; and
+        that probability. `(J, T)` each.
+        """
+        u = _worst(slope, self.tau, self.low, self.high)
+        right = _phi(u)
+        return _phi(u - self.tau) - slope * right, right
+
+    def _cost(self) -> Array:
+        """What each distance costs, in units of the budget; rounded down.
+
+        A power multiplies the rounding of its base by the order.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            cost: Array = np.minimum((self.tau / self.eps) ** self.order, DEAREST)
+        return cost * max(1 - 2.0**-50 * (1 + self.order), 0.0)
 
     def _below_the_chord(self) -> Array:
-        """How far `cost` may lie below its chord in each cell: by its second derivative, and
-        never more than its rise.
-        """
+        """How far `cost` may lie below its chord in each cell, by its second derivative."""
         start = self.tau[:-1]
         end = self.tau[1:]
-        rise = self.cost[1:] - self.cost[:-1]
         p = self.order
         if p == 1:
-            return np.full_like(rise, SLACK)
+            return np.full_like(start, SLACK)
         where = end if p >= 2 else start
-        with np.errstate(divide="ignore"):
-            second = p * (p - 1) * where ** (p - 2) / self.eps**p
-        gap: Array = np.minimum(second * (end - start) ** 2 / 8, rise) * (1 + SLACK) + SLACK
+        with np.errstate(all="ignore"):
+            power = (where / self.eps) ** (p - 2) * (1 + 2.0**-50 * (1 + p))
+            bend = p * (p - 1) * power * ((end - start) / self.eps) ** 2 / 8
+        gap: Array = np.where(np.isnan(bend), math.inf, bend) * (1 + SLACK) + SLACK
         return gap
 
 
@@ -163,10 +204,12 @@ def _multipliers(dual: _Dual) -> list[tuple[float, float]]:
     from scipy.optimize import linprog
 
     curve = math.exp(-(dual.eps**2) / 8) / math.sqrt(2 * math.pi) * dual.eps
-    start = [(curve, 1.0), (curve, 0.0), (0.5, 1.0)]
+    start = [(curve / dual.order, 1.0), (curve / dual.order, 0.0), (0.5, 1.0)]
     cuts: list[list[float]] = []
     limits: list[float] = []
     best = (-math.inf, start[0])
+    if dual.eps < TINY:
+        return start[:2]
     points = list(start)
     for _ in range(CUTS):
         point = points.pop(0) if points else None
@@ -180,16 +223,17 @@ def _multipliers(dual: _Dual) -> list[tuple[float, float]]:
             if found.status != 0 or found.x[2] < best[0] + 1e-5:
                 break
             point = (float(found.x[0]), float(found.x[1]))
-        value, ascent = dual(*point)
+        value, ascent = dual.sketch(*point)
         best = max(best, (value, point))
-        cuts.append([-ascent[0], -ascent[1], 1.0])
-        limits.append(value - float(ascent @ np.array(point)))
+        scale = max(1.0, float(np.abs(ascent).max()))
+        cuts.append([-ascent[0] / scale, -ascent[1] / scale, 1.0 / scale])
+        limits.append((value - float(ascent @ np.array(point))) / scale)
     return [best[1], *start[:2]]
 
 
 def _worst(slope: float, tau: Array, low: Array, high: Array) -> Array:
     """Where `Phi(u - tau) - slope Phi(u)` is least between low and high, `(J, T)`."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         free = (np.log(slope) + tau**2 / 2) / tau
     still = math.inf if slope > 1 else -math.inf
     free = np.where(tau > 0, free, still)

@@ -7,15 +7,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wassail.checks import check_data
+from wassail.checks import check_data, fingerprint
 from wassail.errors import InputError
 from wassail.network import BATCH_SIZE, Model, check_model, device_of, frozen, sample_keys, versions
 from wassail.progress import Progress, progress_bar
 from wassail.records import Record, check_equal
-from wassail.smoothing.certificate import Smoothing, certificate
+from wassail.smoothing.certificate import Smoothing, certificate, check_counts
 from wassail.threat import Number, number
 
 BLOCK = 100  # draws that share one generator: more draws go on where these ended
@@ -31,7 +32,8 @@ class Votes(Record):
         draws: draws of each sample.
         sigma: standard deviation of the noise.
         seed: of the draws.
-        info: versions, and a hash of the samples.
+        info: versions, and hashes of the samples with their labels and of the weights.
+        first: draws of the first count; default None, all. More draws come in multiples of it.
     """
 
     hits: Tensor
@@ -39,24 +41,29 @@ class Votes(Record):
     sigma: float
     seed: int
     info: dict[str, Any] = field(default_factory=dict)
+    first: int | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.hits, self.draws, self.sigma, self.first)
 
     def certificate(self, confidence: Number = 0.999) -> Smoothing:
-        """What the votes prove, all samples together.
+        """What the votes prove, all samples together, and together with what they proved before
+        they grew.
 
         Args:
             confidence: that every statement of the certificate holds, between 0 and 1; default
                 0.999.
         """
-        return certificate(self.hits, self.draws, self.sigma, confidence)
+        return certificate(self.hits, self.draws, self.sigma, confidence, self.first)
 
 
 class Smoothed(nn.Module):
     """A model that sees its input with Gaussian noise: a classifier of its own.
 
-    It is two classifiers. The *majority vote* answers with the class that is most probable under
-    the noise; the *randomised classifier* with that of one draw. Certificates are for these, not
-    for the model inside. Called as a module it gives the logarithm of the average softmax over a
-    few fixed draws, which attacks can follow.
+    It is two classifiers. The *vote* answers with the class that has more than half of the
+    probability under the noise, and abstains if none has; the *randomised classifier* answers with
+    the class of one draw. Certificates are for these, not for the model inside. Called as a module
+    it gives the logarithm of the average softmax over a few fixed draws, which attacks can follow.
 
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
@@ -114,7 +121,8 @@ class Smoothed(nn.Module):
         """Count how often the model is right under noise.
 
         The draws of a sample are keyed by its content, so batches, order and device do not matter,
-        and more draws continue what was counted.
+        and more draws continue what was counted. Votes grow to multiples of their first count, and
+        their certificate pays for the look at what was known before.
 
         Args:
             x: samples, float tensor `(N, *shape)`.
@@ -127,25 +135,33 @@ class Smoothed(nn.Module):
         total = self.draws if draws is None else _checked(draws)
         x, y = check_data(x, y, None)
         keys = _keys(x, self.seed)
+        info = {
+            "versions": versions(),
+            "samples": _digest([*keys, *map(str, y.tolist())]),
+            "weights": fingerprint(self.model),
+        }
         hits = torch.zeros(len(x), dtype=torch.int64)
-        first = 0
+        first = total
+        done = 0
         if start is not None:
             check_equal("sigma", self.sigma, start.sigma)
             check_equal("seed", self.seed, start.seed)
-            check_equal("samples", _digest(keys), start.info.get("samples"))
+            for name in ("samples", "weights"):
+                check_equal(name, info[name], start.info.get(name))
             hits = start.hits.clone()
-            first = start.draws // BLOCK
+            done = start.draws
+            first = done if start.first is None else start.first
+            total = max(total, done)
+            check_counts(hits, total, self.sigma, first)
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}: give a positive number.")
         with frozen(self.model), torch.no_grad(), progress_bar(progress, "votes") as report:
             check_model(self.model, x, y)
             for i, key in enumerate(keys):
-                for block in range(first, total // BLOCK):
+                for block in range(done // BLOCK, total // BLOCK):
                     hits[i] += self._hits(x[i], int(y[i]), _generator(key, block), batch_size)
                 report((i + 1) / len(keys))
-        drawn = max(total, first * BLOCK)
-        info = {"versions": versions(), "samples": _digest(keys)}
-        return Votes(hits, drawn, self.sigma, self.seed, info)
+        return Votes(hits, total, self.sigma, self.seed, info, first)
 
     def certify(
         self,
@@ -166,16 +182,22 @@ class Smoothed(nn.Module):
         """
         return self.votes(x, y, None, None, batch_size, progress).certificate(confidence)
 
-    def _hits(self, x: Tensor, label: int, generator: torch.Generator, batch_size: int) -> int:
-        """How many draws of one block give the label."""
-        noise = torch.randn(BLOCK, *x.shape, generator=generator)
+    def _hits(self, x: Tensor, label: int, generator: np.random.Generator, batch_size: int) -> int:
+        """How many draws of one block give the label; ties and what is not finite do not.
+
+        The noise is added in float64 and rounded once, to the type of the samples.
+        """
         device = device_of(self.model, x.device)
-        seen = x.to(device) + self.sigma * noise.to(device, x.dtype)
+        center = x.detach().cpu().double()
         found = 0
         for start in range(0, BLOCK, batch_size):
-            part = seen[start : start + batch_size]
-            logits = self.model(part)
-            right = (logits.argmax(1) == label) & torch.isfinite(logits).all(1)
+            size = min(batch_size, BLOCK - start)
+            noise = torch.from_numpy(generator.standard_normal((size, *x.shape)))
+            seen = (center + self.sigma * noise).to(x.dtype).to(device)
+            logits = self.model(seen)
+            rivals = logits.clone()
+            rivals[:, label] = -math.inf
+            right = (logits[:, label] > rivals.amax(1)) & torch.isfinite(logits).all(1)
             found += int(right.sum())
         return found
 
@@ -231,7 +253,11 @@ def _digest(keys: list[str]) -> str:
     return hashlib.sha256(" ".join(keys).encode()).hexdigest()
 
 
-def _generator(key: str, block: int) -> torch.Generator:
-    """The generator of one block of draws of one sample."""
+def _generator(key: str, block: int) -> np.random.Generator:
+    """The generator of one block of draws of one sample.
+
+    Its key has 128 bits, so no two blocks share their draws. (The generators of torch look at 32
+    bits of their seed: among 100,000 blocks one pair would be equal.)
+    """
     digest = hashlib.sha256(f"{key} {block}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

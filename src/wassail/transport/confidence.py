@@ -128,6 +128,20 @@ def proportion_at_most(hits: int, samples: int, confidence: Number) -> float:
     return float(_binomial(np.array([float(hits)]), samples, alpha)[0])
 
 
+def proportions(hits: Array, samples: int, alpha: float) -> tuple[Array, Array]:
+    """Clopper and Pearson's lower limits, rounded down, and upper limits, rounded up.
+
+    Args:
+        hits: how often each event was seen, `(T,)`.
+        samples: in so many independent samples, at least 1.
+        alpha: probability that a limit is wrong, for each one alone. It is no confidence: where
+            many limits share one, `1 - alpha` would lose digits.
+    """
+    low = 1 - _binomial(samples - hits, samples, alpha)
+    high = _binomial(hits, samples, alpha)
+    return np.where(low > 0, np.nextafter(low, 0.0), 0.0), np.nextafter(high, 1.0)
+
+
 def mean_at_most(total: Array, samples: int, alpha: float) -> Array:
     """Upper limits on the mean of a variable in [0, 1], from sums over independent samples.
 
@@ -292,7 +306,9 @@ def _binomial(hits: Array, samples: int, alpha: float) -> Array:
     from scipy.special import betainccinv
 
     inside = np.minimum(hits, samples - 1)
-    found = betainccinv(inside + 1, samples - inside, alpha * (1 - 1e-9)) * (1 + SLACK)
+    # The function is off by parts of 1e-16 for each sample (measured: 5e-6 at 1e10 samples).
+    careful = alpha * max(1 - max(1e-9, 1e-15 * samples), 0.0)
+    found = betainccinv(inside + 1, samples - inside, careful) * (1 + SLACK)
     return np.where(hits >= samples, 1.0, np.minimum(found, 1.0))
 
 

@@ -21,6 +21,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from wassail.checks import fingerprint as fingerprint  # of weights in memory
 from wassail.errors import InputError
 
 _HOLDERS = (
@@ -170,28 +171,6 @@ def _digest(file: Any) -> str:
     found = hashlib.sha256()  # Python 3.10 has no file_digest
     while piece := file.read(1 << 20):
         found.update(piece)
-    return found.hexdigest()
-
-
-def fingerprint(model: object) -> str | None:
-    """The SHA-256 of a module's parameters and buffers, names, shapes and bytes; None for a
-    callable that shows none.
-    """
-    if not isinstance(model, nn.Module):
-        return None
-    found = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        if isinstance(value, Tensor):
-            if value.is_meta:
-                raise InputError(
-                    "the model's weights are on the meta device, where they have no values: load "
-                    "them first."
-                )
-            found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            # As bytes: numpy knows no bfloat16.
-            found.update(
-                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            )
     return found.hexdigest()
 
 
