@@ -1,4 +1,4 @@
-"""`wassail smooth`."""
+"""`wassail smooth` and `wassail evaluate --smooth`."""
 
 import json
 from pathlib import Path
@@ -24,6 +24,74 @@ def test_votes_grow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed = ["smooth", "digits-cnn", *ARGS[2:]]
     assert main([*changed, "--draws", "200", "--passes", "0", "--resume", *out]) == 2
     assert "another model" in capsys.readouterr().err
+
+
+EVALUATE = [
+    *["evaluate", "digits-mlp", "--smooth", "0.1", "--eps", "0.1", "-n", "6"],
+    *["--quiet", "--threads", "1"],
+]
+
+
+def test_evaluate_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One way: the same figures, a page that says what they are for, votes that grow."""
+    small = ["--draws", "200", "--passes", "12"]
+    assert main([*ARGS, *small, "--eps", "0.1", "--out", str(tmp_path / "a")]) == 0
+    out = ["--out", str(tmp_path / "b")]
+    words = [*EVALUATE, "--certify", "smoothing", "--order", "1", *out]
+    assert main([*words, *small]) == 0
+    shown = capsys.readouterr().out
+    read = [json.loads((tmp_path / name / "smoothing.json").read_text()) for name in "ab"]
+    assert read[0]["rows"] == read[1]["rows"]
+    page = tmp_path / "b" / "report.html"
+    text = page.read_text()
+    assert "smoothed" in text and "SMOOTHED" in shown and "SMOOTHED" in text
+    assert (tmp_path / "b" / "sandwich.png").exists()
+    page.unlink()
+    assert main(["report", str(tmp_path / "b")]) == 0
+    assert page.read_text() == text
+    before = (tmp_path / "b" / "attack.safetensors").read_bytes()
+    assert main([*words, "--draws", "400", "--passes", "12", "--resume"]) == 0
+    grown = json.loads((tmp_path / "b" / "smoothing.json").read_text())
+    assert (grown["draws"], grown["first draws"]) == (400, 200)
+    assert (tmp_path / "b" / "attack.safetensors").read_bytes() == before
+    capsys.readouterr()
+    for more, reason in (
+        (["--draws", "500", "--passes", "12"], "multiple"),
+        (["--draws", "400", "--passes", "13"], "other settings"),
+        (["--draws", "400", "--passes", "12", "--seed", "1"], "other noise"),
+    ):
+        assert main([*words, *more, "--resume"]) == 2
+        assert reason in capsys.readouterr().err
+    (tmp_path / "b" / "smoothing.json").write_text('{"rows": 3}')
+    assert main(["report", str(tmp_path / "b")]) == 2
+    assert "run it again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--norm", "inf"],
+        ["--certify", "crown"],
+        ["--attacks", "apgd"],
+        ["--gap", "1"],
+        ["--json"],
+        ["--ray"],
+        ["--passes", "-1"],
+        ["--smooth", "0"],
+    ],
+)
+def test_evaluate_refuses_what_is_not_for_smoothing(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*EVALUATE, *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("wassail: ") and error.count("\n") == 1
+
+
+def test_smoothing_needs_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "digits-mlp", "--eps", "0.1", "--certify", "smoothing"]
+    assert main(words) == 2
+    assert "--smooth" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from wassail.cli.shared import (
     model_from,
     progress,
     seconds_text,
+    write_picture,
     writing,
 )
 from wassail.cli.signoff import (
@@ -29,10 +30,11 @@ from wassail.cli.signoff import (
     sign_off,
     threats_of,
 )
+from wassail.cli.smooth import evaluate_smoothed
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import number, parse_norm, parse_order
-from wassail.writing import make, saving
+from wassail.writing import make
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -53,11 +55,17 @@ def evaluate_command(options: argparse.Namespace) -> int:
 
     Long because options are checked before the slow imports, and then handed over one by one.
     """
+    if options.norm is None:
+        options.norm = "inf" if options.smooth is None else "2"
+    if options.smooth is not None:
+        return evaluate_smoothed(options)
     norm, domain = checked(options)
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))
     known("attack", [*options.attacks, *options.add_attack], ATTACKS)
     known("precision", [options.gradients], PRECISIONS)
+    if options.certify == "smoothing":
+        raise InputError("--certify smoothing is for a smoothed model: add --smooth SIGMA.")
     if options.certify is not None:
         known("method", [options.certify], RADIUS_METHODS)
     known("arithmetic", [options.arithmetic], ARITHMETICS)
@@ -160,37 +168,33 @@ def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write_pages(run: Evaluation, folder: Path) -> None:
-    """The page and the picture beside the run; without matplotlib one sentence instead of the
-    picture.
-    """
+    """The page and the picture beside the run."""
     from wassail.report.page import write_report
     from wassail.report.terminal import where
-    from wassail.transport.picture import draw_sandwich
 
     with writing(folder):
         print(f"wrote {write_report(run, folder / 'report.html')}")
-        try:
-            figure = draw_sandwich(
-                [run.curve(order) for order in run.orders],
-                f"{where(run)}\n{run.headline}",
-                mark=run.threat.eps,
-                landmarks=run.landmarks,
-            )
-        except InputError as error:
-            print(f"no sandwich.png: {error}")
-            return
-        with saving(folder / "sandwich.png") as picture:
-            figure.savefig(picture, format="png", dpi=160)
-        print(f"wrote {folder / 'sandwich.png'}")
+        write_picture(
+            folder,
+            [run.curve(order) for order in run.orders],
+            f"{where(run)}\n{run.headline}",
+            run.threat.eps,
+            run.landmarks,
+        )
 
 
 def report_command(options: argparse.Namespace) -> int:
     """`wassail report`."""
     import wassail as ws
     from wassail.report.page import write_report
+    from wassail.report.smoothing import FILE, write_smoothing
 
-    run = ws.Evaluation.load(options.folder)
     path = Path(options.output or Path(options.folder) / "report.html")
+    if (Path(options.folder) / FILE).is_file():
+        with writing(path):
+            print(f"wrote {write_smoothing(options.folder, path)}")
+        return 0
+    run = ws.Evaluation.load(options.folder)
     with writing(path):
         print(f"wrote {write_report(run, path)}")
     return 0

@@ -277,16 +277,16 @@ def threat_options(
     group.add_argument(
         "--name", default=None, help="what to call the model in tables and pages (default: MODEL)"
     )
-    common_options(parser, norm="inf", threads=threads, out=out)
+    common_options(parser, norm=None, threads=threads, out=out)
 
 
 def common_options(
-    parser: argparse.ArgumentParser, norm: str, threads: int | None, out: str
+    parser: argparse.ArgumentParser, norm: str | None, threads: int | None, out: str
 ) -> None:
-    """Norm, domain, data, seed, device."""
+    """Norm, domain, data, seed, device; without a norm it is inf, and 2 for a smoothed model."""
     group = parser.add_argument_group("norm, samples and output")
     group.add_argument(
-        "--norm", default=norm, help="ground norm: 1, 2 or inf (default: %(default)s)"
+        "--norm", default=norm, help=f"ground norm: 1, 2 or inf (default: {norm or 'inf'})"
     )
     group.add_argument(
         "--domain", nargs=2, default=["0", "1"], metavar=("LOW", "HIGH"), help="box (default: 0 1)"

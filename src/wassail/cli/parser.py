@@ -35,7 +35,7 @@ from wassail.cli.options import (
 )
 from wassail.cli.shared import MODEL_OPTIONS
 from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
-from wassail.cli.smooth import smooth_options
+from wassail.cli.smooth import evaluate_options, smooth_options
 from wassail.errors import InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
 
@@ -131,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         out="wassail-demo",
         resume=True,
         look=True,
+        smooth=None,
         add_attack=[],
         **dict.fromkeys(MODEL_OPTIONS),
         **NO_SIGN_OFF,
@@ -161,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
     )
     signoff_options(evaluate)
+    evaluate_options(evaluate)
     evaluate.set_defaults(run=evaluate_command)
 
     attack = children.add_parser(
@@ -175,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         gap=None,
         time_limit=None,
         resume=False,
+        smooth=None,
         add_attack=[],
         look=False,
         chunk=CHUNK,

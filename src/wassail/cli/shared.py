@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from wassail.errors import InputError, unknown
 from wassail.threat import Domain, number, parse_domain, parse_norm
-from wassail.writing import make
+from wassail.writing import make, saving
 
 if TYPE_CHECKING:
+    from wassail.transport.picture import Known, Sandwich
     from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
 
@@ -146,6 +147,26 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
         trust=bool(options.trust),
         one_logit=bool(options.one_logit),
     )
+
+
+def write_picture(
+    folder: Path,
+    curves: Sequence[Sandwich],
+    title: str,
+    mark: float | None = None,
+    landmarks: Sequence[Known] = (),
+) -> None:
+    """`sandwich.png` in a folder; without matplotlib one sentence instead of it."""
+    from wassail.transport.picture import draw_sandwich
+
+    try:
+        figure = draw_sandwich(curves, title, mark=mark, landmarks=landmarks)
+    except InputError as error:
+        print(f"no sandwich.png: {error}")
+        return
+    with saving(folder / "sandwich.png") as picture:
+        figure.savefig(picture, format="png", dpi=160)
+    print(f"wrote {folder / 'sandwich.png'}")
 
 
 def progress(options: argparse.Namespace) -> bool:

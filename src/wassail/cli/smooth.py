@@ -1,33 +1,97 @@
-"""`wassail smooth`: certificates for a model under noise, from both sides."""
+"""`wassail smooth` and `wassail evaluate --smooth`: certificates for a model under noise, from both
+sides.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wassail.cli.options import common_options, model_options
-from wassail.cli.shared import checked, folder_of, loaded, made_by, progress, writing
+from wassail.cli.options import CHUNK, common_options, model_options
+from wassail.cli.shared import (
+    checked,
+    folder_of,
+    loaded,
+    made_by,
+    progress,
+    write_picture,
+    writing,
+)
 from wassail.errors import InputError
-from wassail.threat import ceil_percent, floor_percent, number, parse_confidence, parse_order, show
+from wassail.names import DEFAULT_ATTACKS
+from wassail.threat import (
+    Domain,
+    ceil_percent,
+    floor_percent,
+    number,
+    parse_confidence,
+    parse_order,
+    show,
+)
 from wassail.writing import save
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from wassail.smoothing.attack import SmoothedAttack
     from wassail.smoothing.certificate import Smoothing
     from wassail.smoothing.model import Smoothed, Votes
-    from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
 
 DEFINITIONS = """\
 All figures are for the SMOOTHED model, which sees its input with Gaussian noise, not for the bare
 one.
-vote: the class that is most probable under the noise. random: the class of one draw.
+vote: the class that has more than half of the probability under the noise, else it abstains, which
+is an error. random: the class of one draw.
 certified: at least so much stays right under every distribution within Wasserstein distance eps.
 attacked: at most so much, under a distribution that was found. Kumar: the bound of Kumar, Levine
 and Feizi (2022) for `random`, from the same draws."""
+FILES = "votes.safetensors, attack.safetensors, smoothing.json, report.html and sandwich.png"
+DRAWS = 1000
+CONFIDENCE = "0.999"
+# Options of `evaluate` that say nothing about a smoothed model, and their defaults.
+FOREIGN: dict[str, Any] = {
+    "attacks": list(DEFAULT_ATTACKS),
+    "add_attack": [],
+    "points": None,
+    "step": None,
+    "topk": None,
+    "kappa": None,
+    "gap": None,
+    "time_limit": None,
+    "arithmetic": "auto",
+    "gradients": "float32",
+    "chunk": CHUNK,
+    "ray": None,
+    "workers": None,
+    "require": [],
+    "json": False,
+    "junit": None,
+    "card": None,
+    "landmarks": False,
+    "box": None,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a smoothed model is asked for.
+
+    sigma: of the noise; confidence: of each side; budgets in l2; orders; passes of the attack, 0
+    for none; domain: of the attack's points; name: of the model.
+    """
+
+    sigma: str
+    confidence: float
+    budgets: list[float]
+    orders: list[float]
+    passes: int
+    domain: Domain
+    name: str
 
 
 def smooth_options(parser: argparse.ArgumentParser) -> None:
@@ -37,11 +101,11 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
         "--sigma", required=True, help="standard deviation of the noise, for example 0.25"
     )
     parser.add_argument(
-        "--draws", type=int, default=1000, help="draws of each sample (default: %(default)s)"
+        "--draws", type=int, default=DRAWS, help="draws of each sample (default: %(default)s)"
     )
     parser.add_argument(
         "--confidence",
-        default="0.999",
+        default=CONFIDENCE,
         help="that all that is said holds (default: %(default)s for each side)",
     )
     parser.add_argument(
@@ -50,7 +114,9 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
         default=["0", "0.05", "0.1", "0.25", "0.5"],
         help="budgets in the l2 norm (default: 0 0.05 0.1 0.25 0.5)",
     )
-    parser.add_argument("--order", default="1", metavar="P", help="Wasserstein order (default: 1)")
+    parser.add_argument(
+        "--order", nargs="+", default=["1"], metavar="P", help="Wasserstein orders (default: 1)"
+    )
     parser.add_argument(
         "--passes",
         type=int,
@@ -58,82 +124,187 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
         help="passes of the attack for each sample; 0 for none (default: %(default)s)",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the votes in --out; more --draws add"
+        "--resume",
+        action="store_true",
+        help="go on with the votes in --out; --draws may grow to a multiple of the first",
     )
     common_options(
         parser,
         norm="2",
         threads=None,
-        out="votes.safetensors, attack.safetensors and smoothing.json",
+        out=FILES,
     )
-    parser.set_defaults(run=smooth_command)
+    parser.set_defaults(run=smooth_command, name=None, batch_size=None)
+
+
+def evaluate_options(parser: argparse.ArgumentParser) -> None:
+    """What `wassail evaluate` takes for a smoothed model."""
+    group = parser.add_argument_group("smoothing")
+    group.add_argument(
+        "--smooth",
+        default=None,
+        metavar="SIGMA",
+        help="evaluate the model under Gaussian noise instead, in l2: `wassail smooth`; "
+        "--certify smoothing goes without saying",
+    )
+    group.add_argument(
+        "--draws",
+        type=int,
+        default=DRAWS,
+        help="--smooth: draws of each sample; with --resume a multiple of the first "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--confidence",
+        default=CONFIDENCE,
+        help="--smooth: that all that is said holds (default: %(default)s for each side)",
+    )
 
 
 def smooth_command(options: argparse.Namespace) -> int:
     """`wassail smooth`."""
+    return _smooth(options, options.sigma)
+
+
+def evaluate_smoothed(options: argparse.Namespace) -> int:
+    """`wassail evaluate --smooth SIGMA`: the same as `wassail smooth --sigma SIGMA`."""
+    if options.certify not in (None, "smoothing"):
+        raise InputError(
+            f"--certify {options.certify} is for the bare model: with --smooth give smoothing, or "
+            "nothing."
+        )
+    for option, default in FOREIGN.items():
+        if getattr(options, option) != default:
+            raise InputError(
+                f"--{option.replace('_', '-')} is not for a smoothed model: leave it away, or "
+                "leave --smooth away."
+            )
+    return _smooth(options, options.smooth)
+
+
+def _smooth(options: argparse.Namespace, sigma: str) -> int:
+    """Votes, attack, table and files."""
     norm, domain = checked(options)
     if norm != 2:
         raise InputError("Gaussian noise certifies the l2 norm: leave --norm away, or give 2.")
-    parse_confidence(options.confidence)
-    order = parse_order(options.order)
-    budgets = sorted({number(e, "eps") for e in options.eps})
+    if options.passes < 0:
+        raise InputError(f"--passes is {options.passes}: give 0 or more passes.")
+    asked = Asked(
+        sigma,
+        parse_confidence(options.confidence),
+        sorted({number(e, "eps") for e in options.eps}),
+        list(dict.fromkeys(map(parse_order, options.order))),
+        options.passes,
+        domain,
+        options.name or options.model,
+    )
     if options.resume and options.out is None:
         raise InputError("--resume goes on with the votes in --out: name it.")
     folder = folder_of(options)
+    if folder is not None and (folder / "config.json").exists():
+        raise InputError(f"{str(folder)!r} has a run of the bare model: choose another --out.")
     import wassail as ws
+    from wassail.network import BATCH_SIZE
 
+    options.batch_size = options.batch_size or BATCH_SIZE
     source, data = loaded(options)
     x, y = data.read(0, len(data))
-    model = ws.smoothed(source.model, options.sigma, options.draws, options.seed)
-    votes = _votes(model, source, data, folder, options)
-    proof = votes.certificate(options.confidence)
-    found = None
-    if options.passes:
-        found = ws.attack_smoothed(
-            model,
-            x,
-            y,
-            domain,
-            options.passes,
-            confidence=options.confidence,
-            progress=progress(options),
-        )
-    rows = [_row(proof, found, eps, order) for eps in budgets]
-    _print(rows, proof, options, order)
+    model = ws.smoothed(source.model, asked.sigma, options.draws, options.seed)
+    votes = _votes(model, source, x, y, folder, options)
+    proof = votes.certificate(asked.confidence)
+    found = _attack(model, x, y, folder, asked, options)
+    rows = [_row(proof, found, eps, order) for order in asked.orders for eps in asked.budgets]
+    about = {
+        "model": asked.name,
+        "data": options.data,
+        "samples": len(y),
+        "sigma": proof.sigma,
+        "draws": proof.draws,
+        "first draws": votes.first,
+        "confidence": proof.confidence,
+        "norm": 2,
+        "attack": None if found is None else _settings(asked, options) | {"draws": found.draws},
+        "command": sys.argv[1:],
+        "made by": made_by(options),
+        "rows": rows,
+    }
+    _print(about, options)
     if folder is not None:
-        about = {
-            "model": options.model,
-            "data": options.data,
-            "samples": len(y),
-            "sigma": proof.sigma,
-            "draws": proof.draws,
-            "confidence": proof.confidence,
-            "norm": 2,
-            "order": show(order),
-            "made by": made_by(options),
-        }
-        with writing(folder):
-            if found is not None:
-                found.save(folder / "attack.safetensors")
-            text = json.dumps({**about, "rows": rows}, indent=1)
-            save(folder / "smoothing.json", text.encode())
+        _write(about, folder, proof, found, asked)
     return 0
+
+
+def _settings(asked: Asked, options: argparse.Namespace) -> dict[str, Any]:
+    """What decides about an attack."""
+    return {
+        "passes": asked.passes,
+        "seed": options.seed,
+        "confidence": asked.confidence,
+        "domain": None if asked.domain is None else list(asked.domain),
+    }
+
+
+def _attack(
+    model: Smoothed,
+    x: Tensor,
+    y: Tensor,
+    folder: Path | None,
+    asked: Asked,
+    options: argparse.Namespace,
+) -> SmoothedAttack | None:
+    """The attack in the folder if there is one, else a new one; None if none is asked for.
+
+    An attack is made once. To draw more for the same points after a look at them would break its
+    confidence.
+    """
+    import wassail as ws
+    from wassail.smoothing.attack import SmoothedAttack
+
+    path = None if folder is None else folder / "attack.safetensors"
+    if not asked.passes:
+        return None
+    if path is not None and folder is not None and path.exists():
+        try:
+            before = json.loads((folder / "smoothing.json").read_text())["attack"]
+        except (OSError, ValueError, KeyError, TypeError):
+            before = None
+        if isinstance(before, dict):
+            settings = _settings(asked, options)
+            if {name: before.get(name) for name in settings} != settings:
+                raise InputError(
+                    f"the attack in {str(folder)!r} was made with other settings ({before}): give "
+                    "the same, or another --out."
+                )
+            found = SmoothedAttack.load(path)
+            if len(found.distances) == len(x):
+                return found
+    found = ws.attack_smoothed(
+        model,
+        x,
+        y,
+        asked.domain,
+        asked.passes,
+        confidence=asked.confidence,
+        batch_size=options.batch_size,
+        progress=progress(options),
+    )
+    if path is not None:
+        with writing(path.parent):
+            found.save(path)
+    return found
 
 
 def _votes(
     model: Smoothed,
     source: Source,
-    data: Data,
+    x: Tensor,
+    y: Tensor,
     folder: Path | None,
     options: argparse.Namespace,
 ) -> Votes:
     """The votes: those in the folder, and what is missing."""
-    from wassail.evaluation.plan import data_hash
     from wassail.smoothing.model import Votes
-    from wassail.zoo.weights import fingerprint
 
-    x, y = data.read(0, len(data))
-    identity = {"weights": fingerprint(source.model), "data": data_hash(x, y)}
     start = None
     path = None if folder is None else folder / "votes.safetensors"
     if path is not None and path.exists():
@@ -142,13 +313,17 @@ def _votes(
                 f"{str(path)!r} has votes already: give --resume to go on, or another --out."
             )
         start = Votes.load(path)
-        if {name: start.info.get(name) for name in identity} != identity:
-            raise InputError(
-                f"the votes in {str(path)!r} are of another model or of other samples: choose "
-                "another --out."
-            )
-    votes = model.votes(x, y, start=start, progress=progress(options))
-    votes = replace(votes, info={**votes.info, **identity})
+    try:
+        votes = model.votes(
+            x, y, start=start, batch_size=options.batch_size, progress=progress(options)
+        )
+    except InputError as error:
+        if "differ in" not in str(error):
+            raise
+        raise InputError(
+            f"the votes in {str(path)!r} are of another model, of other samples or of other "
+            "noise: choose another --out."
+        ) from None
     if path is not None:
         with writing(path.parent):
             votes.save(path)
@@ -162,6 +337,7 @@ def _row(
     reached = None if found is None else found.flips
     certified, attacked = proof.curve(order, reached)(eps)
     return {
+        "order": show(order),
         "eps": eps,
         "vote certified": certified,
         "vote attacked": attacked,
@@ -171,20 +347,40 @@ def _row(
     }
 
 
-def _print(
-    rows: list[dict[str, Any]], proof: Smoothing, options: argparse.Namespace, order: float
-) -> None:
-    """A table, and what its words mean."""
+def _print(about: dict[str, Any], options: argparse.Namespace) -> None:
+    """A table for each order, and what its words mean."""
+    from wassail.report.smoothing import headline
+
     print(
-        f"{options.model} with noise {proof.sigma:g} on {len(proof.low)} samples of "
-        f"{options.data}: l2, order {show(order)}, {proof.draws} draws a sample, confidence "
-        f"{proof.confidence:g} a side"
+        f"{about['model']} with noise {about['sigma']:g} on {about['samples']} samples of "
+        f"{options.data}: l2, {about['draws']} draws a sample, confidence "
+        f"{about['confidence']:g} a side"
     )
-    names = [name for name in rows[0] if name != "eps"]
-    print("      eps" + "".join(f"{name:>18}" for name in names))
+    rows = about["rows"]
+    names = [name for name in rows[0] if name not in ("eps", "order")]
+    print("order      eps" + "".join(f"{name:>18}" for name in names))
     for row in rows:
         cells = [
             (ceil_percent if "attacked" in name else floor_percent)(row[name]) for name in names
         ]
-        print(f"{row['eps']:9.4g}" + "".join(f"{cell + ' %':>18}" for cell in cells))
+        print(f"{row['order']:>5}{row['eps']:9.4g}" + "".join(f"{c + ' %':>18}" for c in cells))
     print(DEFINITIONS)
+    print(headline(about))
+
+
+def _write(
+    about: dict[str, Any],
+    folder: Path,
+    proof: Smoothing,
+    found: SmoothedAttack | None,
+    asked: Asked,
+) -> None:
+    """The figures, the page and the picture."""
+    from wassail.report.smoothing import FILE, headline, write_smoothing
+
+    flips = None if found is None else found.flips
+    curves = [proof.curve(order, flips) for order in asked.orders]
+    with writing(folder):
+        save(folder / FILE, json.dumps(about, indent=1).encode())
+        print(f"wrote {write_smoothing(folder, folder / 'report.html')}")
+        write_picture(folder, curves, f"{asked.name}, smoothed: the vote\n{headline(about)}")

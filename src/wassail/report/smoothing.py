@@ -1,0 +1,121 @@
+"""The page of a smoothed model: both sides of its vote and of its random classifier.
+
+It is made of `smoothing.json` alone, so anybody can make it again. See `page` for what a page may
+hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from wassail.errors import InputError
+from wassail.report.html import (
+    Html,
+    attacked_percent,
+    document,
+    flat,
+    name,
+    number_cell,
+    proved,
+    save,
+    section,
+    spell,
+    table,
+    tag,
+)
+from wassail.threat import show
+
+FILE = "smoothing.json"
+SIDES = {
+    "vote certified": "Vote, at least",
+    "vote attacked": "Vote, at most",
+    "random certified": "Random, at least",
+    "random attacked": "Random, at most",
+    "Kumar": "Kumar et al., at least",
+}
+WORDS = (
+    "All figures are for the smoothed model, which sees its input with Gaussian noise, not for the "
+    "bare one.",
+    "The vote answers with the class that has more than half of the probability under the noise, "
+    "and abstains if none has: an error. The random classifier answers with the class of one draw.",
+    "At least: so much stays right under every distribution within Wasserstein distance eps of the "
+    "samples. At most: no more stays right under a distribution that was found.",
+    "Kumar et al.: the bound of Kumar, Levine and Feizi (2022) for the random classifier, from the "
+    "same draws.",
+)
+
+
+def write_smoothing(folder: str | PathLike[str], path: str | PathLike[str]) -> Path:
+    """Write the page of the smoothed model in a folder to `path`, which is returned.
+
+    Args:
+        folder: with the file `smoothing.json`.
+        path: of the page.
+    """
+    file = Path(folder) / FILE
+    try:
+        return save(_page(json.loads(file.read_text(encoding="utf-8"))), path)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(
+            f"{str(file)!r} is not what `wassail smooth` writes: run it again with --resume."
+        ) from None
+
+
+def headline(about: Mapping[str, Any]) -> str:
+    """The first budget of the first order in one sentence.
+
+    Args:
+        about: what `smoothing.json` holds.
+    """
+    row = next((row for row in about["rows"] if row["eps"] > 0), about["rows"][0])
+    return (
+        f"With noise {float(about['sigma']):g}, over Omega_{row['order']}({show(row['eps'])}) in "
+        f"l2, the SMOOTHED model keeps {_between(row, 'vote')} of its votes and "
+        f"{_between(row, 'random')} of its single draws right (confidence "
+        f"{float(about['confidence']):g} a side)."
+    )
+
+
+def _between(row: Mapping[str, Any], which: str) -> str:
+    low, high = (float(row[f"{which} {side}"]) for side in ("certified", "attacked"))
+    return f"{proved(low)} to {attacked_percent(high)}".replace("\u00a0", " ")
+
+
+def _page(about: Mapping[str, Any]) -> str:
+    orders = list(dict.fromkeys(row["order"] for row in about["rows"]))
+    head = Html(
+        tag("h1", name(f"{about['model']}, smoothed"))
+        + tag("p", headline(about), class_="headline")
+        + tag("p", WORDS[0], class_="lead")
+    )
+    tables = [_table([row for row in about["rows"] if row["order"] == order]) for order in orders]
+    facts = flat({what: value for what, value in about.items() if what != "rows"})
+    listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
+    parts = [
+        section("sides", "Both sides", tables),
+        section("words", "What the words mean", [tag("p", text) for text in WORDS]),
+        section("provenance", "Provenance", tag("dl", listed, class_="provenance")),
+    ]
+    contents = [("sides", "Both sides"), ("words", "Words"), ("provenance", "Provenance")]
+    return document(f"{about['model']}, smoothed · wassail", head, contents, *parts)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Html:
+    """The budgets of one order."""
+    order = rows[0]["order"]
+    lines = []
+    for row in rows:
+        cells = [tag("th", show(float(row["eps"])), scope="row")]
+        for side in SIDES:
+            value = float(row[side])
+            shown = (attacked_percent if "attacked" in side else proved)(value)
+            cells.append(number_cell(shown, value))
+        lines.append(tag("tr", cells))
+    spelled = spell(math.inf if order == "inf" else float(order))
+    label = f"Accuracy of the smoothed model, l2, order {spelled}"
+    return table(label, ["eps", *SIDES.values()], lines, label)
