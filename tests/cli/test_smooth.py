@@ -77,6 +77,7 @@ def test_evaluate_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["--json"],
         ["--ray"],
         ["--passes", "-1"],
+        ["--passes", "auto"],
         ["--smooth", "0"],
     ],
 )

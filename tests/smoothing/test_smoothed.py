@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.errors import InputError
 from wassail.smoothing.certificate import Smoothing, certificate, share
+from wassail.smoothing.growth import Array
 from wassail.smoothing.model import Votes, _generator
 
 SIGMA = 0.5
@@ -196,7 +197,7 @@ def test_a_vote_without_a_majority_abstains_which_is_an_error() -> None:
 def test_radii_end_before_the_exact_vote_flips(shape: str) -> None:
     """Classifiers of a plane whose probability is a product of normal distribution functions."""
 
-    def exact(z: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> np.ndarray:  # type: ignore[type-arg]
+    def exact(z: Array) -> Array:
         if shape == "strip":
             return np.asarray(ndtr((1 - z[:, 0]) / SIGMA) - ndtr((-1 - z[:, 0]) / SIGMA))
         return np.asarray(ndtr(z[:, 0] / SIGMA) * ndtr(z[:, 1] / SIGMA))

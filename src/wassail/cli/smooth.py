@@ -187,8 +187,11 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
     norm, domain = checked(options)
     if norm != 2:
         raise InputError("Gaussian noise certifies the l2 norm: leave --norm away, or give 2.")
-    if options.passes < 0:
-        raise InputError(f"--passes is {options.passes}: give 0 or more passes.")
+    if not isinstance(options.passes, int) or options.passes < 0:
+        raise InputError(
+            f"--passes is {options.passes}: give a number of passes for the smoothed model, 0 for "
+            "no attack."
+        )
     asked = Asked(
         sigma,
         parse_confidence(options.confidence),
