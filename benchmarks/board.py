@@ -3,8 +3,11 @@
     nice -n 10 python benchmarks/board.py --runs FOLDER [--images 200] [--only NAME] [--seconds S]
     python benchmarks/board.py --runs FOLDER --site FOLDER > docs/board.md
 
-The first line makes the runs that are missing, and can be stopped and started at
-any time. The second makes the site and its page from the runs that are there and computes nothing.
+The first line makes the runs that are missing, one after the other, and can be stopped and started
+at any time. The cheap ones come first (`--stages`): every network attacked in the norm that it was
+trained for, then certificates that take seconds, other norms, certificates that take minutes. The
+second line makes the site and its page from the runs that are there and computes nothing: of runs
+of one network with one norm and as many images it takes the one with certificates.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +29,13 @@ from wassail.threat import show
 from zoo_path import ROOT, ZOO
 
 IMAGES = 200
+DEAR_IMAGES = 50  # where certificates take more than 0.2 CPU seconds an image
 PASSES = 100
 NORMS = ("inf", "2", "1")
 # Budgets in norms that a network was not trained for, by data set: one for all networks.
 USUAL = {
-    "mnist": {"2": "0.3", "1": "1"},
-    "cifar": {"2": "36/255", "1": "0.5"},
+    "mnist": {"inf": "0.1", "2": "0.3", "1": "1"},
+    "cifar": {"inf": "2/255", "2": "36/255", "1": "0.5"},
 }
 CIFAR = ["--mean", "0.4914", "0.4822", "0.4465", "--std"]
 NARROW = [*CIFAR, "0.2023", "0.1994", "0.2010"]
@@ -44,15 +49,22 @@ class Network:
     Args:
         name: in the folder of networks.
         data: name of the test images.
-        eps: training budget by norm; the usual ones of the data set for the others.
-        certify: method of the radii, or None where none is affordable.
+        norm: that it was trained for, or is known for.
+        eps: its budget there; in other norms the usual one of the data set.
+        quick: method of radii that takes seconds, by norm; default none.
+        dear: whether linear bounds (`crown`) are affordable, which take 0.2 to 2 CPU seconds an
+            image.
+        images: the first so many; fewer than 200 for large networks.
         options: more words for the command line.
     """
 
     name: str
     data: str
-    eps: dict[str, str]
-    certify: str | None = "crown"
+    norm: str
+    eps: str
+    quick: tuple[tuple[str, str], ...] = ()
+    dear: bool = True
+    images: int = IMAGES
     options: tuple[str, ...] = ()
 
     @property
@@ -62,80 +74,131 @@ class Network:
 
     def budget(self, norm: str) -> str:
         """The budget at a norm."""
-        family = "cifar" if "cifar" in self.data else "mnist"
-        return {"inf": "2/255" if family == "cifar" else "0.1", **USUAL[family], **self.eps}[norm]
+        return self.eps if norm == self.norm else USUAL[self.family][norm]
+
+    @property
+    def family(self) -> str:
+        return "cifar" if "cifar" in self.data else "mnist"
 
 
+LINEAR = (("inf", "crown"), ("2", "crown"), ("1", "crown"))  # of small networks: seconds
+PRODUCT = (("2", "lipschitz"),)  # the product of the layers' norms
 NETWORKS = (
-    Network("mnist_mlp_toy20", "mnist", {"inf": "0.02"}),
-    Network("mnist_mlp_6_100", "mnist", {"inf": "0.026"}),
-    Network("mnist_mlp_spectral", "mnist", {"inf": "0.1"}),
-    Network("sdp_mnist_mlp", "sdp_mnist", {"2": "1"}),
-    Network("mnist_madry_tiny", "mnist", {"inf": "0.3"}),
-    Network("mnist_kw_01", "mnist", {"inf": "0.1"}),
-    Network("fashion_kw_01", "fashion", {"inf": "0.1"}),
-    Network("mnist_conv_small", "mnist", {"inf": "0.12"}),
-    Network("mnist_cnn_a_adv", "mnist", {"inf": "0.3"}),
-    Network("sdp_mnist_convsmall", "sdp_mnist", {"2": "0.3"}),
-    Network("lip1_mnist_conv", "mnist", {"2": "1"}),
-    Network("cifar_base_kw", "cifar10", {"inf": "2/255"}),
-    Network("sdp_cifar_cnn_c", "sdp_cifar", {"2": "24/255"}),
-    Network("vnn_resnet2b", "cifar10", {"inf": "2/255"}),
-    Network("cifar_cnn_a_adv", "cifar10", {"inf": "2/255"}),
-    Network("cifar_cnn_a_mix", "cifar10", {"inf": "2/255"}),
-    Network("cifar_cnn_a_adv4", "cifar10", {"inf": "8/255"}),
-    Network("cifar_small_kw_l2_36px", "cifar10", {"2": "36/255"}),
-    Network("sdp_cifar_cnn_a", "sdp_cifar", {"2": "24/255"}),
-    Network("lip1_cifar_cnn_a", "cifar10", {"2": "36/255"}),
-    Network("cifar_conv_small_sigmoid", "cifar10", {"inf": "2/255"}),
-    Network("mnist_convnet_avgpool.onnx", "mnist", {}),
-    Network("mnist_convnet_maxpool.onnx", "mnist", {}),
-    Network("cifar_vit_pgd_2_3_16.onnx", "cifar10", {"inf": "2/255"}, options=tuple(NARROW)),
-    Network("cifar_vit_ibp_3_3_8.onnx", "cifar10", {"inf": "2/255"}, options=tuple(NARROW)),
-    Network("cifar_resnet_2b.onnx", "cifar10", {"inf": "2/255"}, options=tuple(WIDE)),
-    Network("mnist_trades", "mnist", {"inf": "0.3"}),
-    Network("mnist_smallcnn_ddn", "mnist", {"2": "1.5"}),
-    Network("vnn_resnet4b", "cifar10", {"inf": "1/255"}),
-    Network("cifar_sri_resnet_a.onnx", "cifar10", {"inf": "4/255"}, None, tuple(NARROW)),
-    Network("cifar_resnet20", "cifar10", {"inf": "1/255"}, None),
-    Network("cifar_resnet18_aa", "cifar10", {"inf": "8/255"}, None),
+    Network("mnist_mlp_toy20", "mnist", "inf", "0.02", LINEAR),
+    Network("mnist_mlp_6_100", "mnist", "inf", "0.026", LINEAR),
+    Network("mnist_mlp_spectral", "mnist", "inf", "0.1", LINEAR),
+    Network("sdp_mnist_mlp", "sdp_mnist", "2", "1", LINEAR),
+    Network("mnist_madry_tiny", "mnist", "inf", "0.3"),
+    Network("lip1_mnist_conv", "mnist", "2", "1", PRODUCT, dear=False),
+    Network("sdp_mnist_convsmall", "sdp_mnist", "2", "0.3", PRODUCT),
+    Network("mnist_kw_01", "mnist", "inf", "0.1"),
+    Network("fashion_kw_01", "fashion", "inf", "0.1"),
+    Network("mnist_conv_small", "mnist", "inf", "0.12"),
+    Network("mnist_cnn_a_adv", "mnist", "inf", "0.3"),
+    Network("mnist_convnet_avgpool.onnx", "mnist", "inf", "0.1"),
+    Network("mnist_convnet_maxpool.onnx", "mnist", "inf", "0.1"),
+    Network("cifar_base_kw", "cifar10", "inf", "2/255"),
+    Network("sdp_cifar_cnn_c", "sdp_cifar", "2", "24/255", PRODUCT),
+    Network("sdp_cifar_cnn_a", "sdp_cifar", "2", "24/255", PRODUCT),
+    Network("lip1_cifar_cnn_a", "cifar10", "2", "36/255", PRODUCT, dear=False),
+    Network("cifar_small_kw_l2_36px", "cifar10", "2", "36/255", PRODUCT),
+    Network("cifar_cnn_a_adv", "cifar10", "inf", "2/255"),
+    Network("cifar_cnn_a_mix", "cifar10", "inf", "2/255"),
+    Network("cifar_cnn_a_adv4", "cifar10", "inf", "8/255"),
+    Network("cifar_conv_small_sigmoid", "cifar10", "inf", "2/255"),
+    Network("vnn_resnet2b", "cifar10", "inf", "2/255"),
+    Network("cifar_vit_pgd_2_3_16.onnx", "cifar10", "inf", "2/255", options=tuple(NARROW)),
+    Network("cifar_vit_ibp_3_3_8.onnx", "cifar10", "inf", "2/255", options=tuple(NARROW)),
+    Network("cifar_resnet_2b.onnx", "cifar10", "inf", "2/255", options=tuple(WIDE)),
+    Network("mnist_smallcnn_ddn", "mnist", "2", "1.5", dear=False),
+    Network("mnist_trades", "mnist", "inf", "0.3", dear=False),
+    Network("vnn_resnet4b", "cifar10", "inf", "1/255", dear=False),
+    Network("cifar_resnet20", "cifar10", "inf", "1/255", dear=False, images=50),
+    Network("cifar_sri_resnet_a.onnx", "cifar10", "inf", "4/255", (), False, 50, tuple(NARROW)),
+    Network("cifar_resnet18_aa", "cifar10", "inf", "8/255", dear=False, images=20),
 )
 
 
-def command(network: Network, norm: str, images: int, folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class Job:
+    """One run.
+
+    Args:
+        network: what is evaluated.
+        norm: ground norm.
+        images: the first so many.
+        certify: method of the radii, or None.
+    """
+
+    network: Network
+    norm: str
+    images: int
+    certify: str | None
+
+    @property
+    def folder(self) -> str:
+        """The name of the run's folder."""
+        end = "" if self.certify is None else f"-{self.certify}"
+        return f"{self.network.name.removesuffix('.onnx')}-l{self.norm}-{self.images}{end}"
+
+
+STAGES = ("attack", "quick", "norms", "dear")
+
+
+def jobs(images: int, stage: str) -> Iterator[Job]:
+    """The runs of one stage.
+
+    Args:
+        images: at most so many for each network.
+        stage: "attack" (every network in the norm it was trained for, not certified), "quick" (the
+            same with certificates that take seconds), "norms" (the other norms), "dear" (with
+            linear bounds, fewer images).
+    """
+    for network in NETWORKS:
+        count = min(images, network.images)
+        quick = dict(network.quick)
+        if stage == "attack":
+            yield Job(network, network.norm, count, None)
+        elif stage == "quick" and network.norm in quick:
+            yield Job(network, network.norm, count, quick[network.norm])
+        elif stage == "norms" and network.images == IMAGES:
+            for norm in NORMS:
+                if norm != network.norm:
+                    yield Job(network, norm, count, quick.get(norm))
+        elif stage == "dear" and network.dear and quick.get(network.norm) != "crown":
+            yield Job(network, network.norm, min(count, DEAR_IMAGES), "crown")
+
+
+def command(job: Job, folder: Path) -> list[str]:
     """The words of one run after `wassail`."""
-    words = ["evaluate", network.model, "--data", f"zoo:images({network.data})", "-n", str(images)]
-    words += ["--name", network.name.removesuffix(".onnx"), "--norm", norm]
-    words += ["--eps", network.budget(norm), "--attacks", "nearest", "--passes", str(PASSES)]
+    network = job.network
+    words = ["evaluate", network.model, "--data", f"zoo:images({network.data})"]
+    words += ["-n", str(job.images), "--name", network.name.removesuffix(".onnx")]
+    words += ["--norm", job.norm, "--eps", network.budget(job.norm)]
+    words += ["--attacks", "nearest", "--passes", str(PASSES)]
     words += ["--threads", "1", "--quiet", "--no-look", "--landmarks", "--resume"]
     words += ["--out", os.path.relpath(folder, ZOO)]
-    words += [] if network.certify is None else ["--certify", network.certify]
+    words += [] if job.certify is None else ["--certify", job.certify]
     return [*words, *network.options]
 
 
-def folder_of(runs: Path, network: Network, norm: str, images: int) -> Path:
-    """Where a run is kept."""
-    return runs / f"{network.name.removesuffix('.onnx')}-l{norm}-{images}"
-
-
 def make_runs(options: argparse.Namespace) -> None:
-    """Every run that is missing, norm by norm, the small networks first."""
+    """Every run that is missing, the cheap ones first."""
     began = time.monotonic()
     os.chdir(ZOO)
-    for norm in options.norms:
-        for network in NETWORKS:
-            folder = folder_of(options.runs, network, norm, options.images)
-            if options.only not in network.name or (folder / "report.html").exists():
-                continue
-            if time.monotonic() - began > options.seconds:
-                return
-            start = time.monotonic()
-            words = command(network, norm, options.images, folder)
-            sys.argv = ["wassail", *words]  # which a run keeps
-            with redirect_stdout(io.StringIO()):
-                code = cli(words)
-            took = time.monotonic() - start
-            print(f"{folder.name}: code {code}, {took:.0f} s", file=sys.stderr, flush=True)
+    for job in (job for stage in options.stages for job in jobs(options.images, stage)):
+        folder = options.runs / job.folder
+        if options.only not in job.network.name or (folder / "report.html").exists():
+            continue
+        if time.monotonic() - began > options.seconds:
+            return
+        start = time.process_time()
+        words = command(job, folder)
+        sys.argv = ["wassail", *words]  # which a run keeps
+        with redirect_stdout(io.StringIO()):
+            code = cli(words)
+        took = time.process_time() - start
+        print(f"{folder.name}: code {code}, {took:.0f} CPU s", file=sys.stderr, flush=True)
 
 
 PAGE = """\
@@ -207,7 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=Path, default=Path(".board"), help="folder of the runs")
     parser.add_argument("--images", type=int, default=IMAGES, help="the first so many test images")
-    parser.add_argument("--norms", nargs="+", default=NORMS, choices=NORMS)
+    parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
     parser.add_argument("--site", type=Path, default=None, help="make the site of what is done")
