@@ -177,8 +177,9 @@ def command(job: Job, folder: Path) -> list[str]:
     words += ["--norm", job.norm, "--eps", network.budget(job.norm)]
     words += ["--attacks", "nearest", "--passes", str(PASSES)]
     words += ["--threads", "1", "--quiet", "--no-look", "--landmarks", "--resume"]
-    words += ["--out", os.path.relpath(folder, ZOO)]
+    words += ["--out", os.path.relpath(folder, ZOO.resolve())]
     words += [] if job.certify is None else ["--certify", job.certify]
+    words += ["--trust"] if network.name.endswith(".onnx") else []
     return [*words, *network.options]
 
 

@@ -6,24 +6,20 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import hashlib
-import importlib.util
 import json
 import math
 import re
-import struct
 import time
-import zlib
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from support.pages import decode, made_up, samples
 from wassail.errors import InputError
 from wassail.evaluation.intervals import compare
 from wassail.evaluation.result import Finding
@@ -35,19 +31,6 @@ from wassail.threat import Threat
 
 INF = math.inf
 SPACE = "\u00a0"
-
-
-def load_samples() -> ModuleType:
-    path = Path(__file__).parents[1] / "browser" / "samples.py"
-    spec = importlib.util.spec_from_file_location("samples", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-samples = load_samples()
-made_up = functools.cache(samples.made_up)
 
 
 class Reader(HTMLParser):
@@ -144,19 +127,6 @@ def take(run: Evaluation, n: int) -> Evaluation:
     return dataclasses.replace(run, **some, **more)
 
 
-def decode(uri: str) -> np.ndarray:
-    """Our own PNG files, read with nothing but zlib."""
-    data = base64.b64decode(uri.removeprefix("data:image/png;base64,"))
-    width, height, _, colour = struct.unpack(">IIBB", data[16:26])
-    length = struct.unpack(">I", data[33:37])[0]
-    channels = {0: 1, 2: 3}[colour]
-    rows = np.frombuffer(zlib.decompress(data[41 : 41 + length]), np.uint8).reshape(
-        height, 1 + width * channels
-    )
-    assert (rows[:, 0] == 0).all()
-    return rows[:, 1:].reshape(height, width, channels)
-
-
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     first, second = (
         write_report(samples.made_up(30), tmp_path / name) for name in ("a.html", "b.html")
@@ -211,6 +181,7 @@ def test_sections_come_in_order_and_are_linked() -> None:
         "fragile",
         "classes",
         "budget",
+        "passes",
         "provenance",
     ]
     assert [attrs["id"] for attrs, _ in page.all("section")] == order

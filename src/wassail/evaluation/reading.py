@@ -312,6 +312,7 @@ class Reading:
             images=self._images,
             folder=str(self.store.folder),
             landmarks=self._landmarks(),
+            searched={} if self.ladder is None else dict(self.ladder.known),
         )
         _check_landmarks(result)
         return replace(result, findings=tuple(self._findings(result)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -90,7 +90,8 @@ class Outcome:
     `(N,)`: certified radii, or None; certificate: how they were found. rows: every attack; best:
     all attacks pooled, for each threat. images: `images([i, ...])` reads samples and their flips,
     `(n, *shape)` each. info: the configuration of the run; folder: the run directory, None if it
-    was not read from one. landmarks: known shifts, if they were asked for.
+    was not read from one. landmarks: known shifts, if they were asked for. searched: distances of
+    the samples that the passes of `nearest` were chosen on, by passes; empty where they were given.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Outcome:
     images: Images
     folder: str | None = None
     landmarks: tuple[Landmark, ...] = ()
+    searched: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def threat(self) -> Threat:

@@ -55,6 +55,8 @@ class Evaluation(Outcome):
         images: `images([i, ...])` reads samples and their flips, `(n, *shape)` each.
         folder: the run directory, or None.
         landmarks: known shifts with their eps and accuracy, if they were asked for.
+        searched: distances of the samples that the passes of `nearest` were chosen on, float64
+            `(n,)` by passes; empty where the passes were given.
     """
 
     @classmethod

@@ -151,7 +151,7 @@ def budget_panel(run: Evaluation) -> Html | None:
     heads = ["Class", "Share of the budget", "Mass that flips", "Mass of the class"]
     lead = (
         f"The worst distribution found for {threat}: how much of its cost each class takes, and "
-        "what is bought with it. Accuracy against passes is not kept with a run."
+        "what is bought with it."
     )
     spent_table = table("The budget by class", heads, rows, "The budget by class")
     return section(

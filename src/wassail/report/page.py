@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from wassail.errors import InputError
 from wassail.report.budget import budget_panel, orders_panel
+from wassail.report.fragile import fragile_panel
 from wassail.report.html import LONG, Html, attacked_percent, document, save
 from wassail.report.landmarks import landmarks_panel
 from wassail.report.panels import (
@@ -25,11 +26,11 @@ from wassail.report.panels import (
     curve_panel,
     distances_panel,
     findings_panel,
-    fragile_panel,
     head_panel,
     provenance_panel,
     verified_text,
 )
+from wassail.report.passes import passes_panel
 from wassail.report.population import population_panel
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
     ("fragile", "Fragile samples", lambda run, view: fragile_panel(run, view.fragile)),
     ("classes", "Classes", lambda run, view: classes_panel(run)),
     ("budget", "Budget", lambda run, view: budget_panel(run)),
+    ("passes", "Passes", lambda run, view: passes_panel(run)),
     ("provenance", "Provenance", lambda run, view: provenance_panel(run)),
 ]
 """The panels of the page in their order: key, title, and what makes it; None leaves it out."""

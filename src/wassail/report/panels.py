@@ -5,23 +5,20 @@ Long because it is a list of panels, a function each.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wassail.evaluation.signoff import independent, of_class
+from wassail.report.budget import class_name
 from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
-from wassail.report.features import changes
 from wassail.report.html import (
-    BYTES,
-    FOLDED,
     TITLE,
     Html,
     attacked_percent,
@@ -38,7 +35,6 @@ from wassail.report.html import (
     table,
     tag,
 )
-from wassail.report.png import encode
 from wassail.threat import ceil_percent, show
 from wassail.transport.allocation import knapsack
 
@@ -46,9 +42,6 @@ if TYPE_CHECKING:
     from wassail.evaluation.result import Row
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.verifying import Verification
-
-STRIP = 1024  # numbers that still make a readable strip
-
 
 BINS = 40
 
@@ -515,117 +508,6 @@ def certificate_panel(run: Evaluation) -> Html | None:
     )
 
 
-def fragile_panel(run: Evaluation, count: int) -> Html | None:
-    """The samples with the nearest flips: sample, flip and their difference, enlarged."""
-    order = run.distances.sort(stable=True)[1]
-    chosen = [i for i in order.tolist() if 0 < float(run.distances[i]) < math.inf][:count]
-    if not chosen:
-        return None
-    samples, flips = run.images(chosen)
-    fold, note = _layout(tuple(samples.shape[1:]), len(chosen))
-    low, high = run.threat.domain or _range(samples, flips)
-    items = []
-    for place, i in enumerate(chosen):
-        pictures = None
-        if fold is not None:
-            pictures = _triple(fold(samples[place]), fold(flips[place]), low, high)
-        change = (_class(run, int(run.y[i])), " → ", _class(run, int(run.labels[i])))
-        method = run.methods[int(run.found_by[i])] if run.methods else "unknown"
-        found = (f"distance {length(float(run.distances[i]))}, by ", name(method, 30))
-        lines = [
-            tag("p", found, class_="detail"),
-            tag("p", "id ", name(run.ids[i], 40), class_="detail"),
-            changes(run.info.get("data", {}), samples[place], flips[place]),
-        ]
-        items.append(tag("li", pictures, tag("p", change, class_="change"), lines))
-    lead = (
-        f"The {len(chosen)} correct samples with the nearest flips, the nearest first: label, "
-        "then the class predicted at the "
-        "flip. In the third picture grey is no change, and the change is enlarged by the factor "
-        f"below it. {note}"
-    )
-    return section("fragile", "Most fragile samples", tag("ol", items, class_="samples"), lead=lead)
-
-
-def _class(run: Evaluation, label: int) -> Html:
-    known = run.classes is not None and 0 <= label < len(run.classes)
-    return name(run.classes[label] if known and run.classes is not None else f"class {label}", 40)
-
-
-def _range(*tensors: Tensor) -> tuple[float, float]:
-    """Without a box: from the least to the greatest value there is."""
-    low = min(float(t.min()) for t in tensors)
-    high = max(float(t.max()) for t in tensors)
-    return (low, high) if high > low else (low, low + 1)
-
-
-def _layout(shape: tuple[int, ...], count: int) -> tuple[Any, str]:
-    """How samples of a shape become pictures `(H, W)` or `(C, H, W)`: a function, or None, and
-    a sentence where it matters.
-    """
-    size = math.prod(shape)
-    if len(shape) == 1 and math.isqrt(size) ** 2 == size and size >= FOLDED:
-        side = math.isqrt(size)
-        return (
-            lambda x: x.reshape(side, side)
-        ), f"Samples are {size} numbers, shown folded into {side} × {side}."
-    if len(shape) == 1 and size <= STRIP:
-        return (
-            lambda x: x.reshape(1, size)
-        ), f"Samples are {size} numbers, shown as strips from left to right."
-    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)):
-        return None, f"Samples of shape {shape} are no pictures, so only their figures are listed."
-    step = max(1, math.ceil(math.sqrt(3 * count * size / BYTES)))
-    if step == 1:
-        return (lambda x: x), ""
-    note = f"Pictures show every {_ordinal(step)} pixel of {shape[-2]} × {shape[-1]}."
-    return (lambda x: x[..., ::step, ::step]), note
-
-
-def _ordinal(count: int) -> str:
-    return {2: "second", 3: "third"}.get(count, f"{count}th")
-
-
-def _triple(sample: Tensor, flip: Tensor, low: float, high: float) -> Html:
-    """Sample, flip and amplified difference as pictures side by side."""
-    change = (flip - sample).double()
-    largest = float(change.abs().max())
-    factor = _factor(0.5 * (high - low) / largest) if largest > 0 else 1
-    middle = (low + high) / 2 + factor * change
-    strips = sample.shape[-2] == 1
-    pictures = (
-        ("sample", sample),
-        ("flip", flip),
-        (f"change ×{factor if factor < 1000 else f'{factor / 1000:g}k'}", middle),
-    )
-    figures = []
-    for word, picture in pictures:
-        height, width = picture.shape[-2:]
-        image = tag("img", src=_uri(picture, low, high), alt=word, width=width, height=height)
-        figures.append(tag("figure", image, tag("figcaption", word)))
-    return tag("div", figures, class_="triple strips" if strips else "triple")
-
-
-def _factor(most: float) -> int:
-    """The largest whole factor of two digits and zeros that is not above `most`, and at least 1."""
-    whole = max(1, math.floor(most))
-    unit = int(10 ** max(0, len(str(whole)) - 2))
-    return whole // unit * unit
-
-
-def _uri(picture: Tensor, low: float, high: float) -> str:
-    grey = picture.ndim == 2 or picture.shape[0] == 1
-    scaled = (
-        (255 * (picture.double() - low) / (high - low))
-        .nan_to_num(0.0)
-        .clamp(0, 255)
-        .round()
-        .to(torch.uint8)
-    )
-    pixels = scaled.reshape(scaled.shape[-2:]) if grey else scaled.permute(1, 2, 0)
-    return "data:image/png;base64," + base64.b64encode(encode(pixels.contiguous().numpy())).decode()
-
-
 def classes_panel(run: Evaluation) -> Html | None:
     """Each class on its own: how many samples, clean, and what the pooled allocation leaves of
     it at the headline's threat.
@@ -648,7 +530,7 @@ def classes_panel(run: Evaluation) -> Html | None:
         reached = run.distances[mine & correct]
         middle = float(reached.quantile(0.5, interpolation="higher")) if len(reached) else math.nan
         cells = [
-            tag("th", _class(run, label), scope="row"),
+            tag("th", class_name(run, label), scope="row"),
             number_cell(f"{int(mine.sum()):,}", float(mine.sum())),
             number_cell(percent(clean), clean),
             number_cell(attacked_percent(robust), robust),

@@ -541,11 +541,12 @@ def _slice(node: OnnxNode, x: Tensor) -> Tensor:
     for axis, kept in _slices(node):
         before = (slice(None),) * (axis + node.shift)
         if kept.step > 0:
-            x = x[(*before, slice(kept.start, kept.stop, kept.step))]
+            where = (*before, slice(kept.start, kept.stop, kept.step))
+            x = x[where]
         else:  # torch slices forwards only
-            x = x[
-                (*before, slice(kept[-1], kept[0] + 1, -kept.step) if kept else slice(0, 0))
-            ].flip(axis + node.shift)
+            part = slice(kept[-1], kept[0] + 1, -kept.step) if kept else slice(0, 0)
+            where = (*before, part)
+            x = x[where].flip(axis + node.shift)
     return x
 
 

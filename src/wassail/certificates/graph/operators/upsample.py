@@ -51,7 +51,8 @@ def interpolated(net: Builder, x: Index, *args: Any, **options: Any) -> Index:
         with torch.no_grad():
             out: Tensor = net.target(eye.reshape(wide).expand(shape), *args, **options)
         first: list[Any] = [0 if k != axis else slice(None) for k in range(1, len(full))]
-        x = _along(net, x, axis, out[(slice(None), *first)].T.contiguous())
+        where = (slice(None), *first)
+        x = _along(net, x, axis, out[where].T.contiguous())
     return x
 
 

@@ -1,0 +1,94 @@
+"""What passes buy: accuracy against the forward and backward passes that were spent."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from wassail.report.budget import BOTTOM, LEFT, RIGHT, TOP, axes, picture
+from wassail.report.drawing import label_mark
+from wassail.report.html import LONG, Html, attacked_percent, section, tag, visible
+from wassail.threat import Threat
+from wassail.transport.allocation import knapsack
+
+if TYPE_CHECKING:
+    from wassail.evaluation.run import Evaluation
+
+
+def passes_panel(run: Evaluation) -> Html | None:
+    """A dot for each attack at the headline's threat: passes to the right, accuracy upward.
+
+    Where the run chose the passes of `nearest` itself, a line shows what the samples that it was
+    chosen on say for fewer and for more passes.
+
+    Args:
+        run: the evaluation.
+    """
+    rows = [row for row in run.rows if row.threat == run.threat]
+    dots = [
+        (row.forwards + row.backwards, row.accuracy, row.title)
+        for row in rows
+        if not math.isnan(row.accuracy) and row.forwards + row.backwards >= 1
+    ]
+    if not dots or math.isnan(run.clean):
+        return None
+    line = [
+        (float(passes), drawn_accuracy(distances, run.clean, run.threat))
+        for passes, distances in sorted(run.searched.items())
+        if len(distances)
+    ]
+    decades = math.ceil(math.log10(max([10.0, *(x for x, *_ in dots), *(x for x, _ in line)])))
+    marks = [(float(k), f"{10**k:,}") for k in range(decades + 1)]
+    parts = axes(float(decades), marks, "accuracy in % against passes a sample")
+
+    def place(passes: float, share: float) -> tuple[float, float]:
+        x = LEFT + (RIGHT - LEFT) * math.log10(max(passes, 1.0)) / decades
+        return x, BOTTOM - (BOTTOM - TOP) * share
+
+    if line:
+        points = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in line))
+        parts.append(tag("path", class_="line run run-2 dash-1", d=f"M{points}"))
+    for number, (passes, share, title) in enumerate([(1.0, run.clean, "clean"), *dots]):
+        x, y = place(passes, share)
+        words = f"{title[:LONG]}: {attacked_percent(share)} after {passes:,.0f} passes"
+        shown = tag("title", visible(words))
+        tone = "line run run-5" if number == 0 else f"line run run-{(number - 1) % 5}"
+        parts.append(tag("circle", shown, class_=tone, cx=f"{x:.1f}", cy=f"{y:.1f}", r=4))
+        side = 8 if x < (LEFT + RIGHT) / 2 else -8
+        parts.append(label_mark(x + side, y + 4, title[:24], "start" if side > 0 else "end"))
+    lead = (
+        f"Accuracy over {run.threat} that each attack reaches, against the forward and backward "
+        "passes that it took for a sample that was correct to begin with. Lower and further left "
+        "is better."
+    )
+    if line:
+        count = max(len(distances) for distances in run.searched.values())
+        lead += (
+            f" Dashed: nearest with fewer and more passes, on the {count} samples that its passes "
+            "were chosen on."
+        )
+    words = "accuracy against passes for each attack"
+    return section(
+        "passes", "What passes buy", tag("figure", picture(parts, words), class_="plot"), lead=lead
+    )
+
+
+def drawn_accuracy(distances: Tensor, clean: float, threat: Threat) -> float:
+    """The accuracy over a threat if all correct samples were like some of them.
+
+    Args:
+        distances: to the nearest flips of some correct samples, float64 `(n,)`.
+        clean: accuracy without a shift, the mass that these samples stand for.
+        threat: order and eps.
+    """
+    zero = torch.zeros(1, dtype=torch.float64)
+    both = torch.cat([zero, distances])
+    each = torch.full_like(distances, clean / len(distances))
+    mu = torch.cat([zero + (1 - clean), each])
+    if not clean:
+        return 0.0
+    bought = knapsack(both, threat.eps, threat.order, mu)
+    return float((each * (1 - bought[1:])).sum())
