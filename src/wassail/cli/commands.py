@@ -234,9 +234,6 @@ def board_command(options: argparse.Namespace) -> int:
     ]
     folder = Path(options.output)
     with writing(folder):
-        make(folder)
-        for part in ("runs", "models"):
-            make(folder / part)
         print(f"wrote {write_board(runs, folder, lines)} and {folder / 'board.json'}")
     return 0
 

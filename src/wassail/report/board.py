@@ -35,6 +35,7 @@ from wassail.report.html import (
 )
 from wassail.report.page import write_report
 from wassail.threat import box_text, ceil_percent, floor_percent, show
+from wassail.writing import make
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
@@ -99,6 +100,8 @@ def write_board(
     if not runs:
         raise InputError("there is no run for the board: give at least one.")
     target = Path(folder)
+    for place in (target, target / "runs", target / "models"):
+        make(place)
     pages = _slugs(runs)
     for run, slug in zip(runs, pages):
         write_report(run, target / "runs" / f"{slug}.html")

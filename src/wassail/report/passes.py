@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,11 +28,10 @@ def passes_panel(run: Evaluation) -> Html | None:
     Args:
         run: the evaluation.
     """
-    rows = [row for row in run.rows if row.threat == run.threat]
     dots = [
         (row.forwards + row.backwards, row.accuracy, row.title)
-        for row in rows
-        if not math.isnan(row.accuracy) and row.forwards + row.backwards >= 1
+        for row in run.rows
+        if row.threat == run.threat and not math.isnan(row.accuracy)
     ]
     if not dots or math.isnan(run.clean):
         return None
@@ -40,25 +40,6 @@ def passes_panel(run: Evaluation) -> Html | None:
         for passes, distances in sorted(run.searched.items())
         if len(distances)
     ]
-    decades = math.ceil(math.log10(max([10.0, *(x for x, *_ in dots), *(x for x, _ in line)])))
-    marks = [(float(k), f"{10**k:,}") for k in range(decades + 1)]
-    parts = axes(float(decades), marks, "accuracy in % against passes a sample")
-
-    def place(passes: float, share: float) -> tuple[float, float]:
-        x = LEFT + (RIGHT - LEFT) * math.log10(max(passes, 1.0)) / decades
-        return x, BOTTOM - (BOTTOM - TOP) * share
-
-    if line:
-        points = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in line))
-        parts.append(tag("path", class_="line run run-2 dash-1", d=f"M{points}"))
-    for number, (passes, share, title) in enumerate([(1.0, run.clean, "clean"), *dots]):
-        x, y = place(passes, share)
-        words = f"{title[:LONG]}: {attacked_percent(share)} after {passes:,.0f} passes"
-        shown = tag("title", visible(words))
-        tone = "line run run-5" if number == 0 else f"line run run-{(number - 1) % 5}"
-        parts.append(tag("circle", shown, class_=tone, cx=f"{x:.1f}", cy=f"{y:.1f}", r=4))
-        side = 8 if x < (LEFT + RIGHT) / 2 else -8
-        parts.append(label_mark(x + side, y + 4, title[:24], "start" if side > 0 else "end"))
     lead = (
         f"Accuracy over {run.threat} that each attack reaches, against the forward and backward "
         "passes that it took for a sample that was correct to begin with. Lower and further left "
@@ -71,9 +52,42 @@ def passes_panel(run: Evaluation) -> Html | None:
             "were chosen on."
         )
     words = "accuracy against passes for each attack"
-    return section(
-        "passes", "What passes buy", tag("figure", picture(parts, words), class_="plot"), lead=lead
-    )
+    drawn = picture(_marks([(1.0, run.clean, "clean"), *dots], line), words)
+    return section("passes", "What passes buy", tag("figure", drawn, class_="plot"), lead=lead)
+
+
+def _marks(
+    dots: Sequence[tuple[float, float, str]], line: Sequence[tuple[float, float]]
+) -> list[Html]:
+    """Axes, the dashed line and the dots; the axis of passes is logarithmic.
+
+    Args:
+        dots: passes, accuracy and name; the first is the clean accuracy.
+        line: passes and accuracy.
+    """
+    most = max(passes for passes, *_ in (*dots, *line))
+    decades = max(1, math.ceil(math.log10(max(most, 1.0))))
+    marks = [(float(k), f"{10**k:,}") for k in range(decades + 1)]
+    parts = axes(float(decades), marks, "accuracy in % against passes a sample")
+
+    def place(passes: float, share: float) -> tuple[float, float]:
+        x = LEFT + (RIGHT - LEFT) * math.log10(max(passes, 1.0)) / decades
+        return x, BOTTOM - (BOTTOM - TOP) * share
+
+    if line:
+        points = "L".join(f"{x:.1f} {y:.1f}" for x, y in (place(*point) for point in line))
+        parts.append(tag("path", class_="line run run-2 dash-1", d=f"M{points}"))
+    for number, (passes, share, title) in enumerate(dots):
+        x, y = place(passes, share)
+        words = f"{title[:LONG]}: {attacked_percent(share)} after {passes:,.0f} passes"
+        shown = tag("title", visible(words))
+        tone = 5 if number == 0 else (number - 1) % 5
+        kind = f"line run run-{tone}"
+        parts.append(tag("circle", shown, class_=kind, cx=f"{x:.1f}", cy=f"{y:.1f}", r=4))
+        right = x < (LEFT + RIGHT) / 2
+        anchor = "start" if right else "end"
+        parts.append(label_mark(x + (8 if right else -8), y + 4, title[:24], anchor))
+    return parts
 
 
 def drawn_accuracy(distances: Tensor, clean: float, threat: Threat) -> float:
