@@ -100,8 +100,8 @@ def write_board(
     if not runs:
         raise InputError("there is no run for the board: give at least one.")
     target = Path(folder)
-    for place in (target, target / "runs", target / "models"):
-        make(place)
+    for part in (target, target / "runs", target / "models"):
+        make(part)
     pages = _slugs(runs)
     for run, slug in zip(runs, pages):
         write_report(run, target / "runs" / f"{slug}.html")

@@ -65,7 +65,7 @@ def _marks(
         dots: passes, accuracy and name; the first is the clean accuracy.
         line: passes and accuracy.
     """
-    most = max(passes for passes, *_ in (*dots, *line))
+    most = max([passes for passes, _, _ in dots] + [passes for passes, _ in line])
     decades = max(1, math.ceil(math.log10(max(most, 1.0))))
     marks = [(float(k), f"{10**k:,}") for k in range(decades + 1)]
     parts = axes(float(decades), marks, "accuracy in % against passes a sample")
