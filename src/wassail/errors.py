@@ -16,6 +16,13 @@ class ModelWarning(UserWarning):
     """The model can be attacked, but a figure computed from it needs care."""
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of what another library's error says, without its full stop; its class where
+    it says nothing.
+    """
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
 def unknown(kind: str, name: object, valid: Iterable[str]) -> InputError:
     """The error for a name that is not among the valid ones: quotes it and offers the nearest."""
     names = list(valid)

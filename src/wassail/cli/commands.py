@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from wassail.cli.signoff import (
 from wassail.cli.smooth import evaluate_smoothed
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
-from wassail.threat import number, parse_norm, parse_order
+from wassail.threat import Domain, number, parse_norm, parse_order
 from wassail.writing import make
 
 if TYPE_CHECKING:
@@ -50,15 +52,82 @@ def models_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def evaluate_command(options: argparse.Namespace) -> int:
-    """Everything that can be wrong without a model is checked before torch is even imported.
+@dataclass(frozen=True)
+class _Asked:
+    """What the options of `evaluate` say, as far as that is known without a model.
 
-    Long because options are checked before the slow imports, and then handed over one by one.
+    Attributes:
+        norm: ground norm.
+        domain: as given, before the boxes of a file of features.
+        orders: each once.
+        budgets: each once.
+        gap: in points, or None.
+        seconds: for all radii, or None.
+        settings: `step`, `topk` and `kappa` of the paper's attacks, None where not given.
     """
+
+    norm: float
+    domain: Domain
+    orders: list[float]
+    budgets: list[float | str]
+    gap: float | None
+    seconds: float | None
+    settings: dict[str, Any]
+
+
+def evaluate_command(options: argparse.Namespace) -> int:
+    """`wassail evaluate`: what can be wrong without a model is checked before torch is imported."""
     if options.norm is None:
         options.norm = "inf" if options.smooth is None else "2"
     if options.smooth is not None:
         return evaluate_smoothed(options)
+    asked = _asked(options)
+    requirements = parsed(options)
+    folder = folder_of(options)
+    import wassail as ws
+    from wassail.zoo.weights import read_points
+
+    source, data = loaded(options)
+    points = None if options.points is None else read_points(options.points)
+    if points is not None and options.n is not None:
+        points = points[: options.n]
+    domain = asked.domain
+    if options.box is not None:
+        source, data, domain = boxed(options.box, source, data)
+    attacks = _chosen_attacks(options, asked.settings, folder)
+    with _runner(options) as runner:
+        run = ws.evaluate(
+            source,
+            data,
+            threats_of(asked.budgets, asked.orders, asked.norm, domain, data, options.seed),
+            attacks,
+            out=folder,
+            resume=options.resume or bool(options.add_attack),
+            add=bool(options.add_attack) or (options.resume and points is not None),
+            points=points,
+            certify=options.certify,
+            arithmetic=options.arithmetic,
+            gap=None if asked.gap is None else asked.gap / 100,
+            time_limit=asked.seconds,
+            passes=options.passes,
+            seed=options.seed,
+            chunk=options.chunk,
+            batch_size=options.batch_size,
+            gradients=options.gradients,
+            look=options.look,
+            landmarks="standard" if options.landmarks else None,
+            name=options.name,
+            command=sys.argv[1:],
+            runner=runner,
+            progress=progress(options),
+        )
+    with quiet_output(options):
+        _print_run(run, None if points is None else options.points, folder)
+    return sign_off(options, run, requirements)
+
+
+def _asked(options: argparse.Namespace) -> _Asked:
+    """The options, checked without a model."""
     norm, domain = checked(options)
     orders = list(dict.fromkeys(map(parse_order, options.order)))
     budgets = list(dict.fromkeys(map(budget, options.eps)))
@@ -75,71 +144,52 @@ def evaluate_command(options: argparse.Namespace) -> int:
             f"--gap is {options.gap}: give points from 0 to below 100, together with --certify."
         )
     seconds = None if options.time_limit is None else seconds_text(options.time_limit)
-    given: dict[str, Any] = {"topk": options.topk}
+    settings: dict[str, Any] = {"topk": options.topk}
     for word in ("step", "kappa"):
-        given[word] = (
-            None if getattr(options, word) is None else number(getattr(options, word), word)
-        )
+        given = getattr(options, word)
+        settings[word] = None if given is None else number(given, word)
     if (options.resume or options.add_attack) and options.out is None:
         raise InputError(
             "--resume and --add-attack need --out: the folder of the run to go on with."
         )
-    asked = parsed(options)
-    folder = folder_of(options)
-    import wassail as ws
-    from wassail.report.terminal import points_text, print_evaluation, print_landmarks
-    from wassail.zoo.weights import read_points
+    return _Asked(norm, domain, orders, budgets, gap, seconds, settings)
 
-    source, data = loaded(options)
-    points = None if options.points is None else read_points(options.points)
-    if points is not None and options.n is not None:
-        points = points[: options.n]
-    if options.box is not None:
-        source, data, domain = boxed(options.box, source, data)
+
+def _chosen_attacks(
+    options: argparse.Namespace, settings: Mapping[str, Any], folder: Path | None
+) -> dict[str, dict[str, Any]]:
+    """The attacks with the options of each: those asked for, beside those of a run that is
+    extended.
+    """
     own: dict[str, dict[str, Any]] = {
         name: {} for name in dict.fromkeys([*options.attacks, *options.add_attack])
     }
     for name, words in {"wda": ("step", "topk", "kappa"), "wda++": ("step", "topk")}.items():
         if name in own:
-            own[name] = {word: given[word] for word in words if given[word] is not None}
-    if options.add_attack and folder is not None:
-        before = _attacks_of(folder)
-        own = before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
-    with _runner(options) as runner:
-        run = ws.evaluate(
-            source,
-            data,
-            threats_of(budgets, orders, norm, domain, data, options.seed),
-            own,
-            out=folder,
-            resume=options.resume or bool(options.add_attack),
-            add=bool(options.add_attack) or (options.resume and points is not None),
-            points=points,
-            certify=options.certify,
-            arithmetic=options.arithmetic,
-            gap=None if gap is None else gap / 100,
-            time_limit=seconds,
-            passes=options.passes,
-            seed=options.seed,
-            chunk=options.chunk,
-            batch_size=options.batch_size,
-            gradients=options.gradients,
-            look=options.look,
-            landmarks="standard" if options.landmarks else None,
-            name=options.name,
-            command=sys.argv[1:],
-            runner=runner,
-            progress=progress(options),
-        )
-    with quiet_output(options):
-        print_evaluation(run)
-        if points is not None:
-            print(points_text(run, options.points))
-        if run.landmarks:
-            print_landmarks(run)
-        if folder is not None:
-            _write_pages(run, folder)
-    return sign_off(options, run, asked)
+            own[name] = {word: settings[word] for word in words if settings[word] is not None}
+    if not options.add_attack or folder is None:
+        return own
+    before = _attacks_of(folder)
+    return before | {name: before.get(name, {}) | own[name] for name in options.add_attack}
+
+
+def _print_run(run: Evaluation, points: str | None, folder: Path | None) -> None:
+    """The run on the terminal, and its pages beside it.
+
+    Args:
+        run: the evaluation.
+        points: the file of adversarial examples that was given, or None.
+        folder: the run directory, or None.
+    """
+    from wassail.report.terminal import points_text, print_evaluation, print_landmarks
+
+    print_evaluation(run)
+    if points is not None:
+        print(points_text(run, points))
+    if run.landmarks:
+        print_landmarks(run)
+    if folder is not None:
+        _write_pages(run, folder)
 
 
 def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:

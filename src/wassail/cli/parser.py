@@ -107,14 +107,37 @@ def _child(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParse
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The commands and their options.
-
-    Long because it is a list of commands and their options.
-    """
+    """The commands and their options, in the order of `wassail --help`."""
     parser = Parser(prog="wassail", description=SUMMARY)
     parser.add_argument("--version", action="version", version=f"wassail {version('wassail')}")
     children = parser.add_subparsers(required=True, metavar="COMMAND")
+    _demo_command(children)
+    evaluate = _evaluate_command(children)
+    _attack_command(children)
+    _page_commands(children)
+    _verify_command(children)
+    _export_command(children)
+    _certify_command(children)
+    smooth = children.add_parser(
+        "smooth", help="certify a model of any size under Gaussian noise, from both sides"
+    )
+    smooth_options(smooth)
+    _paper_commands(children)
+    init = children.add_parser("init", help="write a commented file for `evaluate --config`")
+    init.add_argument(
+        "file", nargs="?", default="wassail.toml", metavar="FILE", help="default: %(default)s"
+    )
+    init.set_defaults(run=lambda options: init_command(options, evaluate))
+    complete = children.add_parser("completion", help="print a script that completes commands")
+    complete.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    complete.set_defaults(run=lambda options: print(completion(parser, options.shell)) or 0)
+    models = children.add_parser("models", help="list the built-in models")
+    models.set_defaults(run=models_command)
+    return parser
 
+
+def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
+    """`wassail demo`."""
     demo = children.add_parser(
         "demo", help="attack and certify the embedded model on the embedded data: a minute"
     )
@@ -137,7 +160,10 @@ def _parser() -> argparse.ArgumentParser:
         **NO_SIGN_OFF,
     )
 
-    evaluate = children.add_parser(
+
+def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    """`wassail evaluate`, whose options `init` writes down."""
+    evaluate: argparse.ArgumentParser = children.add_parser(
         "evaluate",
         help="robust accuracy of a model on data, attacked and if asked certified; resumable",
     )
@@ -164,7 +190,11 @@ def _parser() -> argparse.ArgumentParser:
     signoff_options(evaluate)
     evaluate_options(evaluate)
     evaluate.set_defaults(run=evaluate_command)
+    return evaluate
 
+
+def _attack_command(children: argparse._SubParsersAction[Any]) -> None:
+    """`wassail attack`."""
     attack = children.add_parser(
         "attack", help="attack a model on data: `evaluate` without checks and certificates"
     )
@@ -187,6 +217,9 @@ def _parser() -> argparse.ArgumentParser:
         **NO_SIGN_OFF,
     )
 
+
+def _page_commands(children: argparse._SubParsersAction[Any]) -> None:
+    """The pages of runs: `report`, `compare` and `board`."""
     report = children.add_parser("report", help="one self-contained HTML page of a run")
     report.add_argument("folder", metavar="RUN", help="the --out of an evaluation")
     report.add_argument("-o", "--output", metavar="FILE", help="default: report.html in RUN")
@@ -210,6 +243,9 @@ def _parser() -> argparse.ArgumentParser:
     board.add_argument("-o", "--output", metavar="DIR", default="site", help="default: %(default)s")
     board.set_defaults(run=board_command)
 
+
+def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
+    """`wassail verify`."""
     verify = children.add_parser(
         "verify", help="compare a run from elsewhere with the model it is about: what is false?"
     )
@@ -237,6 +273,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.set_defaults(run=verify_command, data=None)
 
+
+def _export_command(children: argparse._SubParsersAction[Any]) -> None:
+    """`wassail export`."""
     export = children.add_parser(
         "export", help="a run as CSV, RobustBench entry, .pt, NPZ or PNG files"
     )
@@ -248,6 +287,9 @@ def _parser() -> argparse.ArgumentParser:
     model_options(export, required=False)
     export.set_defaults(run=export_command)
 
+
+def _certify_command(children: argparse._SubParsersAction[Any]) -> None:
+    """`wassail certify`."""
     certify = children.add_parser("certify", help="bound the worst expected loss from both sides")
     model_options(certify)
     certify.add_argument(
@@ -281,32 +323,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     certify.set_defaults(run=certify_command)
 
-    smooth = children.add_parser(
-        "smooth", help="certify a model of any size under Gaussian noise, from both sides"
-    )
-    smooth_options(smooth)
-
-    _paper_commands(children)
-    init = children.add_parser("init", help="write a commented file for `evaluate --config`")
-    init.add_argument(
-        "file", nargs="?", default="wassail.toml", metavar="FILE", help="default: %(default)s"
-    )
-    init.set_defaults(run=lambda options: init_command(options, evaluate))
-    complete = children.add_parser("completion", help="print a script that completes commands")
-    complete.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
-    complete.set_defaults(run=lambda options: print(completion(parser, options.shell)) or 0)
-    models = children.add_parser("models", help="list the built-in models")
-    models.set_defaults(run=models_command)
-    return parser
-
 
 def _paper_commands(children: argparse._SubParsersAction[Any]) -> None:
-    """The commands about the paper.
-
-    Long because it is a list of commands and their options.
-    """
+    """The commands about the paper."""
     paper = children.add_parser("paper", help="the paper's table and figures, made again")
     parts = paper.add_subparsers(required=True, metavar="WHAT")
+    _figures_command(parts)
+    _table_command(parts)
+
+
+def _figures_command(parts: argparse._SubParsersAction[Any]) -> None:
+    """`wassail paper figures`."""
     figures = parts.add_parser("figures", help="PNG and CSV files of the figures")
     figures.add_argument(
         "names", nargs="*", metavar="FIGURE", help=f"any of {', '.join(FIGURES)} (default: all)"
@@ -328,6 +355,12 @@ def _paper_commands(children: argparse._SubParsersAction[Any]) -> None:
     )
     figures.set_defaults(run=figures_command)
 
+
+def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
+    """`wassail paper table`.
+
+    Long because it is a list of options.
+    """
     table = parts.add_parser(
         "table",
         help="every column of Table 1 for the models given, ours beside the published figure",

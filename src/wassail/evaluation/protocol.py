@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
@@ -115,8 +116,6 @@ def evaluate(
     """How badly a model can fail on data over every threat: attacked, and if asked certified,
     sample by sample.
 
-    Long because its parameters are listed, and most are checked before the run begins.
-
     The result depends on model, data and settings, not on how often the run was interrupted: its
     files are the same to the byte, but for those in `log/`, with radii limited by the clock the one
     exception.
@@ -165,28 +164,9 @@ def evaluate(
     Returns:
         `Evaluation`.
     """
-    source = named(model, name)
-    samples = open_data(data)
-    listed = isinstance(threats, Sequence) and not isinstance(threats, str)
-    chosen = same_norm(threats if listed else [threats])  # type: ignore[list-item, arg-type]
-    boxes = boxes_of(chosen[0].domain)
-    if boxes is not None:
-        source, samples, domain = in_boxes(source, samples, boxes)
-        chosen = tuple(replace(threat, domain=domain) for threat in chosen)
-    check_budgets(chosen, samples.shape)
-    samples = for_model(samples, source.model)
-    wanted = options_by_attack(attacks)
-    if "nearest" in wanted:
-        wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
-        if wanted["nearest"]["passes"] != AUTO:
-            wanted["nearest"]["passes"] = _checked_passes(wanted["nearest"]["passes"])
-    if points is not None or GIVEN in wanted:
-        points = checked_points(points, samples)
-        wanted = {**wanted, GIVEN: {"sha256": data_hash(points, points[:0])}}
-    if (resume or add) and out is None:
-        raise InputError("resume and add need out: the folder of the run to go on with.")
-    if out is not None and not isinstance(out, (str, PathLike)):
-        raise InputError(f"out is {out!r}: give the path of a directory, or None.")
+    source, samples, chosen = _opened(model, name, data, threats)
+    wanted, points = _wanted(attacks, passes, points, samples)
+    _check_folder(out, resume or add)
     settings = _checked(
         Settings(
             chosen,
@@ -207,31 +187,84 @@ def evaluate(
         raise InputError("landmarks are for samples of equal weight: evaluate without mu.")
     worker = Worker(source.model, samples, settings, sample_weights(mu, len(samples)))
     mode = indicators.mode(source.model)
-    with frozen(source.model):
-        rehearse(settings.units, source.model, *samples.read(0, min(1, len(samples))))
-        if certify is not None:
-            arithmetic_of(
-                worker.graph, arithmetic
-            )  # a model that cannot be certified is told before the attacks
+    _rehearse(worker)
     runner = runner or Local()
     config = _config(settings, source, samples, mu) | {**runner.about, "command": list(command)}
+    with _folder(out) as folder:
+        opened = _store(folder, config, resume, add)
+        with opened as store, progress_bar(progress, "evaluation") as report:
+            reading = _Driver(store, worker, runner, report, landmarks).run(mode)
+    if out is None:  # the folder lives as long as somebody may ask for images
+        weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
+    return Evaluation.of(reading.result)
+
+
+def _check_folder(out: object, goes_on: bool) -> None:
+    if goes_on and out is None:
+        raise InputError("resume and add need out: the folder of the run to go on with.")
+    if out is not None and not isinstance(out, (str, PathLike)):
+        raise InputError(f"out is {out!r}: give the path of a directory, or None.")
+
+
+def _store(folder: Path, config: Mapping[str, Any], resume: bool, add: bool) -> Store:
+    if resume:
+        return Store.resume(folder, config, grow=("attacks",) if add else ())
+    return Store.create(folder, config)
+
+
+@contextmanager
+def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
+    """The run directory; one that nobody asked for is removed if the run fails."""
     folder = Path(tempfile.mkdtemp(prefix="wassail-") if out is None else out)
     try:
-        opened = (
-            Store.resume(folder, config, grow=("attacks",) if add else ())
-            if resume
-            else Store.create(folder, config)
-        )
-        with opened as store, progress_bar(progress, "evaluation") as report:
-            store.log({"event": "start", **_machine()})
-            reading = _Driver(store, worker, runner, report, landmarks).run(mode)
+        yield folder
     except BaseException:
         if out is None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    if out is None:  # the folder lives as long as somebody may ask for images
-        weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
-    return Evaluation.of(reading.result)
+
+
+def _opened(
+    model: Model | Source, name: str | None, data: Any, threats: Threat | Sequence[Threat]
+) -> tuple[Source, Data, tuple[Threat, ...]]:
+    """The model, the samples and the threats, all in one variable."""
+    source = named(model, name)
+    samples = open_data(data)
+    listed = isinstance(threats, Sequence) and not isinstance(threats, str)
+    chosen = same_norm(threats if listed else [threats])  # type: ignore[list-item, arg-type]
+    boxes = boxes_of(chosen[0].domain)
+    if boxes is not None:
+        source, samples, domain = in_boxes(source, samples, boxes)
+        chosen = tuple(replace(threat, domain=domain) for threat in chosen)
+    check_budgets(chosen, samples.shape)
+    return source, for_model(samples, source.model), chosen
+
+
+def _wanted(
+    attacks: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    passes: int | str,
+    points: Tensor | None,
+    samples: Data,
+) -> tuple[dict[str, dict[str, Any]], Tensor | None]:
+    """The attacks with their options, points that were given among them, and these points."""
+    wanted = options_by_attack(attacks)
+    if "nearest" in wanted:
+        wanted["nearest"] = {"passes": passes, **wanted["nearest"]}
+        if wanted["nearest"]["passes"] != AUTO:
+            wanted["nearest"]["passes"] = _checked_passes(wanted["nearest"]["passes"])
+    if points is not None or GIVEN in wanted:
+        points = checked_points(points, samples)
+        wanted = {**wanted, GIVEN: {"sha256": data_hash(points, points[:0])}}
+    return wanted, points
+
+
+def _rehearse(worker: Worker) -> None:
+    """What a model cannot do is told before the attacks: they, and certificates, are tried."""
+    settings = worker.settings
+    with frozen(worker.model):
+        rehearse(settings.units, worker.model, *worker.data.read(0, min(1, len(worker.data))))
+        if settings.certify is not None:
+            arithmetic_of(worker.graph, settings.arithmetic)
 
 
 def _checked_passes(passes: Any) -> int:
@@ -334,6 +367,7 @@ class _Driver:
         """The protocol; returns the run as it can be read from now on."""
         look = self.settings.look
         n = len(self.worker.data)
+        self.store.log({"event": "start", **_machine()})
         self._same_model()
         self._same_data()
         self._stage(1, self._missing("clean", CLEAN))

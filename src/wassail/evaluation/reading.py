@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
@@ -70,7 +70,7 @@ def load(folder: str | PathLike[str]) -> Outcome:
 
 def unreadable(folder: str | PathLike[str], error: Exception) -> InputError:
     """One sentence for a run whose files are intact and make no sense."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    reason = reason_of(error)
     return InputError(
         f"the run in {str(folder)!r} was not written by this program, or was changed since: "
         f"{reason}."

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from wassail.evaluation.result import Row
     from wassail.evaluation.run import Evaluation
     from wassail.evaluation.verifying import Verification
+    from wassail.threat import Threat
 
 BINS = 40
 
@@ -367,79 +368,13 @@ def _whisker(value: float, low: float, high: float) -> Html | None:
 
 
 def distances_panel(run: Evaluation) -> Html | None:
-    """How far away the flips are, and mirrored below how far is proved to be safe.
-
-    Long because it draws the bars, axes and labels, and then writes the legend and the caption.
-    """
+    """How far away the flips are, and mirrored below how far is proved to be safe."""
     flips = run.distances[(run.distances > 0) & torch.isfinite(run.distances)]
     radii = None if run.radii is None else run.radii[(run.radii > 0) & torch.isfinite(run.radii)]
     if not len(flips) and (radii is None or not len(radii)):
         return None
     known = flips if radii is None else torch.cat([flips, radii])
     end = max(1.05 * float(np.quantile(known.numpy(), 0.98)), 1.3 * run.threat.eps)
-    above, below = (_counts(values, end) for values in (flips, radii))
-    most = max([*above, *below, 1])
-    width = 760
-    left = 40
-    zero = 126
-    up = 112
-    bar = (width - 8 - left) / BINS
-    down = up if radii is not None else 0
-    height = zero + down + 44
-    parts = [line_mark("rule", left, zero - up, width - 8, zero - up)]
-    for counts, kind, sign in ((above, "attacked", -1), (below, "certified", 1)):
-        for place, count in enumerate(counts):
-            size = up * count / most
-            if count:
-                parts.append(
-                    rect_mark(
-                        f"bar {kind}",
-                        left + place * bar + 0.5,
-                        zero - size if sign < 0 else float(zero),
-                        bar - 1,
-                        size,
-                    )
-                )
-    parts.append(line_mark("axis", left, zero, width - 8, zero))
-    base = zero + down
-    for value, text in ticks(end, unit_of(run.threat, end), 6):
-        x = left + value / end * (width - 8 - left)
-        parts += [line_mark("axis", x, base, x, base + 4), label_mark(x, base + 17, text, "middle")]
-    mark = left + run.threat.eps / end * (width - 8 - left)
-    parts += [
-        line_mark("cursor", mark, zero - up, mark, base),
-        label_mark(mark + 5, zero - up + 10, f"eps {show(run.threat.eps)}", "start", "strong"),
-    ]
-    parts += [
-        label_mark(left - 6, zero - up + 8, str(most), "end"),
-        label_mark(left - 6, zero + 4, "0", "end"),
-    ]
-    parts.append(
-        label_mark(
-            (left + width) / 2,
-            height - 6,
-            f"distance from the sample (l{run.threat.norm:g})",
-            "middle",
-        )
-    )
-    wrong = int((run.distances == 0).sum())
-    none = int((run.distances == math.inf).sum())
-    beyond = int((known > end).sum())
-    told = [
-        f"{len(flips):,} samples with a flip",
-        f"{wrong:,} wrong to begin with (distance 0)",
-        f"{none:,} with no flip known",
-    ]
-    if beyond:
-        told.append(f"{beyond:,} beyond the axis, in its last bar")
-    middle = f"Median distance of the flips {length(float(flips.median()))}." if len(flips) else ""
-    picture = tag(
-        "svg",
-        parts,
-        viewBox=f"0 0 {width} {height}",
-        role="img",
-        aria_label="histogram of distances",
-    )
     keys = [("attacked", "nearest flips found, upwards")] + (
         [("certified", "certified radii, downwards")] if radii is not None else []
     )
@@ -448,12 +383,80 @@ def distances_panel(run: Evaluation) -> Html | None:
         [tag("li", tag("span", class_=f"swatch {kind}"), words) for kind, words in keys],
         class_="legend",
     )
+    told = _told_of_distances(run, flips, beyond=int((known > end).sum()))
     figure = tag(
-        "figure", picture, legend, tag("figcaption", "; ".join(told) + ". ", middle), class_="card"
+        "figure",
+        _histogram(run.threat, flips, radii, end),
+        legend,
+        tag("figcaption", *told),
+        class_="card",
     )
     return section(
         "distances", "Distances", figure, lead="How far each sample is from its nearest known flip."
     )
+
+
+def _histogram(threat: Threat, flips: Tensor, radii: Tensor | None, end: float) -> Html:
+    """Bars upwards for the distances of flips, downwards for radii.
+
+    Args:
+        threat: whose eps is marked on the axis.
+        flips: distances, those that are positive and finite.
+        radii: likewise, or None where nothing was certified.
+        end: of the axis; what lies beyond counts in the last bar.
+    """
+    above = _counts(flips, end)
+    below = _counts(radii, end)
+    most = max([*above, *below, 1])
+    width = 760
+    left = 40
+    zero = 126
+    up = 112
+    bar = (width - 8 - left) / BINS
+    base = zero + (up if radii is not None else 0)
+    height = base + 44
+    parts = [line_mark("rule", left, zero - up, width - 8, zero - up)]
+    for counts, kind, sign in ((above, "attacked", -1), (below, "certified", 1)):
+        for place, count in enumerate(counts):
+            size = up * count / most
+            top = zero - size if sign < 0 else float(zero)
+            if count:
+                parts.append(rect_mark(f"bar {kind}", left + place * bar + 0.5, top, bar - 1, size))
+    parts.append(line_mark("axis", left, zero, width - 8, zero))
+    for value, text in ticks(end, unit_of(threat, end), 6):
+        x = left + value / end * (width - 8 - left)
+        parts += [line_mark("axis", x, base, x, base + 4), label_mark(x, base + 17, text, "middle")]
+    mark = left + threat.eps / end * (width - 8 - left)
+    what = f"distance from the sample (l{threat.norm:g})"
+    parts += [
+        line_mark("cursor", mark, zero - up, mark, base),
+        label_mark(mark + 5, zero - up + 10, f"eps {show(threat.eps)}", "start", "strong"),
+        label_mark(left - 6, zero - up + 8, str(most), "end"),
+        label_mark(left - 6, zero + 4, "0", "end"),
+        label_mark((left + width) / 2, height - 6, what, "middle"),
+    ]
+    return tag(
+        "svg",
+        parts,
+        viewBox=f"0 0 {width} {height}",
+        role="img",
+        aria_label="histogram of distances",
+    )
+
+
+def _told_of_distances(run: Evaluation, flips: Tensor, beyond: int) -> tuple[str, str]:
+    """The caption of the histogram: how many samples it shows and leaves out, and the median."""
+    wrong = int((run.distances == 0).sum())
+    none = int((run.distances == math.inf).sum())
+    told = [
+        f"{len(flips):,} samples with a flip",
+        f"{wrong:,} wrong to begin with (distance 0)",
+        f"{none:,} with no flip known",
+    ]
+    if beyond:
+        told.append(f"{beyond:,} beyond the axis, in its last bar")
+    middle = f"Median distance of the flips {length(float(flips.median()))}." if len(flips) else ""
+    return "; ".join(told) + ". ", middle
 
 
 def _counts(values: Tensor | None, end: float) -> list[int]:

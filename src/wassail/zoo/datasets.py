@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wassail.errors import InputError, unknown
+from wassail.errors import InputError, reason_of, unknown
 from wassail.zoo import DATASETS, SPLITS, data_file, factory
 from wassail.zoo import data as builtin_data
 from wassail.zoo.files import (
@@ -362,8 +362,6 @@ def _is_saved(folder: Path) -> bool:
 def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
     """A Hugging Face data set of images, `hf:NAME` or `hf:NAME:SPLIT`, from a folder that
     save_to_disk wrote or the cache.
-
-    Long because library, data, split and columns are found one by one, each with its own error.
     """
     from wassail.zoo.images import Preprocessing, open_image
 
@@ -375,43 +373,11 @@ def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
         raise InputError(
             f"{name!r} needs the package datasets ({error}): install it with pip install datasets."
         ) from error
-    # Scripts that come with data are never run. Libraries from version 4 on run none, and do not
-    # know the word.
-    try:
-        known = inspect.signature(library.load_dataset).parameters
-        options = {"trust_remote_code": False} if "trust_remote_code" in known else {}
-        saved = Path(word).is_dir() and _is_saved(Path(word))
-        table = library.load_from_disk(word) if saved else library.load_dataset(word, **options)
-    except Exception as error:  # no network, no such name, a script that would have to run
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(
-            f"datasets could not load {word!r} ({reason}): give a folder that save_to_disk "
-            "wrote, or a name in the cache."
-        ) from error
-    if isinstance(table, Mapping):  # several splits
-        split = split or next((s for s in ("test", "validation", "valid", "val") if s in table), "")
-        if split not in table:
-            raise InputError(
-                f"{name!r} has the splits {', '.join(table)}: choose one with hf:NAME:SPLIT."
-            )
-        table = table[split]
+    table, split = _one_split(_hf_loaded(library, word), split, name)
     features = table.features
-    image = next((key for key, kind in features.items() if type(kind).__name__ == "Image"), None)
-    label = next(
-        (key for key, kind in features.items() if type(kind).__name__ == "ClassLabel"), None
-    )
-    label = label or next(
-        (key for key in ("label", "labels", "fine_label", "y") if key in features), None
-    )
-    if image is None or label is None:
-        raise InputError(
-            f"{name!r} has columns {', '.join(features)}: it needs one of images and one of "
-            "class labels."
-        )
-
-    if hasattr(table, "cast_column") and hasattr(
-        library, "Image"
-    ):  # decoded here, by the formats that are promised only
+    image, label = _hf_columns(features, name)
+    if hasattr(table, "cast_column") and hasattr(library, "Image"):
+        # Decoded here, by the formats that are promised only.
         table = table.cast_column(image, library.Image(decode=False))
 
     def item(place: int) -> tuple[Any, Any]:
@@ -437,3 +403,48 @@ def _huggingface(name: str, n: int | None, preprocessing: str | None) -> Data:
     names = getattr(features[label], "names", None)
     size = len(table) if n is None else min(n, len(table))
     return ItemData(name, item, size, info, None if names is None else tuple(map(str, names)))
+
+
+def _hf_loaded(library: Any, word: str) -> Any:
+    """What the library finds under a name. Scripts that come with data are never run: libraries
+    from version 4 on run none, and do not know the option.
+    """
+    try:
+        known = inspect.signature(library.load_dataset).parameters
+        options = {"trust_remote_code": False} if "trust_remote_code" in known else {}
+        saved = Path(word).is_dir() and _is_saved(Path(word))
+        return library.load_from_disk(word) if saved else library.load_dataset(word, **options)
+    except Exception as error:  # no network, no such name, a script that would have to run
+        reason = reason_of(error)
+        raise InputError(
+            f"datasets could not load {word!r} ({reason}): give a folder that save_to_disk "
+            "wrote, or a name in the cache."
+        ) from error
+
+
+def _one_split(table: Any, split: str, name: str) -> tuple[Any, str]:
+    """The split asked for, else that of tests, and its name."""
+    if not isinstance(table, Mapping):  # there is only one
+        return table, split
+    split = split or next((s for s in ("test", "validation", "valid", "val") if s in table), "")
+    if split not in table:
+        raise InputError(
+            f"{name!r} has the splits {', '.join(table)}: choose one with hf:NAME:SPLIT."
+        )
+    return table[split], split
+
+
+def _hf_columns(features: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """The columns of the images and of the labels."""
+    kinds = {key: type(kind).__name__ for key, kind in features.items()}
+    image = next((key for key, kind in kinds.items() if kind == "Image"), None)
+    label = next((key for key, kind in kinds.items() if kind == "ClassLabel"), None)
+    label = label or next(
+        (key for key in ("label", "labels", "fine_label", "y") if key in features), None
+    )
+    if image is None or label is None:
+        raise InputError(
+            f"{name!r} has columns {', '.join(features)}: it needs one of images and one of "
+            "class labels."
+        )
+    return image, label

@@ -28,7 +28,7 @@ import re
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
 from wassail.zoo import operators
 from wassail.zoo.operators import Arithmetic, Operator
 from wassail.zoo.rules import LARGEST
@@ -70,7 +70,7 @@ def load_exported(path: str | Path) -> ExportedClassifier:
     except (
         Exception
     ) as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = reason_of(error)
         raise InputError(
             f"{str(path)!r} is no graph that can be run: {reason}; export the classifier again."
         ) from error
@@ -386,7 +386,7 @@ class ExportedClassifier(nn.Module):
         except (
             Exception
         ) as error:  # torch's operators raise whatever hostile arguments make them stumble over
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = reason_of(error)
             raise InputError(
                 f"the exported program cannot run on a batch of {rows}: {reason}."
             ) from error
@@ -472,16 +472,34 @@ class ExportedClassifier(nn.Module):
 def _build(
     program: Mapping[str, Any], weights: Mapping[str, Tensor], path: Path
 ) -> ExportedClassifier:
-    """The module from the program, everything in it looked at once.
-
-    Long because inputs, outputs, sizes and types are checked one by one, each with its own error.
-    """
+    """The module from the program, everything in it looked at once."""
     module = program["graph_module"]
     graph = module["graph"]
     signature = module["signature"]
+    metas = graph["tensor_values"]
+    name, tensors = _inputs(signature["input_specs"], weights, path)
+    logits = _logits(signature["output_specs"], metas, path)
+    batch, shape = _sizes(metas[name]["sizes"], path)
+    if name in tensors or _DTYPES.get(metas[name]["dtype"], torch.bool) == torch.bool:
+        raise InputError(
+            f"{str(path)!r} takes samples of an unknown number type: export the classifier in "
+            "float32."
+        )
+    nodes, logits = _without_writing(graph["nodes"], logits, set(tensors), path)
+    steps = _free([step for node in nodes if (step := _step(node, path)) is not None], logits)
+    sample = (name, shape, _DTYPES[metas[name]["dtype"]])
+    return ExportedClassifier(
+        steps, tensors, sample, logits, batch, str(program.get("torch_version", "unknown"))
+    )
+
+
+def _inputs(
+    specs: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor], path: Path
+) -> tuple[str, dict[str, Tensor]]:
+    """The name of the samples, and the weights by the names that the graph has for them."""
     tensors: dict[str, Tensor] = {}
     samples: list[str] = []
-    for spec in signature["input_specs"]:
+    for spec in specs:
         ((kind, entry),) = spec.items()
         if kind in _HELD:
             if entry[_HELD[kind]] not in weights:
@@ -500,51 +518,43 @@ def _build(
         raise InputError(
             f"{str(path)!r} takes {len(samples)} inputs: export a classifier of one tensor."
         )
-    outputs = []
-    for spec in signature["output_specs"]:
+    return samples[0], tensors
+
+
+def _logits(specs: Sequence[Mapping[str, Any]], metas: Mapping[str, Any], path: Path) -> str:
+    """The name of the first output of two dimensions."""
+    outputs: list[str] = []
+    for spec in specs:
         ((kind, entry),) = spec.items()
         if kind != "user_output":
             raise InputError(
                 f"{str(path)!r} changes its own weights ({kind}): export the model in eval mode."
             )
         outputs += [entry["arg"]["as_tensor"]["name"]] if "as_tensor" in entry["arg"] else []
-    metas = graph["tensor_values"]
-    logits = next((name for name in outputs if len(metas[name]["sizes"]) == 2), None)
-    if logits is None:
+    found = next((name for name in outputs if len(metas[name]["sizes"]) == 2), None)
+    if found is None:
         raise InputError(
             f"{str(path)!r} has no output of two dimensions: a classifier's logits have shape "
             "(N, classes)."
         )
-    sizes = [size.get("as_int") for size in metas[samples[0]]["sizes"]]
+    return found
+
+
+def _sizes(dims: Sequence[Mapping[str, Any]], path: Path) -> tuple[int | None, tuple[int, ...]]:
+    """The size of a batch, None where any is taken, and the shape of a sample."""
+    sizes: list[Any] = [size.get("as_int") for size in dims]
     if len(sizes) < 2 or None in sizes[1:]:
         raise InputError(
             f"{str(path)!r} takes samples of any size: export it with only the batch dynamic."
         )
-    numbers = math.prod(int(size) for size in sizes[1:])
-    if (
-        min(int(size) for size in sizes[1:]) < 1
-        or numbers > LARGEST
-        or not 0 < int(sizes[0] or 1) * numbers <= LARGEST
-    ):
+    shape = tuple(int(size) for size in sizes[1:])
+    numbers = math.prod(shape)
+    if min(shape) < 1 or numbers > LARGEST or not 0 < int(sizes[0] or 1) * numbers <= LARGEST:
         raise InputError(
             f"{str(path)!r} takes samples of shape {tuple(sizes)}, which no data set has: export "
             "it again."
         )
-    if samples[0] in tensors or _DTYPES.get(metas[samples[0]]["dtype"], torch.bool) == torch.bool:
-        raise InputError(
-            f"{str(path)!r} takes samples of an unknown number type: export the classifier in "
-            "float32."
-        )
-    nodes, logits = _without_writing(graph["nodes"], logits, set(tensors), path)
-    steps = _free([step for node in nodes if (step := _step(node, path)) is not None], logits)
-    sample = (
-        samples[0],
-        tuple(int(size) for size in sizes[1:]),
-        _DTYPES[metas[samples[0]]["dtype"]],
-    )
-    return ExportedClassifier(
-        steps, tensors, sample, logits, sizes[0], str(program.get("torch_version", "unknown"))
-    )
+    return sizes[0], shape
 
 
 _HELD = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
 from wassail.zoo.files import reading
 from wassail.zoo.samples import ItemData
 from wassail.zoo.weights import regular, sha256
@@ -294,7 +294,7 @@ def open_image(file: Any, name: str) -> Any:
     except (
         Exception
     ) as error:  # Pillow's decoders raise whatever a broken file makes them stumble over
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = reason_of(error)
         raise InputError(f"cannot read the image {name!r}: {reason}.") from None
 
 

@@ -19,15 +19,13 @@ gives to it alone.
 
 from __future__ import annotations
 
-import importlib
-import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
+from wassail.zoo.onnx_file import read_onnx
 from wassail.zoo.onnx_operators import (
     OPERATORS,
     RESIZED,
@@ -62,7 +60,7 @@ def load_onnx(
     path = Path(path)
     regular(path, "a model")
     try:
-        graph = _read(path)
+        graph = read_onnx(path)
         logits, nodes, constants = _specialise(graph, path)
         model = OnnxClassifier(graph, logits, nodes, constants, None, None).eval()
         with torch.no_grad():
@@ -73,7 +71,8 @@ def load_onnx(
         Exception
     ) as error:  # a damaged or hostile graph can fail anywhere, in torch's operators too
         raise InputError(
-            f"{str(path)!r} is no graph that can be run: {_reason(error)}; export the model again."
+            f"{str(path)!r} is no graph that can be run: {reason_of(error)}; export the model "
+            "again."
         ) from error
     if found.ndim != 2 or len(found) != 2:
         raise InputError(
@@ -176,104 +175,6 @@ def _statistic(what: str, values: Statistic, shape: Shape) -> Tensor:
     return tensor.reshape(-1, *[1] * (len(shape) - 1)) if tensor.ndim else tensor
 
 
-def _read(path: Path) -> OnnxGraph:
-    """All that is taken from the file. The only place that touches onnx, which is incompletely
-    typed.
-
-    Long because it is the one place that touches the file, and checks each part as it is taken.
-    """
-    try:
-        onnx: Any = importlib.import_module("onnx")
-    except ImportError as error:
-        raise InputError(
-            "reading ONNX files needs the package onnx: install wassail[onnx]."
-        ) from error
-    try:
-        model = onnx.load(str(path), format="protobuf")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except Exception as error:  # protobuf and onnx raise several kinds of their own
-        raise InputError(
-            f"{path} is not an ONNX file, or a damaged one: export the model again."
-        ) from error
-    if not model.graph.node:  # protobuf reads many other files as a model in which nothing is set
-        raise InputError(f"{path} is not an ONNX file: it contains no graph.")
-
-    def tensor(proto: Any) -> Tensor:
-        array = onnx.numpy_helper.to_array(proto)
-        floating = proto.data_type in (
-            onnx.TensorProto.FLOAT,
-            onnx.TensorProto.DOUBLE,
-            onnx.TensorProto.FLOAT16,
-            onnx.TensorProto.BFLOAT16,
-        )
-        return torch.from_numpy(array.astype("float32") if floating else array.copy())
-
-    def attribute(proto: Any) -> Any:
-        value = onnx.helper.get_attribute_value(proto)
-        if isinstance(value, onnx.TensorProto):
-            return tensor(value)
-        return value.decode() if isinstance(value, bytes) else value
-
-    try:
-        version = next(
-            (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1
-        )
-        initialisers = {proto.name: tensor(proto) for proto in model.graph.initializer}
-        nodes = [
-            OnnxNode(
-                op=node.op_type
-                if node.domain in ("", "ai.onnx")
-                else f"{node.domain}.{node.op_type}",
-                name=node.name or (node.output[0] if node.output else ""),
-                version=version,
-                attributes={proto.name: attribute(proto) for proto in node.attribute},
-                inputs=list(node.input),
-                outputs=list(node.output),
-            )
-            for node in model.graph.node
-        ]
-    except (TypeError, ValueError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path} contains a tensor or an attribute that cannot be read: {_reason(error)}."
-        ) from error
-    images = [entry for entry in model.graph.input if entry.name not in initialisers]
-    if not images:
-        raise InputError(
-            f"the graph in {path} has no input but its initialisers: export it with the image as "
-            "an input."
-        )
-    image = images[0]
-    sizes = [
-        dim.dim_value if dim.WhichOneof("value") == "dim_value" else 0
-        for dim in image.type.tensor_type.shape.dim
-    ]
-    if sizes and sizes[0] < 1:
-        sizes[0] = 1  # a batch left open
-    if len(sizes) < 1 or min(sizes) < 1:
-        seen = [dim.dim_value or dim.dim_param or "?" for dim in image.type.tensor_type.shape.dim]
-        raise InputError(
-            f"input {image.name!r} of {path} has shape {seen}: export it with a fixed size of "
-            "the image."
-        )
-    if math.prod(sizes) > LARGEST:
-        raise InputError(
-            f"input {image.name!r} of {path} has shape {sizes}, which no data set has: export "
-            "the model again."
-        )
-
-    def rank(output: Any) -> int | None:
-        kind = output.type.tensor_type
-        return len(kind.shape.dim) if kind.HasField("shape") else None
-
-    outputs = [(output.name, rank(output)) for output in model.graph.output]
-    return OnnxGraph(image.name, tuple(sizes), outputs, initialisers, nodes)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
 def _specialise(graph: OnnxGraph, path: Path) -> tuple[str, list[OnnxNode], dict[str, Tensor]]:
     """Run the graph on a single image: the name of the logits, the operations that depend on
     the image, their constants.
@@ -304,7 +205,7 @@ def _specialise(graph: OnnxGraph, path: Path) -> tuple[str, list[OnnxNode], dict
             results = _fold(node, values, live)
         except Exception as error:  # hostile attributes make torch's operators stumble in every way
             raise InputError(
-                f"node {node.name!r} ({node.op}) of {path} cannot be run: {_reason(error)}."
+                f"node {node.name!r} ({node.op}) of {path} cannot be run: {reason_of(error)}."
             ) from error
         values.update(zip(node.outputs, results))
         if any(node.data) and node.op != "Shape":  # every image has the same shape

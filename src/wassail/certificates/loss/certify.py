@@ -202,34 +202,10 @@ class Work:
         self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
 
     def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
-        """Every slope asked for, the cheap and general ones first.
-
-        Long because slopes, chords and losses are computed in this order for one large record.
-        """
+        """Every slope asked for, then the chords and the losses at the samples."""
         interrupted = False
         try:
-            # A chord is at most as steep as the margins: without cells, S has no upper side but
-            # theirs.
-            cells = self.small is not None and not self.graph.smooth
-            todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
-            for done, name in enumerate(
-                n for n in ("margin", "paper", "infinity", "anchor") if n in todo
-            ):
-                began = time.monotonic()
-                share = len(todo) - done
-                with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
-                    with suppress(clock.Late):
-                        getattr(self, f"_{name}")()
-                    self.cut |= clock.out_of_time()
-                self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
-                bound = self.found[name]
-                self.found[name] = replace(
-                    bound, info={**bound.info, "seconds": time.monotonic() - began}
-                )
-                report((done + 1) / len(todo))
-            if "infinity" in todo or "anchor" in todo:
-                with suppress(clock.Late):
-                    self._far_line()
+            self._slopes(wanted, report)
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
         rays = []
@@ -248,18 +224,8 @@ class Work:
             ]
         )
         clean = LIPSCHITZ[self.loss](z, self.y)
-        # The loss at the samples is computed, too: what rounding may have taken from it belongs to
-        # the upper side.
-        parts = zip(*(torch.split(v.to(self.graph.device), 256) for v in (self.x, self.y)))
-        with clock.unlimited():  # on points, where nothing is left to substitute
-            margin = torch.cat(
-                [
-                    margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain).cpu()
-                    for x, y in parts
-                ]
-            )
         info = {
-            "empirical_above": self._rounded_up(loss_above(margin, self.y, self.loss)),
+            "empirical_above": self._loss_above(),
             "versions": versions(),
             "seed": self.seed,
             "labels": self.labels,
@@ -292,6 +258,45 @@ class Work:
             self.tight,
             info,
         )
+
+    def _slopes(self, wanted: tuple[str, ...], report: Any) -> None:
+        """Every slope asked for, the cheap and general ones first."""
+        # A chord is at most as steep as the margins: without cells, S has no upper side but
+        # theirs.
+        cells = self.small is not None and not self.graph.smooth
+        todo = {*wanted, "margin"} if "anchor" in wanted and not cells else set(wanted)
+        for done, name in enumerate(
+            n for n in ("margin", "paper", "infinity", "anchor") if n in todo
+        ):
+            began = time.monotonic()
+            share = len(todo) - done
+            with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
+                with suppress(clock.Late):
+                    getattr(self, f"_{name}")()
+                self.cut |= clock.out_of_time()
+            self.found.setdefault(name, Bound(0.0, math.inf, "none: out of time"))
+            bound = self.found[name]
+            self.found[name] = replace(
+                bound, info={**bound.info, "seconds": time.monotonic() - began}
+            )
+            report((done + 1) / len(todo))
+        if "infinity" in todo or "anchor" in todo:
+            with suppress(clock.Late):
+                self._far_line()
+
+    def _loss_above(self) -> float:
+        """No less than the mean loss at the samples. It is computed, too: what rounding may have
+        taken from it belongs to the upper side.
+        """
+        parts = zip(*(torch.split(v.to(self.graph.device), 256) for v in (self.x, self.y)))
+        with clock.unlimited():  # on points, where nothing is left to substitute
+            margin = torch.cat(
+                [
+                    margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain).cpu()
+                    for x, y in parts
+                ]
+            )
+        return self._rounded_up(loss_above(margin, self.y, self.loss))
 
     def _has_ray(self) -> bool:
         return (
