@@ -66,9 +66,10 @@ def answers() -> Iterator[list[float]]:
     yield [bound.lower, bound.upper]
     bound = infinity(SMALL.piecewise(), 2.0, [0, 1, 2])
     yield [bound.lower, bound.upper]
-    with clock.limited(work=2 * clock.SECOND):
+    with clock.limited(work=clock.SECOND / 2):
         yield list(ws.certify(SMALL, x, y, 2, domain=(0.0, 1.0)).bounds(0.1))
-    yield list(ws.loss_curve(SMALL, x, y, grid=[0.1])(0.05))
+    with clock.limited(work=clock.SECOND / 2):
+        yield list(ws.loss_curve(SMALL, x, y, grid=[0.1])(0.05))
 
 
 def test_without_a_limit_the_clock_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

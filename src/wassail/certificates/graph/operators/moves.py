@@ -44,17 +44,12 @@ MOVES = (
     "view_as",
     "unsafe_split",
     "unsafe_chunk",
-)
-
-SAME = (
     "dropout",
-    "detach",
-    "to",
-    "to_copy",
-    "lift_fresh_copy",
     "feature_dropout",
     "alpha_dropout",
 )
+
+SAME = ("detach", "to", "to_copy", "lift_fresh_copy")
 
 
 @spelled(*MOVES)
