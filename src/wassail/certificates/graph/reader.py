@@ -197,22 +197,23 @@ def _writes_nothing(node: Any) -> bool:
     That is so for an operation in place, too, if nothing else sees what it writes into.
     """
     if node.op != "call_function":
-        return node.op in ("placeholder", "output")
+        return bool(node.op in ("placeholder", "output"))
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = _operation(node)
     if "dropout" in name:  # which is random in training mode
-        return node.args[2:] == (False,)
+        return bool(node.args[2:] == (False,))
     if name == "to":  # not to the type of another tensor
         return any(isinstance(v, torch.dtype) for v in (*node.args, *node.kwargs.values()))
     if not node.target._schema.is_mutable:
         return True
-    source = node.args[0]
+    source: Any = node.args[0]
     return (
         source.op == "call_function"
-        and str(source.target).split(".")[1] in FRESH
+        and isinstance(source.target, torch._ops.OpOverload)
+        and source.target._schema.name.split("::")[-1] in FRESH
         and len(source.users) == 1
         and not node.kwargs
     )
