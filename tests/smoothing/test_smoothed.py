@@ -156,6 +156,35 @@ def test_votes_grow_on_the_same_ground_only() -> None:
         ws.smoothed(other, SIGMA, draws=400).votes(x, y, start=begun)
 
 
+def test_an_interrupted_count_goes_on(tmp_path: Path) -> None:
+    class Tired(nn.Module):
+        """Ends after so many passes."""
+
+        left = 5
+
+        def forward(self, z: Tensor) -> Tensor:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            return torch.stack([-z[:, 0], z[:, 0]], 1)
+
+    x, y = samples(6)
+    file = tmp_path / "counts"
+    whole = ws.smoothed(linear(), SIGMA, draws=100).votes(x, y)
+    tired = Tired()
+    model = ws.smoothed(tired, SIGMA, draws=100)
+    with pytest.raises(KeyboardInterrupt):
+        model.votes(x, y, keep=file)
+    tired.left = 5  # two of them look at the model, three are left to do
+    assert torch.equal(model.votes(x, y, keep=file).hits, whole.hits)
+    assert tired.left == 0 and not file.exists()
+    tired.left = 5
+    with pytest.raises(KeyboardInterrupt):
+        model.votes(x, y, keep=file)
+    tired.left = 8  # what was counted for other labels is not used
+    assert torch.equal(model.votes(x, 1 - y, keep=file).hits, 100 - whole.hits)
+
+
 def test_no_two_blocks_share_their_draws() -> None:
     """Two keys whose digests agree in the 32 bits that a generator of torch looks at."""
     seen: dict[bytes, int] = {}

@@ -318,7 +318,12 @@ def _votes(
         start = Votes.load(path)
     try:
         votes = model.votes(
-            x, y, start=start, batch_size=options.batch_size, progress=progress(options)
+            x,
+            y,
+            start=start,
+            batch_size=options.batch_size,
+            progress=progress(options),
+            keep=None if folder is None else folder / "counting.safetensors",
         )
     except InputError as error:
         if "differ in" not in str(error):

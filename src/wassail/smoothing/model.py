@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from wassail.records import Record, check_equal
 from wassail.smoothing.certificate import Smoothing, certificate, check_counts
 from wassail.threat import Number, number
 
+SAVES = 100  # times that counts are kept while they are made, at least
 BLOCK = 100  # draws that share one generator: more draws go on where these ended
 AVERAGE = 16  # draws that the logits for attacks are averaged over
 
@@ -55,6 +58,16 @@ class Votes(Record):
                 0.999.
         """
         return certificate(self.hits, self.draws, self.sigma, confidence, self.first)
+
+
+@dataclass(frozen=True, eq=False)
+class _Counted(Record):
+    """Counts of a call that was interrupted: those of the first samples, up to `total` draws."""
+
+    hits: Tensor
+    samples: int
+    total: int
+    about: str
 
 
 class Smoothed(nn.Module):
@@ -117,6 +130,7 @@ class Smoothed(nn.Module):
         start: Votes | None = None,
         batch_size: int = BATCH_SIZE,
         progress: Progress = False,
+        keep: str | PathLike[str] | None = None,
     ) -> Votes:
         """Count how often the model is right under noise.
 
@@ -131,6 +145,8 @@ class Smoothed(nn.Module):
             start: votes of the same samples to go on from; default None.
             batch_size: int, inputs of one pass at most; default 250.
             progress: bool, or a callable that is given the share done; default False.
+            keep: a file that holds the counts while they are made: a call that was interrupted goes
+                on where it ended; default None.
         """
         total = self.draws if draws is None else _checked(draws)
         x, y = check_data(x, y, None)
@@ -157,10 +173,18 @@ class Smoothed(nn.Module):
             raise InputError(f"batch_size is {batch_size}: give a positive number.")
         with frozen(self.model), torch.no_grad(), progress_bar(progress, "votes") as report:
             check_model(self.model, x, y)
+            asked = _digest([*map(str, info.values()), str(self.sigma), f"{done} {total}"])
+            hits, counted = _resumed(keep, hits, asked, total)
             for i, key in enumerate(keys):
+                if i < counted:
+                    continue
                 for block in range(done // BLOCK, total // BLOCK):
                     hits[i] += self._hits(x[i], int(y[i]), _generator(key, block), batch_size)
+                if keep is not None and (i + 1) % max(len(keys) // SAVES, 1) == 0:
+                    _Counted(hits, i + 1, total, asked).save(keep)
                 report((i + 1) / len(keys))
+        if keep is not None:
+            Path(keep).unlink(missing_ok=True)
         return Votes(hits, total, self.sigma, self.seed, info, first)
 
     def certify(
@@ -225,6 +249,19 @@ def smoothed(
         average: draws that the logits for attacks are averaged over; default 16.
     """
     return Smoothed(model, sigma, draws, seed, average)
+
+
+def _resumed(
+    keep: str | PathLike[str] | None, hits: Tensor, asked: str, total: int
+) -> tuple[Tensor, int]:
+    """The counts of an interrupted call for the same thing, and for how many samples they are."""
+    if keep is None or not Path(keep).exists():
+        return hits, 0
+    found = _Counted.load(keep)
+    if found.about != asked or found.hits.shape != hits.shape:
+        return hits, 0
+    check_counts(found.hits, total, 1.0, None)
+    return found.hits.clone(), found.samples
 
 
 def _checked(draws: int) -> int:
