@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wassail as ws
+from wassail.hardening.certified import layer_box, layers_of
 
 EPS = 0.05  # of the headline, linf, order 1
 PASSES = 3000  # forward and backward passes of a batch in each training
@@ -139,24 +140,117 @@ def ibp(radius: float) -> Loss:
     return loss
 
 
-def robust(eps: float) -> Loss:
-    """Ours, climbed; the price is kept."""
-    price = ws.Price()
+def margins(model: nn.Module, x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Upper bounds on all margins: by CROWN-IBP, lines over the intervals, and by intervals."""
+    layers = list(layers_of(model))
+    low = (x - radius).clamp(0, 1)
+    high = (x + radius).clamp(0, 1)
+    middle = (low + high) / 2
+    half = (high - low) / 2
+    first = (middle, half)
+    before = []  # each layer's input: middles and half widths
+    for layer in layers[:-1]:
+        before.append((middle, half))
+        if isinstance(layer, nn.Flatten):
+            middle = layer(middle)
+            half = layer(half)
+        else:
+            middle, half = layer_box(layer, middle, half)
+    last = layers[-1]
+    rows = last.weight[None] - last.weight[y][:, None]
+    offset = last.bias[None] - last.bias[y][:, None]
+    interval = (rows @ middle[..., None] + rows.abs() @ half[..., None])[..., 0] + offset
+    for layer, (center, width) in zip(layers[-2::-1], before[::-1], strict=True):
+        rows, more = back(layer, rows, center, width)
+        offset = offset + more
+    flat = rows.flatten(2)
+    ends = flat @ first[0].flatten(1)[..., None] + flat.abs() @ first[1].flatten(1)[..., None]
+    return ends[..., 0] + offset, interval
+
+
+def back(layer: nn.Module, rows: Tensor, center: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of linear upper bounds, `(N, K, *shape)`, through one layer, and what is constant."""
+    none = rows.new_zeros(())
+    if isinstance(layer, nn.Flatten):
+        return rows.unflatten(2, center.shape[1:]), none
+    if isinstance(layer, nn.Linear):
+        return rows @ layer.weight, rows @ layer.bias
+    if isinstance(layer, nn.Conv2d):
+        flat = rows.flatten(0, 1)
+        moved = F.conv_transpose2d(flat, layer.weight, None, layer.stride, layer.padding)
+        return moved.unflatten(0, rows.shape[:2]), (rows.sum((3, 4)) @ layer.bias)
+    low = center - width
+    high = center + width
+    slope = (high.clamp(min=0) / (high.clamp(min=0) - low.clamp(max=0)).clamp(min=1e-12))[:, None]
+    below = (high + low > 0).to(rows)[:, None]
+    positive = rows.clamp(min=0)
+    constant = (positive * slope * -low.clamp(max=0)[:, None]).flatten(2).sum(2)
+    return positive * slope + rows.clamp(max=0) * below, constant
+
+
+def crown_ibp(radius: float) -> Loss:
+    """Zhang et al. 2020: from the linear to the interval bound while the radius grows."""
 
     def loss(model: nn.Module, x: Tensor, y: Tensor, share: float) -> Tensor:
-        threat = ws.Threat(norm="inf", order=1, eps=max(share * eps, 1e-4))
-        return ws.robust_loss(model, x, y, threat, price=price)
+        linear, interval = margins(model, x, y, share * radius)
+        upper = (1 - share) * linear + share * interval
+        bound = F.cross_entropy(upper, y)  # the own margin is 0
+        return (1 - share / 2) * F.cross_entropy(model(x), y) + share / 2 * bound
 
     return loss
 
 
-def certified(eps: float) -> Loss:
-    """Ours, bounded: half cross entropy, half the bound, the budget growing."""
+def w_pgd(eps: float) -> Loss:
+    """The attack of Bai et al. 2023, order 2, as the inner problem: seven steps.
+
+    A sample moves in proportion to the dual norm of its gradient, and all moves together are
+    shrunk to the budget.
+    """
 
     def loss(model: nn.Module, x: Tensor, y: Tensor, share: float) -> Tensor:
-        threat = ws.Threat(norm="inf", order=1, eps=max(share * eps, 1e-5))
-        bound = ws.certified_loss(model, x, y, threat, reach=(1.0, 2.0, 4.0, 8.0))
-        return (1 - share / 2) * F.cross_entropy(model(x), y) + share / 2 * bound
+        budget = share * eps
+        point = x.clone()
+        for _ in range(7):
+            point = point.detach().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(F.cross_entropy(model(point), y), point)
+            size = gradient.abs().flatten(1).sum(1)
+            size = size / size.square().mean().sqrt().clamp(min=1e-12)
+            step = 2.5 * budget / 7 * size.view(-1, 1, 1, 1) * gradient.sign()
+            move = (point.detach() + step).clamp(0, 1) - x
+            spent = move.abs().flatten(1).amax(1).square().mean().sqrt()
+            point = x + move * min(1.0, budget / max(float(spent), 1e-12))
+        return F.cross_entropy(model(point.detach()), y)
+
+    return loss
+
+
+def robust(name: str) -> Callable[[float], Loss]:
+    """Ours, climbed; the price is kept, and for "error" each sample has one ball."""
+
+    def training(eps: float) -> Loss:
+        price = ws.Price()
+        draws = torch.Generator().manual_seed(0) if name == "error" else None
+        steps = 7 if name == "error" else 2
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor, share: float) -> Tensor:
+            threat = ws.Threat(norm="inf", order=1, eps=max(share * eps, 1e-4))
+            return ws.robust_loss(
+                model, x, y, threat, name, price=price, steps=steps, generator=draws
+            )
+
+        return loss
+
+    return training
+
+
+def certified(eps: float) -> Loss:
+    """Ours, bounded: one ball for each sample, the price kept, the budget growing."""
+    price = ws.Price()
+    draws = torch.Generator().manual_seed(0)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor, share: float) -> Tensor:
+        threat = ws.Threat(norm="inf", order=1, eps=max(share * eps, 1e-4))
+        return ws.certified_loss(model, x, y, threat, "error", price=price, generator=draws)
 
     return loss
 
@@ -167,9 +261,13 @@ TRAININGS: dict[str, tuple[float, Callable[[float], Loss], tuple[float, ...]]] =
     "pgd": (8, pgd, (0.05, 0.1)),
     "trades": (8, trades, (0.05, 0.1)),
     "wrm": (8, wrm, (0.1, 0.5)),
-    "robust_loss (ours)": (8, robust, (0.05, 0.1)),
-    "ibp": (3, ibp, (0.05, 0.1)),
-    "certified_loss (ours)": (13, certified, (0.05, 0.1)),
+    "w-pgd": (8, w_pgd, (0.05, 0.1)),
+    'robust_loss, "cross_entropy" (ours)': (10, robust("cross_entropy"), (0.05, 0.1)),
+    'robust_loss, "kl" (ours)': (10, robust("kl"), (0.05, 0.1)),
+    'robust_loss, "error" (ours)': (8, robust("error"), (0.05, 0.1)),
+    "ibp": (3, ibp, (0.1, 0.15)),
+    "crown-ibp": (6, crown_ibp, (0.1, 0.15)),
+    'certified_loss, "error" (ours)': (2, certified, (0.05, 0.075)),
 }
 BUILT_IN = ("digits-cnn", "digits-cnn-adv", "digits-cnn-noise", "digits-cnn-cert")
 

@@ -2,13 +2,12 @@
 
     python examples/certified.py
 
-Trains a small digits network with `ws.certified_loss` and prints both sides of what is left over
-`Omega_1(0.05)`. Put your own model and data in their place.
+Trains a small digits network with `ws.certified_loss`, one ball for each sample in a step, and
+prints both sides of what is left over `Omega_1(0.05)`. Put your own model and data in their place.
 """
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import wassail as ws
 
@@ -23,17 +22,19 @@ def network() -> nn.Sequential:
 
 
 def train(steps: int = 600) -> nn.Module:
-    """Half cross entropy, half the bound; the budget grows over the first half."""
+    """On the estimated bound of the error; the budget grows over the first half."""
     model = network()
     x, y = ws.zoo.data("digits", "train")
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    price = ws.Price()
     for step in range(steps):
         share = min(1.0, 2 * (step + 1) / steps)
         threat = ws.Threat(norm="inf", order=1, eps=share * THREAT.eps)
         rows = torch.randperm(len(x), generator=generator)[:100]
-        bound = ws.certified_loss(model, x[rows], y[rows], threat)
-        loss = (1 - share / 2) * F.cross_entropy(model(x[rows]), y[rows]) + share / 2 * bound
+        loss = ws.certified_loss(
+            model, x[rows], y[rows], threat, "error", price=price, generator=generator
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

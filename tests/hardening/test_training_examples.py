@@ -5,6 +5,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+import wassail as ws
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -18,9 +21,23 @@ def example(name: str) -> ModuleType:
 
 
 def test_hardening_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    before, after = example("harden").main(steps=60)
-    assert after > before + 0.02
+    before, after = example("harden").main(["--steps", "60"])
+    assert after[2] > before[2] + 0.02
     assert "after:" in capsys.readouterr().out
+
+
+def test_hardening_with_proofs(tmp_path: Path) -> None:
+    """The certified part raises what is proved, and the weights are those that were measured."""
+    module = example("harden")
+    weights = tmp_path / "weights.pt"
+    options = ["--steps", "150", "--certified", "1", "--images", "30", "--out", str(weights)]
+    before, after = module.main(options)
+    assert after[1] > before[1] + 0.02
+    model = ws.zoo.load("digits-cnn")
+    model.load_state_dict(torch.load(weights))
+    x, y = ws.zoo.data("digits")
+    again = module.both(model.eval(), x[:30], y[:30], ws.Threat("inf", 1, 0.05), False)
+    assert again[0] == after[0] and again[2] == after[2]
 
 
 @pytest.mark.slow

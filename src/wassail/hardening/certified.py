@@ -16,12 +16,14 @@ from torch.nn import functional as F
 
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
-from wassail.hardening.price import Price, batch_price, dual
-from wassail.hardening.robust import checked_reach
+from wassail.geometry import column
+from wassail.hardening.price import Price, balls, batch_price, dual, error
+from wassail.hardening.robust import check_generator, checked_reach
 from wassail.threat import Threat
 from wassail.threat import dual as dual_norm
 
 Box: TypeAlias = "tuple[Tensor, Tensor]"  # middles and half widths
+LOSSES = ("cross_entropy", "margin", "error")
 REACH = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # radii of the balls, in units of eps
 
 
@@ -33,6 +35,7 @@ def certified_loss(
     loss: str = "cross_entropy",
     price: Price | None = None,
     reach: Sequence[float] = REACH,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """An upper bound on the worst expected loss of a batch over `Omega_p(eps)`, differentiable.
 
@@ -42,6 +45,14 @@ def certified_loss(
         lam eps^p + mean_i max_k [bound_i(radius_k) - lam radius_(k-1)^p].
 
     The last ball is the whole box.
+
+    `loss="error"` bounds the share of wrong answers, one minus the accuracy. A sample of certified
+    radius `r` loses at most `max(0, 1 - lam r^p)`: the share of the balls of radius
+    `(u / lam)^(1/p)`, `u` uniform in 0 to 1, that are not proved. The bound on cross entropy, in
+    bits, is at least 1 where a ball is not proved. No ball is larger than `lam^(-1/p)`, so
+    intervals stay useful. With a `generator` each sample has one ball, drawn for this call: the
+    value is then no bound but an estimate of one, whose mean over the draws is a bound, at the cost
+    of one ball.
 
     >>> import torch, wassail as ws
     >>> model, (x, y) = ws.zoo.load("digits-mlp"), ws.zoo.data("digits")
@@ -55,16 +66,23 @@ def certified_loss(
             leaky ReLU layers, the last one linear.
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
-        threat: `Threat`: norm, order, eps and domain; a finite order needs a box.
-        loss: "cross_entropy" (the default) or "margin".
-        price: `Price` that is kept between batches; default None, the price of this batch alone.
-        reach: radii in units of eps, increasing; order inf: only 1.
+        threat: `Threat`: norm, order, eps and domain; a finite order needs a box unless the loss is
+            "error".
+        loss: "cross_entropy" (the default), "margin" or "error".
+        price: `Price` that is kept between batches; default None, the price of this batch alone
+            ("error": `(3 eps)^-p`).
+        reach: radii in units of eps, increasing; order inf: only 1; "error": not used.
+        generator: `torch.Generator` on the CPU that draws one ball for each sample; default None,
+            all balls. Only for "error".
     """
-    if loss not in ("cross_entropy", "margin"):
-        raise unknown("loss", loss, ("cross_entropy", "margin"))
+    if loss not in LOSSES:
+        raise unknown("loss", loss, LOSSES)
+    check_generator(generator, loss)
     radii = checked_reach(reach, threat)
     x, y = check_data(x, y, threat.domain)
     layers = list(layers_of(model))
+    if loss == "error":
+        return _error(layers, x, y, threat, price, generator)
     if threat.order == math.inf:
         return _bound(layers, x, y, threat, radii[0], loss).mean()
     if threat.domain is None:
@@ -87,6 +105,23 @@ def certified_loss(
     return dual(values, costs, budget, used)
 
 
+def _error(
+    layers: list[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    price: Price | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """`lam eps^p + mean_i mean_u bits_i`: in all balls of a grid, or in one for each sample."""
+    if threat.order == math.inf:
+        return _bound(layers, x, y, threat, threat.eps, "cross_entropy").mean() / math.log(2)
+    used, parts = balls(len(x), threat, price, generator)
+    radii = ((parts / used) ** (1 / threat.order)).to(x)
+    rows = [_bound(layers, x, y, threat, radius, "cross_entropy") for radius in radii]
+    return error(torch.stack(rows), parts, threat, used, price)
+
+
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:
     """The layers of nested sequences, in order; what changes nothing is left out."""
     if isinstance(model, nn.Sequential):
@@ -99,9 +134,17 @@ def layers_of(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _bound(
-    layers: list[nn.Module], x: Tensor, y: Tensor, threat: Threat, radius: float, loss: str
+    layers: list[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    radius: float | Tensor,
+    loss: str,
 ) -> Tensor:
-    """Upper bounds on the loss on one ball around each sample, `(N,)`."""
+    """Upper bounds on the loss on one ball around each sample, `(N,)`.
+
+    The radius is one number or a tensor `(N,)`, one for each sample.
+    """
     if not layers or not isinstance(layers[-1], nn.Linear):
         raise InputError(
             "certified_loss needs an nn.Sequential whose last layer is nn.Linear: give the model "
@@ -109,7 +152,7 @@ def _bound(
         )
     box = _start(x, threat, radius)
     center: Tensor | None = None
-    if threat.norm != math.inf and math.isfinite(radius):
+    if threat.norm != math.inf and (isinstance(radius, Tensor) or math.isfinite(radius)):
         center = x
     for layer in layers[:-1]:
         box, center = _through(layer, box, center, threat.norm, radius)
@@ -120,7 +163,8 @@ def _bound(
     middle, half = box
     upper = _product(weight, middle) + _product(weight.abs(), half) + offset
     if center is not None:
-        reach = radius * torch.linalg.vector_norm(weight, ord=dual_norm(threat.norm), dim=2)
+        size = torch.linalg.vector_norm(weight, ord=dual_norm(threat.norm), dim=2)
+        reach = column(radius, size) * size
         upper = torch.minimum(upper, _product(weight, center) + offset + reach)
     own = F.one_hot(y, upper.shape[1]).bool()
     upper = upper.masked_fill(own, 0.0)
@@ -129,10 +173,11 @@ def _bound(
     return upper.masked_fill(own, -math.inf).amax(1)
 
 
-def _start(x: Tensor, threat: Threat, radius: float) -> tuple[Tensor, Tensor]:
+def _start(x: Tensor, threat: Threat, radius: float | Tensor) -> tuple[Tensor, Tensor]:
     """The box around each sample: middles and half widths."""
-    low = x - radius
-    high = x + radius
+    width = column(radius, x)
+    low = x - width
+    high = x + width
     if threat.domain is not None:
         low = low.clamp(*threat.domain)
         high = high.clamp(*threat.domain)
@@ -145,7 +190,7 @@ def _product(weight: Tensor, values: Tensor) -> Tensor:
 
 
 def _through(
-    layer: nn.Module, box: Box, center: Tensor | None, norm: float, radius: float
+    layer: nn.Module, box: Box, center: Tensor | None, norm: float, radius: float | Tensor
 ) -> tuple[Box, Tensor | None]:
     """A box through one layer.
 
@@ -157,18 +202,19 @@ def _through(
     if isinstance(layer, nn.Flatten | nn.Unflatten):
         moved = None if center is None else layer(center)
         return (layer(middle), layer(half)), moved
-    after = _layer(layer, middle, half)
+    after = layer_box(layer, middle, half)
     if center is None or not isinstance(layer, nn.Linear | nn.Conv2d):
         return after, None
     size = torch.linalg.vector_norm(layer.weight.flatten(1), ord=dual_norm(norm), dim=1)
     size = size[:, None, None] if isinstance(layer, nn.Conv2d) else size
     value = layer(center)
-    low = torch.maximum(after[0] - after[1], value - radius * size)
-    high = torch.minimum(after[0] + after[1], value + radius * size)
+    reach = column(radius, value) * size
+    low = torch.maximum(after[0] - after[1], value - reach)
+    high = torch.minimum(after[0] + after[1], value + reach)
     return ((low + high) / 2, (high - low) / 2), None
 
 
-def _layer(layer: nn.Module, middle: Tensor, half: Tensor) -> Box:
+def layer_box(layer: nn.Module, middle: Tensor, half: Tensor) -> Box:
     """Middles and half widths after one layer."""
     if isinstance(layer, nn.Linear):
         return layer(middle), F.linear(half, layer.weight.abs())

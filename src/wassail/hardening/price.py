@@ -7,7 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from wassail.threat import Threat
+
 HALVINGS = 60
+# The largest ball for the error, in units of eps. A model that is half right over the Wasserstein
+# ball needs 2 to 4.
+SMALLEST = 1.0
+USUAL = 3.0
+LARGEST = 5.0
+BALLS = 4  # when none is drawn
 
 
 class Price:
@@ -51,10 +59,30 @@ class Price:
             self.value = best
             return best
         used = self.value
-        spent = spending(losses, costs, used)
-        step = max(-1.0, min(1.0, spent / budget - 1))
-        self.value = max(used, 1e-12) * math.exp(self.rate * step)
+        self.learn(spending(losses, costs, used), budget)
         return used
+
+    def within(self, low: float, high: float, first: float) -> float:
+        """The price, kept between two; the first time `first`.
+
+        Args:
+            low: smallest price.
+            high: largest price.
+            first: where to start.
+        """
+        value = first if self.value is None else self.value
+        self.value = min(high, max(low, value))
+        return self.value
+
+    def learn(self, spent: float, budget: float) -> None:
+        """Rise if more was spent than there is, fall if less.
+
+        Args:
+            spent: mean cost at the price of today, the unit of the budget.
+            budget: mean cost that is allowed.
+        """
+        step = max(-1.0, min(1.0, spent / budget - 1))
+        self.value = max(self.value or 0.0, 1e-12) * math.exp(self.rate * step)
 
 
 def spending(losses: Tensor, costs: Tensor, price: float) -> float:
@@ -100,3 +128,60 @@ def dual(losses: Tensor, costs: Tensor, budget: float, price: float) -> Tensor:
     """
     worth: Tensor = (losses - price * costs).amax(1)
     return price * budget + worth.mean()
+
+
+def balls(
+    n: int, threat: Threat, price: Price | None, generator: torch.Generator | None
+) -> tuple[float, Tensor]:
+    """The price `lam` of an error, and which balls of radius `(u / lam)^(1/p)` to look at.
+
+    A flip at distance `r` gains `max(0, 1 - lam r^p)`: the share of the `u` in 0 to 1 whose ball
+    has it inside. Without a generator `u` takes the right ends of equal parts of 0 to 1, so that
+    the mean over them is above the integral. With one, each sample has one `u`, uniform.
+
+    Args:
+        n: samples.
+        threat: `Threat` of finite order.
+        price: `Price` that is kept, or None.
+        generator: `torch.Generator` on the CPU, or None.
+
+    Returns:
+        The price, and `u`, `(rows, n)`.
+    """
+    order = threat.order
+    used = (USUAL * threat.eps) ** -order
+    if price is not None:
+        highest = (SMALLEST * threat.eps) ** -order
+        lowest = (LARGEST * threat.eps) ** -order
+        used = price.within(lowest, highest, first=used)
+    if generator is None:
+        ends = torch.arange(1, BALLS + 1, dtype=torch.float64) / BALLS
+        return used, ends[:, None].expand(BALLS, n)
+    # one in each n-th part of 0 to 1, in random order: less noise than free draws
+    places = torch.randperm(n, generator=generator)
+    return used, (places + torch.rand(n, generator=generator, dtype=torch.float64))[None] / n
+
+
+def error(
+    losses: Tensor, parts: Tensor, threat: Threat, used: float, price: Price | None
+) -> Tensor:
+    """`lam eps^p + mean_i mean_u bits`, and what the batch teaches the price.
+
+    Args:
+        losses: cross entropy in each ball, or bounds on it, `(rows, n)`: log 2 or more if wrong.
+        parts: the `u` of `balls`, `(rows, n)`.
+        threat: `Threat` of finite order.
+        used: the price of `balls`.
+        price: `Price` that learns, or None.
+    """
+    bits = losses / math.log(2)
+    budget = threat.eps**threat.order
+    if price is not None:
+        right = bits.detach().cpu() < 1
+        # A sample of radius (u / lam)^(1/p) spends u / lam if u < 1, else nothing: what is right in
+        # all its balls, less what is right in the largest.
+        largest = parts >= 0.9 * parts.amax()
+        share = float(right.double().mean() - right[largest].double().mean())
+        price.learn(max(0.0, share) / used, budget)
+    value: Tensor = used * budget + bits.mean()
+    return value

@@ -11,13 +11,15 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import distances, steepest
-from wassail.hardening.price import Price, batch_price, dual
+from wassail.hardening.price import Price, balls, batch_price, dual, error
 from wassail.losses import cross_entropy, margin
 from wassail.network import Model
 from wassail.threat import Threat
 
 LOSSES = {"cross_entropy": cross_entropy, "margin": margin}
+NAMES = (*LOSSES, "kl", "error")
 REACH = (1.0, 2.0, 4.0)  # how far single samples may go, in units of eps
+WEIGHT = 6.0  # of "kl", as in TRADES
 
 
 def robust_loss(
@@ -29,6 +31,7 @@ def robust_loss(
     price: Price | None = None,
     reach: Sequence[float] = REACH,
     steps: int = 2,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """The worst expected loss of a batch over `Omega_p(eps)`, as far as a few steps find it.
 
@@ -36,6 +39,14 @@ def robust_loss(
     points leads outward, at the distances `reach`; the price lam shares the budget between the
     samples. The value is differentiable in the weights: the points are held fixed, as in
     adversarial training.
+
+    `loss="kl"` is cross entropy at the sample and 6 times the divergence of what the model says at
+    `x'` from what it says at `x`, as in TRADES (Zhang et al. 2019).
+
+    `loss="error"` stands for the share of wrong answers. A flip at distance `r` gains
+    `max(0, 1 - lam r^p)`: the share of the balls of radius `(u / lam)^(1/p)`, `u` uniform in 0 to
+    1, that have it inside. Each ball is climbed, and cross entropy in bits is at least 1 where it
+    finds a flip. With a `generator` each sample has one ball, drawn for this call.
 
     >>> import torch, wassail as ws
     >>> model, (x, y) = ws.zoo.load("digits-mlp"), ws.zoo.data("digits")
@@ -49,21 +60,28 @@ def robust_loss(
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
         threat: `Threat`: norm, order, eps and domain.
-        loss: "cross_entropy" (the default) or "margin".
-        price: `Price` that is kept between batches; default None, the price of this batch alone.
-        reach: distances in units of eps at which points are kept, increasing; order inf: only 1.
+        loss: "cross_entropy" (the default), "margin", "kl" or "error".
+        price: `Price` that is kept between batches; default None, the price of this batch alone
+            ("error": `(3 eps)^-p`).
+        reach: distances in units of eps at which points are kept, increasing; order inf: only 1;
+            "error": not used.
         steps: passes with gradients for each distance; default 2.
+        generator: `torch.Generator` on the CPU that draws one ball for each sample; default None,
+            several balls. Only for "error".
     """
-    if loss not in LOSSES:
-        raise unknown("loss", loss, LOSSES)
+    if loss not in NAMES:
+        raise unknown("loss", loss, NAMES)
     if steps < 1:
         raise InputError(f"steps is {steps}: give at least one.")
     radii = checked_reach(reach, threat)
+    check_generator(generator, loss)
     x, y = check_data(x, y, threat.domain)
-    points = _path(model, x, y, threat, LOSSES[loss], radii, steps)
-    n = len(x)
+    if loss == "error":
+        return _error(model, x, y, threat, price, steps, generator)
+    # the divergence is flat at the sample itself: its points are climbed by cross entropy
+    points = _path(model, x, y, threat, LOSSES.get(loss, cross_entropy), radii, steps)
     logits = model(torch.cat([x, *points]))
-    values = LOSSES[loss](logits, y.repeat(len(points) + 1)).view(-1, n).t()
+    values = _values(logits, y, loss)
     if threat.order == math.inf:
         return values.amax(1).mean()
     lengths = [distances(point, x, threat.norm).to(values) for point in points]
@@ -74,6 +92,45 @@ def robust_loss(
     else:
         used = price.of(values.detach(), costs, budget)
     return dual(values, costs, budget, used)
+
+
+def _values(logits: Tensor, y: Tensor, loss: str) -> Tensor:
+    """Losses at the samples and at the points after them, `(N, points + 1)`."""
+    n = len(y)
+    if loss != "kl":
+        return LOSSES[loss](logits, y.repeat(len(logits) // n)).view(-1, n).t()
+    said = logits.log_softmax(1).view(-1, n, logits.shape[1])
+    apart = (said[:1].exp() * (said[:1] - said)).sum(2)
+    return (cross_entropy(logits[:n], y) + WEIGHT * apart).t()
+
+
+def _error(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    price: Price | None,
+    steps: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """`lam eps^p + mean_i mean_u bits_i` at points that were climbed to in balls (`balls`)."""
+    if threat.order == math.inf:
+        points = _path(model, x, y, threat, cross_entropy, [threat.eps], steps)
+        return cross_entropy(model(points[0]), y).mean() / math.log(2)
+    used, parts = balls(len(x), threat, price, generator)
+    radii = list(((parts / used) ** (1 / threat.order)).to(x))
+    points = _path(model, x, y, threat, cross_entropy, radii, steps)
+    rows = cross_entropy(model(torch.cat(points)), y.repeat(len(points))).view(len(points), -1)
+    return error(rows, parts, threat, used, price)
+
+
+def check_generator(generator: torch.Generator | None, loss: str) -> None:
+    """Balls are drawn for the error only, or one sentence."""
+    if generator is not None and loss != "error":
+        raise InputError(
+            f'a generator draws balls, which loss="{loss}" has none of: use loss="error" or leave '
+            "the generator out."
+        )
 
 
 def checked_reach(reach: Sequence[float], threat: Threat) -> list[float]:
@@ -92,7 +149,7 @@ def _path(
     y: Tensor,
     threat: Threat,
     loss: Callable[[Tensor, Tensor], Tensor],
-    radii: list[float],
+    radii: Sequence[float | Tensor],
     steps: int,
 ) -> list[Tensor]:
     """A point at most each distance away, each climbed from the one before.
