@@ -127,6 +127,26 @@ def test_gradients_are_finite_differences(which: object) -> None:
     assert (values[1] - values[0]) / 2e-6 == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("order", [1.0, 2.0])
+@pytest.mark.parametrize("model", [linear(), perceptron()], ids=["linear", "perceptron"])
+def test_all_gradients_are_finite_differences(model: nn.Module, order: float) -> None:
+    """The price moves with the weights: the sample that gets a part of the budget counts."""
+    x, y = batch((4,), 2)
+    threat = ws.Threat(norm="inf", order=order, eps=0.1)
+    weight = model[1].weight  # type: ignore[index]
+    weight.grad = None
+    ws.robust_loss(model, x, y, threat).backward()
+    for place in range(weight.numel()):
+        values = []
+        for change in (-1e-6, 1e-6):
+            with torch.no_grad():
+                weight.view(-1)[place] += change
+                values.append(float(ws.robust_loss(model, x, y, threat).detach()))
+                weight.view(-1)[place] -= change
+        expected = weight.grad.view(-1)[place].item()
+        assert (values[1] - values[0]) / 2e-6 == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
 def test_the_price_of_a_batch_and_one_that_learns() -> None:
     losses = torch.tensor([[0.0, 1.0], [0.0, 3.0], [0.0, 2.0]])
     costs = torch.tensor([0.0, 1.0])

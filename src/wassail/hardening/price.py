@@ -100,21 +100,58 @@ def batch_price(losses: Tensor, costs: Tensor, budget: float) -> float:
         costs: `(N, P)` or `(P,)`, the first 0.
         budget: mean cost that is allowed.
     """
-    losses = losses.detach().double()
-    costs = costs.detach().double()
+    return _bracket(losses.detach().double(), costs.detach().double(), budget)[1]
+
+
+def _bracket(
+    losses: Tensor, costs: Tensor, budget: float, slack: float = 0.0
+) -> tuple[float, float]:
+    """Two prices next to each other: the batch spends too much at one, and not at the other.
+
+    Args:
+        losses: `(N, P)`.
+        costs: `(N, P)` or `(P,)`, the first 0.
+        budget: mean cost that is allowed.
+        slack: the search starts so much above the highest price that is worth paying, as a share of
+            it: rounding must not make that one look cheap.
+    """
     rise = (losses - losses[:, :1]).clamp(min=0)
     per = torch.where(costs > 0, rise / costs.clamp(min=1e-300), 0.0)
     low = 0.0
-    high = float(per.max()) if per.numel() else 0.0
+    high = float(per.max()) * (1 + slack) if per.numel() else 0.0
     if not math.isfinite(high) or spending(losses, costs, 0.0) <= budget:
-        return 0.0
+        return 0.0, 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if spending(losses, costs, middle) > budget:
             low = middle
         else:
             high = middle
-    return high
+    return low, high
+
+
+def allocated(losses: Tensor, costs: Tensor, budget: float) -> Tensor:
+    """The best mean loss that a batch can buy, differentiable in the losses.
+
+    The value is that of the dual at its best price. Between the two sides of that price the places
+    change; both are mixed so that the budget is spent to the end, and the gradient is that of the
+    mixture: the price moves with the losses, so the gradient at a fixed price is another one.
+
+    Args:
+        losses: `(N, P)`.
+        costs: `(N, P)` or `(P,)`, the first 0.
+        budget: mean cost that is allowed.
+    """
+    wide = losses.detach().double()
+    prices = _bracket(wide, costs.detach().double(), budget, slack=1e-9)
+    each = costs.detach().double().expand_as(wide)
+    chosen = [(wide - price * each).argmax(1, keepdim=True) for price in prices]
+    spent = [float(each.gather(1, places).mean()) for places in chosen]
+    means = [losses.gather(1, places).mean() for places in chosen]
+    room = spent[0] - spent[1]
+    share = min(1.0, max(0.0, (budget - spent[1]) / room)) if room > 0 else 0.0
+    mixed: Tensor = share * means[0] + (1 - share) * means[1]
+    return mixed
 
 
 def dual(losses: Tensor, costs: Tensor, budget: float, price: float) -> Tensor:

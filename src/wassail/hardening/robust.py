@@ -11,7 +11,7 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import distances, steepest
-from wassail.hardening.price import Price, balls, batch_price, dual, error
+from wassail.hardening.price import Price, allocated, balls, dual, error
 from wassail.losses import cross_entropy, margin
 from wassail.network import Model
 from wassail.threat import Threat
@@ -88,10 +88,8 @@ def robust_loss(
     costs = torch.stack([torch.zeros_like(lengths[0]), *lengths], 1) ** threat.order
     budget = threat.eps**threat.order
     if price is None:
-        used = batch_price(values, costs, budget)
-    else:
-        used = price.of(values.detach(), costs, budget)
-    return dual(values, costs, budget, used)
+        return allocated(values, costs, budget)
+    return dual(values, costs, budget, price.of(values.detach(), costs, budget))
 
 
 def _values(logits: Tensor, y: Tensor, loss: str) -> Tensor:
