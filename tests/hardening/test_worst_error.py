@@ -69,7 +69,9 @@ def test_the_balls_of_a_linear_model_add_up_to_the_dual(norm: float, order: floa
         assert bool((inside >= gains - 1e-12).all())
         assert bool((inside <= gains + 1 / BALLS + 1e-12).all())
         steep = nn.Sequential(model[0], nn.Linear(4, 2)).double()  # type: ignore[index]
-        steep[1].load_state_dict({k: 1e6 * v for k, v in model[1].state_dict().items()})  # type: ignore[index]
+        with torch.no_grad():
+            for mine, given in zip(steep.parameters(), model.parameters(), strict=True):
+                mine.copy_(1e6 * given)
         bound = float(ws.certified_loss(steep, x, y, threat, "error", price).detach())
         assert bound >= used * eps**order + float(gains.mean()) - 1e-9
         assert bound >= worst - 1e-9
