@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.spheres import ball_margins
+from wassail.certificates.bounds.ball_margins import DEPTH, ball_margins
 from wassail.certificates.graph.graph import Graph
 from wassail.threat import Domain
 
@@ -17,7 +17,13 @@ TOGETHER = 8  # samples in one batch
 
 
 def proved_by_balls(
-    graph: Graph, x: Tensor, y: Tensor, radius: Tensor, norm: float, domain: Domain
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    radius: Tensor,
+    norm: float,
+    domain: Domain,
+    depth: int = DEPTH,
 ) -> Tensor:
     """Which samples are proved at their radii, bool `(N,)` on the CPU.
 
@@ -28,11 +34,12 @@ def proved_by_balls(
         radius: float64 `(N,)`, on the CPU.
         norm: ground norm.
         domain: the box, or None.
+        depth: of the splits for samples that are nearly proved.
     """
     found = torch.zeros(len(x), dtype=torch.bool)
     for part in torch.split(torch.arange(len(x)), TOGETHER):
         some = part.to(x.device)
-        lower = ball_margins(graph, x[some], y[some], radius[part], norm, domain)
+        lower = ball_margins(graph, x[some], y[some], radius[part], norm, domain, depth=depth)
         least = lower.scatter(1, y[some][:, None], math.inf).amin(1)
         found[part] = (least > 0).cpu()
     return found
@@ -77,7 +84,7 @@ def enlarged(
         trial = torch.minimum(trial, torch.where(low > 0, 2 * low, trial))
         some = left.to(x.device)
         try:
-            good = proved_by_balls(graph, x[some], y[some], trial, norm, domain)
+            good = proved_by_balls(graph, x[some], y[some], trial, norm, domain, 0)
         except clock.Late:
             return lower, True
         lower[left] = torch.where(good, trial, low)

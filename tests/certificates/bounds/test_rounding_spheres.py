@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded, serial
-from wassail.certificates.bounds import spheres
+from wassail.certificates.bounds import ball_margins as margins_of
+from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.bounds.lines import Lines
 from wassail.certificates.bounds.norms import map_norm
-from wassail.certificates.bounds.spheres import Reach, Spheres, _Forward, _Layer, _length
+from wassail.certificates.bounds.reach import Forward, Reach, length_above
+from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
 from wassail.certificates.graph.matrix_norms import matrix_norm
@@ -39,9 +41,9 @@ def relu(n: int, slope: float) -> Node:
     return Node((0,), (n,), "", Relu(torch.tensor(slope, dtype=DOUBLE)))
 
 
-def forward(graph: Graph, x: Tensor, radius: float, norm: float = INF) -> _Forward:
+def forward(graph: Graph, x: Tensor, radius: float, norm: float = INF) -> Forward:
     balls = Balls.make(x, torch.full((len(x),), radius, dtype=DOUBLE), norm, None)
-    found = _Forward(graph, balls)
+    found = Forward(graph, balls)
     found.run()
     return found
 
@@ -54,7 +56,7 @@ def square(values: list[Fraction]) -> Fraction:
 def test_lengths(mode: str) -> None:
     values = 1 + uniform(2, 300, seed=1)
     with rounded(mode):
-        found = _length(values)
+        found = length_above(values)
         box = forward(Graph((start(5),)), torch.zeros(1, 5, dtype=DOUBLE), 1 / 3)
     for row, size in zip(fractions(values), found.tolist()):
         assert Fraction(size) ** 2 >= square(row)
@@ -151,7 +153,7 @@ def test_radii_after_a_map(mode: str) -> None:
 
         def found(i: int, given: SimpleNamespace = given) -> Fraction:
             op = given.graph.nodes[i].op
-            return Fraction(float(_Forward._stretched(given, i, op)))  # type: ignore[arg-type]
+            return Fraction(float(Forward._stretched(given, i, op)))  # type: ignore[arg-type]
 
         with rounded(mode):
             columns = found(2)
@@ -169,7 +171,7 @@ def test_radii_that_are_joined_may_be_small() -> None:
     small = torch.full((1,), 1e-200, dtype=DOUBLE)
     graph = Graph((start(3), start(3), Node((0, 1), (6,), "", Affine(Concat(0, (3, 3))))))
     given = SimpleNamespace(graph=graph, radius={0: small, 1: small}, balls=None)
-    found = _Forward._stretched(given, 2, graph.nodes[2].op)  # type: ignore[arg-type]
+    found = Forward._stretched(given, 2, graph.nodes[2].op)  # type: ignore[arg-type]
     assert float(found) >= 1.4e-200
 
 
@@ -185,16 +187,16 @@ def test_what_only_sorts_moves_as_far_as_what_it_sorts(mode: str) -> None:
             radius={0: base, 3: base + INF},
         )
         with rounded(mode):
-            _Forward._contracted(given, 3)  # type: ignore[arg-type]
+            Forward._contracted(given, 3)  # type: ignore[arg-type]
         exact = Fraction(float(base)) + 4 * sum(Fraction(float(v)) for v in lost)
         assert Fraction(float(given.radius[3])) >= exact
 
 
-def layer(n: int, error: float) -> _Layer:
+def layer(n: int, error: float) -> BallLayer:
     """Neurons at 0 with spans of both signs."""
     zero = torch.zeros(1, n, dtype=DOUBLE)
     high = 1 + uniform(1, n, seed=10)
-    return _Layer(
+    return BallLayer(
         Lines(zero, zero, zero, zero),
         zero == 0,
         zero,
@@ -241,13 +243,14 @@ def test_layers_pay_for_long_sums(mode: str) -> None:
     balls = Balls.make(torch.zeros(1, n, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), INF, None)
     sweep = Sweep(graph, balls).run()
     found = Spheres(sweep, Reach.make(graph, balls))
-    layers = found._layers(sweep.exact, 3, ONE)
+    layers = found._layers(sweep.exact, 3, ONE, {})
     assert torch.equal(layers[2].error, sweep.bends[2].error) and layers[2].error.all()
     half = torch.full((1, n), 0.5, dtype=DOUBLE)
     slopes = {2: (half, half, torch.full((1,), -200.0, dtype=DOUBLE))}
     rows = torch.ones(1, n, dtype=DOUBLE)
     with rounded(mode), serial():
-        constant, _ = found._substitute(sweep.exact, 2, rows, ONE, layers, slopes)
+        constant, _, lam = found._substitute(sweep.exact, 2, rows, ONE, layers, slopes)
+    assert lam is None
     high = sweep.spans[1][1]
     assert Fraction(float(constant)) >= sum(fractions(high)[0]) / 2
 
@@ -262,16 +265,17 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
     sweep = SimpleNamespace(centre={0: z}, bends={0: 0})
     sweep.run = lambda: sweep
     monkeypatch.setattr(
-        spheres, "Reach", SimpleNamespace(make=lambda *a: SimpleNamespace(ranges={}))
+        margins_of, "Reach", SimpleNamespace(make=lambda *a: SimpleNamespace(ranges={}))
     )
-    monkeypatch.setattr(spheres, "Sweep", lambda *rest: sweep)
-    monkeypatch.setattr(spheres, "margins", lambda *rest: (torch.full((n, k), -INF).double(),))
-    bound = SimpleNamespace(bound=lambda *rest: taken)
-    monkeypatch.setattr(spheres, "Spheres", lambda *rest: bound)
+    monkeypatch.setattr(margins_of, "Sweep", lambda *rest: sweep)
+    monkeypatch.setattr(margins_of, "margins", lambda *rest: (torch.full((n, k), -INF).double(),))
+    bound = SimpleNamespace(bound=lambda *rest: (taken, {}))
+    monkeypatch.setattr(margins_of, "Spheres", lambda *rest: bound)
     graph = Graph((start(k),))
     y = torch.arange(n) % k
     with rounded(mode):
-        found = spheres.ball_margins(graph, torch.zeros(n, k).double(), y, 1.0, 2.0, None)
+        given_x = torch.zeros(n, k).double()
+        found = margins_of.ball_margins(graph, given_x, y, 1.0, 2.0, None, depth=0)
     given = iter(fractions(taken))
     for i in range(n):
         for j in range(k):

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 import wassail as ws
 from support.rescaled import NORMS, PIECEWISE, case, random_graph
 from support.rounding import MODES, rounded
+from wassail.certificates.bounds.ball_layer import BallLayer
+from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds
 from wassail.certificates.bounds.lines import Lines
-from wassail.certificates.bounds.spheres import Reach, Spheres, _Layer, ball_margins
+from wassail.certificates.bounds.reach import Reach
+from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.reader import read
 
 INF = math.inf
@@ -101,8 +104,10 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
     points = inside(x, radius, 2.0, 300, 2)
     away = torch.stack([graph.logits(p) for p in points]) - graph.logits(x)
     true = (away[:, owner] * rows).sum(2).amax(0)
-    layers = spheres._layers(sweep.exact, last, owner)
-    for _ in range(30):
+    layers = spheres._layers(sweep.exact, last, owner, {})
+    assert spheres.balls.entry is not None and spheres.balls.links
+    signs = {i: torch.zeros(4, *layer.c.shape[1:], dtype=torch.int8) for i, layer in layers.items()}
+    for turn in range(30):
         slopes = {}
         for i, layer in layers.items():
             shape = layer.free.shape
@@ -112,8 +117,59 @@ def test_any_slopes_and_multipliers_prove_only_what_is_true() -> None:
             )
             lam = 12 * torch.rand(4, generator=generator, dtype=torch.float64) - 8
             slopes[i] = (up, down, lam)
-        constant, a = spheres._substitute(sweep.exact, last, rows, owner, layers, slopes)
-        assert (constant + sweep.inputs.upper(a, owner) >= true).all()
+        assert (spheres._claim(last, rows, owner, slopes, {}) >= true).all()
+        # The points on one side of some kinks: the bounds with those sides hold for them.
+        sides = {i: sign.clone() for i, sign in signs.items()}
+        keep = torch.ones(len(points), 4, dtype=torch.bool)
+        for i in sides:
+            k = int(torch.randint(12, (1,), generator=generator))
+            sides[i][:, k] = 1 if turn % 2 else -1
+            value = torch.stack([graph.values(p)[graph.nodes[i].inputs[0]][:, k] for p in points])
+            keep &= ((value > 0) == bool(turn % 2))[:, owner]
+        moved = (away[:, owner] * rows).sum(2)
+        best = torch.where(keep, moved, -INF).amax(0)
+        assert (spheres._claim(last, rows, owner, slopes, sides) >= best).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_in_a_ball_moves_no_farther(kind: str) -> None:
+    """The neurons that count, at the inputs of each layer of ReLUs."""
+    graph = random_graph(kind, 4)
+    given = case(graph, 4, 2.0)
+    radius = torch.full((len(given.x),), 0.2, dtype=torch.float64)
+    balls = Balls.make(given.x, radius, 2.0, BOX)
+    reach = Reach.make(graph, balls)
+    sweep = Sweep(graph, balls, 0, reach.ranges).run()
+    links = Spheres(sweep, reach).balls
+    here = graph.values(given.x)
+    for some in inside(given.x, radius, 2.0, 30, 1):
+        there = graph.values(some)
+        for i, free in links.free.items():
+            j = graph.nodes[i].inputs[0]
+            moved = ((there[j] - here[j]) * free).flatten(1).norm(dim=1)
+            assert (moved <= links.radius[i] * (1 + 1e-12)).all()
+            if i in links.links:
+                link = links.links[i]
+                before = (there[link.source] - here[link.source]).flatten(1).norm(dim=1)
+                most = link.square * before.square() + link.rest
+                assert (moved.square() <= most * (1 + 1e-12)).all()
+
+
+def test_splits_prove_more_and_only_what_is_true() -> None:
+    """Where a bound misses by little, a few domains prove it; flips are never proved."""
+    model = perceptron((8, 24, 12, 3), 1, orthogonal=True)
+    graph = read(model, (8,))
+    x = torch.rand(8, 8, dtype=torch.float64)
+    y = graph.logits(x).argmax(1)
+    flips = ws.nearest(model, x, y, 2, None, passes=300).distances
+    plain = least(ball_margins(graph, x, y, 0.85 * flips, 2.0, None, depth=0), y)
+    split = least(ball_margins(graph, x, y, 0.85 * flips, 2.0, None), y)
+    assert (split >= plain).all()
+    assert int(((split > 0) & (plain <= 0)).sum()) >= 2
+    beyond = ball_margins(graph, x, y, flips * (1 + 1e-6), 2.0, None)
+    assert (least(beyond, y) <= 0).all()
+    alone = least(ball_margins(graph, x[2:3], y[2:3], 0.85 * flips[2:3], 2.0, None), y[2:3])
+    assert torch.allclose(alone, split[2:3], rtol=1e-5, atol=1e-7)
 
 
 def test_layers_that_do_not_stretch_lose_little() -> None:
@@ -188,7 +244,7 @@ def test_one_layer_in_every_rounding_mode(mode: str, slope: float) -> None:
     line = Lines(zero, zero, zero, zero)
     free = torch.ones_like(c, dtype=torch.bool)
     rho = torch.ones(1, dtype=torch.float64)
-    layer = _Layer(line, free, c, here, low, high, flat, zero, rho)
+    layer = BallLayer(line, free, c, here, low, high, flat, zero, rho)
     log_lam = torch.full((1,), -40.0, dtype=torch.float64)
     for sigma in (1.0, slope, (1 + slope) / 2):
         up = torch.full_like(w, sigma)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rounding import MODES, rounded
+from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.norms import pair_products, product
-from wassail.certificates.bounds.spheres import Reach, ball_margins
+from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read

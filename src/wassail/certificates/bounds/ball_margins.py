@@ -1,0 +1,178 @@
+"""Margins by balls and boxes together (`spheres.py`), and a few splits for those that are close."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.chunks import room_of
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.reach import Reach
+from wassail.certificates.bounds.spheres import Slopes, Spheres
+from wassail.certificates.graph.graph import Graph
+from wassail.threat import Domain
+from wassail.ties import first_largest
+
+STEPS = 60  # of the ascent on slopes and multipliers
+SPARE = 0.03  # of a margin: how far beyond it an ascent goes on, since its values are rough
+NEAR = 0.3  # of a margin: bounds that miss it by at most this are split
+DEPTH = 6  # splits one after the other
+WIDTH = 8  # domains of one bound that are left at a time
+MORE = 25  # steps of the ascent after a split
+
+
+def ball_margins(
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    radius: Tensor | float,
+    norm: float,
+    domain: Domain,
+    steps: int = STEPS,
+    depth: int = DEPTH,
+) -> Tensor:
+    """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box, `(N, K)` in
+    float64, 0 at `j = y`: CROWN's, or those with balls in every layer where they are better.
+
+    Args:
+        graph: the network.
+        x: samples `(N, *shape)`.
+        y: labels `(N,)`.
+        radius: of the balls, one number or `(N,)`.
+        norm: ground norm, 1, 2 or inf.
+        domain: the box, or None.
+        steps: of the ascent on slopes and multipliers.
+        depth: splits, one after the other, of neurons of samples that are nearly proved; default 6.
+    """
+    x = x.to(graph.device)
+    y = y.to(graph.device)
+    radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
+    balls = Balls.make(x, radius, norm, domain)
+    reach = Reach.make(graph, balls)
+    sweep = Sweep(graph, balls, 0, reach.ranges).run()
+    lower = margins(sweep, y)[0]
+    if not sweep.bends or not steps:
+        return lower
+    open_ = (lower <= 0) & (torch.arange(graph.outputs, device=y.device) != y[:, None])
+    owner, rival = open_.nonzero().T
+    if not len(owner):
+        return lower
+    last = len(graph.nodes) - 1
+    z = sweep.centre[last]
+    here = z.gather(1, y[:, None]) - z
+    spheres = Spheres(sweep, reach)
+    eye = torch.eye(graph.outputs, dtype=torch.float64, device=y.device)
+    widest = max(node.size for node in graph.nodes)
+    size = max(1, 8 * room_of(y.device) // widest)
+    for part in torch.split(torch.arange(len(owner), device=y.device), size):
+        mine = owner[part]
+        other = rival[part]
+        rows = eye[other] - eye[y[mine]]
+        goal = here[mine, other]
+        found, slopes = spheres.bound(last, rows, mine, steps, goal * (1 - SPARE))
+        if depth:
+            found = _Splits(spheres, rows, mine, goal).run(found, slopes, depth)
+        slack = 2.0**-50 * (z[mine].abs().amax(1) + found.abs())
+        better = here[mine, other] - found - slack
+        better = torch.where(better.isnan(), -math.inf, better)
+        lower[mine, other] = torch.maximum(lower[mine, other], better)
+    return lower
+
+
+class _Splits:
+    """Domains of the rows that are nearly proved: in each of them some neurons have a side.
+
+    Args:
+        spheres: the bounds.
+        rows: `(R, K)`.
+        owner: the sample of each, `(R,)`.
+        goal: a row is proved where its bound is below this, `(R,)`.
+    """
+
+    def __init__(self, spheres: Spheres, rows: Tensor, owner: Tensor, goal: Tensor) -> None:
+        self.spheres = spheres
+        self.last = len(spheres.graph.nodes) - 1
+        self.rows = rows
+        self.owner = owner
+        self.goal = goal * (1 - 2.0**-20)
+
+    def run(self, found: Tensor, slopes: Slopes, depth: int) -> Tensor:
+        """The bounds `(R,)`, after splits where they prove a row.
+
+        A row is left when more than `WIDTH` of its domains are open.
+        """
+        left = self._close(found)
+        found = found.clone()
+        if not len(left) or not slopes:
+            return found
+        most = torch.full_like(found, -math.inf)  # of the domains that are proved
+        sides: dict[int, Tensor] = {}
+        slopes = _rows(slopes, left)
+        for _ in range(depth):
+            clock.check()
+            left, sides, slopes = self._halved(left, sides, slopes)
+            near = self.goal[left] * (1 - SPARE)
+            now, slopes = self.spheres.bound(
+                self.last, self.rows[left], self.owner[left], MORE, near, sides, slopes
+            )
+            good = now < self.goal[left]
+            most.scatter_reduce_(0, left[good], now[good], "amax")
+            count = torch.zeros_like(self.owner).scatter_add_(0, left, (~good).long())
+            stay = (~good & (count[left] <= WIDTH)).nonzero()[:, 0]
+            done = torch.zeros_like(found, dtype=torch.bool)
+            done[left] = True
+            done = done & (count == 0)
+            found[done] = torch.minimum(found[done], most[done])
+            if not len(stay):
+                break
+            left = left[stay]
+            sides = {i: v[stay] for i, v in sides.items()}
+            slopes = _rows(slopes, stay)
+        return found
+
+    def _close(self, found: Tensor) -> Tensor:
+        """The rows that are open, of the samples of which no row is hopeless."""
+        open_ = found >= self.goal
+        far = open_ & ~(found < self.goal * (1 + NEAR))
+        hopeless = torch.zeros(int(self.owner.amax()) + 1, dtype=torch.bool, device=found.device)
+        hopeless[self.owner[far]] = True
+        return (open_ & ~hopeless[self.owner]).nonzero()[:, 0]
+
+    def _halved(
+        self, left: Tensor, sides: dict[int, Tensor], slopes: Slopes
+    ) -> tuple[Tensor, dict[int, Tensor], Slopes]:
+        """Both sides of the dearest neuron of each domain; they begin with its slopes, so that none
+        is worse.
+        """
+        where = (self.last, self.rows[left], self.owner[left])
+        costs = self.spheres.costs(*where, slopes, sides)
+        sizes = [v[0].numel() for v in costs.values()]
+        chosen = first_largest(torch.cat([v.flatten(1) for v in costs.values()], 1))
+        halves: dict[int, Tensor] = {}
+        begun: Slopes = {}
+        start = 0
+        for (i, cost), size in zip(costs.items(), sizes):
+            place = chosen - start
+            mine = (place >= 0) & (place < size)
+            start = start + size
+            old = sides[i] if i in sides else torch.zeros_like(cost, dtype=torch.int8)
+            mark = torch.zeros_like(old).flatten(1)
+            mark[mine] = mark[mine].scatter(1, place[mine, None], 1)
+            mark = mark.reshape(old.shape)
+            halves[i] = torch.cat([old + mark, old - mark])
+            begun[i] = _twice(slopes[i])
+        return torch.cat([left, left]), halves, begun
+
+
+def _twice(parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    up, down, log_lam = (torch.cat([v, v]) for v in parts)
+    return up, down, log_lam
+
+
+def _rows(slopes: Slopes, keep: Tensor) -> Slopes:
+    """The slopes of some rows."""
+    return {i: (up[keep], down[keep], lam[keep]) for i, (up, down, lam) in slopes.items()}

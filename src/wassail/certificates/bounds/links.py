@@ -1,0 +1,146 @@
+"""The balls of all layers, and how they hang together.
+
+A layer of ReLUs moves by at most `||W||_2` times what the layer before it moves, after its ReLUs.
+That is a radius. It is more than a radius where a quadratic term is handed on: `(lam / 2) ||d||^2`
+is at most `(lam / 2) ||W||^2` times the square of the OUTPUTS of the layer before, and these are
+shorter than its inputs where ReLUs cut them off.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.entry import Entry
+from wassail.certificates.bounds.norms import map_norm
+from wassail.certificates.bounds.reach import UP, Reach, length_above
+from wassail.certificates.graph.contract import contractions
+from wassail.certificates.graph.graph import Affine, Relu
+from wassail.certificates.graph.maps import Matrix, Pick
+
+SMALL = 512  # rows of a matrix whose norm is computed for each sample
+FAINT = 1e-60  # radii below this have no links: squares might underflow
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """`||d||^2 <= square ||d'||^2 + rest`, d' the deviations of another node.
+
+    source: that node; square, rest: `(N,)`; good: samples for which this is used.
+    """
+
+    source: int
+    square: Tensor
+    rest: Tensor
+    good: Tensor
+
+
+class Links:
+    """For every layer of ReLUs that a sweep leaves undecided: its ball and its link.
+
+    free: layer -> the neurons in the ball, `(N, *shape)`; the others are dead. radius: layer -> of
+    the ball, `(N,)`. links: layer -> the link to the layer before. entry, first, door: the layer
+    that reads the input, its node, and its link.
+    """
+
+    def __init__(self, sweep: Sweep, reach: Reach) -> None:
+        self.sweep = sweep
+        self.graph = sweep.graph
+        self.reach = reach
+        self.sorted = contractions(self.graph)
+        self.radius: dict[int, Tensor] = {}
+        self.free: dict[int, Tensor] = {}
+        self.links: dict[int, Link] = {}
+        self.entry: Entry | None = None
+        self.door: Link | None = None
+        self.first = -1
+        sources = {self._path(i)[0] for i in sweep.bends}
+        for i, bend in sweep.bends.items():
+            node = self.graph.nodes[i]
+            assert isinstance(node.op, Relu)
+            j = node.inputs[0]
+            low, high = sweep.spans[j]
+            self.free[i] = bend.crossing | (bend.shape.ends[0] >= 0)
+            if i in sources:  # the outputs of all others do not move
+                self.free[i] = self.free[i] | (node.op.slope != 0)
+            box = length_above(torch.where(self.free[i], torch.maximum(-low, high), 0.0))
+            self.radius[i] = torch.minimum(reach.radius[j], box)
+            self._join(i)
+
+    def _join(self, i: int) -> None:
+        """Link node i to the layer before, or to the input."""
+        source, *path = self._path(i)
+        first = source == 0 and self.sweep.balls.norm == 2 and self.entry is None
+        if not path or not (first or source in self.radius):
+            return
+        norm, lost = self._norm(i)
+        inner = norm * (self.reach.radius[0] if first else self.radius[source]) * UP
+        share = lost / inner.clamp(min=FAINT)
+        total = (inner + lost) * UP
+        good = (total <= 1.001 * self.radius[i]) & (inner > FAINT)
+        square = norm.square() * (1 + share) * UP * UP
+        # (s + e)^2 <= s^2 (1 + share) + e^2 (1 + 1 / share)
+        link = Link(source, square, lost * (lost + inner) * UP * UP, good)
+        self.radius[i] = torch.minimum(self.radius[i], total)
+        if first:
+            self.first = i
+            self.entry = Entry(self.graph, path, self.free[i], self.sweep.inputs, norm)
+            # The entry knows the norm itself.
+            self.door = Link(0, (1 + share) * UP * UP, link.rest, good)
+        else:
+            self.links[i] = link
+
+    def _path(self, i: int) -> list[int]:
+        """The node that the inputs of node i are an affine function of, then the affine nodes."""
+        nodes = self.graph.nodes
+        j = nodes[i].inputs[0]
+        found: list[int] = []
+        while (
+            isinstance(nodes[j].op, Affine) and len(nodes[j].inputs) == 1 and j not in self.sorted
+        ):
+            found.insert(0, j)
+            j = nodes[j].inputs[0]
+        return [j, *found]
+
+    def _norm(self, i: int) -> tuple[Tensor, Tensor]:
+        """`||W||_2` of the affine nodes before node i, and the length of what rounding adds, `(N,)`
+        each. Small matrices count with the rows and columns that move.
+        """
+        nodes = self.graph.nodes
+        source, *path = self._path(i)
+        norm = torch.ones_like(self.reach.radius[0])
+        lost = torch.zeros_like(norm)
+        columns = self.free.get(source)
+        for k, j in zip([source, *path], path):
+            op = nodes[j].op
+            assert isinstance(op, Affine)
+            most = map_norm(op.map, 2.0, nodes[k].shape, nodes[j].shape)
+            lost = (most * lost + self.reach.lost[j]) * UP
+            own = torch.full_like(norm, most)
+            if isinstance(op.map, Matrix) and len(nodes[j].shape) == 1 and nodes[j].size <= SMALL:
+                rows = self.free[i] if j == path[-1] else None
+                own = torch.minimum(own, restricted_norm(op.map.weight, rows, columns, len(norm)))
+            norm = norm * own * UP
+            moves = isinstance(op.map, Pick) and columns is not None
+            columns = (
+                op.map.forward(columns.double()) > 0 if moves and columns is not None else None
+            )
+        return norm, lost
+
+
+def restricted_norm(weight: Tensor, rows: Tensor | None, columns: Tensor | None, n: int) -> Tensor:
+    """`||W||_2` of the rows and columns wanted of each of n samples, `(n,)`, from above."""
+    part = weight.expand(n, *weight.shape)
+    part = part if columns is None else part * columns[:, None]
+    part = part if rows is None else part * rows[:, :, None]
+    gram = part @ part.mT
+    trace = gram.diagonal(dim1=1, dim2=2).sum(1)
+    top = torch.linalg.eigvalsh((gram + gram.mT) / 2)[:, -1].clamp(min=0)
+    slack = (sum(weight.shape) + 16) * 2.0**-50
+    found: Tensor = (top + slack * trace).sqrt() * UP
+    # Products that underflow are as long as this at most.
+    return found + math.sqrt(weight.numel()) * 2.0**-500

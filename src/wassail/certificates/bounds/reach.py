@@ -1,0 +1,170 @@
+"""How far the nodes of a network move on balls: by the norms of the layers, times the radius at the
+input, and entry by entry.
+
+What only sorts does not stretch (`graph.contract`). And back: `|d_i| <= ||row_i||_2 rho` bounds the
+entries of the next layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import assert_never
+
+from wassail import rounding
+from wassail.certificates import clock
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.executed import step_error
+from wassail.certificates.bounds.norms import map_norm, steepest_slope
+from wassail.certificates.bounds.rows import Span
+from wassail.certificates.graph.contract import contractions
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
+from wassail.certificates.graph.maps import Concat, Matrix, rounding_map
+from wassail.certificates.graph.matrix_norms import matrix_norm
+
+UP = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """How far the nodes of a network move on N balls.
+
+    radius: node -> `||v - centre||_2` is at most this, `(N,)`, inf where nothing is known. ranges:
+    node -> the values of affine nodes, `(N, *shape)` each. lost: node -> `d_i = W d_j + e` with
+    `||e||_2` at most this, `(N,)`.
+    """
+
+    radius: Mapping[int, Tensor]
+    ranges: Mapping[int, Span]
+    lost: Mapping[int, Tensor]
+
+    @classmethod
+    def make(cls, graph: Graph, balls: Balls) -> Reach:
+        """Forward, by the norms of the layers and of their rows."""
+        return Forward(graph, balls).run()
+
+
+class Forward:
+    """One pass: values at the samples, radii, and a bound on the deviation of each entry."""
+
+    def __init__(self, graph: Graph, balls: Balls) -> None:
+        self.graph = graph
+        self.balls = balls
+        self.centre: dict[int, Tensor] = {}
+        self.radius: dict[int, Tensor] = {}
+        self.most: dict[int, Tensor] = {}
+        self.ranges: dict[int, Span] = {}
+        self.lost: dict[int, Tensor] = {}  # what rounding moves the values of a node by, a length
+        self.sorted = contractions(graph)
+
+    def run(self) -> Reach:
+        """Every node in turn."""
+        with torch.no_grad():
+            for i, node in enumerate(self.graph.nodes):
+                clock.check()
+                match node.op:
+                    case Input():
+                        low, high = self.balls.box
+                        self.centre[0] = self.balls.x.reshape(-1, *node.shape)
+                        far = torch.maximum(-low, high)
+                        self.most[0] = far.reshape(-1, *node.shape)
+                        across = rounding.length(far, 2, 1) * UP
+                        short = self.balls.norm in (1, 2)
+                        self.radius[0] = (
+                            torch.minimum(across, self.balls.radius) if short else across
+                        )
+                    case Affine():
+                        self._affine(i, node.op)
+                    case Relu(slope):
+                        self._activation(i, node.op, max(1.0, float(slope.abs().max())))
+                    case Smooth(name):
+                        self._activation(i, node.op, steepest_slope(name))
+                    case Curved():
+                        self.centre[i] = node.op.value(*[self.centre[j] for j in node.inputs])
+                        self.radius[i] = torch.full_like(self.radius[0], math.inf)
+                        self.most[i] = torch.full_like(self.centre[i], math.inf)
+                    case _:
+                        assert_never(node.op)
+                self._contracted(i)
+        return Reach(self.radius, self.ranges, self.lost)
+
+    def _contracted(self, i: int) -> None:
+        """What only sorts entries of another node moves no farther than that one.
+
+        The rounding of a difference moves both entries that it compares, and those of different
+        nodes add up: less than 4 times their sum.
+        """
+        if i not in self.sorted:
+            return
+        between = self.sorted[i].between
+        lost = torch.stack([self.lost[k] for k in between]).sum(0)
+        least = (self.radius[self.sorted[i].base] + 4 * lost) * UP
+        self.radius[i] = torch.minimum(self.radius[i], least)
+
+    def _activation(self, i: int, op: Relu | Smooth, steep: float) -> None:
+        j = self.graph.nodes[i].inputs[0]
+        self.centre[i] = op.value(self.centre[j])
+        # The value at the sample is rounded, too.
+        lost = 2.0**-48 * self.centre[i].abs()
+        self.most[i] = (self.most[j] * steep + lost) * UP
+        self.lost[i] = length_above(lost)
+        self.radius[i] = (self.radius[j] * steep + self.lost[i]) * UP
+
+    def _affine(self, i: int, op: Affine) -> None:
+        """`d_i = W d_j + e`: the radius by norms, an entry by its row.
+
+        `error` has a unit for each term and four more, of what an entry is at most: it pays for the
+        length of the row, too, where that is less. The radii and lengths pay for their own sum.
+        """
+        node = self.graph.nodes[i]
+        centres = [self.centre[j] for j in node.inputs]
+        most = [self.most[j] for j in node.inputs]
+        rough = rounding_map(op.map)
+        wide = self.graph.rounding + (op.map.terms + 4) * 2.0**-52
+        self.centre[i] = op.value(*centres)
+        sizes = [c.abs() for c in centres]
+        error = wide * (rough.forward(*sizes) + op.bias_size + rough.forward(*most))
+        if self.graph.arithmetic == "executed":
+            assert self.graph.execution is not None
+            sources = [self.graph.nodes[j] for j in node.inputs]
+            largest = [c + m for c, m in zip(sizes, most)]
+            error = error + step_error(node, largest, self.graph.execution.dtype, sources)
+        self.lost[i] = length_above(error)
+        self.radius[i] = self._stretched(i, op) + self.lost[i]
+        entry = op.map.magnitude().forward(*most)
+        lengths = op.map.row_norms(2.0)
+        if lengths is not None and len(node.inputs) == 1:
+            before = self.radius[node.inputs[0]].reshape(-1, *[1] * len(node.shape))
+            entry = torch.minimum(entry, lengths * before)
+        entry = torch.minimum(entry, self.radius[i].reshape(-1, *[1] * len(node.shape)))
+        entry = entry + error
+        self.most[i] = torch.where(entry.isnan(), math.inf, entry)
+        slack = 2.0**-50 * (self.centre[i].abs() + self.most[i])
+        self.ranges[i] = (
+            self.centre[i] - self.most[i] - slack,
+            self.centre[i] + self.most[i] + slack,
+        )
+
+    def _stretched(self, i: int, op: Affine) -> Tensor:
+        """`||W d_j||_2`."""
+        node = self.graph.nodes[i]
+        given = [self.radius[j] for j in node.inputs]
+        if isinstance(op.map, Concat):
+            return rounding.length(torch.stack(given), 2, 0) * UP
+        if len(given) > 1:
+            return torch.stack(given).sum(0) * UP
+        first = isinstance(self.graph.nodes[node.inputs[0]].op, Input)
+        if first and self.balls.norm == 1 and isinstance(op.map, Matrix) and len(node.shape) == 1:
+            return self.balls.radius * matrix_norm(op.map.weight, 1.0, 2.0) * UP
+        shape = self.graph.nodes[node.inputs[0]].shape
+        return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
+
+
+def length_above(values: Tensor) -> Tensor:
+    """`||v||_2` of each sample, from above, with room for a product and a sum."""
+    flat = values.reshape(len(values), -1)
+    return rounding.length(flat, 2, 1) * (1 + (flat.shape[1] + 8) * 2.0**-52)
