@@ -31,25 +31,36 @@ from torch import Tensor
 
 from wassail.attacks.blind import blind_search, far_starts
 from wassail.attacks.hunt import Hunt
+from wassail.attacks.pdpgd import duel
+from wassail.attacks.squeeze import SLACK, climb, squeeze
 from wassail.device import take
 from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
 from wassail.losses import magnitude, strongest_rival
-from wassail.network import Tape, generators
+from wassail.network import generators
 from wassail.progress import Tick
 from wassail.ties import LOGITS, in_order, largest
 
 CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead
 # Gradients at the sample: all rivals up to 11 classes, else those with the largest logits.
 RIVALS = 10
-# By which share the ball of a squeeze is smaller than the best flip's: at first, at most, at least.
-SLACK = 0.05
-MOST_SLACK = 0.2
-LEAST_SLACK = 0.001
 # A sample that flips after this share of its first step is not chased but walked (`creep`).
 EARLY = {1.0: 0.4, 2.0: 0.4, math.inf: 0.7}
 # With more than 11 classes: how many more rivals get a gradient later, and how many are chased.
 WIDE = 50
 CHASED = 3
+# The rounds after the opening (see `play`), and what is repeated after them: docs/attacks.md says
+# how they were chosen.
+PLAN = {
+    1.0: ("squeeze", "duel", "half", "fresh", "fresh", "duel", "squeeze", "half", "rivals"),
+    2.0: ("squeeze", "afar", "stir", "half", "afar", "stir", "afar", "rivals"),
+    math.inf: ("straight", "fresh", "stir", "fresh", "squeeze", "half", "rivals"),
+}
+LATER = {
+    1.0: ("duel", "fresh", "half", "stir"),
+    2.0: ("half", "stir", "afar", "stir"),
+    math.inf: ("straight", "stir", "fresh", "half"),
+}
+DUELS = (10.0, 30.0, 3.0)  # what the logits are scaled to in the duels
 LOOKS = 8  # forward passes to estimate the gradients of all classes
 
 
@@ -96,9 +107,9 @@ def chase_engine(
 
     Opening: the first-order step of every rival, the nearest one chased, then what the first result
     calls for, the second rival, a polish of the best flip (about 100 passes for ten classes). Then
-    rounds, each from somewhere else: a squeeze of the best flip, a start far beyond a boundary, the
-    other rivals, random starts. The schedule never looks at the budget: a smaller one only cuts it
-    short.
+    rounds (`PLAN`, `LATER`), each from somewhere else: squeezes of the best flip, from the sample
+    or from a random point, starts far beyond a boundary, the other rivals, a game for l1. The
+    schedule never looks at the budget: a smaller one only cuts it short.
 
     Gradients at a sample mislead where the flip is not nearly as far as they promise. Networks
     trained for linf hide their l2 and l1 flips behind saturated units: such samples are chased by
@@ -134,15 +145,53 @@ def chase_engine(
             blind_search(hunt, rows[lead.blind], 60, seed, 103 + number)
         if number == 2:
             wide_rivals(hunt, lead, seed)
-            for rank in range(2, rivals.shape[1]):
-                chase(hunt, rows, lead.ahead(rank, 1.02), 10, rivals[:, rank])
-        elif number % 4 == 1:
-            from_afar(hunt, lead, number // 4)
-        elif number % 4 == 3 and number > 3:
-            chase(hunt, rows, scatter(hunt, rows, seed, number), 15)
+        play(lead, *scheduled(hunt.norm, number), seed, number)
+
+
+def scheduled(norm: float, number: int) -> tuple[str, int]:
+    """The round of this number, by name, and how many of that name come before it."""
+    plan = PLAN[norm]
+    while len(plan) <= number:
+        plan = plan + LATER[norm]
+    return plan[number], plan[:number].count(plan[number])
+
+
+def play(lead: Lead, name: str, turn: int, seed: int, number: int) -> None:
+    """One round of the schedule.
+
+    Args:
+        lead: what is known of the samples.
+        name: of the round.
+        turn: how many rounds of this name were played before.
+        seed: keys random starts, together with each sample.
+        number: which round it is; keys them too.
+    """
+    hunt = lead.hunt
+    rows = lead.rows
+    if name == "squeeze":
+        squeeze(hunt, rows, 40, lead.slack)
+    elif name == "straight":
+        squeeze(hunt, rows, 40, lead.slack, straight=1.0, length=1.0)
+    elif name == "fresh":  # from the sample: to the strongest rival, to the second, ...
+        slack = torch.full_like(lead.slack, SLACK)
+        rivals = lead.rivals[:, turn % lead.rivals.shape[1]] if turn else None
+        squeeze(hunt, rows, 40, slack, start=hunt.x[rows], rivals=rivals)
+    elif name in ("stir", "half"):  # from near the sphere of the best flip, from half-way to it
+        slack = torch.full_like(lead.slack, SLACK)
+        between = (hunt.points[rows] + hunt.x[rows]) / 2
+        start = between if name == "half" else scatter(hunt, rows, seed, number)
+        squeeze(hunt, rows, 40, slack, start=start)
+    elif name == "duel":
+        duel(hunt, rows, 80, DUELS[turn % len(DUELS)])
+        hunt.shorten(rows, 4)
+    else:
+        if name == "rivals":
+            for rank in range(2, lead.rivals.shape[1]):
+                chase(hunt, rows, lead.ahead(rank, 1.02), 10, lead.rivals[:, rank])
+        elif name == "afar":
+            from_afar(hunt, lead, turn)
         else:
-            squeeze(hunt, rows, 40, slack)
-            continue  # it ends at the boundary: nothing to polish
+            chase(hunt, rows, scatter(hunt, rows, seed, number), 15)
         polish(hunt, rows, 6)
 
 
@@ -410,65 +459,12 @@ def chase(
         current = clip((1 - a) * (base + eta_ * d1) + a * (x + eta_ * d2), hunt.domain)
 
 
-def climb(hunt: Hunt, tape: Tape, rows: Tensor, keep: Tensor) -> Tensor:
-    """The gradient of the margin, `max_{j != y} theta_j - theta_y`, at the places `keep` `(k,)` of
-    a tape on these rows: `(k, *shape)`. 1 B each.
-    """
-    y = hunt.y[rows[keep]]
-    rival = strongest_rival(tape.logits[keep], y)[1]
-    return tape.gradients(y, rival[:, None], keep)[:, 0]
-
-
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:
     """Shorten the best flip, chase on from it with small pushes, shorten again."""
     rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
     hunt.shorten(rows, 3, 0.9)
     chase(hunt, rows, hunt.points[rows], times, None, 0.95, 1.02)
     hunt.shorten(rows, 4, 0.96)
-
-
-def squeeze(hunt: Hunt, rows: Tensor, times: int, slack: Tensor, length: float = 0.3) -> None:
-    """Climb the margin inside a ball smaller than the best flip's; each flip makes the ball
-    smaller. 1 F + 1 B each.
-
-    The other way to look at the same problem (FMN, Pintor et al. 2021; bisected APGD): steps of the
-    dual maximiser with momentum, exact projections, and a step size that falls from `length` to a
-    hundredth of it, in units of the radius. For linf the second half takes Euclidean steps, which
-    leave weak coordinates inside the ball.
-
-    Each sample learns how much smaller the ball may be: a flip makes its slack grow by half, a miss
-    halves it. So a flip that is far beyond the boundary comes back in a few steps, and one at the
-    boundary is not lost.
-
-    Args:
-        hunt: the search.
-        rows: samples `(m,)`.
-        times: iterations.
-        slack: by which share the ball is smaller, one for every sample of the hunt, updated.
-        length: first step, in radii.
-    """
-    rows = rows[torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]]
-    current = hunt.points[rows]
-    velocity = torch.zeros_like(current)
-    for k in range(times):
-        rows, current, velocity = take(hunt.able(rows, 2), rows, current, velocity)
-        if not len(rows):
-            return
-        radius = (1 - slack[rows]) * hunt.distance[rows]
-        current = project(current, hunt.x[rows], hunt.norm, radius, hunt.domain)
-        tape, flip = hunt.tape(current, rows)
-        wider = (1.5 * slack[rows]).clamp(max=MOST_SLACK)
-        closer = (0.5 * slack[rows]).clamp(min=LEAST_SLACK)
-        slack[rows] = torch.where(flip, wider, closer)
-        w = climb(hunt, tape, rows, torch.arange(len(rows), device=rows.device))
-        size = radius * length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
-        if hunt.norm == math.inf and 2 * k >= times:
-            size = size * math.sqrt(max(w[:1].numel(), 1))
-            move = steepest(current, w, 2.0, size, hunt.domain)
-        else:
-            move = steepest(current, w, hunt.norm, size, hunt.domain)
-        velocity = 0.75 * velocity + move if k else move
-        current = current + velocity
 
 
 def scatter(hunt: Hunt, rows: Tensor, seed: int, number: int) -> Tensor:

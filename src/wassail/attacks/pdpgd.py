@@ -11,9 +11,12 @@ from wassail.attacks.hunt import Hunt
 from wassail.device import take
 from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
-from wassail.losses import margin, strongest_rival
+from wassail.losses import magnitude, margin, strongest_rival
+from wassail.network import Tape
 from wassail.progress import Tick
 
+# A short game: step, how far it falls, dual step, ratio, turns of the proximal step.
+SHORT = (0.3, 0.1, 0.2, 0.01, 5)
 SEARCH = 10  # bisections of the nearest flip at the end
 
 
@@ -30,8 +33,6 @@ def pdpgd_engine(
 ) -> None:
     """The nearest flip as a game: the point lowers a weighted sum of norm and loss, the weights
     rise on what is unmet.
-
-    Long because the point and the weights of the game move together, in one loop.
 
         min_d max_lambda  lambda_0 ||d||_r + lambda_1 softplus(max(gap, 0)),   gap = theta_y -
         max_{j != y} theta_j at x + d.
@@ -55,54 +56,126 @@ def pdpgd_engine(
         )
     if math.isfinite(hunt.passes):  # about one step in two takes a gradient
         steps = min(steps, max(2 * int(hunt.passes) // 3, 1))
-    width = 1.0 if hunt.domain is None else hunt.domain[1] - hunt.domain[0]
     tape = hunt.start
     flipped = hunt.wrong
     rows = hunt.rows
     place = rows  # where the samples `rows` are on the tape
-    move, mean, square = (torch.zeros_like(hunt.x[rows]) for _ in range(3))
-    odds = torch.full_like(hunt.distance[rows], -math.log(ratio))  # log(lambda_1 / lambda_0)
-    weight = odds.sigmoid()  # lambda_1 of a pair that sums to 1
+    game = Game(hunt, rows, steps, step, fall, dual_step, ratio, inner)
     for k in range(steps):
         if math.isfinite(hunt.passes):
             keep = (hunt.left(rows) >= torch.where(flipped[place], 1, 2)).nonzero()[:, 0]
-            rows, place, move, mean, square, odds, weight = take(
-                keep, rows, place, move, mean, square, odds, weight
-            )
+            rows, place = take(keep, rows, place)
+            game.take(keep)
         if not len(rows):
             break
+        point = game.move(k, tape, rows, place, ~flipped[place])
+        tape, flipped = hunt.tape(point, rows)
+        place = torch.arange(len(rows), device=rows.device)
+        tick((k + 1) / steps)
+    hunt.shorten(hunt.rows, SEARCH)
+
+
+def duel(hunt: Hunt, rows: Tensor, times: int, size: float = 10.0) -> None:
+    """The same game from the samples as a round of another search, with settings for a short one.
+
+    1 F an iteration and 1 B where the point is no flip.
+
+    Args:
+        hunt: the search.
+        rows: samples `(m,)`.
+        times: iterations.
+        size: largest logit at the sample after scaling, so that a factor on the logits changes
+            nothing; the larger, the more the flip counts against the distance.
+    """
+    scale = magnitude(hunt.clean) / size
+    game = Game(hunt, rows, times, *SHORT, torch.where(scale > 0, scale, 1.0))
+    point = hunt.x[rows]
+    for k in range(times):
+        keep = hunt.able(rows, 2)
+        rows, point = take(keep, rows, point)
+        game.take(keep)
+        if not len(rows):
+            return
+        tape, flipped = hunt.tape(point, rows)
+        point = game.move(k, tape, rows, torch.arange(len(rows), device=rows.device), ~flipped)
+
+
+class Game:
+    """Where m points stand in the game of `pdpgd_engine`.
+
+    scale: what a logit of each sample of the hunt is divided by, `(n,)`, 1 by default;
+    change: from the samples, `(m, *shape)`; mean, square: of the gradients, as Adam keeps them;
+    odds: `log(lambda_1 / lambda_0)`; weight: lambda_1 of a pair that sums to 1.
+    """
+
+    def __init__(
+        self,
+        hunt: Hunt,
+        rows: Tensor,
+        steps: int,
+        step: float,
+        fall: float,
+        dual_step: float,
+        ratio: float,
+        inner: int,
+        scale: Tensor | None = None,
+    ) -> None:
+        self.hunt = hunt
+        self.scale = torch.ones_like(hunt.distance) if scale is None else scale
+        self.steps = steps
+        self.step = step
+        self.fall = fall
+        self.dual_step = dual_step
+        self.inner = inner
+        self.change, self.mean, self.square = (torch.zeros_like(hunt.x[rows]) for _ in range(3))
+        self.odds = torch.full_like(hunt.distance[rows], -math.log(ratio))
+        self.weight = self.odds.sigmoid()
+
+    def take(self, keep: Tensor) -> None:
+        """Go on with the points at these places `(k,)`."""
+        self.change, self.mean, self.square, self.odds, self.weight = take(
+            keep, self.change, self.mean, self.square, self.odds, self.weight
+        )
+
+    def move(self, k: int, tape: Tape, rows: Tensor, place: Tensor, right: Tensor) -> Tensor:
+        """The next points `(m, *shape)`, after iteration k.
+
+        Args:
+            k: iteration, from 0.
+            tape: the forward pass at the points.
+            rows: the samples `(m,)`.
+            place: where they are on the tape, `(m,)`.
+            right: which points are no flips, bool `(m,)`.
+        """
+        hunt = self.hunt
         x = hunt.x[rows]
-        right = ~flipped[place]
+        width = 1.0 if hunt.domain is None else hunt.domain[1] - hunt.domain[0]
         gradient = torch.zeros_like(x)
         some = right.nonzero()[:, 0]
         if len(some):
             y = hunt.y[rows[some]]
             z = tape.logits[place[some]]
             downhill = tape.gradients(y, strongest_rival(z, y)[1][:, None], place[some])[:, 0]
-            gradient[some] = -downhill * column((-margin(z, y)).sigmoid(), x)
-        rate = step * fall ** (k / steps)
-        mean = 0.9 * mean + 0.1 * gradient
-        square = 0.999 * square + 0.001 * gradient.square()
-        metric = (square / (1 - 0.999 ** (k + 1))).sqrt() + 1e-8
-        target = (
-            clip(x + move - width * rate / (1 - 0.9 ** (k + 1)) * mean / metric, hunt.domain) - x
-        )
+            scale = self.scale[rows[some]]
+            gradient[some] = -downhill * column((-margin(z, y) / scale).sigmoid() / scale, x)
+        rate = self.step * self.fall ** (k / self.steps)
+        self.mean = 0.9 * self.mean + 0.1 * gradient
+        self.square = 0.999 * self.square + 0.001 * gradient.square()
+        metric = (self.square / (1 - 0.999 ** (k + 1))).sqrt() + 1e-8
+        step = width * rate / (1 - 0.9 ** (k + 1)) * self.mean / metric
+        target = clip(x + self.change - step, hunt.domain) - x
         most = vector_norm(metric, math.inf)
-        move = target
-        for _ in range(inner):
-            move = proximal(
-                move + metric / column(most, x) * (target - move),
-                hunt.norm,
-                (1 - weight) / weight * rate / most,
-            )
-            move = clip(x + move, hunt.domain) - x
-        pull = dual_step * (1 - 0.9 * k / max(steps - 1, 1))
-        odds = torch.where(right, odds + pull, odds - pull).clamp(math.log(1e-6), math.log(1e6))
-        weight = 0.9 * weight + 0.1 * odds.sigmoid()
-        tape, flipped = hunt.tape(clip(x + move, hunt.domain), rows)
-        place = torch.arange(len(rows), device=x.device)
-        tick((k + 1) / steps)
-    hunt.shorten(hunt.rows, SEARCH)
+        change = target
+        pull = (1 - self.weight) / self.weight * rate / most
+        for _ in range(self.inner):
+            change = change + metric / column(most, x) * (target - change)
+            change = clip(x + proximal(change, hunt.norm, pull), hunt.domain) - x
+        self.change = change
+        rise = self.dual_step * (1 - 0.9 * k / max(self.steps - 1, 1))
+        odds = torch.where(right, self.odds + rise, self.odds - rise)
+        self.odds = odds.clamp(math.log(1e-6), math.log(1e6))
+        self.weight = 0.9 * self.weight + 0.1 * self.odds.sigmoid()
+        return clip(x + change, hunt.domain)
 
 
 def proximal(v: Tensor, norm: float, weight: Tensor) -> Tensor:

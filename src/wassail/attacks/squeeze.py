@@ -1,0 +1,104 @@
+"""Climb the margin inside a ball that is smaller than the best flip's: a round of `chase`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from wassail.attacks.hunt import Hunt
+from wassail.device import take
+from wassail.geometry import project, steepest, vector_norm
+from wassail.losses import strongest_rival
+from wassail.network import Tape
+
+# By which share the ball of a squeeze is smaller than the best flip's: at first, at most, at least.
+SLACK = 0.05
+MOST_SLACK = 0.2
+LEAST_SLACK = 0.001
+# Which share of the iterations, the last ones, takes Euclidean steps.
+STRAIGHT = {1.0: 1.0, 2.0: 0.0, math.inf: 0.5}
+
+
+def climb(
+    hunt: Hunt, tape: Tape, rows: Tensor, keep: Tensor, rivals: Tensor | None = None
+) -> Tensor:
+    """The gradient of the margin, `max_{j != y} theta_j - theta_y`, or of `theta_j - theta_y` for
+    rivals j `(k,)`, at the places `keep` `(k,)` of a tape on these rows: `(k, *shape)`. 1 B each.
+    """
+    y = hunt.y[rows[keep]]
+    rival = strongest_rival(tape.logits[keep], y)[1] if rivals is None else rivals
+    return tape.gradients(y, rival[:, None], keep)[:, 0]
+
+
+def squeeze(
+    hunt: Hunt,
+    rows: Tensor,
+    times: int,
+    slack: Tensor,
+    *,
+    start: Tensor | None = None,
+    rivals: Tensor | None = None,
+    straight: float | None = None,
+    length: float = 0.3,
+) -> None:
+    """Climb the margin inside a ball smaller than the best flip's; each flip makes the ball
+    smaller. 1 F + 1 B each.
+
+    The other way to look at the same problem (FMN, Pintor et al. 2021; bisected APGD): steps of the
+    dual maximiser with momentum, exact projections, and a step size that falls from `length` to a
+    hundredth of it, in units of the radius. Euclidean steps spread over more coordinates than those
+    of l1, and leave weak coordinates inside the ball of linf.
+
+    Each sample learns how much smaller the ball may be: a flip makes its slack grow by half, a miss
+    halves it. So a flip that is far beyond the boundary comes back in a few steps, and one at the
+    boundary is not lost.
+
+    Args:
+        hunt: the search.
+        rows: samples `(m,)`; those without a flip are left out.
+        times: iterations.
+        slack: by which share the ball is smaller, one for every sample of the hunt, updated.
+        start: points to begin with, `(m, *shape)`; default None, the best flips.
+        rivals: classes to climb to `(m,)`; default None, the strongest at each point.
+        straight: share of the iterations, at the end, with Euclidean steps; default None,
+            `STRAIGHT` of the norm.
+        length: first step, in radii.
+    """
+    straight = STRAIGHT[hunt.norm] if straight is None else straight
+    current = hunt.points[rows] if start is None else start
+    known = torch.isfinite(hunt.distance[rows]).nonzero()[:, 0]
+    rivals = None if rivals is None else rivals[known]
+    rows, current = take(known, rows, current)
+    velocity = torch.zeros_like(current)
+    for k in range(times):
+        keep = hunt.able(rows, 2)
+        rivals = None if rivals is None else rivals[keep]
+        rows, current, velocity = take(keep, rows, current, velocity)
+        if not len(rows):
+            return
+        radius = (1 - slack[rows]) * hunt.distance[rows]
+        current = project(current, hunt.x[rows], hunt.norm, radius, hunt.domain)
+        tape, flip = hunt.tape(current, rows)
+        wider = (1.5 * slack[rows]).clamp(max=MOST_SLACK)
+        closer = (0.5 * slack[rows]).clamp(min=LEAST_SLACK)
+        slack[rows] = torch.where(flip, wider, closer)
+        w = climb(hunt, tape, rows, torch.arange(len(rows), device=rows.device), rivals)
+        share = length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
+        if k >= (1 - straight) * times:
+            size = share * _euclidean(hunt, rows, radius)
+            move = steepest(current, w, 2.0, size, hunt.domain)
+        else:
+            move = steepest(current, w, hunt.norm, share * radius, hunt.domain)
+        velocity = 0.75 * velocity + move if k else move
+        current = current + velocity
+
+
+def _euclidean(hunt: Hunt, rows: Tensor, radius: Tensor) -> Tensor:
+    """The radius in units of l2, `(m,)`: how far the corners of an linf ball are, how far the best
+    flip is in l1.
+    """
+    if hunt.norm == math.inf:
+        return radius * math.sqrt(max(hunt.x[:1].numel(), 1))
+    return vector_norm(hunt.points[rows] - hunt.x[rows], 2.0)

@@ -1,0 +1,148 @@
+"""The rounds of `chase`: each keeps to its passes and belongs to its samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wassail as ws
+from wassail.attacks.chase import DUELS, LATER, PLAN, Lead, chase, first_steps, play, scheduled
+from wassail.attacks.hunt import Engine, Hunt, hunt
+from wassail.attacks.pdpgd import duel
+from wassail.attacks.squeeze import SLACK, squeeze
+from wassail.progress import Tick
+from wassail.testing import LinearClassifier, samples
+
+NORMS = (1.0, 2.0, math.inf)
+ROUNDS = [(norm, name) for norm in NORMS for name in sorted({*PLAN[norm], *LATER[norm]})]
+
+
+def net(seed: int = 3, factor: float = 1.0) -> nn.Module:
+    torch.manual_seed(seed)
+    last = nn.Linear(24, 5)
+    with torch.no_grad():
+        last.weight *= factor
+        last.bias *= factor
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 24), nn.Tanh(), last).double()
+
+
+def leading(state: Hunt) -> Lead:
+    none = torch.zeros(0, dtype=torch.int64)
+    return Lead(state, *first_steps(state), torch.full_like(state.distance, SLACK), none)
+
+
+def opened(name: str, turn: int = 0) -> Engine:
+    """A poor flip of each sample, and one round after it."""
+
+    def engine(state: Hunt, tick: Tick) -> None:
+        state.anytime = True
+        lead = leading(state)
+        if len(lead.rows):
+            chase(state, lead.rows, lead.ahead(0, 2.5), 3)
+            play(lead, name, turn, 0, 7)
+
+    return engine
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x, _ = samples(12, (3, 4), 5)
+    return x, net()(x).argmax(1)
+
+
+@pytest.mark.parametrize(("norm", "name"), ROUNDS)
+def test_a_round_keeps_to_its_passes_and_belongs_to_its_samples(norm: float, name: str) -> None:
+    x, y = data()
+    whole = hunt(opened(name, 1), name, net(), x, y, norm)
+    last = int((whole.forwards + whole.backwards).max())
+    cut = hunt(opened(name, 1), name, net(), x, y, norm, passes=last - 31)
+    assert (cut.forwards + cut.backwards <= last - 31).all()
+    assert (cut.distances >= whole.distances).all()
+    other = torch.arange(12).flip(0)
+    again = hunt(opened(name, 1), name, net(), x[other], y[other], norm, batch_size=5)
+    assert torch.allclose(again.distances, whole.distances[other], rtol=1e-9)
+
+
+def test_the_schedule_goes_on_for_ever_and_counts_the_turns_of_each_round() -> None:
+    for norm in NORMS:
+        names = [scheduled(norm, number) for number in range(60)]
+        assert tuple(name for name, _ in names[: len(PLAN[norm])]) == PLAN[norm]
+        assert names[len(PLAN[norm])][0] == LATER[norm][0]
+        for name in {name for name, _ in names}:
+            turns = [turn for other, turn in names if other == name]
+            assert turns == list(range(len(turns)))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_more_passes_are_never_farther_through_all_rounds(norm: float) -> None:
+    x, y = data()
+    last = None
+    for passes in (150, 310, 900):
+        flips = ws.nearest(net(), x, y, norm, passes=passes)
+        assert (flips.forwards + flips.backwards <= passes).all()
+        assert last is None or (flips.distances <= last).all()
+        last = flips.distances
+
+
+def test_a_duel_finds_the_nearest_flip_of_a_linear_classifier() -> None:
+    """In l1, where it is sparse, and from no flip at all."""
+    model = LinearClassifier.random(4, 12, seed=2)
+    x, y = samples(30, (3, 4), 4)
+    y = model(x).argmax(1)
+    exact = model.distances(x, y, 1.0, (0.0, 1.0))
+
+    def engine(state: Hunt, tick: Tick) -> None:
+        duel(state, state.rows, 200)
+        state.shorten(state.rows, 8)
+
+    found = hunt(engine, "duel", model, x, y, 1.0)
+    reachable = torch.isfinite(exact)
+    assert found.success[reachable].all()
+    assert (found.distances[reachable] / exact[reachable]).median() < 1.1
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
+@pytest.mark.parametrize("size", DUELS)
+def test_a_factor_on_the_logits_changes_no_duel(factor: float, size: float) -> None:
+    x, y = data()
+
+    def engine(state: Hunt, tick: Tick) -> None:
+        duel(state, state.rows, 40, size)
+
+    one = hunt(engine, "duel", net(), x, y, 1.0)
+    other = hunt(engine, "duel", net(factor=factor), x, y, 1.0)
+    assert one.success.any()
+    assert torch.allclose(one.distances, other.distances, rtol=1e-9)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_squeeze_from_the_sample_goes_to_the_rival_it_is_told(norm: float) -> None:
+    """The best flip is of the nearest rival and far away; the climb is to the second one."""
+    model = LinearClassifier.random(4, 12, seed=2)
+    x, _ = samples(30, (3, 4), 4)
+    y = model(x).argmax(1)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def engine(state: Hunt, tick: Tick) -> None:
+        lead = leading(state)
+        state.distance[lead.rows] = 1e3  # as if a flip were known, so far away that none is near
+        told = lead.rivals[:, 1]
+        slack = torch.full_like(state.distance, SLACK)
+        squeeze(state, lead.rows, 1, slack, start=state.x[lead.rows], rivals=told)
+        seen.append((told, lead.rows))
+
+    calls: list[Tensor] = []
+    real = torch.autograd.grad
+
+    def grad(z: Tensor, point: Tensor, weight: Tensor, **kwargs: object) -> tuple[Tensor, ...]:
+        calls.append(weight)
+        return real(z, point, weight, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.autograd, "grad", grad)
+        hunt(engine, "squeeze", model, x, y, norm)
+    told, rows = seen[0]
+    assert torch.equal(calls[-1].argmax(1), told)
+    assert torch.equal(calls[-1].argmin(1), y[rows])
