@@ -25,7 +25,7 @@ from noise import EPOCHS, NETWORKS, SIGMA
 
 CONFIDENCE = 0.999
 BUDGETS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0)
-LARGE = 100  # draws of the network for ImageNet
+LARGE = 300  # draws of the network for ImageNet
 HEAD = """# Smoothing: certificates for networks of any size
 
 Made by `python benchmarks/smoothing.py WEIGHTS`. How it works, and the proof:
