@@ -93,14 +93,8 @@ def differences(name: str, a: Any, b: Any) -> Iterator[str]:
         if len(a) != len(b):
             yield f"{name}: {len(a)} values before, {len(b)} now"
         elif a != b and repr(a) != repr(b):  # NaN is not equal to itself
-            numbers = all(isinstance(v, float) for v in a + b)
-            apart = (
-                max((abs(p - q) for p, q in zip(a, b) if p != q), default=0.0) if numbers else "?"
-            )
-            yield (
-                f"{name}: {sum(p != q for p, q in zip(a, b))} of {len(a)} values differ, by at "
-                f"most {apart}"
-            )
+            apart = [abs(p - q) for p, q in zip(a, b) if p != q and repr(p) != repr(q)]
+            yield f"{name}: {len(apart)} of {len(a)} values differ, by at most {max(apart):.3g}"
     elif a != b and repr(a) != repr(b):
         yield f"{name}: {a!r} before, {b!r} now"
 
@@ -126,11 +120,8 @@ def plain(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return [
-            str(value.dtype),
-            list(value.shape),
-            value.detach().cpu().double().flatten().tolist(),
-        ]
+        numbers = value.detach().cpu().double().flatten().tolist()
+        return {"type": str(value.dtype), "shape": list(value.shape), "values": numbers}
     if isinstance(value, numpy.ndarray):
         return plain(torch.from_numpy(value))
     if isinstance(value, dict):

@@ -33,6 +33,25 @@ def _one_thread() -> None:
     torch.set_num_threads(
         int(os.environ.get("WASSAIL_TEST_THREADS", "1"))
     )  # the suite itself runs on several workers
+    _same_numbers()
+
+
+def _same_numbers() -> None:
+    """What a test draws without a generator of its own does not depend on the tests before it."""
+    torch.default_generator.manual_seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """The same for what a file draws when it is imported."""
+    if isinstance(collector, pytest.Module):
+        _same_numbers()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    """The same for fixtures that several tests share, whichever of them comes first."""
+    if fixturedef.scope != "function":
+        _same_numbers()
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +116,10 @@ def pytest_collection_finish() -> None:
 # Cases that take long and have shorter siblings in `make test`: they run in `make test-slow`.
 LONG = (
     "test_rescaling.py::test_radii_of_rescaled_networks[branch]",
+    "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[1.0-alpha-crown]",
+    "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[2.0-alpha-crown]",
+    "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[1.0-exact]",
+    "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[2.0-exact]",
     "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[1.0-branch]",
     "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[2.0-branch]",
     "test_certify.py::test_kit_accepts_ours[inf-None]",
@@ -104,6 +127,14 @@ LONG = (
     "test_real_networks.py::test_wda_pp_matches_the_authors_with_fewer_passes[mnist_trades-l2]",
     "test_real_networks.py::test_wda_matches_the_authors_with_fewer_passes[cifar_cnn_a_adv-l2]",
     "test_real_networks.py::test_wda_matches_the_authors_with_fewer_passes[mnist_madry_tiny-l2]",
+    "test_real_networks.py::test_wda_matches_the_authors_with_fewer_passes[cifar_cnn_a_adv-linf]",
+    "test_real_networks.py::test_wda_pp_matches_the_authors_with_fewer_passes[mnist_trades-linf]",
+    "test_real_networks.py::test_wda_pp_matches_the_authors_with_fewer_passes[vnn_resnet4b-linf]",
+    "test_our_engine_beats_wda_pp_at_its_own_passes[mnist_madry_tiny-1.0]",
+    "test_our_engine_beats_wda_pp_at_its_own_passes[mnist_madry_tiny-2.0]",
+    "test_our_engine_beats_wda_pp_at_its_own_passes[cifar_conv_small_sigmoid-1.0]",
+    "test_our_engine_beats_wda_pp_at_its_own_passes[cifar_conv_small_sigmoid-2.0]",
+    "test_w_pgd.py::test_matches_the_authors_with_half_the_forward_passes[cifar_cnn_a_adv-l2]",
     "test_real_networks.py::test_batch_size_and_order_do_not_matter[1.0]",
     "test_lipschitz.py::test_no_jacobian_of_300_random_networks_beats_a_bound[0.01]",
     "test_thousand.py::test_nine_networks[1]",

@@ -541,6 +541,8 @@ def test_certify_without_an_upper_slope(files, capsys, monkeypatch, tmp_path) ->
             "--no-box",
             "--slopes",
             "margin",
+            "--time-limit",
+            "1",
             "--out",
             str(tmp_path),
         ]

@@ -222,8 +222,11 @@ def test_models_are_not_kept_alive_and_few_structures_are_kept() -> None:
 def test_radii_after_a_change() -> None:
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.rand(4, 3)
+    lead = torch.sub(*model(x).detach().T)
+    model[2].bias.data[0] -= lead.mean()  # both classes are there, so every sample has a flip
     y = model(x).argmax(1)
     before = ws.radii(model, x, y, 2).values
+    assert before.isfinite().all()
     assert torch.equal(ws.radii(model, x, y, 2).values, before)
     model[2].bias.data[0] += 0.05
     after = ws.radii(model, x, y, 2).values
