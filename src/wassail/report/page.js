@@ -328,7 +328,15 @@
     });
   }
 
+  // On a phone a row of a wide table is a card: every figure carries the head of its column.
+  function stacked(table) {
+    const heads = [...table.querySelectorAll("thead th")].map((head) => [...head.childNodes].map((part) => part.textContent.trim()).join(" "));
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.head = heads[i] ?? ""; });
+    table.classList.add("stacked");
+  }
+
   document.querySelectorAll("figure[data-plot]").forEach(plot);
+  document.querySelectorAll(".wide table.sortable").forEach(stacked);
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll("button.theme").forEach(theme);
 })();
