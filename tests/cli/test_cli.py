@@ -648,6 +648,15 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     ):
         assert words in done.stdout
     assert (tmp_path / "sandwich.png").exists() and (tmp_path / "report.html").exists()
+    table = done.stdout.partition("three trainings")[2].splitlines()[1:5]
+    assert table[0].split() == ["training", "clean", "certified", "attacked"]
+    rows = {row.split()[0]: [float(cell) for cell in row.split()[1:]] for row in table[1:]}
+    assert list(rows) == ["standard", "adversarial", "certified"]
+    for clean, low, high in rows.values():
+        assert low <= high <= clean
+    # each training raises what is left, and the certified one what is proved
+    assert rows["standard"][2] < rows["adversarial"][2]
+    assert rows["adversarial"][1] + 10 < rows["certified"][1]
 
 
 def test_a_transformer_from_both_sides(capsys, tmp_path) -> None:

@@ -22,6 +22,7 @@ from wassail.cli.commands import (
 )
 from wassail.cli.completion import SHELLS, commands, completion
 from wassail.cli.config import apply_config, config_in, init_command
+from wassail.cli.demo import demo_command
 from wassail.cli.options import (
     CHUNK,
     DEMO_SECONDS,
@@ -149,7 +150,7 @@ def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
     )  # a tiny network needs one thread
     run_options(demo, certify="auto", seconds=DEMO_SECONDS)
     demo.set_defaults(
-        run=evaluate_command,
+        run=demo_command,
         data="digits",
         out="wassail-demo",
         resume=True,
