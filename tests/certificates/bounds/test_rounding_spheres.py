@@ -14,7 +14,7 @@ from wassail.certificates.bounds import ball_margins as margins_of
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.executed import arithmetic_of
+from wassail.certificates.bounds.executed import arithmetic_of, step_error
 from wassail.certificates.bounds.lines import Lines
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import Forward, Reach, length_above
@@ -133,6 +133,31 @@ def test_what_is_executed_without_rounding_is_still_rounded_in_the_graph(mode: s
         exact = sign * Fraction(float(x[0, k])) + bias[k]
         off = abs(exact - Fraction(float(found.centre[1][0, k])))
         assert Fraction(float(found.most[1][0, k])) >= off
+
+
+def test_executed_errors_of_a_ball_have_a_length() -> None:
+    """Whatever deviation of the ball: the errors at its magnitudes are no longer. The direction of
+    the largest gain of the magnitudes of the weights attains it.
+    """
+    torch.manual_seed(0)
+    layer = nn.Linear(300, 40)
+    graph = arithmetic_of(
+        read(nn.Sequential(layer, nn.ReLU(), nn.Linear(40, 2)), (300,)), "executed"
+    )
+    x = uniform(1, 300, seed=20)
+    found = forward(graph, x, 0.7, 2.0)
+    node = graph.nodes[1]
+    top = torch.linalg.svd(layer.weight.detach().double().abs()).Vh[0].abs()
+    ways = [top, *(uniform(300, seed=k) for k in range(5)), torch.eye(300, dtype=DOUBLE)[0]]
+    longest = 0.0
+    for way in ways:
+        moved = x.abs() + 0.7 * way / way.norm()
+        error = step_error(node, [moved], torch.float32, [graph.nodes[0]])
+        longest = max(longest, float(error.norm()))
+    lost = float(found.lost[1])
+    assert longest <= lost <= 1.2 * longest
+    far = x.abs() + found.most[0]
+    assert lost < 0.5 * float(step_error(node, [far], torch.float32, [graph.nodes[0]]).norm())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.executed import step_error
+from wassail.certificates.bounds.executed import gamma, step_error
 from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.contract import contractions
@@ -128,12 +128,11 @@ class Forward:
         self.centre[i] = op.value(*centres)
         sizes = [c.abs() for c in centres]
         error = wide * (rough.forward(*sizes) + op.bias_size + rough.forward(*most))
-        if self.graph.arithmetic == "executed":
-            assert self.graph.execution is not None
-            sources = [self.graph.nodes[j] for j in node.inputs]
-            largest = [c + m for c, m in zip(sizes, most)]
-            error = error + step_error(node, largest, self.graph.execution.dtype, sources)
         self.lost[i] = length_above(error)
+        if self.graph.arithmetic == "executed":
+            executed, length = self._executed(i, sizes, most)
+            error = error + executed
+            self.lost[i] = (self.lost[i] + length) * UP
         self.radius[i] = self._stretched(i, op) + self.lost[i]
         entry = op.map.magnitude().forward(*most)
         lengths = op.map.row_norms(2.0)
@@ -148,6 +147,33 @@ class Forward:
             self.centre[i] - self.most[i] - slack,
             self.centre[i] + self.most[i] + slack,
         )
+
+    def _executed(self, i: int, sizes: list[Tensor], most: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """What rounding adds where the network is executed, entry by entry, and its length `(N,)`.
+
+        The bound on it is linear in the magnitudes of the inputs. Those are at most what they are
+        at the sample, and a deviation of which the length is known: its entries are not all at
+        their largest at once.
+        """
+        node = self.graph.nodes[i]
+        assert self.graph.execution is not None
+        dtype = self.graph.execution.dtype
+        sources = [self.graph.nodes[j] for j in node.inputs]
+        largest = [c + m for c, m in zip(sizes, most)]
+        error = step_error(node, largest, dtype, sources)
+        length = length_above(error)
+        steps = node.steps or ()
+        plain = len(sources) == 1 and not (sources[0].steps and isinstance(sources[0].op, Relu))
+        if len(steps) != 1 or not plain or node.exponent or sources[0].exponent:
+            return error, length
+        (step,) = steps
+        shapes = (sources[0].shape, node.shape)
+        one, all_ = (map_norm(step.map, s, *shapes) for s in (1.0, math.inf))
+        # The root of their product bounds `|| |W| ||_2`; 2^-20: of the roundings of this product.
+        rate = gamma(step.roundings, dtype) * math.sqrt(one * all_) * (1 + 2.0**-20)
+        here = length_above(step_error(node, sizes, dtype, sources))
+        apart = (here + rate * self.radius[node.inputs[0]]) * UP
+        return error, torch.where(torch.isfinite(length), torch.minimum(length, apart), length)
 
     def _stretched(self, i: int, op: Affine) -> Tensor:
         """`||W d_j||_2`."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -50,6 +51,26 @@ RATE = 0.1  # of the slopes, at first
 PACE = 0.3  # of the logarithms of the multipliers, at first
 DECAY = 0.97
 LATER = 30  # an ascent that goes on from slopes begins with the rate of this step
+
+
+@dataclass(eq=False)
+class _Moving:
+    """The rows of an ascent that are not finished; point: where the entry's steps have come to."""
+
+    rows: Tensor
+    owner: Tensor
+    goal: Tensor
+    layers: dict[int, BallLayer]
+    point: tuple[Tensor, Tensor] | None = None
+
+    def take(self, keep: Tensor) -> None:
+        """Go on with some of them."""
+        self.rows = self.rows[keep]
+        self.owner = self.owner[keep]
+        self.goal = self.goal[keep]
+        self.layers = {i: layer.rows(keep) for i, layer in self.layers.items()}
+        if self.point is not None:
+            self.point = (self.point[0][keep], self.point[1][keep])
 
 
 class Spheres:
@@ -222,62 +243,44 @@ class Spheres:
         """
         sides = sides or {}
         layers = self._layers(self.sweep.fast, last, owner, sides)
-        now: Slopes = {}
-        if slopes is not None:
-            now = {
-                i: (up.float(), down.float(), log_lam.float())
-                for i, (up, down, log_lam) in slopes.items()
-            }
-            now = _by_layer(now, [v.requires_grad_(True) for parts in now.values() for v in parts])
+        moving = _Moving(rows.float(), owner, goal, layers)
+        now = {} if slopes is None else _begun(slopes)
+        ahead = 0 if slopes is None else LATER
         ascent: Ascent | None = None
-        part = rows.float()
-        mine = owner
-        point: tuple[Tensor, Tensor] | None = None
         for step in range(1, steps + 1):
             clock.check()
             with torch.enable_grad():
-                value, point = self._value(last, part, mine, layers, now, point)
-                leaves = [v for parts in now.values() for v in parts]
+                value = self._value(last, moving, now)
+                leaves = _leaves(now)
                 if not leaves or not value.requires_grad:
                     break
                 pulls = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
             ascent = ascent or Ascent(leaves, apart=True)
             ascent.keep(-value.detach(), leaves)
-            open_ = (value >= goal).nonzero()[:, 0]
-            moved = _moved(leaves, ascent.moves(pulls), step if slopes is None else step + LATER)
-            if len(open_) < len(part):
+            open_ = (value >= moving.goal).nonzero()[:, 0]
+            moved = _moved(leaves, ascent.moves(pulls), step + ahead)
+            if len(open_) < len(value):
                 ascent.take(open_)
-                part = part[open_]
-                mine = mine[open_]
-                goal = goal[open_]
-                layers = {i: layer.rows(open_) for i, layer in layers.items()}
+                moving.take(open_)
                 moved = [v[open_] for v in moved]
-                point = None if point is None else (point[0][open_], point[1][open_])
-            if not len(part):
+            if not len(open_):
                 break
             now = _by_layer(now, [v.requires_grad_(True) for v in moved])
         best = {} if ascent is None else _by_layer(now, [v.double() for v in ascent.kept])
         return self._claim(last, rows, owner, best, sides), best
 
-    def _value(
-        self,
-        last: int,
-        rows: Tensor,
-        owner: Tensor,
-        layers: Mapping[int, BallLayer],
-        slopes: Slopes,
-        point: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """About the bound, in float32, with its gradients, and where the entry's next step is."""
-        constant, a, lam = self._substitute(self.sweep.fast, last, rows, owner, layers, slopes)
+    def _value(self, last: int, moving: _Moving, slopes: Slopes) -> Tensor:
+        """About the bound, in float32, with its gradients; the entry's next step is taken, too."""
+        owner = moving.owner
+        where = (last, moving.rows, owner, moving.layers, slopes)
+        constant, a, lam = self._substitute(self.sweep.fast, *where)
         entry = self.balls.entry
         if lam is None or entry is None or self.balls.door is None:
-            return constant + self.sweep.inputs.upper(a, owner), None
+            return constant + self.sweep.inputs.upper(a, owner)
         lam = lam * self.balls.door.square[owner].to(lam.dtype)
-        if point is None:
-            point = entry.start(a.detach(), lam.detach(), owner)
-        value, point = entry.value(a, lam, owner, *point)
-        return constant + value.double(), point
+        point = moving.point or entry.start(a.detach(), lam.detach(), owner)
+        value, moving.point = entry.value(a, lam, owner, *point)
+        return constant + value.double()
 
     def _claim(
         self, last: int, rows: Tensor, owner: Tensor, slopes: Slopes, sides: Sides
@@ -316,6 +319,15 @@ class Spheres:
             open_ = of_owner(self.sweep.bends[i].crossing, owner) & ~split
             found[i] = torch.where(open_, cost, 0.0)
         return found
+
+
+def _leaves(slopes: Slopes) -> list[Tensor]:
+    return [v for parts in slopes.values() for v in parts]
+
+
+def _begun(slopes: Slopes) -> Slopes:
+    """Slopes to go on from, in float32."""
+    return _by_layer(slopes, [v.float().requires_grad_(True) for v in _leaves(slopes)])
 
 
 def _moved(leaves: list[Tensor], moves: list[Tensor | None], step: int) -> list[Tensor]:
