@@ -17,7 +17,8 @@ from wassail.certificates.ball_radii import proved_by_balls
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.radius_search import branched, least_value
+from wassail.certificates.radius_search import batch_of, branched, least_value
+from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.margins import STEPS as ASCENT
 from wassail.geometry import maximiser
 from wassail.threat import Domain
@@ -60,6 +61,12 @@ class Prover:
         self.unit = graph.operations + 10**4 * len(graph.nodes)  # of one pass
         self.balls = norm in (1, 2) and not graph.smooth
         self.splits = not graph.smooth
+        self.forest = Forest()
+
+    @property
+    def together(self) -> int:
+        """Samples in one attempt."""
+        return batch_of(self.graph)
 
     @property
     def levels(self) -> int:
@@ -104,7 +111,10 @@ class Prover:
         domains = 0
         if self.splits and len(left):
             count = [EFFORTS[level]] * len(left)
-            decided = branched(sweep, lower, left.tolist(), labels, count, math.inf)
+            names = rows[left].tolist()
+            decided = branched(
+                sweep, lower, left.tolist(), labels, count, math.inf, None, self.forest, names
+            )
             for k, (closed, bounded) in zip(left.tolist(), decided):
                 domains += bounded
                 if closed:

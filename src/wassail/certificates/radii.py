@@ -25,6 +25,7 @@ from wassail.certificates.radius_search import (
     BATCH,
     Radii,
     RadiusSearch,
+    batch_of,
     branched,
     domains,
     is_small,
@@ -83,7 +84,7 @@ def radii(
     tolerance: Number = TOLERANCE,
     steps: int = STEPS,
     time_limit: float | None = None,
-    batch_size: int = BATCH,
+    batch_size: int | None = None,
     workers: Workers = None,
     progress: Progress = False,
 ) -> Radii:
@@ -128,7 +129,7 @@ def radii(
         time_limit: seconds for all samples, shared evenly; what is proved by then is kept, and
             `info["cut"]` says whether the clock stopped something; default None, a budget of work,
             so that nothing depends on the clock.
-        batch_size: int, samples bounded at once; default 16.
+        batch_size: int, samples bounded at once; default None, 16, and 64 on small networks.
         workers: processes that share the search for ONE sample under "exact" and "branch", a number
             or a pool of `certificates.search.workers`: for a few hard samples; many are faster side
             by side (`evaluate` with a runner); default None.
@@ -147,7 +148,8 @@ def radii(
     precision = number(tolerance, "tolerance")
     if precision <= 0:
         raise InputError(f"tolerance is {tolerance!r}: give a positive number, for example 0.01.")
-    whole(batch_size, "batch_size")
+    if batch_size is not None:
+        whole(batch_size, "batch_size")
     whole(steps, "steps", 0)
     if start is not None and not isinstance(start, Radii):
         raise InputError(f"start is a {type(start).__name__}: give the Radii to go on with.")
@@ -165,7 +167,8 @@ def radii(
         crew(workers) as pool,
         clock.limited(limit),
     ):
-        search = RadiusSearch(graph, x, y, r, box, upper, aim, precision, batch_size, report)
+        size = batch_size or batch_of(graph)
+        search = RadiusSearch(graph, x, y, r, box, upper, aim, precision, size, report)
         search.settle(wrong)
         with clock.unlimited():  # on points, where nothing is left to substitute
             seen = search.sift(logits)

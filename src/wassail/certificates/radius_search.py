@@ -24,8 +24,15 @@ from wassail.certificates.bounds.rows import Span
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.lipschitz.steepest import jacobians
+from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.margins import STEPS as ASCENT
-from wassail.certificates.search.margins import WIDTH, branch_margins, branch_samples
+from wassail.certificates.search.margins import (
+    WIDTH,
+    branch_leaves,
+    branch_margins,
+    branch_samples,
+    mixes,
+)
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.workers import Pool
 from wassail.errors import InputError
@@ -41,6 +48,7 @@ from wassail.transport.flips import Flips
 from wassail.transport.picture import draw_distances
 
 BATCH = 16  # samples in one sweep; a sweep holds every node's values and spans for each
+MANY = 64  # the same on a small network, where overhead is most of the time
 
 
 ROUNDS = 30
@@ -80,10 +88,10 @@ SMALL = 300  # ReLUs up to which distances are sought exactly
 PATIENCE = 2 * clock.SECOND
 
 
-FEWEST = 64
+FEWEST = 192
 
 
-MOST = 2048
+MOST = 6144
 
 
 TRIES = 24
@@ -194,11 +202,18 @@ class Radii(Record):
         return card(f"Certified radii of {len(self)} samples", pairs(rows), drawn)
 
 
+def batch_of(graph: Graph) -> int:
+    """Samples that are bounded at once, unless told."""
+    return MANY if mixes(graph) else BATCH
+
+
 def sample_groups(rows: list[int], graph: Graph) -> list[list[int]]:
-    """Samples whose domains are bounded in one batch: all of them on a device, one after the
-    other on the CPU.
+    """Samples whose domains are bounded in one batch: all of them on a device and of a small
+    network, else one after the other on the CPU.
     """
-    return [[k] for k in rows] if graph.device == HOST else [rows] if rows else []
+    if graph.device == HOST and not mixes(graph):
+        return [[k] for k in rows]
+    return [rows] if rows else []
 
 
 def branched(
@@ -209,12 +224,15 @@ def branched(
     most: list[int],
     seconds: float,
     pool: Pool | None = None,
+    forest: Forest | None = None,
+    names: list[int] | None = None,
 ) -> list[tuple[bool, int]]:
     """Whether branching proves samples `rows` of a sweep, whose margins are bounded by `lower` `(N,
     K)`; by how many domains.
 
     lower and the labels y `(N,)` are on the CPU. most: domains for each; seconds: for all, inf for
-    no limit. pool: for a single sample.
+    no limit. pool: for a single sample. forest: what earlier proofs of the samples left, under
+    these names; what this one leaves is kept there.
     """
     label = [int(y[k]) for k in rows]
     rivals = [
@@ -226,7 +244,15 @@ def branched(
             return [
                 branch_margins(sweep, rows[0], label[0], torch.tensor(rivals[0]), most[0], pool)
             ]
-        return branch_samples(sweep, rows, label, rivals, most)
+        if forest is None or names is None:
+            return branch_samples(sweep, rows, label, rivals, most)
+        every = sweep.balls.radius.tolist()
+        radius = [every[k] for k in rows]
+        known = [forest.within(i, r) for i, r in zip(names, radius)]
+        decided = branch_leaves(sweep, rows, label, rivals, most, known)
+    for i, r, (_, _, leaves) in zip(names, radius, decided):
+        forest.keep(i, r, leaves)
+    return [found[:2] for found in decided]
 
 
 def domains(graph: Graph) -> int:
@@ -609,7 +635,8 @@ class RadiusSearch:
         left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
         goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
         most = domains(self.graph) if clock.seconds_left() == math.inf else 10**6
-        if self.graph.device != HOST and pool is None:
+        together = mixes(self.graph) and clock.seconds_left() == math.inf
+        if (self.graph.device != HOST or together) and pool is None:
             with suppress(clock.Late):
                 self._climb(left, goal, most)
             self.cut |= clock.out_of_time()
@@ -629,6 +656,7 @@ class RadiusSearch:
         Every radius that is tried may take a third of the domains, or of the time, that are left.
         """
         climbs = {i: _Climb(float(self.lower[i]), float(self.flip[i]), most) for i in left}
+        forest = Forest()
         while climbs:
             clock.check()
             radius = torch.zeros(len(self.x), dtype=torch.float64)
@@ -656,8 +684,10 @@ class RadiusSearch:
                 if rows:
                     share = clock.seconds_left() / 3 / max(len(climbs) / len(part), 1)
                     each = [max(climbs[int(part[k])].rest // 3, WIDTH) for k in rows]
+                    names = part[rows].tolist()
                     for k, (good, count) in zip(
-                        rows, branched(sweep, lower, rows, label, each, share, pool)
+                        rows,
+                        branched(sweep, lower, rows, label, each, share, pool, forest, names),
                     ):
                         proved[k], spent[k] = good, count
                 self.domains += sum(spent)

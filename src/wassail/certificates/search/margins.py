@@ -25,14 +25,19 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Part, SharedFrontier
+from wassail.certificates.search.leaves import Leaves
 from wassail.certificates.search.opened import Table
 from wassail.certificates.search.workers import Pool
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm
 
 ROOT = 30  # steps of the ascent at the root of a rival
-STEPS = 12  # at every other domain, which starts where its parent stopped
+STEPS = 4  # at every other domain, which starts where its parent stopped
+# At a domain with a quarter of its sample's undecided neurons fixed: relaxations add little there,
+# and the multipliers have to be good.
+THOROUGH = 12
 LAST = 200  # at a domain with nothing left to split
 WIDTH = 32  # domains of a sample split at once
 MIXED = 10**6  # operations of a network whose samples share a batch on the CPU
@@ -44,13 +49,15 @@ class _Domains:
     """R domains of a tree.
 
     On the CPU, where the next ones are chosen: owner `(R,)`, the place of its sample in the tree;
-    rival `(R,)`, of the row `e_rival - e_y`; bound `(R,)`, on the margin, from below; pick `(R,)`,
-    the neuron to split on next, -1 if none is left. Where the network is: signs (1 on, -1 off, 0
-    free), slopes and multipliers of the U neurons, `(R, U)` each.
+    rival `(R,)`, of the row `e_rival - e_y`; depth `(R,)`, how many signs are chosen; bound `(R,)`,
+    on the margin, from below; pick `(R,)`, the neuron to split on next, -1 if none is left. Where
+    the network is: signs (1 on, -1 off, 0 free), slopes and multipliers of the U neurons, `(R, U)`
+    each.
     """
 
     owner: Tensor
     rival: Tensor
+    depth: Tensor
     bound: Tensor
     pick: Tensor
     sign: Tensor
@@ -60,7 +67,7 @@ class _Domains:
     def take(self, rows: Tensor) -> _Domains:
         """Some of them, by indices on the CPU."""
         there = rows.to(self.sign.device, non_blocking=True)
-        few = (v[rows] for v in (self.owner, self.rival, self.bound, self.pick))
+        few = (v[rows] for v in (self.owner, self.rival, self.depth, self.bound, self.pick))
         return _Domains(*few, *(v[there] for v in (self.sign, self.alpha, self.beta)))
 
     def where(self, mask: Tensor) -> _Domains:
@@ -96,14 +103,30 @@ def branch_margins(
     most: domains that may be bounded, the batch under way is finished. pool: who shares the open
     domains.
     """
-    return _branched(sweep, [sample], [y], [rivals.tolist()], [most], pool)[0]
+    proved, count, _ = _branched(sweep, [sample], [y], [rivals.tolist()], [most], pool=pool)[0]
+    return proved, count
 
 
 def branch_samples(
     sweep: Sweep, samples: list[int], y: list[int], rivals: list[list[int]], most: list[int]
 ) -> list[tuple[bool, int]]:
     """The same for several samples of a sweep: whether each is proved, and how many domains it
-    took.
+    took (see `branch_leaves`).
+    """
+    known: list[Leaves | None] = [None] * len(samples)
+    return [found[:2] for found in branch_leaves(sweep, samples, y, rivals, most, known)]
+
+
+def branch_leaves(
+    sweep: Sweep,
+    samples: list[int],
+    y: list[int],
+    rivals: list[list[int]],
+    most: list[int],
+    known: list[Leaves | None],
+) -> list[tuple[bool, int, Leaves | None]]:
+    """Whether each of several samples of a sweep is proved, how many domains it took, and what
+    is left to prove where they ran out.
 
     The open domains of all samples are bounded in one batch, the `WIDTH` worst of each: enough work
     for a GPU. Every sample has its own tree and its own budget, so no verdict depends on the
@@ -116,15 +139,22 @@ def branch_samples(
         y: their labels.
         rivals: of each, the classes that are left to exclude.
         most: domains bounded for each sample; the batch under way is finished.
+        known: of each, what was left of a ball at least as large, or None.
     """
     if not samples:
         return []
-    if sweep.graph.device == HOST and sweep.graph.operations > MIXED:
-        each = zip(samples, y, rivals, most)
+    if sweep.graph.device == HOST and not mixes(sweep.graph):
+        each = zip(samples, y, rivals, most, known)
         return [
-            _branched(sweep, [k], [label], [some], [count])[0] for k, label, some, count in each
+            _branched(sweep, [k], [label], [some], [count], [left])[0]
+            for k, label, some, count, left in each
         ]
-    return _branched(sweep, samples, y, rivals, most)
+    return _branched(sweep, samples, y, rivals, most, known)
+
+
+def mixes(graph: Graph) -> bool:
+    """Whether a network is so small that domains of many samples in one batch pay on a CPU."""
+    return graph.operations <= MIXED
 
 
 def _branched(
@@ -133,17 +163,24 @@ def _branched(
     y: list[int],
     rivals: list[list[int]],
     most: list[int],
+    known: list[Leaves | None] | None = None,
     pool: Pool | None = None,
-) -> list[tuple[bool, int]]:
+) -> list[tuple[bool, int, Leaves | None]]:
     """One tree for all samples; pool: for a single one."""
     tree = _Tree(sweep, samples, y)
     proof = _Proof(tree, torch.tensor(most))
     proof.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
+    known = known or [None] * len(samples)
+    new = [some if tree.open[k] and known[k] is None else [] for k, some in enumerate(rivals)]
+    old = {k: left for k, left in enumerate(known) if left is not None and tree.open[k]}
     with suppress(clock.Late):
-        proof.begun([some if tree.open[k] else [] for k, some in enumerate(rivals)])
+        proof.begun(tree.roots(new), ROOT)
+        proof.begun(tree.regrown(old, rivals), STEPS)
         proof.proceed(pool)
     proof.failed[proof.open.everything().owner] = True
-    return list(zip((~proof.failed).tolist(), proof.count.tolist()))
+    left = {} if pool is not None else proof.leaves()
+    verdicts = zip((~proof.failed).tolist(), proof.count.tolist())
+    return [(good, count, left.get(k)) for k, (good, count) in enumerate(verdicts)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,25 +205,36 @@ class _Proof(SharedFrontier[_Domains, _Found]):
         self.failed = torch.zeros_like(most, dtype=torch.bool)
         self.open: Table[_Domains] = Table(tree.roots([[] for _ in tree.open]), order=_in_order)
         self.out = []
+        self.spent: list[_Domains] = []  # what was open of samples when their domains ran out
 
     @property
     def over(self) -> bool:
         """Whether the time is up, or no sample can be proved any more."""
         return clock.late() or bool(self.failed.all())
 
-    def begun(self, rivals: list[list[int]]) -> None:
-        """The roots of all rivals that are left."""
-        roots = self.tree.roots(rivals)
-        if not len(roots):
+    def begun(self, first: _Domains, steps: int) -> None:
+        """The domains that it begins with, bounded."""
+        if not len(first):
             return
-        with self.taken(roots):
-            self._add(self.tree.bounded(roots, ROOT))
+        with self.taken(first):
+            self._add(self.tree.bounded(first, steps))
         self.sift()
+
+    def leaves(self) -> dict[int, Leaves]:
+        """What is left of the samples whose domains ran out, by their places in the tree."""
+        found = {}
+        for domains in self.spent:
+            for k in sorted(set(domains.owner.tolist())):
+                found[k] = self.tree.leaves(k, domains.where(domains.owner == k))
+        return found
 
     def sift(self) -> None:
         """A sample with too many domains has failed, and one that has failed needs no more."""
         domains = self.open.everything()
         over = self.count > self.most
+        fresh = (over & ~self.failed)[domains.owner]
+        if bool(fresh.any()):
+            self.spent.append(domains.where(fresh))
         self.failed[domains.owner] |= over[domains.owner]
         for part in self.out:
             self.failed[part.nodes.owner] |= over[part.nodes.owner]
@@ -202,7 +250,14 @@ class _Proof(SharedFrontier[_Domains, _Found]):
                 self.failed[self.tree.bounded(last, LAST).unproved().owner] = True
             parents = worst.where(~ended & ~self.failed[worst.owner])
             if len(parents):
-                self._add(self.tree.bounded(self.tree.split(parents), STEPS))
+                children = self.tree.split(parents)
+                deep = self.tree.deep(children)
+                for some, steps in (
+                    (children.where(~deep), STEPS),
+                    (children.where(deep), THOROUGH),
+                ):
+                    if len(some):
+                        self._add(self.tree.bounded(some, steps), steps // STEPS)
 
     def _worst(self) -> _Domains:
         """Take out the `WIDTH` domains of each sample with the least bounds."""
@@ -215,9 +270,9 @@ class _Proof(SharedFrontier[_Domains, _Found]):
         self.open.rows = domains.take(order[~near])
         return domains.take(order[near])
 
-    def _add(self, domains: _Domains) -> None:
+    def _add(self, domains: _Domains, price: int = 1) -> None:
         """Count domains that were bounded; those that are not proved are open."""
-        self._bill(domains, 1)
+        self._bill(domains, price)
         self.open.add(domains.unproved())
 
     def _bill(self, domains: _Domains, price: int) -> None:
@@ -275,6 +330,7 @@ class _Tree:
             torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
         )
         self.open = [any(own) for own in zip(*counts)] if counts else [False] * len(samples)
+        self.undecided = torch.tensor([sum(own) for own in zip(*counts)] or [0] * len(samples))
         self.places: dict[int, Tensor] = {}
         self.parts: dict[int, slice] = {}
         self.ragged: set[int] = set()  # nodes with samples that have fewer neurons than others
@@ -347,16 +403,58 @@ class _Tree:
         alpha = of_owner(self.down.float(), owner.to(self.down.device))
         zero = torch.zeros_like(alpha)
         bound = torch.zeros(len(owner), dtype=torch.float64)
-        return _Domains(owner, rival, bound, torch.full_like(owner, -1), zero, alpha, zero.clone())
+        none = torch.full_like(owner, -1)
+        depth = torch.zeros_like(owner)
+        return _Domains(owner, rival, depth, bound, none, zero, alpha, zero.clone())
+
+    def deep(self, domains: _Domains) -> Tensor:
+        """Domains with a quarter of their undecided neurons fixed, bool `(R,)` on the CPU."""
+        return 4 * domains.depth > self.undecided[domains.owner]
+
+    def leaves(self, k: int, domains: _Domains) -> Leaves:
+        """Domains of the k-th sample, apart from this tree."""
+        places = {i: every[k] for i, every in self.places.items()}
+        real = {i: own < self.sweep.graph.nodes[i].size for i, own in places.items()}
+        columns = torch.cat(list(real.values()))
+        few = (v[:, columns] for v in (domains.sign.to(torch.int8), domains.alpha, domains.beta))
+        return Leaves(domains.rival, {i: places[i][real[i]] for i in places}, *few)
+
+    def regrown(self, known: dict[int, Leaves], rivals: list[list[int]]) -> _Domains:
+        """Leaves of larger balls over the neurons that are undecided here, by samples; those
+        of rivals that are excluded here are done.
+        """
+        found = self.roots([[] for _ in self.open])
+        for k, leaves in known.items():
+            some = torch.isin(leaves.rival, torch.tensor(rivals[k], dtype=torch.int64)).nonzero()[
+                :, 0
+            ]
+            if not len(some):
+                continue
+            there = some.to(self.samples.device)
+            owner = torch.full((len(some),), k, dtype=torch.int64)
+            alpha = self.down[k].float().expand(len(some), -1).clone()
+            sign = torch.zeros_like(alpha)
+            beta = torch.zeros_like(alpha)
+            for i, part in self.parts.items():
+                here, column = leaves.on(i, self.places[i][k], self.sweep.graph.nodes[i].size)
+                where = here.nonzero()[:, 0] + part.start
+                sign[:, where] = leaves.sign[there][:, column].to(sign.dtype)
+                alpha[:, where] = leaves.alpha[there][:, column]
+                beta[:, where] = leaves.beta[there][:, column]
+            bound = torch.zeros(len(some), dtype=torch.float64)
+            rival = leaves.rival[some]
+            depth = (sign != 0).sum(1).cpu()
+            none = torch.full_like(owner, -1)
+            found = found.join(_Domains(owner, rival, depth, bound, none, sign, alpha, beta))
+        return found
 
     def split(self, parents: _Domains) -> _Domains:
         """Two children for each: the free neuron whose relaxation adds most is on, or off."""
         children = parents.join(parents)
         place = children.pick.clamp(min=0).to(children.sign.device, non_blocking=True)
         on = torch.ones_like(parents.sign[:, :1])
-        return replace(
-            children, sign=children.sign.scatter(1, place[:, None], torch.cat([on, -on]))
-        )
+        sign = children.sign.scatter(1, place[:, None], torch.cat([on, -on]))
+        return replace(children, depth=children.depth + 1, sign=sign)
 
     def bounded(self, domains: _Domains, steps: int) -> _Domains:
         """The domains with bounds proved in float64 at the best slopes and multipliers that Adam
