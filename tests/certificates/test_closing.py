@@ -2,8 +2,10 @@
 and the same whatever the batches.
 """
 
+import importlib
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ import wassail as ws
 from support.devices import there
 from wassail.certificates.closing import Prover
 from wassail.certificates.graph.reader import read
+from wassail.evaluation import work
 
 INF = math.inf
+module = importlib.import_module("wassail.certificates.sandwich")
 BOX = (0.0, 1.0)
 
 
@@ -146,6 +150,38 @@ def test_it_goes_on_from_what_is_known() -> None:
     assert (more.flips.distances <= first.flips.distances).all()
 
 
+def test_what_is_known_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With flips of all samples no first attack, with radii no first linear bounds."""
+    model, x, y = small()
+    threat = ws.Threat("inf", 1, 0.03)
+    flips = ws.nearest(model, x, y, passes=20)
+    start = ws.radii(model, x, y, method="crown", tolerance=0.5)
+    attacked: list[int] = []
+    attack = module.nearest
+
+    def spy(model: nn.Module, x: Tensor, *rest: object, **more: object) -> ws.Flips:
+        attacked.append(len(x))
+        return attack(model, x, *rest, **more)
+
+    def never(*given: object, **more: object) -> None:
+        raise AssertionError("the radii are known")
+
+    monkeypatch.setattr(module, "nearest", spy)
+    monkeypatch.setattr(module, "radii", never)
+    found = ws.sandwich(model, x, y, threat, work=0, flips=flips, start=start)
+    assert not attacked
+    assert torch.equal(found.flips.distances, flips.distances)
+    assert torch.equal(found.radii.values, start.values)
+    lost = flips.distances.clone()
+    lost[1] = INF
+    ws.sandwich(model, x, y, threat, work=0, flips=replace(flips, distances=lost), start=start)
+    assert attacked == [1]
+    with pytest.raises(ws.InputError, match="differ in norm"):
+        ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), flips=flips, work=0)
+    with pytest.raises(ws.InputError, match="differ in norm"):
+        ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), start=start, work=0)
+
+
 def test_with_a_time_limit_it_ends() -> None:
     model, x, y = small()
     found = ws.sandwich(model, x, y, ws.Threat(2, 1, 0.05), time_limit=1.0)
@@ -194,13 +230,23 @@ def test_bad_arguments(word: str, value: float, match: str) -> None:
         ws.sandwich(model, x, y, ws.Threat("inf", 1, 0.03), **{word: value})
 
 
-def test_an_evaluation_closes_to_a_gap() -> None:
+def test_an_evaluation_closes_to_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = small()
     threats = [ws.Threat("inf", 1, 0.03), ws.Threat("inf", INF, 0.03)]
+    began: list[ws.Flips] = []
+    closing = work.sandwich
+
+    def spy(*given: object, **more: object) -> ws.Sandwich:
+        began.append(more["flips"])
+        return closing(*given, **more)
+
+    monkeypatch.setattr(work, "sandwich", spy)
     plain = ws.evaluate(model, (x, y), threats, ["nearest"], certify="crown", chunk=3)
     found = ws.evaluate(
         model, (x, y), threats, ["nearest"], certify="auto", gap=0.05, chunk=3, time_limit=60
     )
+    # It begins with what the attacks of the run have found.
+    assert torch.equal(began[0].distances, plain.flips().distances)
     for threat in threats:
         narrow = found.curve(threat.order).gap(threat.eps)
         wide = plain.curve(threat.order).gap(threat.eps)

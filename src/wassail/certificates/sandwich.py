@@ -30,7 +30,7 @@ from wassail.certificates.radius_search import Radii
 from wassail.errors import InputError
 from wassail.network import Model, versions
 from wassail.progress import Progress
-from wassail.records import Record
+from wassail.records import Record, check_equal
 from wassail.threat import Number, Threat, ceil_percent, floor_percent, number
 from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve, risk_curve
@@ -40,13 +40,15 @@ WORK = 6e10  # operations for a sample: about 20 seconds of one core
 FIRST = 300  # passes of the first attack on a sample
 PASSES = 200  # of every other one, twice as many each time
 ATTACKS = 4  # on one sample, beyond the first
-STEP = 0.04  # a radius grows by this much at first, relative
-LEAST_STEP = 0.01  # from here on a failure asks for more effort instead of a smaller step
+STEP = 0.08  # a radius grows by this much at first, relative
+# From here on a failure asks for more effort instead of a smaller step, at the same radius, where
+# the tree goes on from the leaves that are open.
+LEAST_STEP = 0.02
+COARSE = 0.08  # relative precision of the first radii: attempts go on from there
 # What the first attempt and the first attack are taken to keep of what they promise: later ones by
 # what the earlier ones of their kind have kept.
 PROOFS_KEEP = 0.5
 ATTACKS_KEEP = 0.05
-TOGETHER = 16  # samples in one attempt
 MANY = 64  # in one attack
 CLOSE = 0.7  # of the best ratio of value and price: attempts that go along with it
 PUSHES = (1.0, 1.1, 1.25, 1.5)  # from the sample through a candidate, to meet a flip
@@ -139,8 +141,10 @@ def sandwich(
             with a time limit.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
         arithmetic: as in `radii`; default "auto".
-        flips: `Flips` of the same samples that are known already; default None.
-        start: `Radii` of the same samples that are proved already; default None.
+        flips: `Flips` of the same samples that are known already: the first attack is only on
+            samples without one; default None.
+        start: `Radii` of the same samples that are proved already: the search goes on from there,
+            without the first linear bounds; default None.
         seed: int, keys the random draws of attacks; default 0.
         batch_size: int, most samples in one call of the model; default None, 250.
         progress: bool, or a callable that is given the certified and the attacked accuracy whenever
@@ -210,38 +214,13 @@ class _Closing:
         self.attacks: dict[int, Promises] = {}
 
     def begin(self, flips: Flips | None, start: Radii | None) -> None:
-        """The first bracket: a short attack and the cheap radii."""
-        aim = self.threat
-        common: dict[str, Any] = {"seed": self.seed, "batch_size": self.batch_size}
-        self.flips = nearest(
-            self.model,
-            self.x,
-            self.y,
-            aim.norm,
-            aim.domain,
-            passes=FIRST,
-            eps=aim.eps,
-            order=aim.order,
-            start=flips,
-            **common,
+        """The first bracket: a short attack and the cheap radii, unless they are known."""
+        graph, x, y, _, _ = prepared(
+            self.model, self.x, self.y, self.threat.domain, self.arithmetic
         )
-        half = clock.seconds_left() / 2
-        self.radii = radii(
-            self.model,
-            self.x,
-            self.y,
-            aim.norm,
-            aim.domain,
-            "auto",
-            arithmetic=self.arithmetic,
-            upper=self.flips.distances,
-            start=start,
-            eps=aim.eps,
-            order=aim.order,
-            mu=self.mu,
-            tolerance=TOLERANCE,
-            time_limit=None if half == math.inf else max(half, 1e-3),
-        )
+        self.prover = Prover(graph, x, y, self.threat.norm, self.threat.domain)
+        self.flips = self._first_flips(flips)
+        self.radii = self._first_radii(start, graph.arithmetic)
         met = self.radii.flips(self.model, self.x, self.y)
         if met is not None:
             self.flips = self.flips.merge(met)
@@ -250,12 +229,55 @@ class _Closing:
         self.cut = bool(self.radii.info["cut"])
         self._note()
 
+    def _first_flips(self, known: Flips | None) -> Flips:
+        """A short attack on the samples without a flip."""
+        aim = self.threat
+        common: dict[str, Any] = {
+            "passes": FIRST,
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+        }
+        if known is None:
+            where = (self.model, self.x, self.y, aim.norm, aim.domain)
+            return nearest(*where, eps=aim.eps, order=aim.order, **common)
+        for name, own in (("x", self.x), ("y", self.y), ("norm", aim.norm), ("domain", aim.domain)):
+            check_equal(name, getattr(known, name), own)
+        rows = (~known.success).nonzero()[:, 0]
+        if not len(rows):
+            return known
+        some = known.take(rows)
+        found = nearest(self.model, some.x, some.y, aim.norm, aim.domain, **common)
+        return known.merge(known.put(rows, found))
+
+    def _first_radii(self, known: Radii | None, arithmetic: str) -> Radii:
+        """The cheap radii, roughly: what is known needs none, attempts go on from there."""
+        aim = self.threat
+        if known is not None:
+            check_equal("arithmetic", known.arithmetic, arithmetic)
+            check_equal("norm", known.norm, aim.norm)
+            check_equal("domain", known.domain, aim.domain)
+            check_equal("number of samples", len(known), len(self.x))
+            return known
+        half = clock.seconds_left() / 2
+        return radii(
+            self.model,
+            self.x,
+            self.y,
+            aim.norm,
+            aim.domain,
+            "auto",
+            arithmetic=self.arithmetic,
+            upper=self.flips.distances,
+            eps=aim.eps,
+            order=aim.order,
+            mu=self.mu,
+            tolerance=COARSE,
+            time_limit=None if half == math.inf else max(half, 1e-3),
+            batch_size=self.prover.together,
+        )
+
     def close(self, gap: float, budget: float) -> None:
         """Attempts and attacks, the most promising first, until the gap is reached."""
-        graph, x, y, _, _ = prepared(
-            self.model, self.x, self.y, self.threat.domain, self.arithmetic
-        )
-        self.prover = Prover(graph, x, y, self.threat.norm, self.threat.domain)
         while self._gap() > gap and self.work < budget:
             if clock.late():
                 self.cut = True
@@ -363,7 +385,7 @@ class _Closing:
 
     def _prove(self, ratio: Tensor, radius: Tensor, best: float) -> None:
         """One attempt, and what its failures point at."""
-        rows = self._chosen(ratio, best, self.level, TOGETHER)
+        rows = self._chosen(ratio, best, self.level, self.prover.together)
         level = int(self.level[rows[0]])
         record = self.proofs.setdefault(level, Promises(PROOFS_KEEP))
         found = self.prover.attempt(rows, radius[rows], level)
@@ -376,14 +398,13 @@ class _Closing:
             if found.proved[k]:
                 self.lower[i] = radius[i]
                 self.proved_by[i] = found.by[k]
-                self.step[i] = min(1.5 * float(self.step[i]), 0.5)
+                self.step[i] = min(2 * float(self.step[i]), 0.5)
                 self.failed[i] = 0
             elif self.step[i] > LEAST_STEP and self.threat.order < math.inf:
                 self.step[i] = self.step[i] / 2
                 self.failed[i] += 1
             else:
                 self.level[i] += 1
-                self.step[i] = STEP
                 self.failed[i] = 0
         failed = (~found.proved).nonzero()[:, 0]
         if len(failed):

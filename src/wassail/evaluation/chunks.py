@@ -8,6 +8,7 @@ and the same floats when read.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -86,6 +87,21 @@ def take(tensors: Tensors, start: int, stop: int) -> Tensors:
 def moved(x: Tensor, tensors: Tensors) -> Tensor:
     """The samples of a chunk with the known flips in their place, `(n, *shape)`."""
     return x.index_copy(0, tensors["index"], tensors["points"].to(x.dtype))
+
+
+def nearest_of(parts: Sequence[Tensors], start: int) -> Tensors:
+    """The nearest flip of each sample over several results for one chunk: rows `(m,)`, points.
+
+    Args:
+        parts: as `flips_chunk` gives them.
+        start: the row of the chunk's first sample.
+    """
+    found_by = torch.stack([part["distances"] for part in parts]).argmin(0)
+    mine = [found_by[part["index"]] == k for k, part in enumerate(parts)]
+    return {
+        "index": start + torch.cat([part["index"][own] for part, own in zip(parts, mine)]),
+        "points": torch.cat([part["points"][own] for part, own in zip(parts, mine)]),
+    }
 
 
 def share_of(weights: Tensor, allocation: str) -> float | None:

@@ -33,7 +33,7 @@ from wassail.certificates.bounds.executed import ARITHMETICS, arithmetic_of
 from wassail.certificates.radii import METHODS
 from wassail.errors import InputError, unknown
 from wassail.evaluation import indicators
-from wassail.evaluation.chunks import plain, take, unpack
+from wassail.evaluation.chunks import Tensors, nearest_of, plain, take, unpack
 from wassail.evaluation.ladder import DRAWN, draw, key_of
 from wassail.evaluation.landmarks import Shifts
 from wassail.evaluation.landmarks import landmarks as measure
@@ -540,10 +540,21 @@ class _Driver:
         whole = self.settings.gap is not None
         if whole:
             missing = list(tasks)
-            given = {"upper": None, "limit": self.settings.time_limit}
+            given = {"known": self._known(), "limit": self.settings.time_limit}
             every = self._task("radii", key, 0, 0, self.chunks.n, given)
             tasks = iter([every] if missing else [])
         self._stage(CERTIFY_PASSES, tasks, whole=whole)
+
+    def _known(self) -> Tensors | None:
+        """The nearest flips of all samples so far, rows and points; None without an attack."""
+        reading = Reading(self.store)
+        if not reading.sources:
+            return None
+        found = [
+            nearest_of([self.store.get(key, chunk)[0] for key in reading.sources], start)
+            for chunk, start, _ in self.chunks
+        ]
+        return {name: torch.cat([part[name] for part in found]) for name in ("index", "points")}
 
     def _radii(self, key: str) -> Iterator[Task]:
         """Radii up to the nearest flip known; a time limit, of every worker, is shared among

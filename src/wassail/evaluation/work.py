@@ -343,7 +343,7 @@ class Worker:
             return tensors, {"method": "none: out of time", "cut": True}
         met: Flips | None
         if settings.gap is not None:
-            found, met = self._closed(x, y, limit)
+            found, met = self._closed(x, y, limit, task.given["known"])
         else:
             found = radii(
                 self.graph,
@@ -378,12 +378,27 @@ class Worker:
         lacking = {"no_float64": here.type} if here != self.graph.device else {}
         return tensors, {**fields, **({"cut": True} if found.info["cut"] else {}), **lacking}
 
-    def _closed(self, x: Tensor, y: Tensor, limit: float | None) -> tuple[Radii, Flips]:
+    def _closed(
+        self, x: Tensor, y: Tensor, limit: float | None, known: Tensors | None
+    ) -> tuple[Radii, Flips]:
         """Radii and flips of all samples, closed until the bracket of each threat is as tight as
         asked, one threat after the other.
+
+        What closes the first serves the others: each may take half of the time that is left.
+        known: the nearest flips of the attacks, judged once more.
         """
         settings = self.settings
         flips: Flips | None = None
+        if known is not None:
+            flips = Flips.from_points(
+                self.model,
+                x,
+                y,
+                moved(x, known),
+                settings.norm,
+                settings.domain,
+                batch_size=settings.batch_size,
+            )
         found: Radii | None = None
         for done, threat in enumerate(settings.threats):
             left = len(settings.threats) - done
@@ -394,7 +409,7 @@ class Worker:
                 y,
                 threat,
                 gap=settings.gap,
-                time_limit=None if limit is None else max(limit, 1e-3) / left,
+                time_limit=None if limit is None else max(limit, 1e-3) / min(left, 2),
                 mu=self.mu,
                 arithmetic=settings.arithmetic,
                 flips=flips,
