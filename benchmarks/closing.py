@@ -1,19 +1,25 @@
-"""Closing the bracket: the gap against the work, beside the two sides on their own.
+"""Closing the bracket: the gap against processor seconds, beside the two sides on their own.
 
-    python benchmarks/closing.py [--images 6] [--work 2e10] [NETWORK ...]
+    python benchmarks/closing.py [--images 6] [--work 1e10] [--plots docs/closing] [NETWORK ...]
 
-Prints docs/closing-measured.md.
+Prints the rows of docs/closing-measured.md, and draws a plot for each network.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
+import matplotlib
 import torch
+from torch import Tensor
 
 import wassail as ws
 import zoo_path
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
 
 # network -> norm, eps it was trained for
 NETWORKS: dict[str, tuple[str, float]] = {
@@ -23,56 +29,96 @@ NETWORKS: dict[str, tuple[str, float]] = {
     "cifar_small_kw_l2_36px": ("2", 36 / 255),
     "vnn_resnet2b": ("inf", 2 / 255),
 }
+Point = tuple[float, float, float]  # processor seconds an image, certified, attacked
 
 
-def closed(name: str, images: int, work: float) -> None:
-    """One row: today's sides, and what closing them together makes of it."""
+def apart(model: torch.nn.Module, x: Tensor, y: Tensor, threat: ws.Threat, method: str) -> Point:
+    """The two sides on their own, as `evaluate --certify METHOD` has them."""
+    begun = time.process_time()
+    flips = ws.nearest(model, x, y, threat.norm, passes=300)
+    known = ws.radii(model, x, y, threat.norm, method=method, upper=flips.distances)
+    seconds = (time.process_time() - begun) / len(x)
+    certified, attacked = ws.risk_curve(flips, known, threat.order)(threat.eps)
+    return seconds, certified, attacked
+
+
+def together(
+    model: torch.nn.Module, x: Tensor, y: Tensor, threat: ws.Threat, work: float
+) -> tuple[list[Point], ws.Sandwich]:
+    """How the bracket shrinks, and what is left of it."""
+    points: list[Point] = []
+    begun = time.process_time()
+
+    def told(certified: float, attacked: float) -> None:
+        points.append(((time.process_time() - begun) / len(x), certified, attacked))
+
+    found = ws.sandwich(model, x, y, threat, work=work, progress=told)
+    told(found.certified, found.attacked)
+    return points, found
+
+
+def drawn(name: str, shrinking: list[Point], others: dict[str, Point], folder: Path) -> None:
+    """The gap against seconds an image."""
+    figure, axes = pyplot.subplots(figsize=(5, 3))
+    axes.step(
+        [p[0] for p in shrinking],
+        [100 * (p[2] - p[1]) for p in shrinking],
+        where="post",
+        label="sandwich",
+    )
+    for mark, (label, (seconds, certified, attacked)) in zip("os", others.items()):
+        axes.plot([seconds], [100 * (attacked - certified)], mark, label=label)
+    axes.set_xlabel("processor seconds an image")
+    axes.set_ylabel("gap, points")
+    axes.set_ylim(bottom=0)
+    axes.set_title(name)
+    axes.legend()
+    figure.savefig(folder / f"{name}.png", dpi=80, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def cell(point: Point) -> list[str]:
+    """Bracket, gap and seconds."""
+    seconds, low, high = point
+    return [
+        f"{100 * low:.2f} .. {100 * high:.2f}",
+        f"{100 * (high - low):.2f}",
+        f"{seconds:.1f}",
+    ]
+
+
+def measured(name: str, images: int, work: float, folder: Path) -> None:
+    """One row, and one plot."""
     norm, eps = NETWORKS[name]
     model, dataset = zoo_path.load(name)
     x, y = zoo_path.images(dataset)[:2]
     threat = ws.Threat(norm, 1, eps)
     x = x[:images]
     y = y[:images]
-    begun = time.process_time()
-    found = ws.sandwich(model, x, y, threat, work=work)
-    seconds = (time.process_time() - begun) / len(x)
-    _, low, high = found.history[0]
-    cells = [
-        f"`{name}`",
-        f"l{norm} {eps:.4g}",
-        str(len(x)),
-        f"{100 * low:.2f} .. {100 * high:.2f}",
-        f"{100 * (high - low):.2f}",
-        f"{100 * found.certified:.2f} .. {100 * found.attacked:.2f}",
-        f"**{100 * found.gap:.2f}**",
-        f"{seconds:.1f}",
-        str(found.info["domains"]),
-    ]
-    print("| " + " | ".join(cells) + " |", flush=True)
+    shrinking, found = together(model, x, y, threat, work)
+    others = {method: apart(model, x, y, threat, method) for method in ("crown", "branch")}
+    assert bool((found.radii.values <= found.flips.distances).all())
+    drawn(name, shrinking, others, folder)
+    cells = [f"`{name}`", f"l{norm} {eps:.4g}", str(len(x))]
+    for point in (*others.values(), shrinking[-1]):
+        cells += cell(point)
+    print("| " + " | ".join([*cells, str(found.info["domains"])]) + " |", flush=True)
 
 
 def main() -> None:
-    """Print the page."""
+    """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--images", type=int, default=6)
-    parser.add_argument("--work", type=float, default=2e10)
+    parser.add_argument("--work", type=float, default=1e10)
+    parser.add_argument("--plots", type=Path, default=Path("docs/closing"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    given = " ".join(["--images", str(options.images), "--work", f"{options.work:g}"])
-    print(
-        f"""# Both sides closed together, measured
-
-Command: `python benchmarks/closing.py {given} {" ".join(options.networks)}`. One thread, processor
-seconds, order 1 at the eps of training, the first images. `first bracket`: `nearest` with 300
-passes and `radii` by "auto", which is what `evaluate --certify` gives without `--gap`. How it
-works: [closing.md](closing.md).
-"""
-    )
-    print("| network | norm, eps | images | first bracket % | gap | closed % | gap |", end="")
-    print(" s an image | domains |\n" + "|---" * 9 + "|")
+    options.plots.mkdir(parents=True, exist_ok=True)
+    print("| network | norm, eps | images | crown % | gap | s | branch % | gap | s |", end="")
+    print(" sandwich % | gap | s | domains |\n" + "|---" * 13 + "|", flush=True)
     for name in options.networks:
-        closed(name, options.images, options.work)
+        measured(name, options.images, options.work, options.plots)
 
 
 if __name__ == "__main__":
