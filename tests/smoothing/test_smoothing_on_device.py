@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import wassail as ws
@@ -29,9 +30,22 @@ def certified(model: nn.Module, x: Tensor, y: Tensor) -> Any:
     return ws.certified_loss(model, x, y, THREAT).detach()
 
 
+def errors(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    """Balls are drawn on the CPU, wherever the batch is; the price learns from both losses."""
+    draws = torch.Generator().manual_seed(0)
+    price = ws.Price()
+    found = []
+    for which in (ws.robust_loss, ws.certified_loss):
+        for _ in range(2):
+            drawn = which(model, x, y, THREAT, "error", price=price, generator=draws)
+            found += [drawn.detach(), which(model, x, y, THREAT, "error").detach()]
+    found.append(ws.robust_loss(model, x, y, THREAT, "kl").detach())
+    return torch.stack(found)
+
+
 # A training loop puts its batch where the model is.
 CASES = [(call, way) for call in (votes, attack) for way in WAYS[:2]]
-CASES += [(robust, WAYS[0]), (certified, WAYS[0])]
+CASES += [(robust, WAYS[0]), (certified, WAYS[0]), (errors, WAYS[0])]
 
 
 @pytest.mark.parametrize(("call", "way"), CASES)
