@@ -50,7 +50,7 @@ def test_evaluate_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["report", str(tmp_path / "b")]) == 0
     assert page.read_text() == text
     before = (tmp_path / "b" / "attack.safetensors").read_bytes()
-    assert main([*words, "--draws", "400", "--passes", "12", "--resume"]) == 0
+    assert main([*words, "--certify", "--draws", "400", "--passes", "12", "--resume"]) == 0
     grown = json.loads((tmp_path / "b" / "smoothing.json").read_text())
     assert (grown["draws"], grown["first draws"]) == (400, 200)
     assert (tmp_path / "b" / "attack.safetensors").read_bytes() == before

@@ -168,7 +168,7 @@ def smooth_command(options: argparse.Namespace) -> int:
 
 def evaluate_smoothed(options: argparse.Namespace) -> int:
     """`wassail evaluate --smooth SIGMA`: the same as `wassail smooth --sigma SIGMA`."""
-    if options.certify not in (None, "smoothing"):
+    if options.certify not in (None, "auto", "smoothing"):
         raise InputError(
             f"--certify {options.certify} is for the bare model: with --smooth give smoothing, or "
             "nothing."
