@@ -234,10 +234,11 @@ def case(job: Job) -> tuple[list[str], list[str]]:
     walked = ws.nearest(model, x, y, job.norm, method="wda++", eps=eps)
     mine = [figures("WDA++", walked.distances, eps, sum(walked.passes()))]
     ours = {}
-    for passes in PASSES:
+    equal = int(sum(walked.passes()))
+    for label, passes in (("WDA++'s passes", equal), *((str(p), p) for p in PASSES)):
         flips = ws.nearest(model, x, y, job.norm, passes=passes)
         ours[passes] = flips.distances
-        mine.append(figures(f"**nearest**, {passes}", ours[passes], eps, sum(flips.passes())))
+        mine.append(figures(f"**nearest**, {label}", ours[passes], eps, sum(flips.passes())))
     title = (
         f"\n## `{job.name}`, l{job.norm:g}, eps {eps:.4g}, {n} images, clean "
         f"{100 * walked.clean_accuracy():.1f} %\n"
@@ -302,10 +303,10 @@ def main() -> None:
         return
     print(
         "# Nearest-flip engines on real networks\n\n"
-        "Command: `python benchmarks/nearest.py`. Passes: forward plus backward per attacked\n"
-        "sample. Mean distance over flipped samples, median over all attacked ones; accuracies\n"
-        "over Omega_1 and Omega_2 in %. The peers are those of adversarial-library, every point\n"
-        "verified again."
+        f"Command: `{' '.join(['python benchmarks/nearest.py', *given.networks])}`.\n"
+        "Passes: forward plus backward per attacked sample. Mean distance over flipped\n"
+        "samples, median over all attacked ones; accuracies over Omega_1 and Omega_2 in %. The\n"
+        "peers are those of adversarial-library, every point verified again."
     )
     print("\n".join([*(verdict(rows) if rows else []), *tables]))
 
