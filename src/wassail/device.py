@@ -29,7 +29,9 @@ def take(rows: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """The rows `(k,)` of each of the values; if these are all rows, in order, the values
     themselves. No wait.
     """
-    return values if len(rows) == len(values[0]) else tuple(value[rows] for value in values)
+    if len(rows) == len(values[0]):
+        return values
+    return tuple(value.index_select(0, rows) for value in values)
 
 
 def blend(mask: Tensor, rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ def write(target: Tensor, mask: Tensor, values: Tensor, rows: Tensor | None = No
         target.copy_(new) if rows is None else target.index_copy_(0, rows, new)
     else:
         chosen = mask.nonzero()[:, 0]
-        target[chosen if rows is None else rows[chosen]] = values[chosen]
+        target.index_copy_(0, chosen if rows is None else rows[chosen], values[chosen])
 
 
 def fetch(*masks: Tensor) -> tuple[Tensor, ...]:

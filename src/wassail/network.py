@@ -378,7 +378,7 @@ class Tape:
             weight = self.z.new_zeros(len(keep), self.z.shape[1])
             weight[every, rivals[:, j]], weight[every, y] = 1.0, -1.0
             found.append(self.pull(weight, keep, again=j < count - 1))
-        return torch.stack(found, 1)
+        return found[0][:, None] if count == 1 else torch.stack(found, 1)
 
     def pull(self, weight: Tensor, keep: Tensor, again: bool = False) -> Tensor:
         """Gradients of `<weight_i, theta>` at the rows `keep`: `(k, K), (k,) -> (k, *shape)`. One

@@ -194,3 +194,21 @@ def test_a_blind_search_belongs_to_the_sample(digits) -> None:
     assert torch.equal(part.distances, whole.distances[order])
     other = ws.nearest(model, x, y, 2, passes=90, seed=1)
     assert not torch.equal(other.distances, whole.distances)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_failure_is_silent(name: str, digits) -> None:
+    """The figure is within two points of the best that is known, or there is a warning.
+
+    The best: everything in the run, the points of the undefended network, and a search from them
+    with three times the passes.
+    """
+    model = NETWORKS[name]()
+    x, y = (part[:16] for part in digits)
+    threat = ws.Threat(INF, 1, 0.05)
+    run = ws.evaluate(model, (x, y), threat, ("wda++", "nearest"))
+    twin = ws.nearest(plain(), x, y, INF, passes=100)
+    moved = ws.Flips.from_points(model, x, y, twin.points, INF).shorten(model, 12)
+    more = ws.nearest(model, x, y, INF, passes=300, start=moved)
+    best = ws.allocate(run.flips().merge(moved, more), threat.eps, 1).accuracy
+    assert run.warnings or run.best[0].accuracy <= best + 0.02

@@ -34,7 +34,16 @@ from wassail.attacks.hunt import Hunt
 from wassail.attacks.pdpgd import duel
 from wassail.attacks.squeeze import SLACK, climb, squeeze
 from wassail.device import take
-from wassail.geometry import clip, column, inner, plane_step, project, steepest, vector_norm
+from wassail.geometry import (
+    clip,
+    column,
+    inner,
+    plane_step,
+    plane_steps,
+    project,
+    steepest,
+    vector_norm,
+)
 from wassail.losses import magnitude, strongest_rival
 from wassail.network import generators
 from wassail.progress import Tick
@@ -441,22 +450,21 @@ def chase(
             return
         tape, flip = hunt.tape(current, rows)
         z = tape.logits
-        y = hunt.y[rows]
-        x = hunt.x[rows]
+        x, y = take(rows, hunt.x, hunt.y)
         rival = strongest_rival(z, y)[1] if rivals is None else rivals
         w = tape.gradients(y, rival[:, None], torch.arange(len(rows), device=rows.device))[:, 0]
         f = (z.gather(1, rival[:, None]) - z.gather(1, y[:, None]))[:, 0]
         if k:
             bold = torch.where(flip, (1.15 * bold).clamp(max=0.5), (0.8 * bold).clamp(min=0.1))
             push = torch.where(flip, 1 + 0.8 * (push - 1), (1 + 1.5 * (push - 1)).clamp(max=2.0))
-        base = torch.where(column(flip, x), x + beta * (current - x), current)
-        gaps = torch.cat([inner(w, current - base) - f, inner(w, current - x) - f])
-        d1, d2 = plane_step(torch.cat([base, x]), torch.cat([w, w]), gaps, aim, hunt.domain).chunk(
-            2
-        )
-        a = column(bold, x)
+        # From x + beta (current - x) where the iterate is a flip, else from the iterate.
+        back = torch.where(flip, beta, 1.0).to(x)
+        base = torch.lerp(x, current, column(back, x))
+        ahead = inner(w, current - x)
+        d1, d2 = plane_steps([base, x], w, [(1 - back) * ahead - f, ahead - f], aim, hunt.domain)
         eta_ = column(push, x)
-        current = clip((1 - a) * (base + eta_ * d1) + a * (x + eta_ * d2), hunt.domain)
+        near = torch.addcmul(base, d1, eta_)
+        current = clip(near.lerp_(torch.addcmul(x, d2, eta_), column(bold, x)), hunt.domain)
 
 
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:

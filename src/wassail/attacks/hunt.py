@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from wassail.checks import check_data
-from wassail.device import take, worth, write
+from wassail.device import take, waits, worth, write
 from wassail.errors import ModelWarning
 from wassail.geometry import project, vector_norm
 from wassail.losses import predict
@@ -158,7 +158,16 @@ class Hunt:
         some = worth(flipped)
         if len(some):
             mine, theirs, flips = take(some, rows, points, flipped)
-            length = torch.where(flips, vector_norm(theirs - self.x[mine], self.norm), math.inf)
+            away = theirs - self.x.index_select(0, mine)
+            length = vector_norm(away, self.norm)
+            if not waits(mine) and bool((mine[1:] > mine[:-1]).all()):
+                # On the CPU all of these are flips, and each sample has one.
+                closer = (length < self.distance.index_select(0, mine)).nonzero()[:, 0]
+                place = mine.index_select(0, closer)
+                self.points.index_copy_(0, place, theirs.index_select(0, closer))
+                self.distance.index_copy_(0, place, length.index_select(0, closer))
+                return flipped
+            length = torch.where(flips, length, math.inf)
             # Several candidates of one sample may come at once: the nearest counts, of equals the
             # first.
             best = torch.full_like(self.distance, math.inf).scatter_reduce(0, mine, length, "amin")
@@ -170,7 +179,7 @@ class Hunt:
             nearer = first < len(mine)
             chosen = worth(nearer)
             place = first[chosen].clamp(max=len(mine) - 1)
-            write(self.points, nearer[chosen], theirs[place], chosen)
+            write(self.points, nearer[chosen], theirs.index_select(0, place), chosen)
             write(self.distance, nearer[chosen], length[place], chosen)
         return flipped
 
@@ -200,9 +209,8 @@ class Hunt:
             if not len(rows):
                 return
             middle = (low + high) / 2
-            _, flipped = self.logits(
-                project(point, self.x[rows], self.norm, middle * full, self.domain), rows
-            )
+            (x,) = take(rows, self.x)
+            _, flipped = self.logits(project(point, x, self.norm, middle * full, self.domain), rows)
             low = torch.where(flipped, low, middle)
             high = torch.where(flipped, middle, high)
 
