@@ -249,7 +249,7 @@ class _Device:
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
+class _Call:
     """One operator: what it is called with, the names of its results, and the values that
     nobody needs after it.
     """
@@ -276,7 +276,7 @@ class ExportedClassifier(nn.Module):
 
     def __init__(
         self,
-        steps: list[_Step],
+        calls: list[_Call],
         tensors: Mapping[str, Tensor],
         sample: tuple[str, tuple[int, ...], torch.dtype],
         logits: str,
@@ -284,7 +284,7 @@ class ExportedClassifier(nn.Module):
         version: str,
     ) -> None:
         super().__init__()
-        self.steps = steps
+        self.calls = calls
         self.logits = logits
         self.batch = batch
         self.version = version
@@ -293,7 +293,7 @@ class ExportedClassifier(nn.Module):
         self.approved: set[tuple[int, torch.dtype]] = (
             set()
         )  # batches for which every call was looked at
-        self.measured: dict[int, tuple[int, int]] = {}  # by step: rows, and numbers of its results
+        self.measured: dict[int, tuple[int, int]] = {}  # by call: rows, and numbers of its results
         self.places: dict[str, str] = {}
         for place, (name, value) in enumerate(tensors.items()):
             self.places[name] = f"tensor_{place}"
@@ -395,29 +395,29 @@ class ExportedClassifier(nn.Module):
     def _run(self, x: Tensor, check: bool = False) -> Tensor:
         """The logits at samples; check: look at every value on the way.
 
-        Long because every step is run, checked and measured in one pass.
+        Long because every call is run, checked and measured in one pass.
         """
         values: dict[str, Any] = {self.sample: x}
-        for place, step in enumerate(self.steps):
-            positional = [self._value(argument, values, x) for argument in step.positional]
+        for place, call in enumerate(self.calls):
+            positional = [self._value(argument, values, x) for argument in call.positional]
             named = {
-                name: self._value(argument, values, x) for name, argument in step.named.items()
+                name: self._value(argument, values, x) for name, argument in call.named.items()
             }
-            if check and isinstance(step.what, Operator):
-                names = step.results[0] if step.results else ()
-                step.what.check(named, len(names) if isinstance(names, tuple) else 1)
-            found = step.what.run(*positional, **named)
+            if check and isinstance(call.what, Operator):
+                names = call.results[0] if call.results else ()
+                call.what.check(named, len(names) if isinstance(names, tuple) else 1)
+            found = call.what.run(*positional, **named)
             if check:
-                self._look(step, found, named, len(x))
+                self._look(call, found, named, len(x))
                 self._measure(place, found, len(x))
-            if len(step.results) == 1:
+            if len(call.results) == 1:
                 found = (found,)
-            for names, result in zip(step.results, found):
+            for names, result in zip(call.results, found):
                 values.update(
                     zip(names, result) if isinstance(names, tuple) else {names: result}.items()
                 )
             for name in (
-                step.finished
+                call.finished
             ):  # else every activation would stay in memory, even without gradients
                 values.pop(name, None)
         logits: Tensor = (
@@ -429,19 +429,19 @@ class ExportedClassifier(nn.Module):
             raise ValueError(f"the logits have shape {tuple(logits.shape)} for {len(x)} samples")
         return logits
 
-    def _look(self, step: _Step, found: Any, named: Mapping[str, Any], rows: int) -> None:
+    def _look(self, call: _Call, found: Any, named: Mapping[str, Any], rows: int) -> None:
         """Raise ValueError where a result is too large, or is not what the program says."""
-        operators.limit(found, rows, str(getattr(step.what, "target", "")))
-        several = len(step.results) > 1 or (
-            len(step.results) == 1 and isinstance(step.results[0], tuple)
+        operators.limit(found, rows, str(getattr(call.what, "target", "")))
+        several = len(call.results) > 1 or (
+            len(call.results) == 1 and isinstance(call.results[0], tuple)
         )
         if several != isinstance(found, (list, tuple)):
             raise ValueError("an operator has other results than the program says")
-        expected = step.results[0] if len(step.results) == 1 and several else step.results
+        expected = call.results[0] if len(call.results) == 1 and several else call.results
         if several and len(found) != len(expected):
             raise ValueError("an operator has other results than the program says")
-        if step.keeps is not None:
-            before = named[step.keeps]
+        if call.keeps is not None:
+            before = named[call.keeps]
             if found.shape != before.shape or found.dtype != before.dtype:
                 raise ValueError("an operator that writes into its argument changes its shape")
 
@@ -486,10 +486,10 @@ def _build(
             "float32."
         )
     nodes, logits = _without_writing(graph["nodes"], logits, set(tensors), path)
-    steps = _free([step for node in nodes if (step := _step(node, path)) is not None], logits)
+    calls = _free([call for node in nodes if (call := _call(node, path)) is not None], logits)
     sample = (name, shape, _DTYPES[metas[name]["dtype"]])
     return ExportedClassifier(
-        steps, tensors, sample, logits, batch, str(program.get("torch_version", "unknown"))
+        calls, tensors, sample, logits, batch, str(program.get("torch_version", "unknown"))
     )
 
 
@@ -564,7 +564,7 @@ _HELD = {
 }
 
 
-def _step(node: Mapping[str, Any], path: Path) -> _Step | None:
+def _call(node: Mapping[str, Any], path: Path) -> _Call | None:
     target = str(node["target"])
     if _ASSERTIONS.fullmatch(target):
         return None
@@ -573,7 +573,7 @@ def _step(node: Mapping[str, Any], path: Path) -> _Step | None:
     ]
     results = tuple(name for entry in node["outputs"] for name in _results(entry, target, path))
     if target in operators.ARITHMETIC:
-        return _Step(Arithmetic(target), tuple(value for _, value in arguments), {}, results)
+        return _Call(Arithmetic(target), tuple(value for _, value in arguments), {}, results)
     what = operators.find(target)
     if what is None:
         raise InputError(
@@ -584,7 +584,7 @@ def _step(node: Mapping[str, Any], path: Path) -> _Step | None:
     named = dict(arguments)
     if "device" in what.schema:
         named["device"] = _Device()
-    return _Step(what, (), named, results, keeps=node.get("keeps"))
+    return _Call(what, (), named, results, keeps=node.get("keeps"))
 
 
 def _without_writing(
@@ -729,21 +729,21 @@ def _results(entry: Mapping[str, Any], target: str, path: Path) -> Iterator[Any]
         )
 
 
-def _free(steps: list[_Step], logits: str) -> list[_Step]:
-    """The steps, each with the values that are not needed after it."""
+def _free(calls: list[_Call], logits: str) -> list[_Call]:
+    """The calls, each with the values that are not needed after it."""
     used = {logits}
     found = []
-    for step in reversed(steps):
-        mentioned = [*_mentioned(list(step.positional)), *_mentioned(list(step.named.values()))]
+    for call in reversed(calls):
+        mentioned = [*_mentioned(list(call.positional)), *_mentioned(list(call.named.values()))]
         made = [
             name
-            for names in step.results
+            for names in call.results
             for name in (names if isinstance(names, tuple) else (names,))
             if name
         ]
         finished = tuple(dict.fromkeys(name for name in (*mentioned, *made) if name not in used))
         used.update(mentioned)
-        found.append(replace(step, finished=finished))
+        found.append(replace(call, finished=finished))
     return found[::-1]
 
 

@@ -16,11 +16,11 @@ from wassail.certificates.bounds.executed import (
     SLACK,
     _off,
     ahead,
+    call_error,
     gamma,
     margin_errors,
-    step_error,
 )
-from wassail.certificates.graph.execution import Step
+from wassail.certificates.graph.execution import Call
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix, Scale
 
@@ -33,11 +33,11 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
 
 
-def error_of(steps: tuple[Step, ...], size: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a node with these steps is off by, for inputs of this size."""
+def error_of(calls: tuple[Call, ...], size: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a node with these calls is off by, for inputs of this size."""
     n = size.shape[1]
-    node = Node((0,), (n,), "", Affine(steps[0].map), steps=steps)
-    return step_error(node, [size], dtype, [Node((), (n,), "the input")])
+    node = Node((0,), (n,), "", Affine(calls[0].map), calls=calls)
+    return call_error(node, [size], dtype, [Node((), (n,), "the input")])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -48,8 +48,8 @@ def test_a_product_that_is_rounded(dtype: torch.dtype) -> None:
         v = (scale * (1 + uniform(1, 50, seed=1))).to(dtype)
         factor = torch.tensor(0.7, dtype=dtype)
         seen = factor * v
-        steps = (Step(Scale(factor.double()), None, 1),)
-        found = error_of(steps, v.double(), dtype)
+        calls = (Call(Scale(factor.double()), None, 1),)
+        found = error_of(calls, v.double(), dtype)
         apart = [
             abs(Fraction(float(a)) - Fraction(float(factor)) * Fraction(float(b)))
             for a, b in zip(seen[0], v[0])
@@ -66,13 +66,13 @@ def test_errors_of_several_steps_add_up(dtype: torch.dtype) -> None:
     size = torch.ones(1, 1, dtype=DOUBLE)
     rate = Fraction(unit)
 
-    def found(*steps: Step) -> Fraction:
-        return Fraction(float(error_of(steps, size, dtype)))
+    def found(*calls: Call) -> Fraction:
+        return Fraction(float(error_of(calls, size, dtype)))
 
-    product = Step(Scale(3 * one), None, 1)
-    sign = Step(Scale(-one))
-    noisy = Step(Scale(one), None, 0, torch.full((1,), 0.125, dtype=DOUBLE))
-    both = Step(Scale(3 * one), None, 1, torch.full((1,), 0.125, dtype=DOUBLE))
+    product = Call(Scale(3 * one), None, 1)
+    sign = Call(Scale(-one))
+    noisy = Call(Scale(one), None, 0, torch.full((1,), 0.125, dtype=DOUBLE))
+    both = Call(Scale(3 * one), None, 1, torch.full((1,), 0.125, dtype=DOUBLE))
     # |fl(3 v) - 3 v| <= 3 u; then times 3 again, of a number that is at most 3 + 3 u.
     first = 3 * rate
     second = 3 * first + rate * 3 * (3 + first)
@@ -86,18 +86,18 @@ def test_errors_of_several_steps_add_up(dtype: torch.dtype) -> None:
 
 def test_a_sum_that_may_overflow_is_off_by_any_number() -> None:
     largest = torch.finfo(SINGLE).max
-    steps = (Step(Scale(torch.ones((), dtype=DOUBLE)), None, 2),)
+    calls = (Call(Scale(torch.ones((), dtype=DOUBLE)), None, 2),)
     size = torch.tensor([[1.0, largest * (1 - 2.0**-24), 2 * largest]], dtype=DOUBLE)
-    found = error_of(steps, size, SINGLE)
+    found = error_of(calls, size, SINGLE)
     assert math.isfinite(found[0, 0]) and found[0, 1:].isinf().all()
 
 
 def test_what_is_executed_next_knows_the_error_so_far() -> None:
-    """The size of what goes into a second step is that of the first and its error."""
+    """The size of what goes into a second call is that of the first and its error."""
     one = torch.ones((), dtype=DOUBLE)
     noise = torch.full((1,), 1e9, dtype=DOUBLE)
-    steps = (Step(Scale(one), None, 0, noise), Step(Scale(one), None, 4))
-    found = float(error_of(steps, torch.zeros(1, 1, dtype=DOUBLE), SINGLE))
+    calls = (Call(Scale(one), None, 0, noise), Call(Scale(one), None, 4))
+    found = float(error_of(calls, torch.zeros(1, 1, dtype=DOUBLE), SINGLE))
     assert Fraction(found) >= Fraction(10**9) * (1 + 4 * Fraction(2.0**-24))
 
 
@@ -108,9 +108,9 @@ def test_the_error_pays_for_the_sum_it_is(mode: str) -> None:
     weight = 1 + uniform(1, n, seed=2)
     noise = 1 + uniform(n, seed=3)
     size = torch.zeros(1, n, dtype=DOUBLE)
-    steps = (Step(Scale(torch.ones((), dtype=DOUBLE)), None, 0, noise), Step(Matrix(weight)))
+    calls = (Call(Scale(torch.ones((), dtype=DOUBLE)), None, 0, noise), Call(Matrix(weight)))
     with rounded(mode):
-        found = float(error_of(steps, size, SINGLE))
+        found = float(error_of(calls, size, SINGLE))
     exact = sum(a * b for a, b in zip(fractions(weight)[0], fractions(noise)))
     assert Fraction(found) >= exact
 

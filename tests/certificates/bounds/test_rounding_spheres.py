@@ -14,7 +14,7 @@ from wassail.certificates.bounds import ball_margins as margins_of
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.executed import arithmetic_of, step_error
+from wassail.certificates.bounds.executed import arithmetic_of, call_error
 from wassail.certificates.bounds.lines import Lines
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import Forward, Reach, length_above
@@ -152,12 +152,12 @@ def test_executed_errors_of_a_ball_have_a_length() -> None:
     longest = 0.0
     for way in ways:
         moved = x.abs() + 0.7 * way / way.norm()
-        error = step_error(node, [moved], torch.float32, [graph.nodes[0]])
+        error = call_error(node, [moved], torch.float32, [graph.nodes[0]])
         longest = max(longest, float(error.norm()))
     lost = float(found.lost[1])
     assert longest <= lost <= 1.2 * longest
     far = x.abs() + found.most[0]
-    assert lost < 0.5 * float(step_error(node, [far], torch.float32, [graph.nodes[0]]).norm())
+    assert lost < 0.5 * float(call_error(node, [far], torch.float32, [graph.nodes[0]]).norm())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -76,7 +76,7 @@ def told(graph: Graph) -> list[Any]:
             node.place,
             type(node.op),
             node.exponent,
-            len(node.steps or ()),
+            len(node.calls or ()),
             [v.tolist() for v in node.tensors],
         )
         for node in graph.nodes

@@ -46,7 +46,7 @@ from wassail.certificates.bounds.chunks import (
     room_of,
     two_chunks,
 )
-from wassail.certificates.bounds.executed import step_error
+from wassail.certificates.bounds.executed import call_error
 from wassail.certificates.bounds.lines import (
     Arithmetic,
     Bend,
@@ -313,7 +313,7 @@ class Sweep:
             for j in node.inputs
         ]
         sources = [self.graph.nodes[j] for j in node.inputs]
-        self.executed[i] = step_error(node, sizes, self.graph.execution.dtype, sources)
+        self.executed[i] = call_error(node, sizes, self.graph.execution.dtype, sources)
         return self.executed[i]
 
     def _moved(self, kind: Arithmetic, j: int) -> Tensor:

@@ -9,12 +9,12 @@ products in type t, in any order, fused or not, is off by
 
 with u the unit roundoff of t and s its smallest positive number (underflow; Higham 2002, chapter
 3). `|v|` is what the executed values are at most: the linear bounds know it for every node. So each
-node of a graph keeps the operations that are executed for it (`Step`), which is more than one where
+node of a graph keeps the operations that are executed for it (`Call`), which is more than one where
 a batch norm or an input scaling was folded into a layer, and a sweep over a ball adds their error
 to the node's own. From there it goes the way of every other error: through the lines, into the
 margins. Nothing is multiplied through the network in absolute values.
 
-Exact in floating point, so without a step: ReLU, maxima, max pooling, clamps to numbers of the
+Exact in floating point, so without a call: ReLU, maxima, max pooling, clamps to numbers of the
 type, signs, moves, joins. Not covered, and refused: smooth activations and attention; half
 precision, mixed types and weights computed by the model; settings of torch that allow products of
 fewer digits or flush subnormal numbers; convolutions that may be done by another formula
@@ -33,7 +33,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from wassail import names
-from wassail.certificates.graph.execution import Execution, Step
+from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Scale
 from wassail.errors import InputError, unknown
@@ -68,45 +68,45 @@ def gamma(roundings: int, dtype: torch.dtype) -> float:
     return part / (1 - part) if part < 0.5 else float("inf")
 
 
-def step_error(
+def call_error(
     node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources: Sequence[Node]
 ) -> Tensor:
     """How far an affine node is from its exact map of the executed inputs, which are at most
     `sizes` `(N, *shape)` each.
 
-    sources: the nodes they come from. Steps are those of the model, so sizes change to its scale
+    sources: the nodes they come from. Calls are those of the model, so sizes change to its scale
     and the error back from it. The product of a leaky ReLU is rounded, too, and charged to those
     who use it. Where a sum may overflow the error is infinite.
     """
-    assert node.steps is not None and isinstance(node.op, Affine)
+    assert node.calls is not None and isinstance(node.op, Affine)
     sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
     off = [
-        _off((j.steps or ()) if isinstance(j.op, Relu) else (), [v], [torch.zeros_like(v)], dtype)
+        _off((j.calls or ()) if isinstance(j.op, Relu) else (), [v], [torch.zeros_like(v)], dtype)
         for j, v in zip(sources, sizes)
     ]
     sizes = [size + late for size, late in zip(sizes, off)]
     return shifted(
-        _off(node.steps or (Step(node.op.map),), sizes, off, dtype) * SLACK, node.exponent
+        _off(node.calls or (Call(node.op.map),), sizes, off, dtype) * SLACK, node.exponent
     )
 
 
 def _off(
-    steps: Sequence[Step], sizes: Sequence[Tensor], off: Sequence[Tensor], dtype: torch.dtype
+    calls: Sequence[Call], sizes: Sequence[Tensor], off: Sequence[Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """The error after some steps, of inputs that are at most `sizes` and are off by at most
+    """The error after some calls, of inputs that are at most `sizes` and are off by at most
     `off`.
     """
-    for step in steps:
-        rough = step.map.magnitude()
+    for call in calls:
+        rough = call.map.magnitude()
         size = rough.forward(*sizes)
-        size = size if step.bias is None else size + step.bias
+        size = size if call.bias is None else size + call.bias
         error = rough.forward(*off)
-        if step.roundings:
-            rate = gamma(step.roundings, dtype)
-            error = error + rate * size + step.roundings * LEAST[dtype]
+        if call.roundings:
+            rate = gamma(call.roundings, dtype)
+            error = error + rate * size + call.roundings * LEAST[dtype]
             error = torch.where(size * (1 + 2 * rate) < torch.finfo(dtype).max, error, torch.inf)
-        if step.noise is not None:
-            error = error + step.noise
+        if call.noise is not None:
+            error = error + call.noise
         off = [error]
         sizes = [size + error]
     return off[0]
@@ -220,7 +220,7 @@ def refusal(graph: Graph) -> str:
     for i, node in enumerate(graph.nodes):
         if isinstance(node.op, Smooth | Curved):
             return f"{node.op.name!r} at {node.place}, which is not piecewise linear"
-        if node.inputs and node.steps is None:
+        if node.inputs and node.calls is None:
             return f"the operation at {node.place}"
         if not isinstance(node.op, Relu):
             continue
@@ -235,7 +235,7 @@ def _leaky(graph: Graph, i: int) -> bool:
     """Whether node i, a ReLU, or the one before it rounds a product."""
     node = graph.nodes[i]
     before = graph.nodes[node.inputs[0]]
-    return bool(node.steps) or (isinstance(before.op, Relu) and bool(before.steps))
+    return bool(node.calls) or (isinstance(before.op, Relu) and bool(before.calls))
 
 
 def _nnpack() -> bool:
@@ -265,7 +265,7 @@ def _settings(graph: Graph, run: Execution) -> str:
     ]
     if any(getattr(tool, "fp32_precision", "none") not in ("none", "ieee") for tool in tools):
         return "float32 products of fewer digits (set torch.backends.fp32_precision = 'ieee')"
-    wide = [node for node in graph.nodes if any(step.sliding for step in node.steps or ())]
+    wide = [node for node in graph.nodes if any(call.sliding for call in node.calls or ())]
     nnpack = (
         run.device == "cpu" and run.dtype == torch.float32 and not torch.backends.mkldnn.enabled
     )

@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.executed import gamma, step_error
+from wassail.certificates.bounds.executed import call_error, gamma
 from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.contract import contractions
@@ -160,18 +160,18 @@ class Forward:
         dtype = self.graph.execution.dtype
         sources = [self.graph.nodes[j] for j in node.inputs]
         largest = [c + m for c, m in zip(sizes, most)]
-        error = step_error(node, largest, dtype, sources)
+        error = call_error(node, largest, dtype, sources)
         length = length_above(error)
-        steps = node.steps or ()
-        plain = len(sources) == 1 and not (sources[0].steps and isinstance(sources[0].op, Relu))
-        if len(steps) != 1 or not plain or node.exponent or sources[0].exponent:
+        calls = node.calls or ()
+        plain = len(sources) == 1 and not (sources[0].calls and isinstance(sources[0].op, Relu))
+        if len(calls) != 1 or not plain or node.exponent or sources[0].exponent:
             return error, length
-        (step,) = steps
+        (call,) = calls
         shapes = (sources[0].shape, node.shape)
-        one, all_ = (map_norm(step.map, s, *shapes) for s in (1.0, math.inf))
+        one, all_ = (map_norm(call.map, s, *shapes) for s in (1.0, math.inf))
         # The root of their product bounds `|| |W| ||_2`; 2^-20: of the roundings of this product.
-        rate = gamma(step.roundings, dtype) * math.sqrt(one * all_) * (1 + 2.0**-20)
-        here = length_above(step_error(node, sizes, dtype, sources))
+        rate = gamma(call.roundings, dtype) * math.sqrt(one * all_) * (1 + 2.0**-20)
+        here = length_above(call_error(node, sizes, dtype, sources))
         apart = (here + rate * self.radius[node.inputs[0]]) * UP
         return error, torch.where(torch.isfinite(length), torch.minimum(length, apart), length)
 

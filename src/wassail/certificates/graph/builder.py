@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.certificates.graph.execution import FEW, Execution, Step
-from wassail.certificates.graph.fold import added_bias, fold_step, fold_steps, moved_step
+from wassail.certificates.graph.execution import FEW, Call, Execution
+from wassail.certificates.graph.fold import added_bias, fold_call, fold_calls, moved_call
 from wassail.certificates.graph.graph import (
     Affine,
     Curved,
@@ -113,7 +113,7 @@ class Builder:
         bias: Tensor | None,
         source: Index,
         shape: tuple[int, ...],
-        steps: tuple[Step, ...] | None = None,
+        calls: tuple[Call, ...] | None = None,
         most: Tensor | None = None,
     ) -> Index:
         """A node of its own, or folded with the one before it.
@@ -123,11 +123,11 @@ class Builder:
             bias: what is added.
             source: the node before it.
             shape: of one sample.
-            steps: what is executed, if it is not the map itself.
+            calls: what is executed, if it is not the map itself.
             most: the magnitudes that the bias is a sum of, if it is one.
         """
         before = self.nodes[source]
-        steps = (fold_step(map_, bias),) if steps is None else steps
+        calls = (fold_call(map_, bias),) if calls is None else calls
         match before.op:
             case Affine(Scale(factor), own) if not self._is_gain(before):
                 folded = map_.fold_before(factor, before.shape)
@@ -138,19 +138,19 @@ class Builder:
                         most = added_bias(map_.magnitude().forward(sizes)[0], bias, most)
                         bias = shift if bias is None else shift + bias
                     start = Index(before.inputs[0], source.lead)
-                    both = (*fold_steps(before), *steps)
+                    both = (*fold_calls(before), *calls)
                     return self.affine(folded, bias, start, shape, both, most)
             case _:
                 pass
         op = Affine(map_, bias, most)
-        return self.add(Node((source,), shape, self.place, op, steps), source.lead)
+        return self.add(Node((source,), shape, self.place, op, calls), source.lead)
 
     def scaled(
         self,
         source: Index,
         factor: Tensor,
         bias: Tensor | None,
-        step: Step | None = None,
+        call: Call | None = None,
         most: Tensor | None = None,
     ) -> Index:
         """`factor x + bias`, entry by entry.
@@ -159,12 +159,12 @@ class Builder:
             source: the node of x.
             factor: broadcasts against one sample.
             bias: broadcasts against one sample.
-            step: what is executed, if it is not this.
+            call: what is executed, if it is not this.
             most: the magnitudes that the bias is a sum of, if it is one.
         """
         before = self.nodes[source]
-        step = fold_step(Scale(factor), bias) if step is None else step
-        steps = (*fold_steps(before), step)
+        call = fold_call(Scale(factor), bias) if call is None else call
+        calls = (*fold_calls(before), call)
         sizes = (before.shape, factor.shape, () if bias is None else bias.shape)
         if tuple(torch.broadcast_shapes(*sizes)) != before.shape:  # type: ignore[no-untyped-call]
             raise self.refuse("a broadcast against a constant")
@@ -177,15 +177,15 @@ class Builder:
                 if moved is not None:
                     most = added_bias(sizes_of(before.op) * factor.abs(), bias, most)
                 op = Affine(folded, total, most)
-                return self.add(replace(before, op=op, steps=steps), source.lead)
+                return self.add(replace(before, op=op, calls=calls), source.lead)
             if bias is not None and bool((factor == 1).all()):
                 # a shift only, as of a position embedding
                 if own is not None:
                     most = added_bias(sizes_of(before.op), bias, most)
                     bias = own + bias
                 op = Affine(before.op.map, bias, most)
-                return self.add(replace(before, op=op, steps=steps), source.lead)
-        return self.affine(Scale(factor), bias, source, before.shape, (step,), most)
+                return self.add(replace(before, op=op, calls=calls), source.lead)
+        return self.affine(Scale(factor), bias, source, before.shape, (call,), most)
 
     def exactly(self, source: Index, factor: Tensor, bias: Tensor | None) -> Index:
         """The same as a part of an operation that is exact in floating point, but for the
@@ -196,7 +196,7 @@ class Builder:
             source,
             factor,
             bias,
-            Step(Scale(factor), None if bias is None else bias.abs(), 0, noise),
+            Call(Scale(factor), None if bias is None else bias.abs(), 0, noise),
         )
 
     def relu(self, source: Index, slope: Tensor | float = 0.0) -> Index:
@@ -210,23 +210,23 @@ class Builder:
         if not ((slope >= 0) & (slope <= 1)).all():
             return self._steep(source, slope)
         exact = bool(((slope == 0) | (slope == 1)).all())
-        steps = (
-            () if exact else (fold_step(Scale(torch.ones_like(slope)), None),)
+        calls = (
+            () if exact else (fold_call(Scale(torch.ones_like(slope)), None),)
         )  # relative to what comes out
         return self.add(
-            Node((source,), self.nodes[source].shape, self.place, Relu(slope), steps=steps),
+            Node((source,), self.nodes[source].shape, self.place, Relu(slope), calls=calls),
             source.lead,
         )
 
     def _steep(self, source: Index, slope: Tensor) -> Index:
         shape = self.nodes[source].shape
         place = self.place
-        straight = Node((source,), shape, place, Affine(Scale(slope)), steps=())
-        bent = Node((self.relu(source),), shape, place, Affine(Scale(1 - slope)), steps=())
+        straight = Node((source,), shape, place, Affine(Scale(slope)), calls=())
+        bent = Node((self.relu(source),), shape, place, Affine(Scale(1 - slope)), calls=())
         parts = (self.add(straight, source.lead), self.add(bent, source.lead))
         # The model rounds one product; its error is below that of this sum.
-        steps = (Step(Sum(2), None, FEW),)
-        return self.add(Node(parts, shape, place, Affine(Sum(2)), steps=steps), source.lead)
+        calls = (Call(Sum(2), None, FEW),)
+        return self.add(Node(parts, shape, place, Affine(Sum(2)), calls=calls), source.lead)
 
     def activation(self, source: Index, name: str) -> Index:
         """A smooth activation by its name."""
@@ -247,9 +247,9 @@ class Builder:
         """exact: it is a part of an operation that is exact in floating point."""
         parts = self.alike(*parts)
         total = Sum(len(parts))
-        steps = () if exact else (Step(total, None, len(parts)),)
+        calls = () if exact else (Call(total, None, len(parts)),)
         return self.add(
-            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Affine(total), steps=steps),
+            Node(tuple(parts), self.nodes[parts[0]].shape, self.place, Affine(total), calls=calls),
             parts[0].lead,
         )
 
@@ -272,7 +272,7 @@ class Builder:
         nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
         return self.add(
             Node(
-                (0,), shape, self.place, Affine(nothing, values.double().reshape(shape)), steps=()
+                (0,), shape, self.place, Affine(nothing, values.double().reshape(shape)), calls=()
             ),
             lead,
         )
@@ -334,16 +334,16 @@ class Builder:
             case Affine(Scale(factor), own, sizes) if not self._is_gain(node):
                 factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
                 bias, most = (None if v is None else entries(v) for v in (own, sizes))
-                steps = tuple(moved_step(step, entries) for step in fold_steps(node))
+                calls = tuple(moved_call(call, entries) for call in fold_calls(node))
                 start_ = self._placed(node.inputs[0], where, output, lead)
-                return self.affine(Scale(factor), bias, start_, output, steps, most)
+                return self.affine(Scale(factor), bias, start_, output, calls, most)
             case _:
                 pass
         same = torch.equal(where, torch.arange(node.size))
         if same and output == node.shape:
             return Index(source, lead)
         move = Pick(None if same else where, node.shape, output)
-        return self.add(Node((source,), output, self.place, Affine(move), steps=()), lead)
+        return self.add(Node((source,), output, self.place, Affine(move), calls=()), lead)
 
     def _is_gain(self, node: Node) -> bool:
         """Whether it is the gain of a LayerNorm, which is left in its place."""

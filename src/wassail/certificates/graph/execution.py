@@ -11,14 +11,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from wassail.certificates.graph.maps import Linear
 
-# roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
-# and one more
-FEW = 4
-
-
-NORM = 16  # of a frozen batch norm, whichever way it is computed
-
-
 # Roundings of an operation with a constant, entry by entry: of it, of its inverse, of the result,
 # and one more.
 FEW = 4
@@ -26,7 +18,7 @@ NORM = 16  # roundings of a frozen batch norm, whichever way it is computed
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Call:
     """One executed operation, `map(inputs) + bias`, in which every term is rounded at most
     `roundings` times; 0: it is exact.
 
@@ -41,7 +33,7 @@ class Step:
     noise: Tensor | None = None
     sliding: bool = False
 
-    def to(self, device: torch.device) -> Step:
+    def to(self, device: torch.device) -> Call:
         """The same with its tensors on a device."""
         bias, noise = (None if v is None else v.to(device) for v in (self.bias, self.noise))
         return replace(self, map=self.map.to(device), bias=bias, noise=noise)

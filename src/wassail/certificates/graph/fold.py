@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.execution import Step
+from wassail.certificates.graph.execution import Call
 from wassail.certificates.graph.graph import Affine, Node
 from wassail.certificates.graph.maps import Linear, Scale
 
@@ -27,12 +27,12 @@ def several(value: Any, axes: int) -> tuple[int, ...]:
     return tuple(int(v) for v in (values * axes if len(values) == 1 else values))
 
 
-def fold_step(map_: Linear, bias: Tensor | None) -> Step:
+def fold_call(map_: Linear, bias: Tensor | None) -> Call:
     """What is executed for an affine map and its bias: a sum of products for each entry, or one
     product.
     """
     size = None if bias is None else bias.abs()
-    return Step(map_, size, map_.roundings, sliding=map_.sliding)
+    return Call(map_, size, map_.roundings, sliding=map_.sliding)
 
 
 def added_bias(moved: Tensor, bias: Tensor | None, most: Tensor | None) -> Tensor:
@@ -44,22 +44,22 @@ def added_bias(moved: Tensor, bias: Tensor | None, most: Tensor | None) -> Tenso
     return 2 * (moved + size)
 
 
-def fold_steps(node: Node) -> tuple[Step, ...]:
-    """What is executed for an affine node, to be followed by more: an exact one is a step, too."""
-    if node.steps or not isinstance(node.op, Affine):
-        return node.steps or ()
-    return (Step(node.op.map, None if node.op.bias is None else node.op.bias.abs()),)
+def fold_calls(node: Node) -> tuple[Call, ...]:
+    """What is executed for an affine node, to be followed by more: an exact one is a call, too."""
+    if node.calls or not isinstance(node.op, Affine):
+        return node.calls or ()
+    return (Call(node.op.map, None if node.op.bias is None else node.op.bias.abs()),)
 
 
-def moved_step(step: Step, entries: Callable[[Tensor], Tensor]) -> Step:
+def moved_call(call: Call, entries: Callable[[Tensor], Tensor]) -> Call:
     """The same operation, entry by entry, after the entries have moved."""
-    assert isinstance(step.map, Scale)
-    parts = (step.map.factor, step.bias, step.noise)
+    assert isinstance(call.map, Scale)
+    parts = (call.map.factor, call.bias, call.noise)
     factor, bias, noise = (
         v if v is None else v.reshape(()) if v.numel() == 1 else entries(v) for v in parts
     )
     assert factor is not None
-    return replace(step, map=Scale(factor), bias=bias, noise=noise)
+    return replace(call, map=Scale(factor), bias=bias, noise=noise)
 
 
 def window_of(

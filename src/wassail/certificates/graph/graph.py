@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.execution import Execution, Step
+from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.maps import Linear, Matrix, moved_to
 from wassail.certificates.graph.planes import Curve
 from wassail.errors import InputError
@@ -117,7 +117,7 @@ class Node:
     """One step of the network.
 
     inputs: indices of earlier nodes; shape: of one sample; place: where it stands in the model; op:
-    what it computes, one of a few kinds, to be asked with `match`; steps: the operations that are
+    what it computes, one of a few kinds, to be asked with `match`; calls: the operations that are
     executed for it, none where it is exact in floating point, None where they are not known
     (`executed.py`); exponent: its values are those of the model times 2 to this power
     (`equilibrated`).
@@ -127,7 +127,7 @@ class Node:
     shape: tuple[int, ...]
     place: str
     op: Op = Input()
-    steps: tuple[Step, ...] | None = None
+    calls: tuple[Call, ...] | None = None
     exponent: int = 0
 
     @property
@@ -186,8 +186,8 @@ class Node:
     def to(self, device: torch.device) -> Node:
         """The same node with its tensors on a device."""
         op = self.op.to(device) if isinstance(self.op, Affine | Relu) else self.op
-        steps = None if self.steps is None else tuple(step.to(device) for step in self.steps)
-        return replace(self, op=op, steps=steps)
+        calls = None if self.calls is None else tuple(call.to(device) for call in self.calls)
+        return replace(self, op=op, calls=calls)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from wassail.certificates.graph.builder import Builder, Index
-from wassail.certificates.graph.execution import NORM, Step
+from wassail.certificates.graph.execution import NORM, Call
 from wassail.certificates.graph.maps import Scale
 from wassail.certificates.graph.operators.registry import spelled
 
@@ -32,8 +32,8 @@ def batch_norm(
     shift = -mean * factor if bias is None else bias - mean * factor
     ones = net.along(x, 1)
     most = (mean * factor).abs() if bias is None else bias.abs() + (mean * factor).abs()
-    step = Step(Scale(factor.reshape(ones)), most.reshape(ones), NORM)
-    return net.scaled(x, factor.reshape(ones), shift.reshape(ones), step, 2 * most.reshape(ones))
+    call = Call(Scale(factor.reshape(ones)), most.reshape(ones), NORM)
+    return net.scaled(x, factor.reshape(ones), shift.reshape(ones), call, 2 * most.reshape(ones))
 
 
 @spelled("native_batch_norm_legit_no_training")

@@ -83,7 +83,7 @@ def cat(net: Builder, parts: list[Any], dim: int = 0) -> Index:
     shape = net.nodes[nodes[0]].shape
     shape = (*shape[:axis], sum(sizes), *shape[axis + 1 :])
     return net.add(
-        Node(tuple(nodes), shape, net.place, Affine(Concat(axis + 1, sizes)), steps=()),
+        Node(tuple(nodes), shape, net.place, Affine(Concat(axis + 1, sizes)), calls=()),
         nodes[0].lead,
     )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.builder import Builder, Index, lead_of
-from wassail.certificates.graph.execution import FEW, Step
+from wassail.certificates.graph.execution import FEW, Call
 from wassail.certificates.graph.fold import several, window_of
 from wassail.certificates.graph.graph import Affine, Node
 from wassail.certificates.graph.maps import Linear, Pick
@@ -76,8 +76,8 @@ def average(net: Builder, x: Index, *args: Any, **options: Any) -> Index:
         raise net.refuse("an average over the batch axis")
     whole = Average(function, shape)
     count = window_of(net.name, full, output, list(args), options)
-    steps = (Step(whole, None, FEW + count),)
-    mean = net.add(Node((x,), output[lead:], net.place, Affine(whole), steps=steps), lead)
+    calls = (Call(whole, None, FEW + count),)
+    mean = net.add(Node((x,), output[lead:], net.place, Affine(whole), calls=calls), lead)
     return mean if sign > 0 else net.negative(mean)
 
 
@@ -160,7 +160,7 @@ def largest(net: Builder, x: Index, sides: list[Tensor], output: tuple[int, ...]
     filled = torch.where(outside, known, stacked)
     picked = [Pick(s.flatten(), shape, output) for s in filled]
     parts = [
-        net.add(Node((x,), output, net.place, Affine(pick), steps=()), x.lead) for pick in picked
+        net.add(Node((x,), output, net.place, Affine(pick), calls=()), x.lead) for pick in picked
     ]
     if outside.any():
         # One after the other, so that a stand-in, which cannot win, can be left out of its race.
