@@ -34,6 +34,7 @@ PARTS = {
     "radii.py": ("radii.md", "WASSAIL_LIRPA", ("peer", "alpha", "full", "soundness", "sandwich")),
     "smooth.py": ("transformers.md", "WASSAIL_LIRPA", ("peer", "verified", "lipschitz")),
     "board.py": ("board.md", "WASSAIL_BOARD", ()),  # the folder of the runs
+    "attack_bench.py": ("attack-bench.md", "WASSAIL_ATTACKBENCH", ()),
     "vnncomp.py": ("vnncomp.md", "WASSAIL_VNNCOMP", ()),
 }
 

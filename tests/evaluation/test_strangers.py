@@ -449,13 +449,15 @@ def test_a_reader_that_has_seen_enough(
 
 def test_an_export_is_linear_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda number: None)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2)).eval()
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False)).eval()
+    signs = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    model[1].weight.data.copy_(torch.stack([signs, -signs]))  # a step across the box flips them all
     names = ("csv", "pt", "npz", "png", "load", "report")
     looks: dict[str, list[int]] = {name: [] for name in names}
     for n in (8, 32):
         x = torch.rand(n, 1, 2, 2, generator=torch.Generator().manual_seed(0))
         out = tmp_path / str(n)
-        threat = ws.Threat("inf", "inf", 0.5)
+        threat = ws.Threat("inf", "inf", 1.0)
         ws.evaluate(model, (x, model(x).argmax(1)), threat, ["fgsm"], chunk=1, look=False, out=out)
         run = ws.Evaluation.load(out)
         count = [0]

@@ -102,6 +102,7 @@ def part_of(package: str, module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [2.0, math.inf])
 def test_dro_agrees(norm: float) -> None:
     solver = part_of("dro", "dro.linear_model.wasserstein_dro").WassersteinDRO(3, "logistic")
@@ -114,6 +115,7 @@ def test_dro_agrees(norm: float) -> None:
     assert bound.upper == pytest.approx(least(norm), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_skwdro_agrees() -> None:
     module = pytest.importorskip("skwdro.linear_models", reason="skwdro is not installed")
     solver = module.LogisticRegression(rho=EPS, cost="t-NLC-2-1", solver="dedicated")

@@ -51,6 +51,7 @@ PROOFS_KEEP = 0.5
 ATTACKS_KEEP = 0.05
 MANY = 64  # in one attack
 CLOSE = 0.7  # of the best ratio of value and price: attempts that go along with it
+SAME = 1e-12  # accuracies that differ by less are one: only rounding tells them apart
 PUSHES = (1.0, 1.1, 1.25, 1.5)  # from the sample through a candidate, to meet a flip
 
 
@@ -313,7 +314,8 @@ class _Closing:
     def _note(self) -> None:
         """The bracket as it is, for the caller and for the history."""
         certified, attacked = self._curve()(self.threat.eps)
-        if not self.history or (certified, attacked) != self.history[-1][1:]:
+        last = self.history[-1][1:] if self.history else (-1.0, -1.0)
+        if max(abs(certified - last[0]), abs(attacked - last[1])) > SAME:
             self.history.append((self.work, certified, attacked))
             self.report(certified, attacked)
 

@@ -122,3 +122,27 @@ def test_radii_by_branching_stay_below_the_distances() -> None:
         [ws.radii(graph, x[k : k + 1], y[k : k + 1], "inf", BOX, "branch").values for k in range(3)]
     )
     assert torch.allclose(alone, found.values, rtol=1e-9)
+
+
+def test_leaves_that_were_never_opened_prove_nothing() -> None:
+    """The time is up while the roots of another sample are bounded."""
+    torch.manual_seed(0)
+    wide = (nn.Linear(2, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 2))
+    model = nn.Sequential(*wide).double()
+    x = torch.rand(2, 2, dtype=torch.float64)
+    y = model(x).argmax(1)
+    radius = 1.5 * ws.nearest(model, x, y, 2.0, None, passes=100).distances
+    assert radius.isfinite().all()
+    graph = read(model, (2,))
+    forest = Forest()
+
+    def attempt(rows: list[int], most: int, seconds: float) -> list[bool]:
+        sweep = Sweep(graph, Balls.make(x[rows], radius[rows], 2.0, None)).run()
+        lower = margins(sweep, y[rows])[0]
+        places = list(range(len(rows)))
+        counts = [most] * len(rows)
+        found = branched(sweep, lower, places, y[rows], counts, seconds, None, forest, rows)
+        return [good for good, _ in found]
+
+    assert attempt([0], 1, math.inf) == [False] and list(forest.trees) == [0]
+    assert attempt([0, 1], 1000, 1e-9) == [False, False]

@@ -179,7 +179,7 @@ class Spheres:
             elif i in layers:
                 if i not in slopes:
                     slopes[i] = self._start(kind, i, layers[i], w, owner)
-                terms = (node.size + 16) * 2.0**-52 if kind is self.sweep.exact else 0.0
+                terms = (node.size + 8 + kind.sums) * 2.0**-52 if kind is self.sweep.exact else 0.0
                 q = quad.pop(i, None)
                 if costs is not None:
                     costs[i] = layers[i].costs(w, *slopes[i], q)

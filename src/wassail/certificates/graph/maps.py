@@ -356,7 +356,7 @@ class Pick(Linear):
         flat = x[0].reshape(len(x[0]), -1)
         if self._taken is not None:
             flat = _entries(flat, *self._taken)
-        return flat.reshape(-1, *self.output)
+        return flat.reshape(len(flat), *self.output)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, *output) -> (m, *shape)`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import operator
 import pkgutil
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from wassail.certificates.device import HOST, place
 from wassail.certificates.graph import operators
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.equilibrate import equilibrated
-from wassail.certificates.graph.fingerprint import fingerprint, program_print
+from wassail.certificates.graph.fingerprint import program_print
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.moves import MOVES, SAME
 from wassail.certificates.graph.operators.registry import RULES, fits
@@ -54,41 +55,46 @@ def read(
     input, if it has no parameters that tell. The structure is read on the CPU; the graph that is
     returned is on the model's device, or on the CPU if that device has no float64.
 
-    What was read is kept for as long as the model lives. It is read again after any change of the
-    model (`fingerprint`); where that cannot tell, the exported program decides.
+    What was read is kept for as long as the model lives. The model is exported at every call, and
+    read again where the program is not the one before, whatever changed it.
     """
     x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
     parameter = next(module.parameters(), None)
     x = x.to(device) if parameter is None else x.to(parameter)
     probe = torch.cat([x, -x, 4 * x])
-    case = (tuple(shape), smooth, x.dtype, x.device, torch.get_default_dtype())
-    print_ = fingerprint(model) if isinstance(model, nn.Module) else None
-    with frozen(module), torch.no_grad():
-        graph = _kept(model, (*case, print_), probe) if print_ else None
+    case = (tuple(shape), smooth, x.dtype, x.device)
+    with _ONE_AT_A_TIME, frozen(module), torch.no_grad():
+        program = _exported(module, x[:1])
+        own = program_print(program)
+        key = None if own is None else (*case, own)
+        graph = None if key is None else _kept(model, key, probe)
         if graph is not None:
             return graph
-        program = _exported(module, x[:1])
-        exported = program_print(program)
-        graph = _kept(model, (*case, exported), probe) if exported else None
-        if graph is None:
-            graph, truth = _translated(model, program, tuple(shape), smooth, probe)
-        else:
-            truth = model(probe).cpu().double()
-    for own in (exported, print_):
-        if own is not None:
-            _keep(model, (*case, own), truth, graph)
+        graph, truth = _translated(model, program, tuple(shape), smooth, probe)
+    if key is not None:
+        _keep(model, key, truth, graph)
     return graph
 
 
 def _exported(module: nn.Module, x: Tensor) -> Any:
-    """The program of a module for one sample `(1, *shape)`."""
+    """The program of a module for one sample `(1, *shape)`.
+
+    A dropout that does nothing returns its argument itself, and what is written into the one is
+    written into the other. Torch's rewriting does not know that, so such dropouts are left out.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(module, (x,), strict=False)
+            program = torch.export.export(module, (x,), strict=False)
     except Exception as error:  # whatever the exporter stumbles over
         raise _unreadable(x, error) from None
+    for node in list(program.graph.nodes):
+        nothing = node.args[1:2] == (0.0,) or node.args[2:] == (False,)
+        if "dropout" in _operation(node) and nothing:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+    return program
 
 
 def _unreadable(x: Tensor, error: Exception) -> InputError:
@@ -146,7 +152,8 @@ def _translated(
 # For each model that lives: what it was when it was read, its logits at the points of the test, and
 # its graph.
 _READ: WeakKeyDictionary[Any, OrderedDict[Any, tuple[Tensor, Graph]]] = WeakKeyDictionary()
-KEPT = 4  # structures for each model: two of its own and two of its program
+KEPT = 2  # structures for each model
+_ONE_AT_A_TIME = threading.RLock()  # an export changes the state of torch as a whole
 
 
 def _kept(model: Model, key: Any, probe: Tensor) -> Graph | None:
@@ -209,9 +216,10 @@ def _writes_nothing(node: Any) -> bool:
         return any(isinstance(v, torch.dtype) for v in (*node.args, *node.kwargs.values()))
     if not node.target._schema.is_mutable:
         return True
-    source: Any = node.args[0]
+    source: Any = node.args[0] if node.args else None
     return (
-        source.op == "call_function"
+        isinstance(source, torch.fx.Node)
+        and source.op == "call_function"
         and isinstance(source.target, torch._ops.OpOverload)
         and source.target._schema.name.split("::")[-1] in FRESH
         and len(source.users) == 1

@@ -173,10 +173,14 @@ def _branched(
     known = known or [None] * len(samples)
     new = [some if tree.open[k] and known[k] is None else [] for k, some in enumerate(rivals)]
     old = {k: left for k, left in enumerate(known) if left is not None and tree.open[k]}
+    begun = False
     with suppress(clock.Late):
         proof.begun(tree.roots(new), ROOT)
         proof.begun(tree.regrown(old, rivals), STEPS)
+        begun = True
         proof.proceed(pool)
+    if not begun:  # some domains were never opened: no sample is proved by having none
+        proof.failed = torch.ones_like(proof.failed)
     proof.failed[proof.open.everything().owner] = True
     left = {} if pool is not None else proof.leaves()
     verdicts = zip((~proof.failed).tolist(), proof.count.tolist())
