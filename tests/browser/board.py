@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from chromium import Browser, Page, address, command
+from chromium import Browser, Page, address, command, failures
 
 # Wide (a desk) and narrow (a phone), in CSS pixels.
 SIZES = {"wide": (1400, 900), "narrow": (400, 800)}
@@ -102,20 +102,10 @@ def main(arguments: list[str]) -> int:
     chromium = command()
     if chromium is None:
         return 0
-    failed = 0
     with Browser(chromium) as browser:
-        for function in TESTS:
-            name = function.__name__.replace("_", " ")
-            try:
-                function(browser, site)
-            except (AssertionError, RuntimeError, TimeoutError) as error:
-                failed += 1
-                print(f"FAILED {name}: {error}")
-            else:
-                print(f"passed {name}")
+        failed = failures(TESTS, browser, site)
         if len(arguments) > 1:
             pictures(browser, site, Path(arguments[1]))
-    print(f"{len(TESTS) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +37,22 @@ def command() -> str | None:
         print(f"skipped: {reason}")
         return None
     return find()
+
+
+def failures(tests: Sequence[Callable[..., None]], *given: object) -> int:
+    """Call each test with what is given, print how it went, and count those that failed."""
+    failed = 0
+    for function in tests:
+        name = function.__name__.replace("_", " ")
+        try:
+            function(*given)
+        except (AssertionError, RuntimeError, TimeoutError) as error:
+            failed += 1
+            print(f"FAILED {name}: {error}")
+        else:
+            print(f"passed {name}")
+    print(f"{len(tests) - failed} passed, {failed} failed")
+    return failed
 
 
 def install() -> str | None:

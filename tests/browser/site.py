@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from chromium import Browser, Page, address, command
+from chromium import Browser, Page, address, command, failures
 
 SITE = Path(__file__).resolve().parents[2] / "site"
 # Wide (a desk) and narrow (a phone), in CSS pixels.
@@ -120,20 +120,10 @@ def main(arguments: list[str]) -> int:
     chromium = command()
     if chromium is None:
         return 0
-    failed = 0
     with Browser(chromium) as browser:
-        for function in TESTS:
-            name = function.__name__.replace("_", " ")
-            try:
-                function(browser)
-            except (AssertionError, RuntimeError, TimeoutError) as error:
-                failed += 1
-                print(f"FAILED {name}: {error}")
-            else:
-                print(f"passed {name}")
+        failed = failures(TESTS, browser)
         if arguments:
             pictures(browser, Path(arguments[0]))
-    print(f"{len(TESTS) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
 

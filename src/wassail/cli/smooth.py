@@ -21,6 +21,7 @@ from wassail.cli.shared import (
     write_picture,
     writing,
 )
+from wassail.cli.signoff import NO_SIGN_OFF
 from wassail.errors import InputError
 from wassail.names import DEFAULT_ATTACKS
 from wassail.threat import (
@@ -68,12 +69,7 @@ FOREIGN: dict[str, Any] = {
     "chunk": CHUNK,
     "ray": None,
     "workers": None,
-    "require": [],
-    "json": False,
-    "junit": None,
-    "card": None,
-    "landmarks": False,
-    "box": None,
+    **NO_SIGN_OFF,
 }
 
 
