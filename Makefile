@@ -4,7 +4,10 @@ BIN := .venv/bin
 # The constraints pin every version, for the build environment too.
 PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet
 # One thread for each test worker: two workers that each start two threads slow each other down.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# Compiled files are kept: many tests start Python anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# To prepare all asserts for messages takes each worker 11 seconds: those of tests that fail get theirs in a second run.
+TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed $(1); exit 1; }
 
 .PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
 .DEFAULT_GOAL := demo
@@ -26,8 +29,8 @@ demo: .venv/core  ## attack and certify the embedded model on the embedded data
 	$(BIN)/wassail demo
 
 test: .venv/dev  ## the whole suite but the slow tests
-	$(PYTEST) -m "not slow and not device" --ignore=tests/kernels
-	$(PYTEST) -m "device and not slow"
+	$(call TOLD,-m "not slow and not device" --ignore=tests/kernels)
+	$(call TOLD,-m "device and not slow")
 
 test-slow: .venv/dev  ## the slow tests
 	$(PYTEST) -m "slow and not device"
