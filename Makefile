@@ -7,7 +7,7 @@ PIP := PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=
 # Compiled files are kept: many tests start Python anew.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 # To prepare all asserts for messages takes each worker 11 seconds: those of tests that fail get theirs in a second run.
-TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed $(1); exit 1; }
+TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); exit 1; }
 
 .PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
 .DEFAULT_GOAL := demo
