@@ -219,7 +219,8 @@ It is {images} but for large networks and for dear certificates, where time did 
 a figure by up to {many:.0f} points for 200 images, {some:.0f} for 50 and {few:.0f} for 20 (95 %
 confidence). Networks are ranked by the attacked accuracy over `Omega_1`. Look at N, eps and data
 before you compare two rows. Attack: `nearest`, {passes} passes a sample. `vnn_resnet2b` and
-`cifar_resnet_2b` are one network, as a PyTorch module and as an ONNX file.
+`cifar_resnet_2b` are one network, as a PyTorch module and as an ONNX file. Each run names the
+version that made it; those with 20 images are older than the others.
 
 `wassail board RUN... -o site/` makes the same as a site: sortable tables, a page for each model, a
 page for each run with its sandwich and known shifts, and a feed. The feed of this page is

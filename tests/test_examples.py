@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def module(name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert found is not None and found.loader is not None
-    made = importlib.util.module_from_spec(found)
-    found.loader.exec_module(made)
-    return made
+from support.examples import example
 
 
 def test_a_table_from_csv_to_a_signed_off_figure(capsys) -> None:
-    assert module("tabular").main() == 0
+    assert example("tabular").main() == 0
     said = capsys.readouterr().out
     assert said.startswith("holds: accuracy>=0.5 at eps 0.005 order 1 confidence 0.95 proved")
     assert "179 samples" in said

@@ -94,6 +94,7 @@ def _exported(module: nn.Module, x: Tensor) -> Any:
         if "dropout" in _operation(node) and nothing:
             node.replace_all_uses_with(node.args[0])
             program.graph.erase_node(node)
+    program.graph_module.recompile()
     return program
 
 
@@ -210,8 +211,8 @@ def _writes_nothing(node: Any) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     name = _operation(node)
-    if "dropout" in name:  # which is random in training mode
-        return bool(node.args[2:] == (False,))
+    if "dropout" in name:  # it is active, so it is random: those that do nothing are left out
+        return False
     if name == "to":  # not to the type of another tensor
         return any(isinstance(v, torch.dtype) for v in (*node.args, *node.kwargs.values()))
     if not node.target._schema.is_mutable:
