@@ -27,12 +27,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.device import blend, has_float64, take, waits, wide, worth
+from wassail.device import blend, has_float64, take, waits, wide, worth, write
 from wassail.errors import InputError
 from wassail.threat import Domain, dual
 
 Radius: TypeAlias = "float | Tensor"
 ROUNDS = 8  # of water-filling between two questions of the host, on devices that it must wait for
+PATIENCE = 12  # rounds of Newton's method before it is mixed with bisections
 FEW = 32  # coordinates that an l1 step looks at first
 MAX_SIGNS = 22  # the NP-hard operator norms enumerate 2^(MAX_SIGNS - 1) sign vectors at most
 
@@ -54,6 +55,8 @@ def vector_norm(v: Tensor, norm: float) -> Tensor:
     flat = v.flatten(1)
     if norm == math.inf and flat.shape[1]:
         return flat.abs().amax(1)  # the same, 15 times faster on a CPU
+    if norm == 1:
+        return flat.abs().sum(1)  # 6 times faster, and its pairwise sums are nearer the truth
     length: Tensor = torch.linalg.vector_norm(flat, norm, dim=1)
     return length
 
@@ -129,8 +132,14 @@ def room(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
     low, high = domain
     if not math.isfinite(high - low):
         return torch.where(direction > 0, high - x, x - low).clamp(min=0)
+    return _room(x, direction.sign(), low, high)
+
+
+def _room(x: Tensor, sign: Tensor, low: float, high: float) -> Tensor:
+    """`room` in a finite box for directions of -1, 0 and 1."""
     # Weights of 0 and 1 choose exactly, and far faster than a mask on a CPU.
-    return torch.lerp(x - low, high - x, direction.sign().clamp_(min=0)).clamp_(min=0)
+    below = x - low if low else x
+    return torch.lerp(below, high - x, sign.clamp(min=0)).clamp_(min=0)
 
 
 def steepest(x: Tensor, g: Tensor, norm: float, radius: Radius, domain: Domain = None) -> Tensor:
@@ -265,17 +274,20 @@ def plane_steps(
         wider = [wide(x) for x in points]
         found = plane_steps(wider, wide(w), [wide(gap) for gap in gaps], norm, domain)
         return [step.to(w) for step in found]
-    top = vector_norm(size, math.inf)
+    top = size.flatten(1).amax(1)
     top = torch.where(top > 0, top, 1)
     # Sizes at most 1: squares do not overflow, and what underflows does not count.
-    size = size / column(top, size)
+    size = size.div_(column(top, size))
     rate = size if norm == math.inf else size.square()
-    return [_filled_step(x, w, gap, norm, domain, size, rate, top) for x, gap in zip(points, gaps)]
+    way = w.sign()
+    return [
+        _filled_step(x, way, gap, norm, domain, size, rate, top) for x, gap in zip(points, gaps)
+    ]
 
 
 def _filled_step(
     x: Tensor,
-    w: Tensor,
+    way: Tensor,
     gap: Tensor,
     norm: float,
     domain: Domain,
@@ -283,22 +295,26 @@ def _filled_step(
     rate: Tensor,
     top: Tensor,
 ) -> Tensor:
-    """One of `plane_steps` at l2 and linf. size, rate: `|w| / top` and what `fill` needs of it."""
-    sign = w.sign() * column(gap.sign(), w)
-    free = room(x, sign, domain)
+    """One of `plane_steps` at l2 and linf. way: the sign of w; size, rate: `|w| / top` and what
+    `fill` needs of it.
+    """
+    sign = way * column(gap.sign(), way)
+    bounded = domain is not None and math.isfinite(domain[1] - domain[0])
+    free = _room(x, sign, *domain) if domain and bounded else room(x, sign, domain)
     far = gap.abs() / top
-    if w.dtype == torch.float32:
+    if size.dtype == torch.float32:
         # No plane is farther than the box is wide, and without a box nothing is to be filled: only
         # infinity would do harm.
         far = far.clamp(max=1e18 if domain is not None else 1e38)
     cap = size * free if domain is not None else torch.where(size > 0, free, 0)
     t, short = _fill(rate.flatten(1), cap.flatten(1), far)
     t = column(t, size)
-    if not short and domain is not None and math.isfinite(domain[1] - domain[0]):
+    if not short and bounded:
         # Everything is finite, so a sign of 0 gives 0: no mask is needed.
-        return sign * torch.minimum(t.expand_as(w) if norm == math.inf else t * size, free)
+        step = torch.minimum(t.expand_as(size) if norm == math.inf else t * size, free)
+        return step.mul_(sign)
     step = torch.minimum(
-        t.expand_as(w) if norm == math.inf else torch.where(size > 0, t * size, 0), free
+        t.expand_as(size) if norm == math.inf else torch.where(size > 0, t * size, 0), free
     )
     return torch.where(sign == 0, 0, sign * step)
 
@@ -480,42 +496,92 @@ def _greedy(
             filled[rows] = bought
         if count == key.shape[1]:
             break
-        rows = rows[(after[:, -1] < money[:, 0] * (1 - 1e-13)).nonzero()[:, 0]]
+        more = (after[:, -1] < money[:, 0] * (1 - 1e-13)).nonzero()[:, 0]
+        if count == FEW and len(more):
+            # Where all caps together are too small for the budget there is nothing to choose.
+            prices, caps = take(more, prices, caps)
+            plenty = (prices * caps).sum(1) < (1 - 1e-3) * money[more, 0]
+            all_of_it = caps * prices.sign()
+            write(filled, plenty, all_of_it, rows[more])
+            more = more[(~plenty).nonzero()[:, 0]]
+        rows = rows[more]
         count *= 4
     return filled
 
 
 def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     """`min(max(size - tau, 0), cap)` with the smallest `tau >= 0` whose sum is at most `radius`;
-    all `(N, n)`, exact.
-
-    The sum is piecewise linear in tau: coordinate i starts to fall at `size_i - cap_i` and ends at
-    `size_i`.
+    all `(N, n)`, exact up to rounding.
     """
     if not has_float64(size.device):
         return _soft_threshold(size.cpu(), cap.cpu(), radius.cpu()).to(size.device)
     result = torch.minimum(size, cap)
-    over = result.double().sum(1) > radius
+    over = result.sum(1, dtype=torch.float64) > radius
     rows = worth(over)
     if not len(rows):
         return result
     size, cap, radius = take(rows, size, cap, radius)
-    # Zeros stay zero for any tau, and steps of an l1 walk are mostly zeros: sort the others only,
-    # if their number is known.
-    count = size.shape[1] if waits(size) else max(int((size > 0).sum(1).max()), 1)
-    large, where = size.topk(count, dim=1)
-    large = large.double()
-    cap = cap.gather(1, where).double()
-    radius = radius[:, None].double()
-    events, order = torch.cat([(large - cap).clamp(min=0), large], 1).sort(1)
-    turn = torch.cat([-torch.ones_like(large), torch.ones_like(large)], 1).gather(1, order)
-    slope = turn.cumsum(1)
-    # Sorted and in sequence: a row's rounding must depend neither on the padding nor on how ties
-    # were ordered.
-    total = torch.minimum(large, cap).sort(1, descending=True).values.cumsum(1)[:, -1:]
-    value = torch.cat([total, total + (slope[:, :-1] * events.diff(dim=1)).cumsum(1)], 1)
-    last = ((value >= radius).sum(1, keepdim=True) - 1).clamp(min=0)
-    fall = -slope.gather(1, last)
-    tau = events.gather(1, last) + (value.gather(1, last) - radius) / torch.where(fall > 0, fall, 1)
-    kept = torch.minimum((large - tau).clamp(min=0), cap).to(size.dtype)
-    return blend(over, rows, torch.zeros_like(size).scatter(1, where, kept), result)
+    size = size * cap.sign()  # what may not move has no share
+    kept = torch.minimum(_above(size, _threshold(size, cap, radius.double())), cap)
+    return blend(over, rows, kept, result)
+
+
+def _above(size: Tensor, tau: Tensor) -> Tensor:
+    """`max(size - tau, 0)`, `(N, n)`, for float64 `tau` `(N,)`: rounded as if it were float64."""
+    high = tau.to(size.dtype)
+    rest = size - high[:, None]
+    if size.dtype != torch.float64:
+        rest.sub_((tau - high).to(size.dtype)[:, None])
+    return rest.clamp_(min=0)
+
+
+def _threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
+    """The `tau` of `_soft_threshold` in float64, `(N,)`.
+
+    The sum falls in tau and is piecewise linear: coordinate i starts to fall at `size_i - cap_i`
+    and ends at `size_i`. Newton's method between two bounds; where it leaves them, and in every
+    second round after `PATIENCE`, their middle. A row is done when Newton's step stays on its
+    piece. As in `fill`, rows that are done leave on the CPU and change no more elsewhere.
+    """
+    tau = torch.zeros_like(radius)
+    done = tau
+    low = tau
+    high = size.amax(1).double()
+    rows = torch.arange(len(tau), device=tau.device)
+    going = radius > 0
+    tau = torch.where(going, tau, high)
+    pieces = torch.full_like(tau, -1)
+    noise = 4 * torch.finfo(size.dtype).eps * radius
+    turn = 0
+    while True:
+        for _ in range(2 * ROUNDS if waits(tau) else 1):
+            rest = _above(size, tau)
+            kept = torch.minimum(rest, cap)
+            excess = kept.sum(1).double() - radius
+            stuck = rest.sub_(kept).sign_().sum(1).double()
+            moving = kept.sign_().sum(1).double()
+            # Both counts only fall as tau rises: together they name the piece.
+            piece = stuck * (size.shape[1] + 1) + moving
+            low = torch.where(excess > 0, tau, low)
+            high = torch.where(excess > 0, high, tau)
+            step = tau + excess / (moving - stuck)
+            newton = (step >= low) & (step <= high)
+            last = newton & (piece == pieces) | (excess.abs() <= noise) | (low >= high)
+            if turn > PATIENCE and turn % 2:
+                newton = newton & last
+            step = torch.where(newton, step, torch.where(last, tau, (low + high) / 2))
+            tau = torch.where(going, step, tau)
+            going = going & ~last
+            pieces = torch.where(newton, piece, -1)
+            turn += 1
+        unfinished = int(going.sum())
+        if waits(tau) or unfinished >= 0.7 * len(going):
+            if unfinished:
+                continue
+            return tau
+        done = done.index_copy(0, rows, tau)
+        if not unfinished:
+            return done
+        rows, size, cap, radius, noise, tau, low, high, pieces, going = take(
+            going.nonzero()[:, 0], rows, size, cap, radius, noise, tau, low, high, pieces, going
+        )

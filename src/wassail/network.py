@@ -371,12 +371,11 @@ class Tape:
         backward a kept row and rival. A plain loop over rivals with the graph retained: on a CPU it
         is the fastest way and needs the least memory.
         """
-        every = torch.arange(len(keep), device=keep.device)
         count = rivals.shape[1]
         found = []
         for j in range(count):
             weight = self.z.new_zeros(len(keep), self.z.shape[1])
-            weight[every, rivals[:, j]], weight[every, y] = 1.0, -1.0
+            weight.scatter_(1, rivals[:, j : j + 1], 1.0).scatter_(1, y[:, None], -1.0)
             found.append(self.pull(weight, keep, again=j < count - 1))
         return found[0][:, None] if count == 1 else torch.stack(found, 1)
 

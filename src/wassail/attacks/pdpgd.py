@@ -148,7 +148,7 @@ class Game:
             right: which points are no flips, bool `(m,)`.
         """
         hunt = self.hunt
-        x = hunt.x[rows]
+        (x,) = take(rows, hunt.x)
         width = 1.0 if hunt.domain is None else hunt.domain[1] - hunt.domain[0]
         gradient = torch.zeros_like(x)
         some = right.nonzero()[:, 0]
@@ -167,8 +167,9 @@ class Game:
         most = vector_norm(metric, math.inf)
         change = target
         pull = (1 - self.weight) / self.weight * rate / most
+        metric = metric.div_(column(most, x))
         for _ in range(self.inner):
-            change = change + metric / column(most, x) * (target - change)
+            change = change + (target - change).mul_(metric)
             change = clip(x + proximal(change, hunt.norm, pull), hunt.domain) - x
         self.change = change
         rise = self.dual_step * (1 - 0.9 * k / max(self.steps - 1, 1))
@@ -185,5 +186,6 @@ def proximal(v: Tensor, norm: float, weight: Tensor) -> Tensor:
     the soft threshold.
     """
     if norm == 1:
-        return v.sign() * (v.abs() - column(weight, v)).clamp(min=0)
+        limit = column(weight, v)
+        return v - torch.maximum(torch.minimum(v, limit), -limit)
     return v - project(v, torch.zeros_like(v), 2.0 if norm == 2 else 1.0, weight)

@@ -27,8 +27,9 @@ def climb(
     """The gradient of the margin, `max_{j != y} theta_j - theta_y`, or of `theta_j - theta_y` for
     rivals j `(k,)`, at the places `keep` `(k,)` of a tape on these rows: `(k, *shape)`. 1 B each.
     """
-    y = hunt.y[rows[keep]]
-    rival = strongest_rival(tape.logits[keep], y)[1] if rivals is None else rivals
+    chosen, z = take(keep, rows, tape.logits)
+    (y,) = take(chosen, hunt.y)
+    rival = strongest_rival(z, y)[1] if rivals is None else rivals
     return tape.gradients(y, rival[:, None], keep)[:, 0]
 
 
@@ -78,12 +79,13 @@ def squeeze(
         rows, current, velocity = take(keep, rows, current, velocity)
         if not len(rows):
             return
-        radius = (1 - slack[rows]) * hunt.distance[rows]
-        current = project(current, hunt.x[rows], hunt.norm, radius, hunt.domain)
+        x, known_at, bound = take(rows, hunt.x, hunt.distance, slack)
+        radius = (1 - bound) * known_at
+        current = project(current, x, hunt.norm, radius, hunt.domain)
         tape, flip = hunt.tape(current, rows)
-        wider = (1.5 * slack[rows]).clamp(max=MOST_SLACK)
-        closer = (0.5 * slack[rows]).clamp(min=LEAST_SLACK)
-        slack[rows] = torch.where(flip, wider, closer)
+        wider = (1.5 * bound).clamp(max=MOST_SLACK)
+        closer = (0.5 * bound).clamp(min=LEAST_SLACK)
+        slack.index_copy_(0, rows, torch.where(flip, wider, closer))
         w = climb(hunt, tape, rows, torch.arange(len(rows), device=rows.device), rivals)
         share = length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
         if k >= (1 - straight) * times:
@@ -91,7 +93,7 @@ def squeeze(
             move = steepest(current, w, 2.0, size, hunt.domain)
         else:
             move = steepest(current, w, hunt.norm, share * radius, hunt.domain)
-        velocity = 0.75 * velocity + move if k else move
+        velocity = velocity.mul_(0.75).add_(move) if k else move
         current = current + velocity
 
 
@@ -101,4 +103,5 @@ def _euclidean(hunt: Hunt, rows: Tensor, radius: Tensor) -> Tensor:
     """
     if hunt.norm == math.inf:
         return radius * math.sqrt(max(hunt.x[:1].numel(), 1))
-    return vector_norm(hunt.points[rows] - hunt.x[rows], 2.0)
+    points, x = take(rows, hunt.points, hunt.x)
+    return vector_norm(points - x, 2.0)
