@@ -798,6 +798,32 @@ def test_l1_projection_of_sparse_and_dense_steps(dtype, domain, radius):
         )
 
 
+def test_l1_projection_ends_where_the_sum_cannot_settle():
+    # Rounding leaves the sums of some of these rows on both sides of the radius for ever.
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        x = (torch.rand(64, 3072, generator=generator) * 1.4 - 0.2).clamp(0, 1)
+        v = torch.randn(64, 3072, generator=generator) * 0.02
+    found = project(x + v, x, 1.0, 30.0, BOX)
+    exact = project((x + v).double(), x.double(), 1.0, 30.0, BOX)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-6)
+    length = distances(found, x, 1.0)
+    torch.testing.assert_close(length, torch.full_like(length, 30.0), rtol=4e-6, atol=0)
+
+
+@each_dtype
+def test_l1_step_to_a_plane_that_the_box_does_not_reach_takes_all_there_is(dtype):
+    x, w = deep(dtype)
+    w[:, ::3] = 0
+    room = torch.where(w > 0, 1 - x, x) * w.sign()
+    most = (room * w).sum(1)
+    for share in (1.002, 10.0):  # rows of either way to find it
+        step = plane_step(x, w, share * most, 1.0, BOX)
+        torch.testing.assert_close(step, room, rtol=0, atol=tol(dtype, 1e-6, 1e-14))
+    under = plane_step(x, w, 0.9995 * most, 1.0, BOX)
+    torch.testing.assert_close((under * w).sum(1), 0.9995 * most, rtol=1e-5, atol=0)
+
+
 # ---------------------------------------------------------------- every function: layouts, batches,
 # and no writing
 
