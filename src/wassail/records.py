@@ -48,10 +48,8 @@ class Record:
         # clone(): two fields may share memory (a sample that did not move), which the format
         # refuses.
         tensors = {k: v.clone() for k, v in tensors.items()}
-        writing.save(
-            path,
-            save(tensors, metadata={"wassail": type(self).__name__, "fields": json.dumps(plain)}),
-        )
+        metadata = {"wassail": type(self).__name__, "fields": json.dumps(plain)}
+        writing.save(path, _ordered(save(tensors, metadata=metadata)))
 
     def _repr_html_(self) -> str:
         return card(type(self).__name__, verbatim(str(self)))
@@ -88,6 +86,16 @@ class Record:
             raise InputError(
                 f"{str(path)!r} is not a complete {cls.__name__}: {_line(error)}; save it again."
             ) from None
+
+
+def _ordered(file: bytes) -> bytes:
+    """A safetensors file with its header in order: the library writes it in any order."""
+    size = int.from_bytes(file[:8], "little")
+    fields = json.loads(file[8 : 8 + size])
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    header = text.encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + file[8 + size :]
 
 
 def check_equal(name: str, ours: Any, theirs: Any) -> None:

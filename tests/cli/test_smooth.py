@@ -75,7 +75,7 @@ def test_evaluate_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["--attacks", "apgd"],
         ["--gap", "1"],
         ["--json"],
-        ["--ray"],
+        ["--workers", "2"],
         ["--passes", "-1"],
         ["--passes", "auto"],
         ["--smooth", "0"],
@@ -87,6 +87,15 @@ def test_evaluate_refuses_what_is_not_for_smoothing(
     assert main([*EVALUATE, *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("wassail: ") and error.count("\n") == 1
+
+
+def test_noise_has_budgets_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["evaluate", "digits-mlp", "-n", "3", "--draws", "100", "--passes", "0", "--quiet"]
+    assert main([*words, "--smooth", "0.25", "--certify", "smoothing", "--order", "1"]) == 0
+    assert "  0.05 " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "--eps" in capsys.readouterr().err
 
 
 def test_smoothing_needs_noise(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,9 +126,7 @@ class FakeActor:
     def _work(self, number, task, samples):
         self.fate(task)
         worker = copy.copy(self.worker)  # with what was sent and nothing else
-        worker.data = actor_module._Handed(
-            worker.data.name, worker.data.shape, task.start, *samples
-        )
+        worker.data = actor_module.Handed(worker.data.name, worker.data.shape, task.start, *samples)
         return worker.run(task), 1.0
 
     def step(self) -> None:

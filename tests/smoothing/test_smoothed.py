@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import wassail as ws
 from wassail.errors import InputError
 from wassail.smoothing.certificate import Smoothing, certificate, share
+from wassail.smoothing.draws import generator
 from wassail.smoothing.growth import Array
-from wassail.smoothing.model import Votes, _generator
+from wassail.smoothing.model import Votes
 
 SIGMA = 0.5
 
@@ -195,8 +196,8 @@ def test_no_two_blocks_share_their_draws() -> None:
             break
         seen[digest] = block
         block += 1
-    one = _generator("key", seen[digest]).standard_normal(4)
-    assert not np.array_equal(one, _generator("key", block).standard_normal(4))
+    one = generator("key", seen[digest]).standard_normal(4)
+    assert not np.array_equal(one, generator("key", block).standard_normal(4))
 
 
 def test_a_tie_is_an_error() -> None:

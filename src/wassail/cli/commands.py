@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from wassail.cli.shared import (
     loaded,
     model_from,
     progress,
+    runner_of,
     seconds_text,
     write_picture,
     writing,
@@ -40,7 +40,6 @@ from wassail.writing import make
 
 if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
-    from wassail.evaluation.work import Runner
 
 
 def models_command(options: argparse.Namespace) -> int:
@@ -95,7 +94,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     if options.box is not None:
         source, data, domain = boxed(options.box, source, data)
     attacks = _chosen_attacks(options, asked.settings, folder)
-    with _runner(options) as runner:
+    with runner_of(options) as runner:
         run = ws.evaluate(
             source,
             data,
@@ -190,21 +189,6 @@ def _print_run(run: Evaluation, points: str | None, folder: Path | None) -> None
         print_landmarks(run)
     if folder is not None:
         _write_pages(run, folder)
-
-
-def _runner(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
-    """Who does the work: a Ray cluster if one was asked for, else this process."""
-    if options.ray is None:
-        if options.workers is not None:
-            raise InputError("--workers is for --ray: add it, bare for a cluster on this machine.")
-        return nullcontext()
-    from wassail.evaluation.ray.shift import Ray
-
-    timeout = None if options.chunk_timeout is None else seconds_text(options.chunk_timeout)
-    gpus = number(options.gpus_per_worker, "--gpus-per-worker")
-    return Ray(
-        options.ray or None, options.workers, gpus, threads=options.threads or 1, timeout=timeout
-    )
 
 
 def _attacks_of(folder: Path) -> dict[str, dict[str, Any]]:

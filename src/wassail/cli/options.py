@@ -184,6 +184,11 @@ def run_options(
         default="float32",
         help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}",
     )
+    cluster_options(group)
+
+
+def cluster_options(group: argparse._ArgumentGroup) -> None:
+    """A cluster of Ray to do the work."""
     group.add_argument(
         "--ray",
         nargs="?",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from wassail.threat import Domain, number, parse_domain, parse_norm
 from wassail.writing import make, saving
 
 if TYPE_CHECKING:
+    from wassail.evaluation.work import Runner
     from wassail.transport.picture import Known, Sandwich
     from wassail.zoo.samples import Data
     from wassail.zoo.source import Source
@@ -146,6 +147,21 @@ def model_from(options: argparse.Namespace, norm: float) -> Source:
         threat="L2" if norm == 2 else "Linf",
         trust=bool(options.trust),
         one_logit=bool(options.one_logit),
+    )
+
+
+def runner_of(options: argparse.Namespace) -> AbstractContextManager[Runner | None]:
+    """Who does the work: a Ray cluster if one was asked for, else this process."""
+    if options.ray is None:
+        if options.workers is not None:
+            raise InputError("--workers is for --ray: add it, bare for a cluster on this machine.")
+        return nullcontext()
+    from wassail.evaluation.ray.shift import Ray
+
+    timeout = None if options.chunk_timeout is None else seconds_text(options.chunk_timeout)
+    gpus = number(options.gpus_per_worker, "--gpus-per-worker")
+    return Ray(
+        options.ray or None, options.workers, gpus, threads=options.threads or 1, timeout=timeout
     )
 
 

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wassail.cli.options import CHUNK, common_options, model_options
+from wassail.cli.config import actions
+from wassail.cli.options import CHUNK, cluster_options, common_options, model_options
 from wassail.cli.shared import (
     checked,
     folder_of,
     loaded,
     made_by,
     progress,
+    runner_of,
     write_picture,
     writing,
 )
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 
     from wassail.smoothing.attack import SmoothedAttack
     from wassail.smoothing.certificate import Smoothing
+    from wassail.smoothing.draws import Counter
     from wassail.smoothing.model import Smoothed, Votes
-    from wassail.zoo.source import Source
 
 DEFINITIONS = """\
 All figures are for the SMOOTHED model, which sees its input with Gaussian noise, not for the bare
@@ -54,6 +56,7 @@ and Feizi (2022) for `random`, from the same draws."""
 FILES = "votes.safetensors, attack.safetensors, smoothing.json, report.html and sandwich.png"
 DRAWS = 1000
 CONFIDENCE = "0.999"
+BUDGETS = ["0", "0.05", "0.1", "0.25", "0.5"]
 # Options of `evaluate` that say nothing about a smoothed model, and their defaults.
 FOREIGN: dict[str, Any] = {
     "attacks": list(DEFAULT_ATTACKS),
@@ -67,8 +70,6 @@ FOREIGN: dict[str, Any] = {
     "arithmetic": "auto",
     "gradients": "float32",
     "chunk": CHUNK,
-    "ray": None,
-    "workers": None,
     **NO_SIGN_OFF,
 }
 
@@ -90,6 +91,23 @@ class Asked:
     name: str
 
 
+class _Smooth(argparse.Action):
+    """`--smooth` has budgets of its own: with it `--eps` may be left away."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep the value."""
+        setattr(namespace, self.dest, values)
+        for _, action in actions(parser):
+            if action.dest == "eps":
+                action.required = False
+
+
 def smooth_options(parser: argparse.ArgumentParser) -> None:
     """What `wassail smooth` takes."""
     model_options(parser)
@@ -107,8 +125,8 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eps",
         nargs="+",
-        default=["0", "0.05", "0.1", "0.25", "0.5"],
-        help="budgets in the l2 norm (default: 0 0.05 0.1 0.25 0.5)",
+        default=BUDGETS,
+        help=f"budgets in the l2 norm (default: {' '.join(BUDGETS)})",
     )
     parser.add_argument(
         "--order", nargs="+", default=["1"], metavar="P", help="Wasserstein orders (default: 1)"
@@ -124,6 +142,7 @@ def smooth_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on with the votes in --out; --draws may grow to a multiple of the first",
     )
+    cluster_options(parser.add_argument_group("cluster"))
     common_options(
         parser,
         norm="2",
@@ -138,6 +157,7 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("smoothing")
     group.add_argument(
         "--smooth",
+        action=_Smooth,
         default=None,
         metavar="SIGMA",
         help="evaluate the model under Gaussian noise instead, in l2: `wassail smooth`; "
@@ -175,11 +195,13 @@ def evaluate_smoothed(options: argparse.Namespace) -> int:
                 f"--{option.replace('_', '-')} is not for a smoothed model: leave it away, or "
                 "leave --smooth away."
             )
+    if options.eps == [None]:
+        options.eps = BUDGETS
     return _smooth(options, options.smooth)
 
 
-def _smooth(options: argparse.Namespace, sigma: str) -> int:
-    """Votes, attack, table and files."""
+def _asked(options: argparse.Namespace, sigma: str) -> Asked:
+    """The options, checked without a model."""
     norm, domain = checked(options)
     if norm != 2:
         raise InputError("Gaussian noise certifies the l2 norm: leave --norm away, or give 2.")
@@ -188,7 +210,9 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
             f"--passes is {options.passes}: give a number of passes for the smoothed model, 0 for "
             "no attack."
         )
-    asked = Asked(
+    if options.resume and options.out is None:
+        raise InputError("--resume goes on with the votes in --out: name it.")
+    return Asked(
         sigma,
         parse_confidence(options.confidence),
         sorted({number(e, "eps") for e in options.eps}),
@@ -197,21 +221,27 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
         domain,
         options.name or options.model,
     )
-    if options.resume and options.out is None:
-        raise InputError("--resume goes on with the votes in --out: name it.")
+
+
+def _smooth(options: argparse.Namespace, sigma: str) -> int:
+    """Votes, attack, table and files."""
+    asked = _asked(options, sigma)
     folder = folder_of(options)
     if folder is not None and (folder / "config.json").exists():
         raise InputError(f"{str(folder)!r} has a run of the bare model: choose another --out.")
     import wassail as ws
+    from wassail.evaluation.votes import counter
     from wassail.network import BATCH_SIZE
 
     options.batch_size = options.batch_size or BATCH_SIZE
     source, data = loaded(options)
     x, y = data.read(0, len(data))
     model = ws.smoothed(source.model, asked.sigma, options.draws, options.seed)
-    votes = _votes(model, source, x, y, folder, options)
-    proof = votes.certificate(asked.confidence)
-    found = _attack(model, x, y, folder, asked, options)
+    with runner_of(options) as runner:
+        counts = None if runner is None else counter(runner)
+        votes = _votes(model, x, y, folder, options, counts)
+        proof = votes.certificate(asked.confidence)
+        found = _attack(model, x, y, folder, asked, options, counts)
     rows = [_row(proof, found, eps, order) for order in asked.orders for eps in asked.budgets]
     about = {
         "model": asked.name,
@@ -250,6 +280,7 @@ def _attack(
     folder: Path | None,
     asked: Asked,
     options: argparse.Namespace,
+    counts: Counter | None,
 ) -> SmoothedAttack | None:
     """The attack in the folder if there is one, else a new one; None if none is asked for.
 
@@ -286,6 +317,7 @@ def _attack(
         confidence=asked.confidence,
         batch_size=options.batch_size,
         progress=progress(options),
+        counter=counts,
     )
     if path is not None:
         with writing(path.parent):
@@ -295,11 +327,11 @@ def _attack(
 
 def _votes(
     model: Smoothed,
-    source: Source,
     x: Tensor,
     y: Tensor,
     folder: Path | None,
     options: argparse.Namespace,
+    counts: Counter | None,
 ) -> Votes:
     """The votes: those in the folder, and what is missing."""
     from wassail.smoothing.model import Votes
@@ -320,6 +352,7 @@ def _votes(
             batch_size=options.batch_size,
             progress=progress(options),
             keep=None if folder is None else folder / "counting.safetensors",
+            counter=counts,
         )
     except InputError as error:
         if "differ in" not in str(error):

@@ -3,5 +3,6 @@
 from wassail.connection import Link
 from wassail.evaluation.ray.actor import WorkerError
 from wassail.evaluation.ray.shift import Ray
+from wassail.evaluation.votes import counter
 
-__all__ = ["Link", "Ray", "WorkerError"]
+__all__ = ["Link", "Ray", "WorkerError", "counter"]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassail.errors import InputError
 from wassail.evaluation.chunks import pack, take, unpack
 from wassail.evaluation.plan import data_hash
 from wassail.evaluation.work import Result, Task
@@ -53,6 +54,8 @@ def cut(task: Task, start: int, stop: int) -> Task:
     elif task.kind == "rung":
         given["chosen"] = given["chosen"][a:b].clone()
         given["predicted"] = given["predicted"][a:b].clone()
+    elif task.kind == "votes":
+        given["draws"] = given["draws"].part(a, b)
     elif task.kind == "pool":
         given["parts"] = [
             {name: value.clone() for name, value in take(part, a, b).items()}
@@ -72,6 +75,11 @@ def nothing(
     Distances are inf, radii 0, and the predictions are the labels: each errs on the side of its
     bound. Whoever reads the run finds the samples' ids in its fields.
     """
+    if task.kind == "votes":  # no count errs on the side of both bounds
+        raise InputError(
+            f"there are no votes of sample {', '.join(ids)}: {reason}; give a smaller batch size, "
+            "or leave the sample out."
+        )
     n = len(y)
     fields = {UNKNOWN: list(ids), REASON: reason}
     zeros = torch.zeros(n, dtype=torch.int64)

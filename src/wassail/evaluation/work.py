@@ -223,6 +223,10 @@ class Worker:
         tensors = {"x": pack(x), "y": y, "predicted": predict(z, y), "logits": z, "mu": mass}
         return tensors, {"ids": self.data.ids(task.start, task.stop), "sha256": data_hash(x, y)}
 
+    def _votes(self, task: Task, tick: Progress) -> Result:
+        """How often the model is right under noise: the draws are keyed by sample."""
+        return {"hits": task.given["draws"].hits(self.model, *self.samples(task))}, {}
+
     def _checks(self, task: Task, tick: Progress) -> Result:
         """What can be said before any attack."""
         found = indicators.check(

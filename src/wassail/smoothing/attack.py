@@ -17,6 +17,7 @@ from wassail.network import BATCH_SIZE
 from wassail.progress import Progress, progress_bar
 from wassail.records import Record
 from wassail.smoothing.certificate import budget
+from wassail.smoothing.draws import Counter
 from wassail.smoothing.model import Smoothed
 from wassail.threat import Domain, Number, parse_confidence, parse_domain, parse_order
 from wassail.transport import confidence as limits
@@ -94,6 +95,7 @@ def attack_smoothed(
     stretches: Sequence[float] = STRETCHES,
     batch_size: int = BATCH_SIZE,
     progress: Progress = False,
+    counter: Counter | None = None,
 ) -> SmoothedAttack:
     """Attack a smoothed model: `nearest` on its averaged logits, then votes on the way there.
 
@@ -108,6 +110,8 @@ def attack_smoothed(
         stretches: shares of the way to the flip of the averaged logits that are voted on.
         batch_size: inputs of one pass at most; default 250.
         progress: bool, or a callable that is given the share done; default False.
+        counter: what counts the votes, for example `evaluation.cluster.counter(Ray(workers=8))`;
+            default None, this process. The search for the points is made here in any case.
     """
     if not stretches or min(stretches) <= 0:
         raise InputError("stretches must be positive numbers: give at least one, such as 1.0.")
@@ -125,7 +129,7 @@ def attack_smoothed(
         each = (1 - level) / max(len(x) * len(ways), 1)
         highs = []
         for k, points in enumerate(ways):
-            votes = other.votes(points, y, draws, batch_size=batch_size)
+            votes = other.votes(points, y, draws, batch_size=batch_size, counter=counter)
             counts = votes.hits.numpy().astype(np.float64)
             highs.append(torch.from_numpy(limits.proportions(counts, votes.draws, each)[1]))
             report(0.5 + 0.5 * (k + 1) / len(ways))

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from wassail.checks import check_data, fingerprint
 from wassail.errors import InputError
-from wassail.network import BATCH_SIZE, Model, check_model, device_of, frozen, sample_keys, versions
+from wassail.network import BATCH_SIZE, Model, check_model, frozen, versions
 from wassail.progress import Progress, progress_bar
 from wassail.records import Record, check_equal
 from wassail.smoothing.certificate import Smoothing, certificate, check_counts
+from wassail.smoothing.draws import BLOCK, Counter, Draws, checked_draws, count_here, keys_of
 from wassail.threat import Number, number
 
 SAVES = 100  # times that counts are kept while they are made, at least
-BLOCK = 100  # draws that share one generator: more draws go on where these ended
 AVERAGE = 16  # draws that the logits for attacks are averaged over
 
 
@@ -103,7 +103,7 @@ class Smoothed(nn.Module):
         if average < 1:
             raise InputError(f"average is {average}: give at least one draw.")
         self.model = model
-        self.draws = _checked(draws)
+        self.draws = checked_draws(draws)
         self.seed = seed
         self.average = average
 
@@ -131,6 +131,7 @@ class Smoothed(nn.Module):
         batch_size: int = BATCH_SIZE,
         progress: Progress = False,
         keep: str | PathLike[str] | None = None,
+        counter: Counter | None = None,
     ) -> Votes:
         """Count how often the model is right under noise.
 
@@ -147,10 +148,12 @@ class Smoothed(nn.Module):
             progress: bool, or a callable that is given the share done; default False.
             keep: a file that holds the counts while they are made: a call that was interrupted goes
                 on where it ended; default None.
+            counter: what counts, for example `evaluation.cluster.counter(Ray(workers=8))`; default
+                None, this process. The counts are the same.
         """
-        total = self.draws if draws is None else _checked(draws)
+        total = self.draws if draws is None else checked_draws(draws)
         x, y = check_data(x, y, None)
-        keys = _keys(x, self.seed)
+        keys = keys_of(x, self.seed)
         info = {
             "versions": versions(),
             "samples": _digest([*keys, *map(str, y.tolist())]),
@@ -175,14 +178,16 @@ class Smoothed(nn.Module):
             check_model(self.model, x, y)
             asked = _digest([*map(str, info.values()), str(self.sigma), f"{done} {total}"])
             hits, counted = _resumed(keep, hits, asked, total)
-            for i, key in enumerate(keys):
-                if i < counted:
-                    continue
-                for block in range(done // BLOCK, total // BLOCK):
-                    hits[i] += self._hits(x[i], int(y[i]), _generator(key, block), batch_size)
-                if keep is not None and (i + 1) % max(len(keys) // SAVES, 1) == 0:
-                    _Counted(hits, i + 1, total, asked).save(keep)
-                report((i + 1) / len(keys))
+            wanted = Draws(self.sigma, tuple(keys), done // BLOCK, total // BLOCK, batch_size)
+            size = max(len(keys) // SAVES, 1)
+            edges = [*range(counted, len(keys), size), len(keys)] if done < total else []
+            parts = list(itertools.pairwise(edges))
+            counts = (counter or count_here)(self.model, x, y, wanted, parts)
+            for (start, stop), found in zip(parts, counts, strict=True):
+                hits[start:stop] += found
+                if keep is not None:
+                    _Counted(hits, stop, total, asked).save(keep)
+                report(stop / len(keys))
         if keep is not None:
             Path(keep).unlink(missing_ok=True)
         return Votes(hits, total, self.sigma, self.seed, info, first)
@@ -205,25 +210,6 @@ class Smoothed(nn.Module):
             progress: bool, or a callable that is given the share done; default False.
         """
         return self.votes(x, y, None, None, batch_size, progress).certificate(confidence)
-
-    def _hits(self, x: Tensor, label: int, generator: np.random.Generator, batch_size: int) -> int:
-        """How many draws of one block give the label; ties and what is not finite do not.
-
-        The noise is added in float64 and rounded once, to the type of the samples.
-        """
-        device = device_of(self.model, x.device)
-        center = x.detach().cpu().double()
-        found = 0
-        for start in range(0, BLOCK, batch_size):
-            size = min(batch_size, BLOCK - start)
-            noise = torch.from_numpy(generator.standard_normal((size, *x.shape)))
-            seen = (center + self.sigma * noise).to(x.dtype).to(device)
-            logits = self.model(seen)
-            rivals = logits.clone()
-            rivals[:, label] = -math.inf
-            right = (logits[:, label] > rivals.amax(1)) & torch.isfinite(logits).all(1)
-            found += int(right.sum())
-        return found
 
 
 def smoothed(
@@ -264,37 +250,6 @@ def _resumed(
     return found.hits.clone(), found.samples
 
 
-def _checked(draws: int) -> int:
-    """A number of draws, or one sentence."""
-    if isinstance(draws, bool) or not isinstance(draws, int) or draws < BLOCK or draws % BLOCK:
-        raise InputError(f"draws is {draws!r}: give a multiple of {BLOCK}, for example 1000.")
-    return draws
-
-
-def _keys(x: Tensor, seed: int) -> list[str]:
-    """A key for each sample: the seed, its content, and how many like it came before.
-
-    Equal samples get draws of their own, since limits on the mean need independent draws.
-    """
-    seen: dict[int, int] = {}
-    keys = []
-    for content in sample_keys(x):
-        before = seen.get(content, 0)
-        seen[content] = before + 1
-        keys.append(f"{seed} {content} {before}")
-    return keys
-
-
 def _digest(keys: list[str]) -> str:
     """What tells these samples, in this order, from others."""
     return hashlib.sha256(" ".join(keys).encode()).hexdigest()
-
-
-def _generator(key: str, block: int) -> np.random.Generator:
-    """The generator of one block of draws of one sample.
-
-    Its key has 128 bits, so no two blocks share their draws. (The generators of torch look at 32
-    bits of their seed: among 100,000 blocks one pair would be equal.)
-    """
-    digest = hashlib.sha256(f"{key} {block}".encode()).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

@@ -31,7 +31,7 @@ LIGHT = 1 << 20  # bytes: data with an array larger than this are not sent as a 
 Samples: TypeAlias = "tuple[Tensor, Tensor, list[str]]"  # samples (n, *shape), labels (n,), ids
 
 
-class _Handed(Data):
+class Handed(Data):
     """Samples that came with a task: those at start..start + n - 1 of the data they are from."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Actor:
                 io.BytesIO(recipe.model), map_location=self.device, weights_only=False
             )
             model = model.to(self.device) if isinstance(model, nn.Module) else model
-            none = _Handed(
+            none = Handed(
                 recipe.name,
                 recipe.shape,
                 0,
@@ -145,7 +145,7 @@ class Actor:
         assert self.worker is not None
         torch.set_num_threads(self.threads)  # of the thread that computes, whichever that is
         if samples is not None:
-            self.worker.data = _Handed(self.recipe.name, self.recipe.shape, task.start, *samples)
+            self.worker.data = Handed(self.recipe.name, self.recipe.shape, task.start, *samples)
         elif self.own is not None:
             self.worker.data = self.own
 

@@ -59,6 +59,11 @@ DEATHS = 2  # of workers, until a chunk is taken to be the cause
 IN_A_ROW = 12
 
 
+# Kinds of tasks whose samples travel with them: the first look is at the samples as they are here,
+# and votes are on any points.
+SENT = ("clean", "votes")
+
+
 QUICK = 5.0  # seconds: tasks that take less are sent before the one ahead of them is done
 
 
@@ -328,9 +333,7 @@ class _Shift:
             b = task.stop - job.whole.task.start
             x, y, ids = job.whole.samples
             samples = (x[a:b].clone(), y[a:b].clone(), ids[a:b])
-        elif (
-            hand.sees and task.kind != "clean"
-        ):  # the first look is at the samples as they are here, and counts
+        elif hand.sees and task.kind not in SENT:
             samples = None
         else:
             samples = self._read(task)
