@@ -66,7 +66,9 @@ counted by the workers.
 
 *Kumar* is the bound of Kumar, Levine and Feizi (2022), a single curve for all samples, from the
 same draws and with the same confidence. The attack is `nearest` on logits averaged over 16 draws,
-then votes on the way to the flip; its limits hold with the same confidence. The networks for MNIST
+then votes on the way to the flip; its limits hold with the same confidence. (For order inf the
+command line adds APGD on the averaged logits at each eps, and Python with
+`attack_smoothed(..., eps=[0.1, 0.25])`; the tables below are without it.) The networks for MNIST
 and CIFAR-10 are small and were trained with noise by `examples/noise.py` on the training sets; the
 figures are for the first test images.
 """

@@ -134,3 +134,12 @@ def test_the_shares_of_many_samples_are_no_more_than_one() -> None:
     assert abs(float(region.weight.sum()) - 1) < 1e-15
     region = shifted(low, 0.1, 0.5)
     assert region.weight.tolist() == [0.9, 0.1] and region.low.tolist() == [0.5, 0.0]
+
+
+def test_higher_orders_are_never_worse() -> None:
+    """Their balls are smaller."""
+    low = np.array([0.2, 0.7, 0.9, 0.97])
+    region = grouped(low, np.minimum(low + 0.1, 1.0), 0.72)
+    found = [least_accuracy(region, 0.1, p, 0.25) for p in (1, 2, 3, 8, 40, 300, math.inf)]
+    assert found == sorted(found) and found[0] < found[-1]
+    assert all(type(value) is float for value in found)

@@ -66,6 +66,31 @@ def test_both_sides_of_a_linear_model() -> None:
     assert proof.accuracy(0.4, math.inf) <= exact <= found.accuracy(0.4, math.inf) + 0.05
 
 
+def test_point_wise_threats_are_climbed() -> None:
+    """A corner: the nearest flip of a sample is not where most is lost at a given distance."""
+
+    class Corner(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            inside = torch.minimum(z[:, 0], z[:, 1])
+            return torch.stack([-20 * inside, 20 * inside], 1)
+
+    x = torch.tensor([[0.5, 0.6], [0.6, 0.6], [0.7, 0.3]], dtype=torch.float64)
+    y = torch.ones(3, dtype=torch.int64)
+    model = ws.smoothed(Corner(), 0.3, draws=1000)
+    line = ws.attack_smoothed(model, x, y, passes=20)
+    both = ws.attack_smoothed(model, x, y, passes=20, eps=[0, "1/10", 0.2])
+    assert both.distances.shape[1] == line.distances.shape[1] + 2
+    assert torch.equal(both.distances[:, :-2], line.distances)
+    sizes = torch.tensor([0.1, 0.2], dtype=torch.float64)
+    assert torch.allclose(both.distances[:, -2:], sizes.expand(3, 2), rtol=1e-5)
+    proof = model.certify(x, y)
+    for eps in (0.1, 0.2):
+        assert proof.accuracy(eps, math.inf) <= both.accuracy(eps, math.inf)
+        assert both.accuracy(eps, math.inf) < line.accuracy(eps, math.inf) - 0.01
+    with pytest.raises(InputError):
+        ws.attack_smoothed(model, x, y, passes=20, eps=[-1])
+
+
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_coverage(confidence: float) -> None:
     """Known probabilities, many experiments: how often is anything that is said false?"""
@@ -338,6 +363,8 @@ def test_no_budget_breaks_the_attacked_side() -> None:
 def test_bad_settings(sigma: object, draws: int, average: int) -> None:
     with pytest.raises(InputError):
         ws.smoothed(linear(), sigma, draws, average=average)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="seed"):
+        ws.smoothed(linear(), 1, 100, seed=0.5)  # type: ignore[arg-type]
 
 
 def test_bad_questions() -> None:

@@ -19,7 +19,7 @@ def votes(model: nn.Module, x: Tensor, y: Tensor) -> Any:
 
 def attack(model: nn.Module, x: Tensor, y: Tensor) -> Any:
     smooth = ws.smoothed(model, 0.2, draws=100, average=2)
-    return ws.attack_smoothed(smooth, x, y, passes=6, stretches=(0.5, 1.0))
+    return ws.attack_smoothed(smooth, x, y, passes=6, stretches=(0.5, 1.0), eps=(0.2,))
 
 
 def robust(model: nn.Module, x: Tensor, y: Tensor) -> Any:

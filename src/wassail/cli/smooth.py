@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -318,6 +319,7 @@ def _attack(
         batch_size=options.batch_size,
         progress=progress(options),
         counter=counts,
+        eps=asked.budgets if math.inf in asked.orders else (),
     )
     if path is not None:
         with writing(path.parent):

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wassail.attacks.apgd import apgd
 from wassail.attacks.nearest import nearest
 from wassail.errors import InputError
+from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE
 from wassail.progress import Progress, progress_bar
@@ -19,10 +21,11 @@ from wassail.records import Record
 from wassail.smoothing.certificate import budget
 from wassail.smoothing.draws import Counter
 from wassail.smoothing.model import Smoothed
-from wassail.threat import Domain, Number, parse_confidence, parse_domain, parse_order
+from wassail.threat import Domain, Number, Threat, parse_confidence, parse_domain, parse_order
 from wassail.transport import confidence as limits
 from wassail.transport.envelope import envelope
 
+INSIDE = 1 - 1e-6  # of a ball: a point on its surface may be rounded out of it
 SLACK = 1e-12  # of a price and of an accuracy: above their rounding
 STRETCHES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # of the way to a flip of the averaged logits
 
@@ -84,6 +87,21 @@ class SmoothedAttack(Record):
         return min(max(float(start.mean()) - saved / len(start), 0.0) + SLACK, 1.0)
 
 
+def _climbed(
+    model: Smoothed, x: Tensor, y: Tensor, box: Domain, radius: float, steps: int, batch_size: int
+) -> Tensor:
+    """APGD's points in balls around the samples, moved on to the balls' surface.
+
+    APGD ends at a flip of the averaged logits; the rest of the way costs nothing in a ball.
+    """
+    threat = Threat(norm=2, order=math.inf, eps=radius, domain=box)
+    found = apgd(model, x, y, threat, steps=steps, batch_size=batch_size).points.to(x)
+    far = distances_between(found, x, 2.0).to(x)
+    factor = torch.where(far > 0, INSIDE * radius / far, 1.0)
+    points = x + column(factor, x) * (found - x)
+    return points if box is None else points.clamp(*box)
+
+
 def attack_smoothed(
     model: Smoothed,
     x: Tensor,
@@ -96,8 +114,12 @@ def attack_smoothed(
     batch_size: int = BATCH_SIZE,
     progress: Progress = False,
     counter: Counter | None = None,
+    eps: Sequence[Number] = (),
 ) -> SmoothedAttack:
     """Attack a smoothed model: `nearest` on its averaged logits, then votes on the way there.
+
+    For point-wise threats APGD climbs the loss of the averaged logits in balls of the given radii,
+    and votes are counted there too.
 
     Args:
         model: a smoothed model.
@@ -112,6 +134,8 @@ def attack_smoothed(
         progress: bool, or a callable that is given the share done; default False.
         counter: what counts the votes, for example `evaluation.cluster.counter(Ray(workers=8))`;
             default None, this process. The search for the points is made here in any case.
+        eps: radii of balls for APGD, in the l2 norm; default none. Each costs as many passes as
+            `nearest`, and votes at one point of each sample.
     """
     if not stretches or min(stretches) <= 0:
         raise InputError("stretches must be positive numbers: give at least one, such as 1.0.")
@@ -125,6 +149,8 @@ def attack_smoothed(
         for stretch in stretches:
             point = x + stretch * (found.points - x)
             ways.append(point if box is None else point.clamp(*box))
+        for radius in sorted({budget(each) for each in eps} - {0.0}):
+            ways.append(_climbed(model, x, y, box, radius, max(passes // 2, 1), small))
         other = Smoothed(model.model, model.sigma, model.draws, model.seed + 1, model.average)
         each = (1 - level) / max(len(x) * len(ways), 1)
         highs = []

@@ -35,6 +35,7 @@ SLACK = 1e-12  # above the rounding of Phi, Phi^-1 and a mean
 NEAREST = 1e-150  # budgets in units of sigma: smaller ones count as this one
 WIDEST = 1e6  # and beyond this one nothing is left but Kumar's bound, which is 0
 DEAREST = 1e300  # cost of a distance in units of the budget: no overflow
+HIGH = 4.0  # orders above: the grid of distances is coarse for their costs
 TINY = 1e-6  # budgets in units of sigma for which no multipliers are sought
 
 
@@ -104,6 +105,9 @@ def least_accuracy(region: Region, eps: float, order: float, sigma: float) -> fl
         return known
     if order == math.inf or eps == 0:
         return max(known, _at_one_distance(region, size))
+    if order > HIGH:  # a ball lies in those of smaller orders, where the grid is finer for it
+        rung = max(HIGH, math.sqrt(order))
+        known = max(known, least_accuracy(region, eps, rung, sigma))
     size = max(size, NEAREST)
     coarse = _Dual(region, size, order, COARSE)
     fine = _Dual(region, size, order, FINE)
@@ -120,7 +124,7 @@ def _at_one_distance(region: Region, tau: float) -> float:
         u = _worst(float(slope), np.array([tau]), low, high)[:, 0]
         value = _phi(u - tau) - slope * _phi(u)
         slack = SLACK * (1 + slope)
-        best = max(best, float(region.weight @ value) + slope * region.mean - slack)
+        best = max(best, float(region.weight @ value + slope * region.mean - slack))
     return best
 
 

@@ -100,6 +100,8 @@ class Smoothed(nn.Module):
             raise InputError(
                 f"sigma is {sigma!r}: give a positive standard deviation, such as 0.25"
             )
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed is {seed!r}: give a whole number.")
         if average < 1:
             raise InputError(f"average is {average}: give at least one draw.")
         self.model = model
