@@ -477,6 +477,13 @@ def test_project_l1_is_a_soft_threshold_and_not_a_rescaling():
     )
 
 
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_project_l1_ends_where_a_point_is_not_finite(bad):
+    v = tensor([[1.0, 2.0, bad], [3.0, -1.0, 0.5]])
+    found = project(v, torch.zeros_like(v), 1.0, 2.0)
+    same(found[1:], tensor([[2.0, 0.0, 0.0]]))
+
+
 def test_project_linf_is_two_clamps():
     x = tensor([[0.1, 0.5, 0.95]])
     v = tensor([[-1.0, 0.2, 1.0]])

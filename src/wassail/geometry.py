@@ -548,7 +548,7 @@ def _threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     low = tau
     high = size.amax(1).double()
     rows = torch.arange(len(tau), device=tau.device)
-    going = radius > 0
+    going = (radius > 0) & torch.isfinite(high)  # nothing settles at infinity
     tau = torch.where(going, tau, high)
     pieces = torch.full_like(tau, -1)
     noise = 4 * torch.finfo(size.dtype).eps * radius
