@@ -31,6 +31,8 @@ from zoo_path import ROOT, ZOO
 
 IMAGES = 200
 DEAR_IMAGES = 50  # where certificates take more than 0.2 CPU seconds an image
+FEW_IMAGES = 20  # so that every network has a certificate before any has a second one
+LEAST_IMAGES = 5  # where they take minutes an image
 PASSES = 100
 NORMS = ("inf", "2", "1")
 TWIN = "cifar_resnet_2b"  # the same network as vnn_resnet2b, read from an ONNX file
@@ -54,8 +56,8 @@ class Network:
         norm: that it was trained for, or is known for.
         eps: its budget there; in other norms the usual one of the data set.
         quick: method of radii that takes seconds, by norm; default none.
-        dear: whether linear bounds (`crown`) are affordable, which take 0.2 to 2 CPU seconds an
-            image.
+        dear: whether the best cheap certificate (`auto`: linear bounds, and for l1 and l2 what
+            knows how far a whole layer moves) takes 0.2 to 4 CPU seconds an image, not minutes.
         images: the first so many; fewer than 200 for large networks.
         options: more words for the command line.
     """
@@ -84,15 +86,15 @@ class Network:
 
 
 LINEAR = (("inf", "crown"), ("2", "crown"), ("1", "crown"))  # of small networks: seconds
-PRODUCT = (("2", "lipschitz"),)  # the product of the layers' norms
+WHOLE_LAYERS = (("2", "auto"),)  # how far a whole layer moves: under a second an image
 NETWORKS = (
     Network("mnist_mlp_toy20", "mnist", "inf", "0.02", LINEAR),
     Network("mnist_mlp_6_100", "mnist", "inf", "0.026", LINEAR),
     Network("mnist_mlp_spectral", "mnist", "inf", "0.1", LINEAR),
     Network("sdp_mnist_mlp", "sdp_mnist", "2", "1", LINEAR),
     Network("mnist_madry_tiny", "mnist", "inf", "0.3"),
-    Network("lip1_mnist_conv", "mnist", "2", "1", PRODUCT, dear=False),
-    Network("sdp_mnist_convsmall", "sdp_mnist", "2", "0.3", PRODUCT),
+    Network("lip1_mnist_conv", "mnist", "2", "1", WHOLE_LAYERS),
+    Network("sdp_mnist_convsmall", "sdp_mnist", "2", "0.3", WHOLE_LAYERS),
     Network("mnist_kw_01", "mnist", "inf", "0.1"),
     Network("fashion_kw_01", "fashion", "inf", "0.1"),
     Network("mnist_conv_small", "mnist", "inf", "0.12"),
@@ -100,10 +102,10 @@ NETWORKS = (
     Network("mnist_convnet_avgpool.onnx", "mnist", "inf", "0.1"),
     Network("mnist_convnet_maxpool.onnx", "mnist", "inf", "0.1"),
     Network("cifar_base_kw", "cifar10", "inf", "2/255"),
-    Network("sdp_cifar_cnn_c", "sdp_cifar", "2", "24/255", PRODUCT),
-    Network("sdp_cifar_cnn_a", "sdp_cifar", "2", "24/255", PRODUCT),
-    Network("lip1_cifar_cnn_a", "cifar10", "2", "36/255", PRODUCT, dear=False),
-    Network("cifar_small_kw_l2_36px", "cifar10", "2", "36/255", PRODUCT),
+    Network("sdp_cifar_cnn_c", "sdp_cifar", "2", "24/255", WHOLE_LAYERS),
+    Network("sdp_cifar_cnn_a", "sdp_cifar", "2", "24/255", WHOLE_LAYERS),
+    Network("lip1_cifar_cnn_a", "cifar10", "2", "36/255", WHOLE_LAYERS),
+    Network("cifar_small_kw_l2_36px", "cifar10", "2", "36/255", WHOLE_LAYERS),
     Network("cifar_cnn_a_adv", "cifar10", "inf", "2/255"),
     Network("cifar_cnn_a_mix", "cifar10", "inf", "2/255"),
     Network("cifar_cnn_a_adv4", "cifar10", "inf", "8/255"),
@@ -144,7 +146,7 @@ class Job:
         return f"{self.network.name.removesuffix('.onnx')}-l{self.norm}-{self.images}{end}"
 
 
-STAGES = ("attack", "quick", "norms", "dear")
+STAGES = ("attack", "quick", "few", "norms", "dear", "least")
 
 
 def jobs(images: int, stage: str) -> Iterator[Job]:
@@ -153,8 +155,9 @@ def jobs(images: int, stage: str) -> Iterator[Job]:
     Args:
         images: at most so many for each network.
         stage: "attack" (every network in the norm it was trained for, not certified), "quick" (the
-            same with certificates that take seconds), "norms" (the other norms), "dear" (with
-            linear bounds, fewer images).
+            same with certificates that take seconds), "few" (with the best cheap certificates for
+            the first images), "norms" (the other norms), "dear" (as "few" for more images), "least"
+            (as "few" where an image takes minutes).
     """
     for network in NETWORKS:
         count = min(images, network.images)
@@ -167,8 +170,16 @@ def jobs(images: int, stage: str) -> Iterator[Job]:
             for norm in NORMS:
                 if norm != network.norm:
                     yield Job(network, norm, count, quick.get(norm))
-        elif stage == "dear" and network.dear and quick.get(network.norm) != "crown":
-            yield Job(network, network.norm, min(count, DEAR_IMAGES), "crown")
+        elif stage in FEWER and network.dear != (stage == "least") and not is_quick(network):
+            yield Job(network, network.norm, min(count, FEWER[stage]), "auto")
+
+
+FEWER = {"few": FEW_IMAGES, "dear": DEAR_IMAGES, "least": LEAST_IMAGES}
+
+
+def is_quick(network: Network) -> bool:
+    """Whether certificates for all images take seconds."""
+    return dict(network.quick).get(network.norm) == "crown"
 
 
 def command(job: Job, folder: Path) -> list[str]:

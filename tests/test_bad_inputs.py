@@ -283,6 +283,87 @@ CASES: dict[str, Case] = {
     "one logit": (lambda: ws.OneLogit(MODEL)(X), "models with one output"),
     "smooth slope": (lambda: ws.paper_smooth_slope(MODEL, 9), "norm 9"),
 }
+TWO = ws.Threat(2, 1, 0.5)
+NOISY = ws.smoothed(MODEL, 0.25, draws=100)
+BOX = ws.Threat(INF, 1, 0.1, domain=(torch.zeros(3), torch.ones(3)))
+
+
+def sandwich(threat: Any = ONE, x: Any = X, y: Any = Y, **more: Any) -> Any:
+    return ws.sandwich(MODEL, x, y, threat, **{"work": 1e3, **more})
+
+
+def noisy(model: Any = NOISY, **more: Any) -> Any:
+    return ws.attack_smoothed(model, X, Y, **more)
+
+
+def robust(threat: Any = ONE, y: Any = Y, **more: Any) -> Any:
+    return ws.robust_loss(MODEL, X, y, threat, **more)
+
+
+def certified(model: Any = MODEL, threat: Any = ONE, **more: Any) -> Any:
+    return ws.certified_loss(model, X, Y, threat, **more)
+
+
+# What both sides together, smoothing, hardening and tables of features are given.
+CASES |= {
+    "sandwich threat": (lambda: sandwich("0.1"), "the threat is '0.1'"),
+    "sandwich gap": (lambda: sandwich(gap="small"), "gap 'small' is not a number"),
+    "sandwich gap in points": (lambda: sandwich(gap=2), "gap is 2: give a fraction"),
+    "sandwich gap NaN": (lambda: sandwich(gap=NAN), "gap is NaN"),
+    "sandwich work": (lambda: sandwich(work=-1), "work is -1"),
+    "sandwich time": (lambda: sandwich(time_limit=0), "time_limit is 0"),
+    "sandwich flips": (lambda: sandwich(flips=[0.1] * 6), "flips is a list: give Flips"),
+    "sandwich radii": (lambda: sandwich(start=[0.1] * 6), "start is a list: give Radii"),
+    "sandwich flips of others": (lambda: sandwich(x=X[:3], y=Y[:3], flips=FLIPS), "differ in x"),
+    "sandwich flips in linf": (lambda: sandwich(TWO, flips=FLIPS), "differ in norm"),
+    "radii upper": (lambda: radii(upper=FLIPS), "upper is a Flips: give Tensor, the distances"),
+    "radii upper list": (lambda: radii(upper=[1.0] * 6), "upper is a list"),
+    "radii upper NaN": (lambda: radii(upper=torch.full((6,), NAN)), "upper must hold 6 distances"),
+    "radii start of others": (
+        lambda: radii(x=X[:3], y=Y[:3], start=RADII, arithmetic="exact"),
+        "6 radii",
+    ),
+    "radii workers": (lambda: radii(method="exact", workers="two"), "workers is 'two'"),
+    "radii no workers": (lambda: radii(method="exact", workers=0), "0 workers"),
+    "smoothed sigma": (lambda: ws.smoothed(MODEL, 0), "sigma is 0"),
+    "smoothed sigma text": (lambda: ws.smoothed(MODEL, "some"), "sigma 'some' is not a number"),
+    "smoothed draws": (lambda: ws.smoothed(MODEL, 0.1, draws=150), "draws is 150"),
+    "smoothed average": (lambda: ws.smoothed(MODEL, 0.1, average=0), "average is 0"),
+    "smoothed name": (lambda: ws.smoothed("digits-mlp", 0.1).certify(X, Y), "the model is a str"),
+    "attack on the bare model": (lambda: noisy(MODEL), "the model is a Sequential: give Smoothed"),
+    "attack confidence": (lambda: noisy(confidence=99.9), "confidence is 99.9"),
+    "attack stretches": (lambda: noisy(stretches=[]), "stretches must be positive"),
+    "robust threat": (lambda: robust(0.1), "the threat is 0.1"),
+    "robust loss": (lambda: robust(loss="mse"), "unknown loss 'mse'"),
+    "robust reach": (lambda: robust(reach=[]), "reach is ()"),
+    "robust steps": (lambda: robust(steps=2.5), "steps is 2.5"),
+    "robust price": (lambda: robust(price=3), "price is a int: give Price"),
+    "robust labels": (lambda: robust(y=Y.float()), "the labels are float32"),
+    "price rate": (lambda: ws.Price("fast"), "rate 'fast' is not a number"),
+    "certified threat": (lambda: certified(threat="8/255"), "the threat is '8/255'"),
+    "certified price": (lambda: certified(price=0.1), "price is a float"),
+    "certified function": (lambda: certified(lambda x: MODEL(x)), "needs an nn.Sequential"),
+    "certified generator": (lambda: certified(generator=3), "a generator draws balls"),
+    "population": (lambda: ws.risk_curve(FLIPS).population(95), "confidence is 95"),
+    "features text": (lambda: ws.Features("a", "b"), "low is 'a'"),
+    "features upside down": (lambda: ws.Features([1.0], [0.0]), "low at or below high"),
+    "features scale": (lambda: ws.Features([0.0], [1.0], "m"), "scale is 'm'"),
+    "threat scale": (lambda: ws.Threat(INF, 1, 0.1, scale="m"), "scale 'm' is not a number"),
+    "threat scale image": (lambda: ws.Threat(INF, 1, 0.1, scale=X[0, 0]), "scale has more than"),
+    "box for images": (lambda: evaluate(threat=BOX), "samples of shape (F,)"),
+    "data dict": (lambda: evaluate(data={"x": X, "y": Y}), "the data are a dict"),
+    "data generator": (lambda: evaluate(data=(b for b in [(X, Y)])), "generator is no data"),
+    "deepfool overshoot": (lambda: ws.deepfool(MODEL, X, Y, POINT, overshoot=-1), "overshoot is"),
+    "save to a number": (lambda: FLIPS.save(3), "the file is 3"),
+    "save nowhere": (lambda: FLIPS.save("no/where.safetensors"), "cannot write"),
+    "order with a letter": (lambda: ws.Threat(INF, "p=1", 0.1), "order 'p=1' is not a number"),
+    "norm negative": (lambda: nearest(norm=-INF), "norm -inf is not supported"),
+    "norm True": (lambda: nearest(norm=True), "norm True is not supported"),
+    "seed None": (lambda: nearest(seed=None), "seed is None"),
+    "half weights": (lambda: nearest(ws.zoo.load("digits-mlp").half()), "does not accept samples"),
+    "class": (lambda: nearest(nn.Linear), "missing 1 required positional argument"),
+    "swapped": (lambda: nearest(x=Y, y=X), "the samples are int64"),
+}
 CASES |= {
     f"{function.__name__}: {name}": (lambda f=function, g=given: f(**g), words)
     for function in (nearest, radii)

@@ -192,8 +192,8 @@ def _is_vector(side: Any) -> bool:
 
 def _feature_box(value: Any, scale: Any) -> FeatureBox:
     """Vectors as tuples of floats; one number stands for all features."""
-    sides = [_floats(side) for side in _sides(value)]
-    units = None if scale is None else _floats(scale)
+    sides = [_floats(side, "domain") for side in _sides(value)]
+    units = None if scale is None else _floats(scale, "scale")
     sizes = {len(side) for side in [*sides, *([] if units is None else [units])]} - {1}
     if len(sides) != 2 or len(sizes) > 1:
         raise InputError(
@@ -212,10 +212,12 @@ def _feature_box(value: Any, scale: Any) -> FeatureBox:
     return FeatureBox(low, high, units)
 
 
-def _floats(values: Any) -> tuple[float, ...]:
+def _floats(values: Any, name: str) -> tuple[float, ...]:
     plain = values.tolist() if hasattr(values, "tolist") else values
     listed = plain if isinstance(plain, (list, tuple)) else [plain]
-    return tuple(number(value, "domain") for value in listed)
+    if any(isinstance(value, (list, tuple)) for value in listed):
+        raise InputError(f"{name} has more than one axis: give one number for each feature.")
+    return tuple(number(value, name) for value in listed)
 
 
 def box_text(domain: Domain) -> str:

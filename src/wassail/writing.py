@@ -56,6 +56,8 @@ def saving(path: FilePath) -> Iterator[IO[bytes]]:
 
 def save(path: FilePath, data: bytes | str) -> Path:
     """Write a file in one piece, text as UTF-8; its path is returned."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"the file is {path!r}: give the path of one to write.")
     with saving(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
     return Path(path)

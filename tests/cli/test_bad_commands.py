@@ -40,6 +40,15 @@ value = 3
 """
 
 
+CONFIGS = {
+    "open": "eps = [\n",
+    "misspelt": 'model = "digits-mlp"\nepss = 0.1\n',
+    "table": 'model = "digits-mlp"\neps = {a = 1}\n',
+    "yes": 'model = "digits-mlp"\neps = 0.1\nresume = "yes"\n',
+    "fraction": 'model = "digits-mlp"\neps = 0.1\nseed = 1.5\n',
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("bad")
@@ -72,6 +81,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("nothing", "half"):
         (found / name).mkdir()
     (found / "half" / "config.json").write_text("{")
+    torch.save(torch.from_numpy(x)[:5], found / "few.pt")
+    for name, text in CONFIGS.items():
+        (found / f"{name}.toml").write_text(text)
+    (found / "short.csv").write_text("feature,low\na,0\n")
+    (found / "box.csv").write_text("feature,low,high\na,0,1\n")
     return found
 
 
@@ -220,6 +234,46 @@ CASES = {
     "paper": ("paper", "required: WHAT"),
     "demo": ("demo nosuch", "unknown model 'nosuch'"),
     "demo eps": ("demo --eps x", "eps 'x' is not a number"),
+    "points of others": (word("--points few.pt"), "the points have shape (5, 1, 8, 8)"),
+    "points nowhere": (word("--points no.pt"), "cannot read points from 'no.pt'"),
+    "points of a folder": (word("--points nothing"), "cannot read points from 'nothing'"),
+    "points of a table": (word("--points bad.csv"), "it is no file of torch.save"),
+    "points of a module": (word("--points module.pt"), "it holds more than tensors"),
+    "config is cut": ("evaluate --config open.toml", "'open.toml' is no TOML file"),
+    "config misspelt": ("evaluate --config misspelt.toml", "did you mean 'eps'"),
+    "config table": ("evaluate --config table.toml", "eps in 'table.toml' is {'a': 1}"),
+    "config yes": ("evaluate --config yes.toml", "resume in 'yes.toml' is 'yes'"),
+    "config fraction": ("evaluate --config fraction.toml", "seed in 'fraction.toml' is 1.5"),
+    "config nowhere": ("evaluate --config no.toml", "`wassail init no.toml` writes a file"),
+    "config folder": ("evaluate --config nothing", "cannot read 'nothing'"),
+    "init over a file": ("init table.toml", "'table.toml' is there already"),
+    "init nowhere": ("init no/where.toml", "cannot write 'no/where.toml'"),
+    "completion": ("completion tcsh", "invalid choice: 'tcsh'"),
+    "board": ("board nowhere", "'nowhere' holds no run"),
+    "board of nothing": ("board", "required: RUN"),
+    "gap alone": (word("--gap 1"), "together with --certify"),
+    "gap": (word("--certify --gap 200"), "--gap is 200"),
+    "smooth": ("smooth digits-mlp", "required: --sigma"),
+    "smooth sigma": ("smooth digits-mlp --sigma 0", "sigma is '0'"),
+    "smooth draws": ("smooth digits-mlp --sigma 0.1 --draws 7", "draws is 7"),
+    "smooth confidence": ("smooth digits-mlp --sigma 0.1 --confidence 95", "confidence is '95'"),
+    "smooth norm": ("smooth digits-mlp --sigma 0.1 --norm inf", "leave --norm away"),
+    "smooth eps": ("smooth digits-mlp --sigma 0.1 --eps=-1", "eps is '-1'"),
+    "draws alone": (word("--draws 100"), "--draws is for --smooth"),
+    "confidence alone": (word("--confidence 0.9"), "--confidence is for --smooth"),
+    "workers alone": (word("--workers 3"), "--workers is for --ray"),
+    "chunk timeout alone": (word("--chunk-timeout 3"), "--chunk-timeout is for --ray"),
+    "box": (word("--box short.csv"), "'short.csv' has no high"),
+    "box for images": (word("--box box.csv"), "samples of shape (F,)"),
+    "ids": (word("--ids text.txt"), "for folders of images"),
+    "junit": (word("--junit no/where.xml"), "cannot write 'no/where.xml'"),
+    "card": (word("--card no/where.md"), "cannot write 'no/where.md'"),
+    "gradients": (word("--gradients int8"), "unknown precision 'int8'"),
+    "attacks with a comma": (word("--attacks fgsm,pgd"), "unknown attack 'fgsm,pgd'"),
+    "norm with a comma": (word("--norm 1,2"), "norm '1,2' is not supported"),
+    "no name": ('evaluate "" --eps 0.1', "unknown model ''"),
+    "requirement eps": (word('--require "accuracy>=0.5 at eps x order inf attacked"'), "eps 'x'"),
+    "requirement empty": (word('--require ""'), "cannot read the requirement ''"),
     "attack": ("attack digits-mlp --eps 0.1 --certify", "unrecognized arguments: --certify"),
 }
 

@@ -13,10 +13,11 @@ from wassail.attacks.hunt import Hunt
 from wassail.attacks.minimal import minimal
 from wassail.attacks.walk import top_rivals
 from wassail.device import take, waits
+from wassail.errors import InputError
 from wassail.geometry import clip, inner, plane_step, vector_norm, wide_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Threat, dual
+from wassail.threat import Domain, Threat, dual, number
 from wassail.transport.distribution import Distribution
 
 
@@ -35,6 +36,8 @@ def deepfool_engine(
 
     Passes: the clean one, then for each step topk backward and 1 forward; 10 forward to shorten.
     """
+    if not number(overshoot, "overshoot") >= 0:
+        raise InputError(f"overshoot is {overshoot!r}: give 0 or more, for example 0.02.")
     rivals = top_rivals(hunt.clean, hunt.y, rival_count(hunt, topk))
     count = rivals.shape[1]
     tape = hunt.start

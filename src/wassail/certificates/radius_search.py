@@ -35,7 +35,7 @@ from wassail.certificates.search.margins import (
 )
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.workers import Pool
-from wassail.errors import InputError
+from wassail.errors import InputError, instance
 from wassail.geometry import column
 from wassail.losses import flip_tolerance, predict
 from wassail.network import Model
@@ -324,6 +324,8 @@ class RadiusSearch:
             torch.cat(parts).cpu() if n else torch.zeros(0, graph.outputs, dtype=torch.float64)
         )
         self.labels = y.cpu()
+        if upper is not None:
+            instance(upper, Tensor, "upper is", "the distances of known flips (Flips.distances)")
         self.flip = (
             torch.full((n,), math.inf, dtype=torch.float64)
             if upper is None

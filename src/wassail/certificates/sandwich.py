@@ -27,11 +27,18 @@ from wassail.certificates.closing import Prover
 from wassail.certificates.promises import BracketReporter, Promises, kept_share
 from wassail.certificates.radii import TOLERANCE, prepared, radii
 from wassail.certificates.radius_search import Radii
-from wassail.errors import InputError
+from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress
 from wassail.records import Record, check_equal
-from wassail.threat import Number, Threat, ceil_percent, floor_percent, number
+from wassail.threat import (
+    Number,
+    Threat,
+    ceil_percent,
+    floor_percent,
+    number,
+    parse_threat,
+)
 from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve, risk_curve
 from wassail.transport.flips import Flips
@@ -155,6 +162,7 @@ def sandwich(
         `Sandwich`: curve, flips, radii, and how the bracket shrank.
     """
     began = time.monotonic()
+    threat = parse_threat(threat)
     wanted = 0.0 if gap is None else number(gap, "gap")
     if not 0 <= wanted < 1:
         raise InputError(f"gap is {gap!r}: give a fraction from 0 to below 1, as 0.02.")
@@ -164,6 +172,10 @@ def sandwich(
     each = (WORK if limit is None else math.inf) if work is None else number(work, "work")
     if not each >= 0:
         raise InputError(f"work is {work!r}: give operations for each sample, at least 0.")
+    if flips is not None:
+        instance(flips, Flips, "flips is", "as ws.nearest returns them")
+    if start is not None:
+        instance(start, Radii, "start is", "as ws.radii returns them")
     weights = sample_weights(mu, len(x))
     with BracketReporter(progress) as report, clock.limited(limit):
         task = _Closing(model, x, y, threat, weights, arithmetic, seed, batch_size, report)

@@ -32,7 +32,7 @@ from wassail.cli.signoff import (
     sign_off,
     threats_of,
 )
-from wassail.cli.smooth import evaluate_smoothed
+from wassail.cli.smooth import evaluate_smoothed, refuse_alone
 from wassail.errors import InputError
 from wassail.names import ARITHMETICS, ATTACKS, EXPORTS, FIGURES, PRECISIONS, RADIUS_METHODS
 from wassail.threat import Domain, number, parse_norm, parse_order
@@ -80,6 +80,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
         options.norm = "inf" if options.smooth is None else "2"
     if options.smooth is not None:
         return evaluate_smoothed(options)
+    refuse_alone(options)
     asked = _asked(options)
     requirements = parsed(options)
     folder = folder_of(options)

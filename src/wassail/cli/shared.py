@@ -155,6 +155,8 @@ def runner_of(options: argparse.Namespace) -> AbstractContextManager[Runner | No
     if options.ray is None:
         if options.workers is not None:
             raise InputError("--workers is for --ray: add it, bare for a cluster on this machine.")
+        if getattr(options, "chunk_timeout", None) is not None:
+            raise InputError("--chunk-timeout is for --ray: add that, or leave it away.")
         return nullcontext()
     from wassail.evaluation.ray.shift import Ray
 

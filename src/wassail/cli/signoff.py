@@ -76,6 +76,9 @@ def quiet_output(options: argparse.Namespace) -> Iterator[None]:
 
 def parsed(options: argparse.Namespace) -> list[Requirement]:
     """The requirements, read before any work: one that cannot be answered costs no run."""
+    for target in (options.junit, options.card):
+        if target is not None and not Path(target).parent.is_dir():
+            raise InputError(f"cannot write {target!r}: there is no such folder; make it first.")
     if not options.require:
         return []
     from wassail.evaluation.requirement import parse_requirement

@@ -201,6 +201,13 @@ def evaluate_smoothed(options: argparse.Namespace) -> int:
     return _smooth(options, options.smooth)
 
 
+def refuse_alone(options: argparse.Namespace) -> None:
+    """Options of a smoothed model say nothing without --smooth."""
+    for option, default in (("draws", DRAWS), ("confidence", CONFIDENCE)):
+        if getattr(options, option, default) != default:
+            raise InputError(f"--{option} is for --smooth: add that, or leave it away.")
+
+
 def _asked(options: argparse.Namespace, sigma: str) -> Asked:
     """The options, checked without a model."""
     norm, domain = checked(options)
@@ -216,7 +223,7 @@ def _asked(options: argparse.Namespace, sigma: str) -> Asked:
     return Asked(
         sigma,
         parse_confidence(options.confidence),
-        sorted({number(e, "eps") for e in options.eps}),
+        sorted({_budget(e) for e in options.eps}),
         list(dict.fromkeys(map(parse_order, options.order))),
         options.passes,
         domain,
@@ -262,6 +269,14 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
     if folder is not None:
         _write(about, folder, proof, found, asked)
     return 0
+
+
+def _budget(text: str) -> float:
+    """A budget that may be 0, checked before any work."""
+    value = number(text, "eps")
+    if not 0 <= value < math.inf:
+        raise InputError(f"eps is {text!r}: give a budget that is 0 or more, for example 0.25.")
+    return value
 
 
 def _settings(asked: Asked, options: argparse.Namespace) -> dict[str, Any]:

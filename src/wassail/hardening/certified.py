@@ -18,7 +18,7 @@ from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.hardening.price import Price, balls, batch_price, dual, error
-from wassail.hardening.robust import check_generator, checked_reach
+from wassail.hardening.robust import check_generator, check_price, checked_reach
 from wassail.threat import Threat
 from wassail.threat import dual as dual_norm
 
@@ -78,6 +78,7 @@ def certified_loss(
     if loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
     check_generator(generator, loss)
+    check_price(price)
     radii = checked_reach(reach, threat)
     x, y = check_data(x, y, threat.domain)
     layers = list(layers_of(model))

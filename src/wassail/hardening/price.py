@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from wassail.threat import Threat
+from wassail.threat import Threat, parse_level
 
 HALVINGS = 60
 # The largest ball for the error, in units of eps. A model that is half right over the Wasserstein
@@ -29,7 +29,7 @@ class Price:
     """
 
     def __init__(self, rate: float = 0.1) -> None:
-        self.rate = rate
+        self.rate = parse_level(rate, "rate")
         self.value: float | None = None
 
     def state_dict(self) -> dict[str, float | None]:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from wassail.checks import check_data
-from wassail.errors import InputError, unknown
+from wassail.errors import InputError, instance, unknown
 from wassail.geometry import distances, steepest
 from wassail.hardening.price import Price, allocated, balls, dual, error
 from wassail.losses import cross_entropy, margin
 from wassail.network import Model
-from wassail.threat import Threat
+from wassail.threat import Threat, parse_threat, whole
 
 LOSSES = {"cross_entropy": cross_entropy, "margin": margin}
 NAMES = (*LOSSES, "kl", "error")
@@ -71,8 +71,8 @@ def robust_loss(
     """
     if loss not in NAMES:
         raise unknown("loss", loss, NAMES)
-    if steps < 1:
-        raise InputError(f"steps is {steps}: give at least one.")
+    whole(steps, "steps")
+    check_price(price)
     radii = checked_reach(reach, threat)
     check_generator(generator, loss)
     x, y = check_data(x, y, threat.domain)
@@ -122,6 +122,12 @@ def _error(
     return error(rows, parts, threat, used, price)
 
 
+def check_price(price: Price | None) -> None:
+    """A price that is kept between batches, or one sentence."""
+    if price is not None:
+        instance(price, Price, "price is", "one for the whole training: price = ws.Price()")
+
+
 def check_generator(generator: torch.Generator | None, loss: str) -> None:
     """Balls are drawn for the error only, or one sentence."""
     if generator is not None and loss != "error":
@@ -132,8 +138,8 @@ def check_generator(generator: torch.Generator | None, loss: str) -> None:
 
 
 def checked_reach(reach: Sequence[float], threat: Threat) -> list[float]:
-    """Distances in units of the input, or one sentence."""
-    if threat.order == math.inf:
+    """Distances in units of the input, or one sentence; the threat is looked at, too."""
+    if parse_threat(threat).order == math.inf:
         return [threat.eps]
     factors = [float(factor) for factor in reach]
     if not factors or factors[0] <= 0 or sorted(set(factors)) != factors:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wassail.attacks.apgd import apgd
 from wassail.attacks.nearest import nearest
-from wassail.errors import InputError
+from wassail.errors import InputError, instance
 from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import BATCH_SIZE
@@ -137,6 +137,7 @@ def attack_smoothed(
         eps: radii of balls for APGD, in the l2 norm; default none. Each costs as many passes as
             `nearest`, and votes at one point of each sample.
     """
+    instance(model, Smoothed, "the model is", "as ws.smoothed(model, sigma) returns it")
     if not stretches or min(stretches) <= 0:
         raise InputError("stretches must be positive numbers: give at least one, such as 1.0.")
     box = parse_domain(domain)

@@ -98,7 +98,7 @@ class Smoothed(nn.Module):
         self.sigma = number(sigma, "sigma")
         if not 0 < self.sigma < math.inf:
             raise InputError(
-                f"sigma is {sigma!r}: give a positive standard deviation, such as 0.25"
+                f"sigma is {sigma!r}: give a positive standard deviation, such as 0.25."
             )
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed is {seed!r}: give a whole number.")

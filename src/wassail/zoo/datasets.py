@@ -181,6 +181,8 @@ def _given(source: Any, name: str, n: int | None) -> Data:
             "as the data set yields them, fixed when first read",
             single=True,
         )
+    if isinstance(source, Mapping):
+        raise InputError("the data are a dict: give a pair (x, y), for example (d['x'], d['y']).")
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         info = {"source": "dataset", "class": type(source).__name__}
         items = ItemData(name, source.__getitem__, len(source), info, _classes(source))

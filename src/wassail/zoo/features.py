@@ -57,8 +57,8 @@ class Features:
     _top: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        low = torch.as_tensor(self.low, dtype=torch.float64)
-        high = torch.as_tensor(self.high, dtype=torch.float64)
+        low = _numbers(self.low, "low")
+        high = _numbers(self.high, "high")
         if low.ndim != 1 or low.shape != high.shape or not len(low):
             raise InputError(
                 f"low and high have shapes {tuple(low.shape)} and {tuple(high.shape)}: give one "
@@ -69,7 +69,7 @@ class Features:
         width = high - low
         scale = torch.where(width > 0, width, 1.0)
         if self.scale is not None:
-            scale = torch.as_tensor(self.scale, dtype=torch.float64).expand_as(low).clone()
+            scale = _numbers(self.scale, "scale").expand_as(low).clone()
         if not bool((scale >= 0).all() & torch.isfinite(scale).all()):
             raise InputError(
                 "scale needs finite numbers >= 0: the unit of each feature, 0 if it may not move."
@@ -190,6 +190,14 @@ class Features:
                 "a norm says nothing about them; evaluate each category on its own, without these "
                 "columns."
             )
+
+
+def _numbers(values: Any, name: str) -> Tensor:
+    """A vector of numbers in float64, or one sentence."""
+    try:
+        return torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} is {values!r}: give one number for each feature.") from None
 
 
 class Rescaled(nn.Module):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from wassail.checks import fingerprint as fingerprint  # of weights in memory
-from wassail.errors import InputError
+from wassail.errors import InputError, reason_of
 
 _HOLDERS = (
     "state_dict",
@@ -181,7 +181,7 @@ def read_points(path: str | Path) -> Tensor:
         path: as AutoAttack and RobustBench save adversarial examples.
     """
     path = Path(path)
-    refuse_html(path)
+    refuse_html(path, "points")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -190,7 +190,7 @@ def read_points(path: str | Path) -> Tensor:
         else:
             found = load_tensors(path)
     except Exception as error:  # whatever a broken file makes the restricted unpickler raise
-        reason = (str(error).splitlines() or ["it holds more than tensors"])[0].rstrip(".")
+        reason = _unread(error)
         raise InputError(
             f"cannot read points from {str(path)!r}: {reason}; save one tensor of shape (N, ...) "
             "with torch.save."
@@ -229,10 +229,7 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     except (
         Exception
     ) as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
-        text = str(error) if isinstance(error, OSError) or "weights_only" not in str(error) else ""
-        reason = (
-            text.splitlines() or ["it holds more than tensors, and code in a file is never run"]
-        )[0].rstrip(".")
+        reason = _unread(error)
         raise InputError(
             f"cannot read weights from {str(path)!r}: {reason}; save model.state_dict() to it."
         ) from None
@@ -302,17 +299,31 @@ def _some(keys: list[str]) -> str:
     return f"{min(keys)!r}{more}"
 
 
-def refuse_html(path: str | Path) -> None:
+def _unread(error: Exception) -> str:
+    """Why a file of tensors cannot be read, in words for people."""
+    said = str(error)
+    if isinstance(error, IndexError):  # of the unpickler, which found no pickle
+        return "it is no file of torch.save"
+    if not said or (not isinstance(error, OSError) and "weights_only" in said):
+        return "it holds more than tensors, and code in a file is never run"
+    return reason_of(error)
+
+
+def refuse_html(path: str | Path, what: str = "weights") -> None:
     """Raise where a web page was saved under the name of a checkpoint, as blocked downloads
     leave behind.
+
+    Args:
+        path: the file.
+        what: it should hold; default "weights".
     """
-    regular(path, "weights")
+    regular(path, what)
     try:
         with open(path, "rb") as file:
             start = file.read(512).lstrip().lower()
     except OSError as error:
         raise InputError(
-            f"cannot read weights from {str(path)!r}: {error.strerror or error}."
+            f"cannot read {what} from {str(path)!r}: {error.strerror or error}."
         ) from None
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<?xml")):
         raise InputError(
