@@ -1,12 +1,13 @@
 """The board: real networks, attacked and certified over Omega_1, Omega_2 and Omega_inf.
 
     nice -n 10 python benchmarks/board.py --runs FOLDER [--images 200] [--only NAME] [--seconds S]
-    python benchmarks/board.py --runs FOLDER --site FOLDER > docs/board.md
+    python benchmarks/board.py --runs FOLDER --site FOLDER [--since TIME] > docs/board.md
 
 The first line makes the runs that are missing, one after the other, and can be stopped and started
 at any time. The cheap ones come first (`--stages`): every network attacked in the norm that it was
 trained for, then certificates that take seconds, other norms, certificates that take minutes. The
-second line makes the site and its page from the runs that are there and computes nothing.
+second line makes the site and its page from the runs that are there and computes nothing; runs that
+were begun before TIME (as 2026-11-17T15:00) are marked as older than the code.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from zoo_path import ROOT, ZOO
 IMAGES = 200
 DEAR_IMAGES = 50  # where certificates take more than 0.2 CPU seconds an image
 FEW_IMAGES = 20  # so that every network has a certificate before any has a second one
-LEAST_IMAGES = 5  # where they take minutes an image
 PASSES = 100
 NORMS = ("inf", "2", "1")
 TWIN = "cifar_resnet_2b"  # the same network as vnn_resnet2b, read from an ONNX file
@@ -146,7 +146,7 @@ class Job:
         return f"{self.network.name.removesuffix('.onnx')}-l{self.norm}-{self.images}{end}"
 
 
-STAGES = ("attack", "quick", "few", "norms", "dear", "least")
+STAGES = ("attack", "quick", "few", "norms", "dear")
 
 
 def jobs(images: int, stage: str) -> Iterator[Job]:
@@ -156,8 +156,7 @@ def jobs(images: int, stage: str) -> Iterator[Job]:
         images: at most so many for each network.
         stage: "attack" (every network in the norm it was trained for, not certified), "quick" (the
             same with certificates that take seconds), "few" (with the best cheap certificates for
-            the first images), "norms" (the other norms), "dear" (as "few" for more images), "least"
-            (as "few" where an image takes minutes).
+            the first images), "norms" (the other norms), "dear" (as "few" for more images).
     """
     for network in NETWORKS:
         count = min(images, network.images)
@@ -170,11 +169,11 @@ def jobs(images: int, stage: str) -> Iterator[Job]:
             for norm in NORMS:
                 if norm != network.norm:
                     yield Job(network, norm, count, quick.get(norm))
-        elif stage in FEWER and network.dear != (stage == "least") and not is_quick(network):
+        elif stage in FEWER and network.dear and not is_quick(network):
             yield Job(network, network.norm, min(count, FEWER[stage]), "auto")
 
 
-FEWER = {"few": FEW_IMAGES, "dear": DEAR_IMAGES, "least": LEAST_IMAGES}
+FEWER = {"few": FEW_IMAGES, "dear": DEAR_IMAGES}
 
 
 def is_quick(network: Network) -> bool:
@@ -230,8 +229,8 @@ It is {images} but for large networks and for dear certificates, where time did 
 a figure by up to {many:.0f} points for 200 images, {some:.0f} for 50 and {few:.0f} for 20 (95 %
 confidence). Networks are ranked by the attacked accuracy over `Omega_1`. Look at N, eps and data
 before you compare two rows. Attack: `nearest`, {passes} passes a sample. `vnn_resnet2b` and
-`cifar_resnet_2b` are one network, as a PyTorch module and as an ONNX file. Each run names the
-version that made it; those with 20 images are older than the others.
+`cifar_resnet_2b` are one network, as a PyTorch module and as an ONNX file. "auto": for each image
+the best of the cheap certificates. {older}
 
 `wassail board RUN... -o site/` makes the same as a site: sortable tables, a page for each model, a
 page for each run with its sandwich and known shifts, and a feed. The feed of this page is
@@ -249,6 +248,8 @@ The runs are not in the repository: `python benchmarks/board.py --runs FOLDER` m
 {pictures}
 </div>
 """
+OLDER = """†: made before the attack and the bounds had their present form; the
+same command would now give figures that differ a little."""
 SECONDS = """in the folder of networks. It looks at samples, predictions, every flip, budgets and
 curves, and attacks 100 samples again: 5 processor seconds for `mnist_kw_01` and for `vnn_resnet2b`.
 With `--radii` the radii are proved again, too, which takes as long as the run."""
@@ -262,7 +263,7 @@ def selected(runs: Path) -> list[Path]:
     """The runs that are shown: of one network in one norm those that no other makes needless.
 
     A run is needless if another has at least as many images and certificates, or neither has
-    certificates.
+    certificates; of two alike the newer one is shown.
 
     Args:
         runs: the folder that holds them.
@@ -276,11 +277,20 @@ def selected(runs: Path) -> list[Path]:
     for group in groups.values():
         most = max(count for _, count, _ in group)
         proved = max((count for certified, count, _ in group if certified), default=0)
-        for certified, count, folder in sorted(group, reverse=True):
+        newest = sorted(group, key=lambda entry: begun(entry[2]), reverse=True)
+        seen = set()
+        for certified, count, folder in newest:
             wanted = proved if certified else most
-            if count == wanted and (certified or count > proved):
+            if count == wanted and (certified or count > proved) and certified not in seen:
                 kept.append(folder)
+                seen.add(certified)
     return sorted(kept)
+
+
+def begun(run: Path) -> str:
+    """When a run was begun, as it wrote down itself: ISO text, which sorts."""
+    with open(run / "log" / "events.jsonl") as events:
+        return str(json.loads(events.readline())["time"])
 
 
 def shortened(entry: dict[str, Any]) -> dict[str, Any]:
@@ -318,8 +328,11 @@ def make_page(options: argparse.Namespace) -> None:
     if code:
         sys.exit(code)
     feed = json.loads((options.site / "board.json").read_text())
-    write_feed(feed, ROOT / "docs" / "board.json")
     rows = feed["runs"]
+    older = {folder.name for folder in folders if begun(folder) < options.since}
+    for row in rows:
+        row["older"] = row["verify"].split()[2] in older
+    write_feed(feed, ROOT / "docs" / "board.json")
     pictures = PICTURES if (ROOT / "docs" / "site" / "board-wide-light.png").exists() else ""
     text = PAGE.format(
         networks=len({row["model"] for row in rows} - {TWIN}),
@@ -330,6 +343,7 @@ def make_page(options: argparse.Namespace) -> None:
         some=spread(50),
         few=spread(20),
         verify=next((row["verify"] for row in rows if "kw_01" in row["model"]), ""),
+        older=OLDER if older else "",
         seconds=SECONDS,
         pictures=pictures,
     )
@@ -365,7 +379,8 @@ def cells_of(row: dict[str, Any]) -> list[object]:
     ]
     data = row["data"].removeprefix("zoo:images(").removesuffix(")")
     by = row["certified_by"] or "–"
-    return [row["model"], data, row["samples"], show(row["eps"]), row["clean"], *sides, by]
+    name = f"{row['model']} †" if row["older"] else row["model"]
+    return [name, data, row["samples"], show(row["eps"]), row["clean"], *sides, by]
 
 
 def main() -> None:
@@ -376,6 +391,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="networks whose name contains this")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after this time")
     parser.add_argument("--site", type=Path, default=None, help="make the site of what is done")
+    parser.add_argument("--since", default="", help="mark runs that were begun before this time")
     options = parser.parse_args()
     options.runs = Path(os.environ.get("WASSAIL_BOARD", options.runs)).resolve()
     if "WASSAIL_BOARD" in os.environ and options.site is None:
