@@ -31,14 +31,7 @@ from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress
 from wassail.records import Record, check_equal
-from wassail.threat import (
-    Number,
-    Threat,
-    ceil_percent,
-    floor_percent,
-    number,
-    parse_threat,
-)
+from wassail.threat import Number, Threat, ceil_percent, floor_percent, number, parse_threat
 from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve, risk_curve
 from wassail.transport.flips import Flips
