@@ -111,8 +111,8 @@ def radii(
             slopes), "branch" (branch and bound on undecided neurons, networks of any size), "ball"
             (crown, then bounds that know how far all neurons of a layer move at once, for l1 and
             l2), "exact" (the distance itself, for small ReLU networks; larger ones are branched),
-            or "auto" (the default): exact for small ReLU networks; else crown, and for l1 and l2
-            the products of the layers' norms, then ball: for each sample what proves most
+            or "auto" (the default): exact for small ReLU networks; else crown, the products of the
+            layers' norms, and for l1 and l2 ball: for each sample what proves most
             (`Radii.proved_by`).
         arithmetic: "executed": for the network as it runs in its own floating-point type, all
             margins proved above a bound on its rounding errors; "exact": for the exact function, of
@@ -206,7 +206,7 @@ def _run(
         with clock.limited(clock.seconds_left() / parts):
             search.run(0)
     search.note("lipschitz" if method == "lipschitz" else "crown")
-    if all_ and method != "exact" and _has_products(search.graph, search.norm):
+    if all_ and method != "exact" and _has_products(search.graph):
         where = (search.graph, search.x, search.y, search.norm, search.domain)
         search.raise_to(_by_products(*where))
         search.note("lipschitz")
@@ -221,9 +221,9 @@ def _run(
     search.note(method)
 
 
-def _has_products(graph: Graph, norm: float) -> bool:
-    """Whether "auto" tries the products of norms: they are of use for l1 and l2."""
-    return norm in (1, 2) and not graph.curved
+def _has_products(graph: Graph) -> bool:
+    """Whether "auto" tries the products of norms: they are finite."""
+    return not graph.curved
 
 
 def _cheap(graph: Graph, norm: float) -> str:
@@ -260,7 +260,7 @@ def verify(
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
         threat: `Threat`: norm, eps and domain.
-        method: as in `radii`; "auto" (the default) is products of norms (l1 and l2), "crown", then
+        method: as in `radii`; "auto" (the default) is products of norms, "crown", then
             "ball" (l1 and l2), then "branch" for what is left, or "exact" on small networks.
         arithmetic: as in `radii`; default "auto".
         steps: int, ascent steps of "alpha-crown"; default 20.
@@ -294,7 +294,7 @@ def verify(
     most = (domains(graph) if limit is None else 10**6) if branching else 0
     cheap = _cheap(graph, threat.norm) if method == "auto" else method
     task = _Fixed(graph, x, y, threat, wanted, batch_size, most, cheap == "ball")
-    if method == "auto" and not exact and _has_products(graph, threat.norm):
+    if method == "auto" and not exact and _has_products(graph):
         with clock.limited(limit):
             values = _by_products(graph, x, y, threat.norm, threat.domain)
         task.proved = (values >= wanted) & ~wrong

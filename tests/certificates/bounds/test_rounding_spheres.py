@@ -287,13 +287,18 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
     k = 4
     z = 100 * uniform(n, k, seed=12)
     taken = 100 * uniform(n * (k - 1), seed=13)
-    sweep = SimpleNamespace(centre={0: z}, bends={0: 0})
+    sweep = SimpleNamespace(centre={0: z}, bends={0: 0}, proved=dict)
     sweep.run = lambda: sweep
+    settled = SimpleNamespace(bends={})  # the second sweep proves nothing more
+    settled.run = lambda: settled
     monkeypatch.setattr(
         margins_of, "Reach", SimpleNamespace(make=lambda *a: SimpleNamespace(ranges={}))
     )
     monkeypatch.setattr(margins_of, "Sweep", lambda *rest: sweep)
-    monkeypatch.setattr(margins_of, "margins", lambda *rest: (torch.full((n, k), -INF).double(),))
+    monkeypatch.setattr(margins_of, "BallSweep", lambda *rest: settled)
+    monkeypatch.setattr(
+        margins_of, "margins", lambda _, own: (torch.full((len(own), k), -INF).double(),)
+    )
     bound = SimpleNamespace(bound=lambda *rest: (taken, {}))
     monkeypatch.setattr(margins_of, "Spheres", lambda *rest: bound)
     graph = Graph((start(k),))

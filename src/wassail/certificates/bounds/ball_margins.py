@@ -1,4 +1,7 @@
-"""Margins by balls and boxes together (`spheres.py`), and a few splits for those that are close."""
+"""Margins by balls and boxes together (`spheres.py`), and a few splits for those that are close.
+
+Samples that are left get narrower inner boxes (`ball_sweep.py`), and the same again.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.bounds.ball_sweep import BallSweep
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.crown import Sweep, margins
@@ -57,8 +61,38 @@ def ball_margins(
     lower = margins(sweep, y)[0]
     if not sweep.bends or not steps:
         return lower
-    open_ = (lower <= 0) & (torch.arange(graph.outputs, device=y.device) != y[:, None])
-    owner, rival = open_.nonzero().T
+    lower = _raised(graph, sweep, reach, y, lower, steps, depth)
+    left = _open(lower, y).any(1).nonzero()[:, 0]
+    if not len(left) or norm == math.inf or graph.smooth or graph.curved:
+        return lower
+    known = {**reach.ranges, **sweep.proved()}
+    known = {j: (low[left], high[left]) for j, (low, high) in known.items()}
+    balls = Balls.make(x[left], radius.to(x.device)[left], norm, domain)
+    reach = Reach.make(graph, balls)
+    sweep = BallSweep(graph, balls, known, reach).run()
+    found = margins(sweep, y[left])[0]
+    if sweep.bends:
+        found = _raised(graph, sweep, reach, y[left], found, steps, depth)
+    lower[left] = torch.maximum(lower[left], found)
+    return lower
+
+
+def _open(lower: Tensor, y: Tensor) -> Tensor:
+    """Which margins are not proved, `(N, K)`."""
+    return (lower <= 0) & (torch.arange(lower.shape[1], device=y.device) != y[:, None])
+
+
+def _raised(
+    graph: Graph,
+    sweep: Sweep,
+    reach: Reach,
+    y: Tensor,
+    lower: Tensor,
+    steps: int,
+    depth: int,
+) -> Tensor:
+    """The margins `(N, K)`, better where they were not proved."""
+    owner, rival = _open(lower, y).nonzero().T
     if not len(owner):
         return lower
     last = len(graph.nodes) - 1
@@ -68,6 +102,7 @@ def ball_margins(
     eye = torch.eye(graph.outputs, dtype=torch.float64, device=y.device)
     widest = max(node.size for node in graph.nodes)
     size = max(1, 8 * room_of(y.device) // widest)
+    lower = lower.clone()
     for part in torch.split(torch.arange(len(owner), device=y.device), size):
         mine = owner[part]
         other = rival[part]

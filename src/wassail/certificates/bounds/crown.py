@@ -461,12 +461,12 @@ class Sweep:
         if (
             not smooth and self.fast.lines | self.fast.planes
         ):  # before the first of them all bounds are exact
-            open_ = self._open(j, low, high)
+            open_ = self.open_entries(j, low, high)
             for group in groups_of(chunks_of(open_, room // widest), c.device):
                 found = in_step([self._screen(j, owner, place) for owner, place in group])
                 for (owner, place), (bottom, top) in zip(group, found):
                     narrow_to(low, high, owner, place, bottom, top)
-        left = low < high if smooth else self._open(j, low, high)
+        left = low < high if smooth else self.open_entries(j, low, high)
         # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
         lost = (
             (left.sum(1, keepdim=True) > MOSTLY * node.size)
@@ -484,7 +484,7 @@ class Sweep:
                     spread.put(owner, place, constant, a, self.inputs)
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
-    def _open(self, j: int, low: Tensor, high: Tensor) -> Tensor:
+    def open_entries(self, j: int, low: Tensor, high: Tensor) -> Tensor:
         """Which entries of node j, with spans `(N, size)`, a bound can help: undecided neurons that
         move by more than rounding. The difference of two constants, as in a max pooling after
         weights that training has made 0, does not.

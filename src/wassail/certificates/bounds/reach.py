@@ -25,6 +25,8 @@ from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Matrix, rounding_map
 from wassail.certificates.graph.matrix_norms import matrix_norm
+from wassail.certificates.graph.operators.convolution import Conv
+from wassail.rounding import FLOOR, UNIT
 
 UP = 1 + 2.0**-40  # more than the roundings of a few products and of a norm take away
 
@@ -183,11 +185,22 @@ class Forward:
             return rounding.length(torch.stack(given), 2, 0) * UP
         if len(given) > 1:
             return torch.stack(given).sum(0) * UP
-        first = isinstance(self.graph.nodes[node.inputs[0]].op, Input)
-        if first and self.balls.norm == 1 and isinstance(op.map, Matrix) and len(node.shape) == 1:
-            return self.balls.radius * matrix_norm(op.map.weight, 1.0, 2.0) * UP
         shape = self.graph.nodes[node.inputs[0]].shape
+        first = isinstance(self.graph.nodes[node.inputs[0]].op, Input) and self.balls.norm == 1
+        if first and isinstance(op.map, Matrix) and len(node.shape) == 1:
+            return self.balls.radius * matrix_norm(op.map.weight, 1.0, 2.0) * UP
+        if first and isinstance(op.map, Conv):
+            return self.balls.radius * longest_column(op.map, node.shape) * UP
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
+
+
+def longest_column(map_: Conv, output: tuple[int, ...]) -> float:
+    """`||W||_{1 -> 2}`, the length of the longest column, from above; inf after an overflow."""
+    weight = map_.weight
+    squares = map_.reweighted(weight.square() + FLOOR[torch.float64])  # may underflow
+    most = float(squares.transpose(weight.new_ones(1, *output))[0].max())
+    found = math.sqrt(most * (1 + (weight.numel() + 8) * UNIT)) * UP
+    return found if math.isfinite(found) else math.inf
 
 
 def length_above(values: Tensor) -> Tensor:

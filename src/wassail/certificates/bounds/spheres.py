@@ -14,6 +14,9 @@ not negative. `lam = 0` with CROWN's `g` is CROWN; `g = 0` is the product of the
 do not belong into the ball. `g` and `lam` are found by an ascent in float32; what is claimed is
 computed again in float64, with what rounding may lose.
 
+Two starts for `g`: CROWN's, and the tangents `w_i f'(c_i)`, which are better where most neurons of
+a wide box stay on their side. Each row takes the one that is better for it.
+
 Where `rho` comes from: the norms of the layers, times the radius at the input (`reach.py`). Better,
 `(lam / 2) ||d||^2` is not replaced by `(lam / 2) rho^2` but handed on to the layer before
 (`links.py`): there it is `(q / 2) ||f(c + d') - f(c)||^2`, one term more in each of the maxima. The
@@ -36,7 +39,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
-from wassail.certificates.bounds.ball_layer import BallLayer
+from wassail.certificates.bounds.ball_layer import BallLayer, widened
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic
 from wassail.certificates.bounds.links import Links
@@ -50,6 +53,7 @@ Sides: TypeAlias = "Mapping[int, Tensor]"
 RATE = 0.1  # of the slopes, at first
 PACE = 0.3  # of the logarithms of the multipliers, at first
 DECAY = 0.97
+AHEAD = 1e-3  # of a bound: by how much tangents have to be better than CROWN's slopes
 LATER = 30  # an ascent that goes on from slopes begins with the rate of this step
 
 
@@ -121,9 +125,20 @@ class Spheres:
             )
         return found
 
-    def _start(self, kind: Arithmetic, i: int, layer: BallLayer, w: Tensor, owner: Tensor) -> Any:
-        """CROWN's slopes for layer i, and the multiplier that is best with them."""
+    def _start(
+        self,
+        kind: Arithmetic,
+        i: int,
+        layer: BallLayer,
+        w: Tensor,
+        owner: Tensor,
+        tangents: bool,
+    ) -> Any:
+        """CROWN's slopes for layer i, or its tangents, and the best multiplier for them."""
         bend = self.sweep.bends[i]
+        if tangents:
+            up = torch.where(layer.c > 0, 1.0, layer.slope).expand_as(w)
+            return up, up, layer.first_multiplier(w, up, up)
         up, down = (
             of_owner(v, owner).to(kind.dtype).expand_as(w).clone() for v in (bend.up, bend.down)
         )
@@ -132,6 +147,34 @@ class Spheres:
             for v in found:
                 v.requires_grad_(True)
         return found
+
+    def _begin(
+        self, last: int, rows: Tensor, owner: Tensor, layers: Mapping[int, BallLayer]
+    ) -> Slopes:
+        """For each row the better one of the two starts, in float32."""
+        fast = self.sweep.fast
+        found: list[tuple[Tensor, Slopes]] = []
+        with torch.no_grad():
+            for tangents in (False, True):
+                slopes: Slopes = {}
+                constant, a, lam = self._substitute(
+                    fast, last, rows, owner, layers, slopes, tangents=tangents
+                )
+                middle, spread = self.sweep.inputs.across(a, owner)
+                value = constant + middle + spread
+                if lam is not None:
+                    value = value + lam / 2 * self.balls.radius[self.balls.first][owner].square()
+                found.append((value, slopes))
+        (plain, slopes), (other, tangent) = found
+        better = other < plain * (1 - AHEAD)
+
+        def chosen(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(widened(better, mine), theirs, mine)
+
+        return {
+            i: (chosen(up, tangent[i][0]), chosen(down, tangent[i][1]), chosen(lam, tangent[i][2]))
+            for i, (up, down, lam) in slopes.items()
+        }
 
     def _substitute(
         self,
@@ -143,6 +186,7 @@ class Spheres:
         slopes: Slopes,
         cuts: list[Tensor] | None = None,
         costs: dict[int, Tensor] | None = None,
+        tangents: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """`<row, d_last> <= constant + <a, d_0> + (lam / 2) ||d_first||^2`: `(R,)`, `(R, n)`, and
         lam `(R,)`, None without a layer that reads the input.
@@ -158,6 +202,7 @@ class Spheres:
             slopes: what is missing is found here.
             cuts: gets a bound for every node that all of a substitution goes through, `(R,)` each.
             costs: gets what each neuron of a layer costs, `(R, *shape)`.
+            tangents: whether slopes that are missing are those of tangents; default False, CROWN's.
         """
         nodes = self.graph.nodes
         weight = {last: rows}
@@ -178,7 +223,7 @@ class Spheres:
                     add_to(weight, j, part)
             elif i in layers:
                 if i not in slopes:
-                    slopes[i] = self._start(kind, i, layers[i], w, owner)
+                    slopes[i] = self._start(kind, i, layers[i], w, owner, tangents)
                 terms = (node.size + 8 + kind.sums) * 2.0**-52 if kind is self.sweep.exact else 0.0
                 q = quad.pop(i, None)
                 if costs is not None:
@@ -229,6 +274,7 @@ class Spheres:
         goal: Tensor,
         sides: Sides | None = None,
         slopes: Slopes | None = None,
+        quick: bool = False,
     ) -> tuple[Tensor, Slopes]:
         """Upper bounds on `<row, d_last>`, `(R,)` in float64, and the slopes that gave them.
 
@@ -239,12 +285,14 @@ class Spheres:
             steps: of the ascent.
             goal: rows whose bound falls below this are finished, `(R,)`.
             sides: neurons that are split; default None.
-            slopes: where the ascent begins; default None, CROWN's.
+            slopes: where the ascent begins; default None, the better one of two starts.
+            quick: whether the input pays for length and direction apart; default False.
         """
         sides = sides or {}
         layers = self._layers(self.sweep.fast, last, owner, sides)
         moving = _Moving(rows.float(), owner, goal, layers)
-        now = {} if slopes is None else _begun(slopes)
+        begun = self._begin(last, moving.rows, owner, layers) if slopes is None else slopes
+        now = _begun(begun)
         ahead = 0 if slopes is None else LATER
         ascent: Ascent | None = None
         for step in range(1, steps + 1):
@@ -266,8 +314,9 @@ class Spheres:
             if not len(open_):
                 break
             now = _by_layer(now, [v.requires_grad_(True) for v in moved])
-        best = {} if ascent is None else _by_layer(now, [v.double() for v in ascent.kept])
-        return self._claim(last, rows, owner, best, sides), best
+        kept = _leaves(begun) if ascent is None else ascent.kept
+        best = _by_layer(begun, [v.detach().double() for v in kept])
+        return self._claim(last, rows, owner, best, sides, quick), best
 
     def _value(self, last: int, moving: _Moving, slopes: Slopes) -> Tensor:
         """About the bound, in float32, with its gradients; the entry's next step is taken, too."""
@@ -283,7 +332,13 @@ class Spheres:
         return constant + value.double()
 
     def _claim(
-        self, last: int, rows: Tensor, owner: Tensor, slopes: Slopes, sides: Sides
+        self,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        slopes: Slopes,
+        sides: Sides,
+        quick: bool = False,
     ) -> Tensor:
         """The bound with these slopes, in float64."""
         exact = self.sweep.exact
@@ -294,8 +349,9 @@ class Spheres:
             plain = constant + self.sweep.inputs.upper(a, owner)
             door = self.balls.door
             if lam is not None and door is not None and self.balls.entry is not None:
-                both = self.balls.entry.bound(a, lam * door.square[owner], owner)
-                cuts.append(constant + both)
+                if not quick:
+                    both = self.balls.entry.bound(a, lam * door.square[owner], owner)
+                    cuts.append(constant + both)
                 ball = lam / 2 * self.balls.radius[self.balls.first][owner].square() * UP
                 plain = plain + torch.where(door.good[owner], ball, 0.0)
             found = torch.stack([plain, *cuts])

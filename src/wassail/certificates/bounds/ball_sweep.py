@@ -1,0 +1,69 @@
+"""Inner boxes by balls: a sweep that bounds undecided neurons by ball and box together.
+
+A box of an inner layer that CROWN found on an l2 ball is too wide for the same reason as a margin
+is, and what is lost there is lost again in every layer after it. So each layer's open neurons are
+bounded anew, with the balls of the layers before; then their boxes give the next balls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.chunks import chunks_of, room_of
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.reach import Reach
+from wassail.certificates.bounds.rows import Span, narrow_to, units_of
+from wassail.certificates.bounds.spheres import Spheres
+from wassail.certificates.graph.graph import Graph
+
+FEW = 100  # open neurons of a sample in one layer, up to which an ascent is worth its time
+STEPS = 6  # of that ascent
+SPARE = 0.03  # how far beyond its kink a neuron's ascent goes on, since its values are rough
+
+
+class BallSweep(Sweep):
+    """The same sweep with narrower boxes, never wider than those given.
+
+    Args:
+        graph: a network of affine nodes and ReLUs.
+        balls: one for each sample.
+        known: what CROWN's sweep on these balls proved, node by node.
+        reach: how far the nodes move on them.
+    """
+
+    def __init__(self, graph: Graph, balls: Balls, known: Mapping[int, Span], reach: Reach) -> None:
+        super().__init__(graph, balls, 0, known)
+        self.reach = reach
+
+    def _tighten(self, j: int) -> None:
+        """The open entries of node j, the input of an activation, by balls."""
+        if j in self.tight or not self.bends:
+            return
+        self.tight.add(j)
+        node = self.graph.nodes[j]
+        low, high = (side.flatten(1).clone() for side in self.spans[j])
+        open_ = self.open_entries(j, low, high)
+        few = open_.sum(1, keepdim=True) <= FEW
+        spheres = Spheres(self, self.reach)
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        most = max(1, 4 * room_of(low.device) // widest)
+        for steps, wanted in ((STEPS, open_ & few), (0, open_ & ~few)):
+            for owner, place in chunks_of(wanted, most):
+                clock.check()
+                both = self._both(spheres, j, owner.expand(len(place)), place, steps)
+                narrow_to(low, high, owner, place, -both[len(place) :], both[: len(place)])
+        self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
+
+    def _both(self, spheres: Spheres, j: int, owner: Tensor, place: Tensor, steps: int) -> Tensor:
+        """Upper bounds on the deviations of some entries of node j, then on their negatives."""
+        unit = units_of(self.graph.nodes[j], place, torch.float64)
+        c = self.centre[j].flatten(1)[owner, place]
+        rows = torch.cat([unit, -unit])
+        goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
+        twice = torch.cat([owner, owner])
+        return spheres.bound(j, rows, twice, steps, goal, quick=not steps)[0]
