@@ -4,12 +4,14 @@ optimum is known.
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from support.rescaled import PIECEWISE, case, random_graph, rescaled
+from support.rounding import MODES, rounded
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.ball_sweep import BallSweep
@@ -117,7 +119,9 @@ def test_margins_gain_by_inner_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (narrow - wide)[open_].mean() > 0.02 * wide[open_].abs().mean()
 
 
-def test_the_longest_column_of_a_convolution() -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_the_longest_column_of_a_convolution(mode: str) -> None:
+    """From above in every rounding mode, times a radius, and exact up to that."""
     for stride, padding in ((1, 0), (2, 1), (1, 2)):
         torch.manual_seed(stride)
         model = nn.Sequential(
@@ -128,9 +132,13 @@ def test_the_longest_column_of_a_convolution() -> None:
         op = graph.nodes[1].op
         assert isinstance(op, Affine) and isinstance(op.map, Conv)
         eye = torch.eye(72, dtype=torch.float64).reshape(72, 2, 6, 6)
-        true = float(op.map.forward(eye).flatten(1).norm(dim=1).max())
-        found = longest_column(op.map, graph.nodes[1].shape)
-        assert true <= found <= true * (1 + 1e-9)
+        columns = op.map.forward(eye).flatten(1).tolist()
+        true = max(sum(Fraction(v) ** 2 for v in column) for column in columns)
+        with rounded(mode):
+            found = torch.tensor(0.3, dtype=torch.float64)
+            found = found * longest_column(op.map, graph.nodes[1].shape)
+        square = Fraction(float(found)) ** 2 / Fraction(0.3) ** 2
+        assert true <= square <= true * (1 + Fraction(1, 10**12))
 
 
 def layer_of(rows: int, size: int) -> BallLayer:

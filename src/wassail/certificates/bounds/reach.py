@@ -190,16 +190,18 @@ class Forward:
         if first and isinstance(op.map, Matrix) and len(node.shape) == 1:
             return self.balls.radius * matrix_norm(op.map.weight, 1.0, 2.0) * UP
         if first and isinstance(op.map, Conv):
-            return self.balls.radius * longest_column(op.map, node.shape) * UP
+            return self.balls.radius * longest_column(op.map, node.shape)
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
 
 
 def longest_column(map_: Conv, output: tuple[int, ...]) -> float:
-    """`||W||_{1 -> 2}`, the length of the longest column, from above; inf after an overflow."""
+    """`||W||_{1 -> 2}`, the length of the longest column, from above, with room for a product and a
+    sum; inf after an overflow.
+    """
     weight = map_.weight
     squares = map_.reweighted(weight.square() + FLOOR[torch.float64])  # may underflow
     most = float(squares.transpose(weight.new_ones(1, *output))[0].max())
-    found = math.sqrt(most * (1 + (weight.numel() + 8) * UNIT)) * UP
+    found = math.sqrt(most * (1 + (weight.numel() + 16) * UNIT))
     return found if math.isfinite(found) else math.inf
 
 
