@@ -146,3 +146,33 @@ def test_a_squeeze_from_the_sample_goes_to_the_rival_it_is_told(norm: float) -> 
     told, rows = seen[0]
     assert torch.equal(calls[-1].argmax(1), told)
     assert torch.equal(calls[-1].argmin(1), y[rows])
+
+
+def test_a_sparse_squeeze_moves_a_third_of_the_coordinates_of_the_best_flip() -> None:
+    """From a flip that changes six coordinates its first step moves two, by the same amount."""
+    w = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.4, 0.3]], dtype=torch.float64)
+    model = LinearClassifier(torch.cat([-w, w]) / 2, torch.zeros(2, dtype=torch.float64))
+    x = torch.full((1, 8), -0.1, dtype=torch.float64)
+    y = torch.tensor([0])
+    seen: list[Tensor] = []
+
+    class Seen(nn.Module):
+        def forward(self, z: Tensor) -> Tensor:
+            seen.append(z.detach().clone())
+            return model(z)
+
+    def engine(state: Hunt, tick: Tick) -> None:
+        best = x.clone()
+        best[0, :6] += 0.6
+        state.logits(best, state.rows)
+        seen.clear()
+        slack = torch.full_like(state.distance, SLACK)
+        squeeze(state, state.rows, 2, slack, length=0.1, sparse=True)
+
+    hunt(engine, "sparse", Seen(), x, y, 1.0, None)
+    first, second = seen[0] - x, seen[1] - x
+    assert float(first.abs().sum()) == pytest.approx(0.95 * 3.6)
+    # The ball shrinks as well: what was not moved is thresholded by as much, once.
+    grown = (second - first)[0, :6]
+    assert torch.allclose(grown[0], grown[1]) and (grown[:2] > grown[2] + 0.1).all()
+    assert torch.allclose(grown[2:], grown[2].expand(4))

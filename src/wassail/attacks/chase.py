@@ -60,12 +60,15 @@ CHASED = 3
 # The rounds after the opening (see `play`), and what is repeated after them: docs/attacks.md says
 # how they were chosen.
 PLAN = {
-    1.0: ("squeeze", "duel", "half", "fresh", "fresh", "duel", "squeeze", "half", "rivals"),
+    1.0: (
+        *("squeeze", "duel", "sparse", "half", "stir", "fresh"),
+        *("duel", "sparse", "stir", "half", "rivals"),
+    ),
     2.0: ("squeeze", "afar", "stir", "half", "afar", "stir", "afar", "rivals"),
     math.inf: ("straight", "fresh", "stir", "fresh", "squeeze", "half", "rivals"),
 }
 LATER = {
-    1.0: ("duel", "fresh", "half", "stir"),
+    1.0: ("sparse", "stir", "duel", "half"),
     2.0: ("half", "stir", "afar", "stir"),
     math.inf: ("straight", "stir", "fresh", "half"),
 }
@@ -179,6 +182,9 @@ def play(lead: Lead, name: str, turn: int, seed: int, number: int) -> None:
     rows = lead.rows
     if name == "squeeze":
         squeeze(hunt, rows, 40, lead.slack)
+    elif name == "sparse":
+        slack = torch.full_like(lead.slack, SLACK)
+        squeeze(hunt, rows, 40, slack, length=1.0, sparse=True)
     elif name == "straight":
         squeeze(hunt, rows, 40, lead.slack, straight=1.0, length=1.0)
     elif name == "fresh":  # from the sample: to the strongest rival, to the second, ...

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
 from wassail.device import take
-from wassail.geometry import project, steepest, vector_norm
+from wassail.geometry import project, room, steepest, vector_norm
 from wassail.losses import strongest_rival
 from wassail.network import Tape
+from wassail.threat import Domain
 
 # By which share the ball of a squeeze is smaller than the best flip's: at first, at most, at least.
 SLACK = 0.05
@@ -19,6 +20,9 @@ MOST_SLACK = 0.2
 LEAST_SLACK = 0.001
 # Which share of the iterations, the last ones, takes Euclidean steps.
 STRAIGHT = {1.0: 1.0, 2.0: 0.0, math.inf: 0.5}
+# A sparse step moves this share of as many coordinates as the best flip changes, and at most some.
+SPARSE = 1 / 3
+MOST_COORDINATES = 64
 
 
 def climb(
@@ -43,6 +47,7 @@ def squeeze(
     rivals: Tensor | None = None,
     straight: float | None = None,
     length: float = 0.3,
+    sparse: bool = False,
 ) -> None:
     """Climb the margin inside a ball smaller than the best flip's; each flip makes the ball
     smaller. 1 F + 1 B each.
@@ -66,6 +71,8 @@ def squeeze(
         straight: share of the iterations, at the end, with Euclidean steps; default None,
             `STRAIGHT` of the norm.
         length: first step, in radii.
+        sparse: steps that move a few coordinates by the same amount, as those of APGD for l1
+            (Croce & Hein 2021); default False.
     """
     straight = STRAIGHT[hunt.norm] if straight is None else straight
     current = hunt.points[rows] if start is None else start
@@ -88,13 +95,29 @@ def squeeze(
         slack.index_copy_(0, rows, torch.where(flip, wider, closer))
         w = climb(hunt, tape, rows, torch.arange(len(rows), device=rows.device), rivals)
         share = length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
-        if k >= (1 - straight) * times:
+        if sparse:
+            (points,) = take(rows, hunt.points)
+            count = SPARSE * (points - x).abs().sign_().flatten(1).sum(1)
+            move = _sparse_step(current, w, share * radius, count, hunt.domain)
+        elif k >= (1 - straight) * times:
             size = share * _euclidean(hunt, rows, radius)
             move = steepest(current, w, 2.0, size, hunt.domain)
         else:
             move = steepest(current, w, hunt.norm, share * radius, hunt.domain)
         velocity = velocity.mul_(0.75).add_(move) if k else move
         current = current + velocity
+
+
+def _sparse_step(x: Tensor, w: Tensor, size: Tensor, count: Tensor, domain: Domain) -> Tensor:
+    """A step of l1 length `size` `(m,)` along the `count` `(m,)` largest entries of `w` that have
+    room, the same for each of them: shape of `x`.
+    """
+    free = (w.abs() * room(x, w, domain).sign_()).flatten(1)
+    top, where = free.topk(min(MOST_COORDINATES, free.shape[1]), dim=1)
+    rank = torch.arange(top.shape[1], device=top.device)
+    chosen = ((rank < count.clamp(min=1)[:, None]) & (top > 0)).to(top)
+    each = chosen * (size / chosen.sum(1).clamp(min=1))[:, None]
+    return torch.zeros_like(free).scatter(1, where, each).reshape(x.shape).mul_(w.sign())
 
 
 def _euclidean(hunt: Hunt, rows: Tensor, radius: Tensor) -> Tensor:
