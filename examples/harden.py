@@ -2,12 +2,17 @@ r"""Harden a model for the distributional threat: a few lines in a training loop
 
     python examples/harden.py
     python examples/harden.py --model module:factory --data train.npz --held test.npz \
-        --eps 2/255 --certified 0.1 --minutes 60 --out hardened.pt
+        --eps 2/255 --loss chance --lose 0 --certified 0.5 --minutes 60 --out hardened.pt
 
 Fine-tunes a model with `ws.robust_loss` and, if `--certified` is not 0, with `ws.certified_loss`
 beside it, and prints what is left over `Omega_1(eps)` before and after, from both sides. Without
 options: an embedded digits network. Models and data are named as for `wassail evaluate`; minutes
 are those of the processor.
+
+`--lose` is how much accuracy on clean samples may be lost. Cross entropy is trained beside the
+other losses then, and their weight follows the accuracy on samples that are held back.
+`--loss chance` gives up samples that cannot be kept, so that others are kept at larger distances;
+it needs a trained model to start from.
 """
 
 import argparse
@@ -22,6 +27,8 @@ from torch import Tensor, nn
 import wassail as ws
 
 BATCH = 100
+EVERY = 20  # steps between two looks at the samples that are held back
+WATCHED = 1000  # of them, and no more than a tenth of all
 
 
 def harden(
@@ -33,6 +40,10 @@ def harden(
     certified: float = 0.0,
     part: float = 0.25,
     rate: float = 1e-3,
+    loss: str = "error",
+    lose: float | None = None,
+    climb: int = 2,
+    seed: int = 0,
     report: Callable[[int, nn.Module], None] | None = None,
 ) -> nn.Module:
     """A copy of the model, trained on its worst distribution until `share(step)` is 1.
@@ -46,13 +57,23 @@ def harden(
         certified: weight of the certified part; default 0.
         part: of eps that is the budget of the certified part; default 0.25.
         rate: of Adam at the start.
+        loss: "error", or "chance", which gives up samples that cannot be kept.
+        lose: accuracy on clean samples that may be lost, 0 to 1; default None, any.
+        climb: steps of `ws.robust_loss`; default 2.
+        seed: of all draws; default 0.
         report: called after each step.
     """
     model = copy.deepcopy(model).eval().requires_grad_(True)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     climbed = ws.Price()
     bounded = ws.Price()
+    weight = 1.0
+    if lose is not None:
+        back = min(WATCHED, len(x) // 10)
+        watched = (x[-back:], y[-back:])
+        x = x[:-back]
+        least = accuracy(model, *watched) - lose
     step = 0
     while (done := share(step)) < 1:
         for group in optimizer.param_groups:
@@ -60,25 +81,35 @@ def harden(
         rows = torch.randint(len(x), (BATCH,), generator=generator)
         at = shifted(x[rows], generator)
         to = y[rows]
-        loss = ws.robust_loss(
-            model, at, to, threat, "error", price=climbed, steps=2, generator=generator
+        total = ws.robust_loss(
+            model, at, to, threat, loss, price=climbed, steps=climb, generator=generator
         )
-        if (
-            certified
-        ):  # its budget grows: the bounds of a model that was not trained for it are huge
+        if certified:
+            # its budget grows: the bounds of a model that was not trained for it are huge
             eps = part * threat.eps * min(1.0, 2 * done + 0.01)
             small = ws.Threat(threat.norm, threat.order, eps, threat.domain)
             bound = ws.certified_loss(
-                model, at, to, small, "error", price=bounded, generator=generator
+                model, at, to, small, loss, price=bounded, generator=generator
             )
-            loss = loss + certified * bound
+            total = total + certified * bound
+        if lose is not None:
+            if step % EVERY == 0:
+                room = (accuracy(model, *watched) - least) / 0.01
+                weight *= math.exp(0.05 * max(-1.0, min(1.0, room)))
+            total = nn.functional.cross_entropy(model(at), to) + weight * total
         optimizer.zero_grad()
-        loss.backward()
+        total.backward()
         optimizer.step()
         step += 1
         if report is not None:
             report(step, model)
     return model
+
+
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Share of right answers on clean samples."""
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
 
 
 def shifted(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -115,6 +146,10 @@ def main(arguments: list[str] | None = None) -> list[list[float]]:
     parser.add_argument("--certified", type=float, default=0.0, help="weight of the bound")
     parser.add_argument("--part", type=float, default=0.25, help="of eps that is bounded")
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--loss", choices=("error", "chance"), default="error")
+    parser.add_argument("--lose", type=float, help="clean accuracy that may be lost, 0 to 1")
+    parser.add_argument("--climb", type=int, default=2, help="steps to the worst points")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--images", type=int, default=200, help="measured")
     parser.add_argument("--out", help="file for the weights")
     asked = parser.parse_args(arguments)
@@ -130,7 +165,20 @@ def main(arguments: list[str] | None = None) -> list[list[float]]:
             return step / asked.steps
         return (time.process_time() - began) / 60 / asked.minutes
 
-    hardened = harden(model, x, y, threat, share, asked.certified, asked.part, asked.rate)
+    hardened = harden(
+        model,
+        x,
+        y,
+        threat,
+        share,
+        asked.certified,
+        asked.part,
+        asked.rate,
+        asked.loss,
+        asked.lose,
+        asked.climb,
+        asked.seed,
+    )
     if asked.out:
         torch.save(hardened.state_dict(), asked.out)
     rows = []

@@ -29,6 +29,17 @@ def test_hardening_with_proofs(tmp_path: Path) -> None:
     assert again[0] == after[0] and again[2] == after[2]
 
 
+@pytest.mark.parametrize("loss", ["error", "chance"])
+def test_hardening_keeps_clean_accuracy(loss: str) -> None:
+    """A budget that ruins the clean accuracy does not if little of it may be lost."""
+    options = ["--eps", "0.2", "--steps", "200", "--images", "100", "--seed", "1", "--climb", "1"]
+    module = example("harden")
+    before, ruined = module.main(options)
+    assert ruined[0] < before[0] - 0.15
+    _, kept = module.main([*options, "--loss", loss, "--lose", "0.02"])
+    assert kept[0] > ruined[0] + 0.1
+
+
 @pytest.mark.slow
 def test_certified_training_closes_the_gap(capsys: pytest.CaptureFixture[str]) -> None:
     low, high = example("certified").main()

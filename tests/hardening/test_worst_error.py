@@ -86,10 +86,27 @@ def test_a_bound_on_the_error_is_above_what_attacks_reach(norm: float, order: fl
         threat = ws.Threat(norm=norm, order=order, eps=0.05)
         flips = ws.nearest(model, x, y, norm=norm, passes=60)
         attacked = 1 - ws.risk_curve(flips, order=order)(0.05)[1]
-        bound = float(ws.certified_loss(model, x, y, threat, "error").detach())
-        climbed = float(ws.robust_loss(model, x, y, threat, "error").detach())
-        assert attacked <= bound + 1e-9
-        assert climbed <= bound + 1e-9
+        for loss in ("error", "chance"):
+            bound = float(ws.certified_loss(model, x, y, threat, loss).detach())
+            climbed = float(ws.robust_loss(model, x, y, threat, loss).detach())
+            assert attacked <= bound + 1e-9
+            assert climbed <= bound + 1e-9
+
+
+def test_a_chance_is_bounded_where_bits_are_not() -> None:
+    """A sample that is lost beyond hope counts 2, and pulls at the weights no more."""
+    for which in (ws.certified_loss, ws.robust_loss):
+        model = perceptron()
+        with torch.no_grad():
+            for value in model.parameters():
+                value *= 100
+        x, y = right(model, 20)
+        point = ws.Threat(norm="inf", order="inf", eps=0.5)
+        assert which(model, x, y, point, "error").item() > 10
+        chance = which(model, x, y, point, "chance")
+        assert 0.5 < chance.item() <= 2
+        chance.backward()
+        assert max(float(value.grad.abs().max()) for value in model.parameters()) < 1e-3
 
 
 @pytest.mark.parametrize("which", [ws.certified_loss, ws.robust_loss])
@@ -136,14 +153,14 @@ def test_the_price_of_an_error_finds_the_marginal_sample() -> None:
     for step in range(600):
         used, parts = balls(20, threat, price, generator)
         wrong = (parts / used >= found).double()
-        value = error(2 * math.log(2) * wrong, parts, threat, used, price)
+        value = error(2 * wrong, parts, threat, used, price)
         assert float(value) > 0
         if step >= 300:
             tail.append(1 / used)
     assert 0.16 < sum(tail) / len(tail) < 0.25
 
 
-@pytest.mark.parametrize("loss", ["kl", "error"])
+@pytest.mark.parametrize("loss", ["kl", "error", "chance"])
 @pytest.mark.parametrize("order", [1.0, 2.0, math.inf])
 def test_gradients_are_finite_differences(loss: str, order: float) -> None:
     model = perceptron()

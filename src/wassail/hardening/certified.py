@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import column
-from wassail.hardening.price import Price, balls, batch_price, dual, error
+from wassail.hardening.price import ERRORS, Price, balls, batch_price, dual, error, wrongness
 from wassail.hardening.robust import check_generator, check_price, checked_reach
 from wassail.threat import Threat
 from wassail.threat import dual as dual_norm
 
 Box: TypeAlias = "tuple[Tensor, Tensor]"  # middles and half widths
-LOSSES = ("cross_entropy", "margin", "error")
+LOSSES = ("cross_entropy", "margin", *ERRORS)
 REACH = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # radii of the balls, in units of eps
 
 
@@ -52,7 +52,8 @@ def certified_loss(
     bits, is at least 1 where a ball is not proved. No ball is larger than `lam^(-1/p)`, so
     intervals stay useful. With a `generator` each sample has one ball, drawn for this call: the
     value is then no bound but an estimate of one, whose mean over the draws is a bound, at the cost
-    of one ball.
+    of one ball. `loss="chance"` bounds the same with twice the probability of the other classes in
+    place of the bits: never above 2 for a sample, so that one that cannot be proved stops pulling.
 
     >>> import torch, wassail as ws
     >>> model, (x, y) = ws.zoo.load("digits-mlp"), ws.zoo.data("digits")
@@ -67,13 +68,13 @@ def certified_loss(
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
         threat: `Threat`: norm, order, eps and domain; a finite order needs a box unless the loss is
-            "error".
-        loss: "cross_entropy" (the default), "margin" or "error".
+            "error" or "chance".
+        loss: "cross_entropy" (the default), "margin", "error" or "chance".
         price: `Price` that is kept between batches; default None, the price of this batch alone
-            ("error": `(3 eps)^-p`).
-        reach: radii in units of eps, increasing; order inf: only 1; "error": not used.
+            ("error" and "chance": `(3 eps)^-p`).
+        reach: radii in units of eps, increasing; order inf: only 1; "error" and "chance": not used.
         generator: `torch.Generator` on the CPU that draws one ball for each sample; default None,
-            all balls. Only for "error".
+            all balls. Only for "error" and "chance".
     """
     if loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
@@ -82,8 +83,8 @@ def certified_loss(
     radii = checked_reach(reach, threat)
     x, y = check_data(x, y, threat.domain)
     layers = list(layers_of(model))
-    if loss == "error":
-        return _error(layers, x, y, threat, price, generator)
+    if loss in ERRORS:
+        return _error(layers, x, y, threat, loss, price, generator)
     if threat.order == math.inf:
         return _bound(layers, x, y, threat, radii[0], loss).mean()
     if threat.domain is None:
@@ -111,16 +112,18 @@ def _error(
     x: Tensor,
     y: Tensor,
     threat: Threat,
+    loss: str,
     price: Price | None,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """`lam eps^p + mean_i mean_u bits_i`: in all balls of a grid, or in one for each sample."""
+    """`lam eps^p + mean_i mean_u wrongness_i`: in all balls of a grid, or in one each."""
     if threat.order == math.inf:
-        return _bound(layers, x, y, threat, threat.eps, "cross_entropy").mean() / math.log(2)
+        bound = _bound(layers, x, y, threat, threat.eps, "cross_entropy")
+        return wrongness(bound, loss).mean()
     used, parts = balls(len(x), threat, price, generator)
     radii = ((parts / used) ** (1 / threat.order)).to(x)
     rows = [_bound(layers, x, y, threat, radius, "cross_entropy") for radius in radii]
-    return error(torch.stack(rows), parts, threat, used, price)
+    return error(wrongness(torch.stack(rows), loss), parts, threat, used, price)
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wassail.threat import Threat, parse_level
 
+ERRORS = ("error", "chance")  # losses that stand for the share of wrong answers
 HALVINGS = 60
 # The largest ball for the error, in units of eps. A model that is half right over the Wasserstein
 # ball needs 2 to 4.
@@ -199,26 +200,37 @@ def balls(
     return used, (places + torch.rand(n, generator=generator, dtype=torch.float64))[None] / n
 
 
-def error(
-    losses: Tensor, parts: Tensor, threat: Threat, used: float, price: Price | None
-) -> Tensor:
-    """`lam eps^p + mean_i mean_u bits`, and what the batch teaches the price.
+def wrongness(losses: Tensor, loss: str) -> Tensor:
+    """What is at least 1 where an answer is wrong: cross entropy in bits, or twice a chance.
 
     Args:
-        losses: cross entropy in each ball, or bounds on it, `(rows, n)`: log 2 or more if wrong.
+        losses: cross entropy, or bounds on it, any shape.
+        loss: "error", in bits; "chance", twice the probability of the other classes, at most 2.
+    """
+    if loss == "chance":
+        return -2 * torch.expm1(-losses)
+    return losses / math.log(2)
+
+
+def error(
+    values: Tensor, parts: Tensor, threat: Threat, used: float, price: Price | None
+) -> Tensor:
+    """`lam eps^p + mean_i mean_u values`, and what the batch teaches the price.
+
+    Args:
+        values: `wrongness` in each ball, or bounds on it, `(rows, n)`: 1 or more if wrong.
         parts: the `u` of `balls`, `(rows, n)`.
         threat: `Threat` of finite order.
         used: the price of `balls`.
         price: `Price` that learns, or None.
     """
-    bits = losses / math.log(2)
     budget = threat.eps**threat.order
     if price is not None:
-        right = bits.detach().cpu() < 1
+        right = values.detach().cpu() < 1
         # A sample of radius (u / lam)^(1/p) spends u / lam if u < 1, else nothing: what is right in
         # all its balls, less what is right in the largest.
         largest = parts >= 0.9 * parts.amax()
         share = float(right.double().mean() - right[largest].double().mean())
         price.learn(max(0.0, share) / used, budget)
-    value: Tensor = used * budget + bits.mean()
+    value: Tensor = used * budget + values.mean()
     return value

@@ -11,13 +11,13 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.errors import InputError, instance, unknown
 from wassail.geometry import distances, steepest
-from wassail.hardening.price import Price, allocated, balls, dual, error
+from wassail.hardening.price import ERRORS, Price, allocated, balls, dual, error, wrongness
 from wassail.losses import cross_entropy, margin
 from wassail.network import Model
 from wassail.threat import Threat, parse_threat, whole
 
 LOSSES = {"cross_entropy": cross_entropy, "margin": margin}
-NAMES = (*LOSSES, "kl", "error")
+NAMES = (*LOSSES, "kl", *ERRORS)
 REACH = (1.0, 2.0, 4.0)  # how far single samples may go, in units of eps
 WEIGHT = 6.0  # of "kl", as in TRADES
 
@@ -48,6 +48,11 @@ def robust_loss(
     1, that have it inside. Each ball is climbed, and cross entropy in bits is at least 1 where it
     finds a flip. With a `generator` each sample has one ball, drawn for this call.
 
+    `loss="chance"` is the same with twice the probability of the other classes in place of the
+    bits. It is also at least 1 at a flip, and never above 2: a sample that cannot be kept stops
+    pulling, so that less clean accuracy is lost. It is flat where a model is far off: start from a
+    trained one.
+
     >>> import torch, wassail as ws
     >>> model, (x, y) = ws.zoo.load("digits-mlp"), ws.zoo.data("digits")
     >>> threat = ws.Threat(norm="inf", order=1, eps=0.05)
@@ -60,14 +65,14 @@ def robust_loss(
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
         threat: `Threat`: norm, order, eps and domain.
-        loss: "cross_entropy" (the default), "margin", "kl" or "error".
+        loss: "cross_entropy" (the default), "margin", "kl", "error" or "chance".
         price: `Price` that is kept between batches; default None, the price of this batch alone
-            ("error": `(3 eps)^-p`).
+            ("error" and "chance": `(3 eps)^-p`).
         reach: distances in units of eps at which points are kept, increasing; order inf: only 1;
-            "error": not used.
+            "error" and "chance": not used.
         steps: passes with gradients for each distance; default 2.
         generator: `torch.Generator` on the CPU that draws one ball for each sample; default None,
-            several balls. Only for "error".
+            several balls. Only for "error" and "chance".
     """
     if loss not in NAMES:
         raise unknown("loss", loss, NAMES)
@@ -76,8 +81,8 @@ def robust_loss(
     radii = checked_reach(reach, threat)
     check_generator(generator, loss)
     x, y = check_data(x, y, threat.domain)
-    if loss == "error":
-        return _error(model, x, y, threat, price, steps, generator)
+    if loss in ERRORS:
+        return _error(model, x, y, threat, loss, price, steps, generator)
     # the divergence is flat at the sample itself: its points are climbed by cross entropy
     points = _path(model, x, y, threat, LOSSES.get(loss, cross_entropy), radii, steps)
     logits = model(torch.cat([x, *points]))
@@ -107,19 +112,20 @@ def _error(
     x: Tensor,
     y: Tensor,
     threat: Threat,
+    loss: str,
     price: Price | None,
     steps: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """`lam eps^p + mean_i mean_u bits_i` at points that were climbed to in balls (`balls`)."""
+    """`lam eps^p + mean_i mean_u wrongness_i` at points that were climbed to in balls (`balls`)."""
     if threat.order == math.inf:
         points = _path(model, x, y, threat, cross_entropy, [threat.eps], steps)
-        return cross_entropy(model(points[0]), y).mean() / math.log(2)
+        return wrongness(cross_entropy(model(points[0]), y), loss).mean()
     used, parts = balls(len(x), threat, price, generator)
     radii = list(((parts / used) ** (1 / threat.order)).to(x))
     points = _path(model, x, y, threat, cross_entropy, radii, steps)
     rows = cross_entropy(model(torch.cat(points)), y.repeat(len(points))).view(len(points), -1)
-    return error(rows, parts, threat, used, price)
+    return error(wrongness(rows, loss), parts, threat, used, price)
 
 
 def check_price(price: Price | None) -> None:
@@ -130,7 +136,7 @@ def check_price(price: Price | None) -> None:
 
 def check_generator(generator: torch.Generator | None, loss: str) -> None:
     """Balls are drawn for the error only, or one sentence."""
-    if generator is not None and loss != "error":
+    if generator is not None and loss not in ERRORS:
         raise InputError(
             f'a generator draws balls, which loss="{loss}" has none of: use loss="error" or leave '
             "the generator out."
