@@ -18,6 +18,8 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import margins as split
+from wassail.certificates.search.domains import Domains
+from wassail.certificates.search.tree import Tree
 
 INF = math.inf
 BOX = (0.0, 1.0)
@@ -174,6 +176,7 @@ CASES: dict[str, tuple[str, Call]] = {
     "products of norms": ("smooth", radius("auto", 2)),
     "verify by balls": ("images", verified("ball", 2, 0.05)),
     "branch": ("relu", radius("branch", 2)),
+    "branch, smooth": ("smooth", radius("branch", INF)),
     "exact": ("plane", radius("exact", INF)),
     "lipschitz radii": ("plane", radius("lipschitz", 2)),
     "verify": ("plane", verified("auto", 2, 0.05)),
@@ -312,13 +315,13 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
     graph = read(made("relu"), x.shape[1:])
     expected = branched(graph, x, y, [0, 1, 2, 3], 16)
     sizes: list[int] = []
-    bounded = split._Tree.bounded
+    bounded = Tree.bounded
 
-    def spy(self: split._Tree, domains: split._Domains, steps: int) -> split._Domains:
+    def spy(self: Tree, domains: Domains, steps: int) -> Domains:
         sizes.append(len(domains.owner.unique()))
         return bounded(self, domains, steps)
 
-    monkeypatch.setattr(split._Tree, "bounded", spy)
+    monkeypatch.setattr(Tree, "bounded", spy)
     with second_device() as second:
         there = graph.to(second.device)
         x = x.to(second.device)

@@ -60,7 +60,7 @@ class Prover:
         self.labels = y.cpu()
         self.unit = graph.operations + 10**4 * len(graph.nodes)  # of one pass
         self.balls = norm in (1, 2) and not graph.smooth
-        self.splits = not graph.smooth
+        self.splits = not graph.curved
         self.forest = Forest()
 
     @property

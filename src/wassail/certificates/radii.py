@@ -98,7 +98,7 @@ def radii(
     left as they are.
 
     Linear bounds are those of CROWN (Zhang et al. 2018), optimised slopes those of alpha-CROWN (Xu
-    et al. 2021), branching that of beta-CROWN (Wang et al. 2021).
+    et al. 2021), branching that of beta-CROWN (Wang et al. 2021) and GenBaB (Shi et al. 2025).
 
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
@@ -108,11 +108,11 @@ def radii(
         domain: box `(low, high)`, or None for all of R^n; default (0, 1).
         method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on
             balls, searched over the radius), "alpha-crown" (with `steps` of an ascent on the
-            slopes), "branch" (branch and bound on undecided neurons, networks of any size), "ball"
-            (crown, then bounds that know how far all neurons of a layer move at once, for l1 and
-            l2), "exact" (the distance itself, for small ReLU networks; larger ones are branched),
-            or "auto" (the default): exact for small ReLU networks; else crown, the products of the
-            layers' norms, and for l1 and l2 ball: for each sample what proves most
+            slopes), "branch" (branch and bound on neurons, ReLU or smooth, networks of any size),
+            "ball" (crown, then bounds that know how far all neurons of a layer move at once, for l1
+            and l2), "exact" (the distance itself, for small ReLU networks; larger ones are
+            branched), or "auto" (the default): exact for small ReLU networks; else crown, the
+            products of the layers' norms, and for l1 and l2 ball: for each sample what proves most
             (`Radii.proved_by`).
         arithmetic: "executed": for the network as it runs in its own floating-point type, all
             margins proved above a bound on its rounding errors; "exact": for the exact function, of

@@ -27,9 +27,10 @@ from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
-from wassail.certificates.search.margins import _Tree
+from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.relaxed import Relaxed
+from wassail.certificates.search.tree import Tree
 from wassail.rounding import TINY
 
 INF = math.inf
@@ -380,9 +381,9 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
         "slope": torch.zeros_like(c),
         "most": most,
     }
-    tree = SimpleNamespace(**{name: column[None] for name, column in columns.items()})
-    rows = SimpleNamespace(own=torch.tensor([0]))
-    every = slice(0, count)
+    known = tuple(column[None] for column in columns.values())
+    graph = SimpleNamespace(nodes=[shape.node])
+    tree = SimpleNamespace(sweep=SimpleNamespace(graph=graph), _kept=lambda *_: known)
     w = scattered(5, count, seed=23)
     alpha = uniform(5, count, seed=24)
     beta = uniform(5, count, seed=25)
@@ -390,8 +391,8 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     for sign in (0.0, 1.0, -1.0):
         chosen = torch.full((5, count), sign, dtype=DOUBLE)
         with rounded(mode):
-            given = (w, rows, every, chosen, alpha, beta, count)
-            coefficient, added, _ = _Tree._neurons(tree, *given)  # type: ignore[arg-type]
+            given = (w, None, 0, chosen, alpha, beta, True)
+            coefficient, added, _ = Tree._neurons(tree, *given)  # type: ignore[arg-type]
         for d in (long(low), long(high), np.clip(-long(c), long(low), long(high))):
             v = long(c) + d
             inside = np.ones(count, dtype=bool) if sign == 0 else sign * v >= 0
@@ -411,17 +412,16 @@ def test_split_margins_pay_for_their_own_sums(mode: str) -> None:
     total = scattered(5, seed=27).abs()
     total[::2] = z[0, 0] - z[0, 1::2][:3] * (1 - 1e-15)
     graph = SimpleNamespace(nodes=(SimpleNamespace(),), outputs=6)
-    sweep = SimpleNamespace(
-        graph=graph, centre={0: z}, inputs=SimpleNamespace(upper=lambda a, owner: total)
-    )
-    tree = SimpleNamespace(sweep=sweep, y=torch.tensor([0]))
+    kind = SimpleNamespace(dtype=DOUBLE, floors={0: torch.zeros(1, dtype=DOUBLE)})
+    inputs = SimpleNamespace(upper=lambda a, owner: total)
+    sweep = SimpleNamespace(graph=graph, centre={0: z}, inputs=inputs, exact=kind)
+    tree = SimpleNamespace(sweep=sweep, y=torch.tensor([0]), intervals=None)
     own = torch.tensor([0])
     rows = SimpleNamespace(own=own, owner=own, rival=torch.arange(1, 6))
-    kind = SimpleNamespace(dtype=DOUBLE, floors={0: torch.zeros(1, dtype=DOUBLE)})
+    one = total[:, None]
     with rounded(mode):
-        lower, _, _ = _Tree._margin(
-            tree, kind, rows, total[:, None], total[:, None], total[:, None]
-        )  # type: ignore[arg-type]
+        given = (kind, rows, None, one, one, one, Cuts.none(5, own.device))
+        lower = Tree._margin(tree, *given).value  # type: ignore[arg-type]
     assert (long(lower) <= long(z)[0, 0] - long(z)[0, 1:] - long(total)).all()
 
 
@@ -704,7 +704,7 @@ def test_split_neurons_keep_the_errors_of_the_sweep() -> None:
     sweep = Sweep(
         graph, Balls.make(torch.zeros(1, 3, dtype=DOUBLE), torch.ones(1, dtype=DOUBLE), INF, None)
     ).run()
-    tree = _Tree(sweep, [0], [0])
+    tree = Tree(sweep, [0], [0])
     assert (
         tree.error.shape == (1, 8)
         and (tree.error >= 9 * 2.0**-53 * tree.most).all()

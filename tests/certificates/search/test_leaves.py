@@ -12,8 +12,8 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.radius_search import branched, least_value
 from wassail.certificates.search.leaves import Forest
-from wassail.certificates.search.margins import _Tree
 from wassail.certificates.search.nearest_flip import nearest_flip
+from wassail.certificates.search.tree import Tree
 
 BOX = (-1.0, 2.0)
 
@@ -91,7 +91,7 @@ def test_leaves_come_back_as_they_were() -> None:
     sweep, _ = swept(graph, x, y, torch.tensor([0.3, 0.5, 0.7], dtype=torch.float64))
     samples = [0, 2]
     labels = [int(y[k]) for k in samples]
-    tree = _Tree(sweep, samples, labels)
+    tree = Tree(sweep, samples, labels)
     assert tree.ragged  # samples with different numbers of undecided neurons
     rivals = [[j for j in range(3) if j != label] for label in labels]
     domains = tree.bounded(tree.roots(rivals), 6)

@@ -13,8 +13,9 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.reader import read
-from wassail.certificates.search.margins import _Rows, _Tree, branch_margins
+from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.nearest_flip import nearest_flip
+from wassail.certificates.search.tree import Rows, Tree
 from wassail.testing import _Residual
 
 NETWORKS = {
@@ -93,12 +94,12 @@ def test_a_bound_of_a_domain_holds_at_every_point_with_its_signs():
     """The bound of each domain against thousands of points of the ball that have the signs of
     the domain.
     """
-    from wassail.certificates.search import margins as split
+    from wassail.certificates.search import tree as split
 
     model, x, y = _case("mlp", 5)
     graph = read(model, (3,))
     sweep = Sweep(graph, Balls.make(x[:1], torch.tensor([0.6]), math.inf, None)).run()
-    tree = split._Tree(sweep, [0], y.tolist())
+    tree = split.Tree(sweep, [0], y.tolist())
     rivals = torch.tensor([j for j in range(3) if j != int(y[0])])
     domains = tree.bounded(tree.roots([rivals.tolist()]), 10)
     for _ in range(3):
@@ -142,15 +143,15 @@ def test_a_multiplier_that_cancels_a_coefficient_leaves_its_rounding() -> None:
         torch.zeros(1, 1, dtype=torch.float64), torch.ones(1), math.inf, (-1e-12, 1.0)
     )
     sweep = Sweep(read(model, (1,)), balls).run()
-    tree = _Tree(sweep, [0], [0])
+    tree = Tree(sweep, [0], [0])
     none = torch.zeros(1, dtype=torch.int64)
-    rows = _Rows(none, none, none + 1)
+    rows = Rows(none, none, none + 1)
     off = torch.full((1, 1), -1.0, dtype=torch.float64)
     slope, c, here = (Fraction(float(v)) for v in (tree.slope, tree.c, tree.here))
     for size in range(1, 40):
         w = torch.full((1, 1), size / 7, dtype=torch.float64)
         beta = w * tree.slope
-        a, b, _ = tree._neurons(w, rows, slice(0, 1), off, torch.ones_like(w), beta, 1)
+        a, b, _ = tree._neurons(w, rows, 2, off, torch.ones_like(w), beta, True)
         for side in sweep.spans[1]:
             d = Fraction(float(side))
             value = Fraction(float(w)) * (slope * (c + d) - here) - Fraction(float(beta)) * (c + d)

@@ -152,6 +152,9 @@ class Sweep:
             i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size
         } | set(acts[:1])
         self._bends: dict[int, Bend] = {}
+        self.smooth: dict[
+            int, tuple[Shape, Tensor]
+        ] = {}  # of smooth activations, with the error of the input in float64
         self._unasked: dict[
             int, tuple[Tensor, partial[Bend]]
         ] = {}  # whether there are any, and how to make them
@@ -340,6 +343,8 @@ class Sweep:
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
                 make = partial(self._bend, i, node.op.slope, shape, crossing, error, up, down)
                 self._unasked[i] = (crossing.any(), make)
+            if kind is self.exact and isinstance(node.op, Smooth):
+                self.smooth[i] = (shape, error)
         self.centre[i], self.spans[i] = shape.output()
 
     def _curve(self, i: int, node: Node, curve: Curve) -> None:

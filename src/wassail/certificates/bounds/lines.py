@@ -136,26 +136,29 @@ class Bend:
             k: of_owner(getattr(self, k), owner)
             for k in ("error", "crossing", "up", "above", "down", "c", "here")
         }
-        shape = Shape(
-            self.shape.node,
-            *(of_owner(v, owner) for v in (self.shape.c, self.shape.low, self.shape.high)),
-        )
+        c, low, high = (of_owner(v, owner) for v in (self.shape.c, self.shape.low, self.shape.high))
+        shape = Shape(self.shape.node, c, low, high)
         return Bend(shape, slope=self.slope, **values)
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """An activation over the spans of its input, `(N, *shape)` each."""
+    """An activation over the spans of its input, `(N, *shape)` each.
+
+    within: the range of the input itself, where it is narrower than the span around c; c may lie
+    outside of it.
+    """
 
     node: Node
     c: Tensor
     low: Tensor
     high: Tensor
+    within: Span | None = None
 
     @property
     def ends(self) -> Span:
         """The input itself, rounded outward."""
-        return ends_of(self.c, self.low, self.high)
+        return self.within or ends_of(self.c, self.low, self.high)
 
     def slopes(self) -> Span:
         """CROWN's slopes of the line above and the line below."""

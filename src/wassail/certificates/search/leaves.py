@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wassail.certificates.search.cuts import Cuts
+
 MOST = 2**17  # numbers of a kind that are kept of a sample
 
 
@@ -22,7 +24,8 @@ class Leaves:
     """L open domains of one sample over U neurons, where the network is.
 
     rival `(L,)`, on the CPU; places: of each node with such neurons, their places in it, in the
-    order of the columns; signs `(L, U)` int8, slopes and multipliers `(L, U)` float32.
+    order of the columns; signs `(L, U)` int8, slopes and multipliers `(L, U)` float32; cuts: of
+    smooth neurons, whose intervals stay what they are on every ball.
     """
 
     rival: Tensor
@@ -30,6 +33,12 @@ class Leaves:
     sign: Tensor
     alpha: Tensor
     beta: Tensor
+    cuts: Cuts
+
+    @property
+    def numbers(self) -> int:
+        """How many are kept of a kind."""
+        return max(self.sign.numel(), self.cuts.column.numel())
 
     def on(self, node: int, places: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Which of some neurons of a node have columns here, bool `(u,)`, and those columns.
@@ -64,5 +73,5 @@ class Forest:
 
     def keep(self, sample: int, radius: float, leaves: Leaves | None) -> None:
         """Keep what is left of a ball, unless it is too much."""
-        if leaves is not None and leaves.sign.numel() <= MOST:
+        if leaves is not None and leaves.numbers <= MOST:
             self.trees[sample] = (radius, leaves)

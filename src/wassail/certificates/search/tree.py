@@ -1,0 +1,492 @@
+"""The undecided neurons of some samples, and bounds of domains over them.
+
+A domain fixes the signs of some ReLUs, and intervals of the inputs of some smooth neurons. A ReLU
+with a sign is linear, and the constraint enters the bound with a multiplier >= 0, in the same
+backward pass (beta-CROWN, Wang et al. 2021): any multipliers and any slopes give a sound bound.
+They are chosen by Adam in float32; what is claimed is evaluated in float64 with all rounding
+errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.bounds.chunks import LARGE
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.lines import Arithmetic, Lines
+from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.graph import Smooth
+from wassail.certificates.search.cuts import Cuts
+from wassail.certificates.search.domains import Domains, Margin, Unknowns, largest
+from wassail.certificates.search.intervals import Held, Intervals, Pass
+from wassail.certificates.search.leaves import Leaves
+from wassail.rounding import FAINT, UNIT
+from wassail.ties import firm, first_largest
+
+LOOK = 4  # neurons that are tried before a domain is cut, in networks with smooth activations
+
+
+class Tree:
+    """The undecided neurons of some samples, in one vector of length U for each, and the bounds of
+    domains over them.
+
+    Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of
+    any sample; the rest is the place after the last, where everything is 0. open: which samples
+    have any.
+    """
+
+    def __init__(self, sweep: Sweep, samples: list[int], y: list[int]) -> None:
+        device = sweep.graph.device
+        self.sweep = sweep
+        self.samples = torch.tensor(samples, device=device)
+        self.y = torch.tensor(y, device=device)
+        crossing = {
+            i: flattened(of_owner(bend.crossing, self.samples)) for i, bend in sweep.bends.items()
+        }
+        counts = (
+            torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
+        )
+        self.intervals = Intervals(sweep, self.samples)
+        smooth = self.intervals.count
+        totals = [sum(own) + smooth for own in zip(*counts)] or [smooth] * len(samples)
+        self.open = [total > 0 for total in totals]
+        self.undecided = torch.tensor(totals)
+        self.look = LOOK if smooth else 1
+        self.root = torch.full((len(samples), sweep.graph.outputs), -1, dtype=torch.int64)
+        self.places: dict[int, Tensor] = {}
+        self.parts: dict[int, slice] = {}
+        self.ragged: set[int] = set()  # nodes with samples that have fewer neurons than others
+        self.single = len(samples) == 1
+        self.rest: dict[tuple[torch.dtype, int], Lines] = {}
+        self.lines: dict[tuple[torch.dtype, int], Lines] = {}
+        self.kept: dict[tuple[torch.dtype, int], tuple[Tensor, ...]] = {}
+        start = 0
+        columns: list[list[Tensor]] = []
+        for (i, mask), own in zip(crossing.items(), counts):
+            width = max(own)
+            size = mask.shape[1]
+            if not width:
+                continue
+            if min(own) < width:
+                self.ragged.add(i)
+            places = (
+                torch.where(mask, torch.arange(size, device=device), size).sort(1).values[:, :width]
+            )
+            self.places[i], self.parts[i] = places, slice(start, start + width)
+            start += width
+            one = sweep.bends[i].take(self.samples)
+            shape = one.shape
+            node = one.shape.node
+            assert node.slope is not None
+            up = shape.slopes()[0]
+            values = (
+                up,
+                shape.shift(up, True),
+                shape.c,
+                shape.output()[0],
+                one.error,
+                node.slope.expand(shape.c.shape),
+                one.down,
+                torch.maximum(-shape.low, shape.high),
+            )
+            columns.append([self._gathered(i, flattened(v.double()), places) for v in values])
+        none = torch.zeros(len(samples), 0, dtype=torch.float64, device=device)
+        whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
+        self.up, self.above, self.c, self.here, self.error, self.slope, self.down, self.most = whole
+
+    def _gathered(self, i: int, flat: Tensor, places: Tensor) -> Tensor:
+        """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are
+        fewer.
+        """
+        return (F.pad(flat, (0, 1)) if i in self.ragged else flat).gather(
+            1, places.expand(len(flat), -1)
+        )
+
+    def _replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
+        """The rows with other entries at node i's neurons: what `_gathered` looks at."""
+        places = places.expand(len(flat), -1)
+        if isinstance(values, float):
+            values = flat.new_full(places.shape, values)
+        if i in self.ragged:
+            return F.pad(flat, (0, 1)).scatter(1, places, values)[:, :-1]
+        return flat.scatter(1, places, values)
+
+    def _others(self, kind: Arithmetic, i: int, rows: Rows) -> Lines:
+        """The lines of node i for rows, with 0 at the undecided neurons, `(R, size)` each."""
+        store = self.lines if self.single else rows.lines
+        if (kind.dtype, i) not in store:
+            if (kind.dtype, i) not in self.rest:
+                line = kind.lines[i].take(self.samples)
+                flat = [flattened(v) for v in (line.mid, line.rad, line.off, line.far)]
+                if i in self.parts:
+                    flat = [self._replaced(i, v, self.places[i], 0.0) for v in flat]
+                self.rest[kind.dtype, i] = Lines(*flat)
+            store[kind.dtype, i] = self.rest[kind.dtype, i].take(rows.own)
+        return store[kind.dtype, i]
+
+    def roots(self, rivals: list[list[int]]) -> Domains:
+        """One domain for each rival of each sample, all neurons free."""
+        owner = torch.tensor([k for k, some in enumerate(rivals) for _ in some], dtype=torch.int64)
+        rival = torch.tensor([j for some in rivals for j in some], dtype=torch.int64)
+        alpha = of_owner(self.down.float(), owner.to(self.down.device))
+        zero = torch.zeros_like(alpha)
+        bound = torch.zeros(len(owner), dtype=torch.float64)
+        none = torch.full((len(owner), self.look), -1)
+        depth = torch.zeros_like(owner)
+        cuts = Cuts.none(len(owner), zero.device)
+        return Domains(owner, rival, depth, bound, none, zero, alpha, zero.clone(), cuts)
+
+    def tilt(self, rivals: list[list[int]]) -> None:
+        """The lines of the smooth neurons on the whole ball, for each rival of each sample.
+
+        In parts that memory holds, as in `bounded`.
+        """
+        if not self.intervals.parts:
+            return
+        whole = self.roots(rivals)
+        for some in torch.split(torch.arange(len(whole)), self._together(len(whole))):
+            roots = whole.take(some) if len(some) < len(whole) else whole
+            known = int(self.root.max()) + 1
+            self.root[roots.owner, roots.rival] = torch.arange(known, known + len(roots))
+            rows = Rows.make(self, roots)
+            alone = torch.zeros(0, dtype=torch.int64, device=rows.own.device)
+            empty = self.intervals.held(alone, rows.own, roots.cuts, False)
+            bound = partial(self._tilted, roots, rows, empty)
+            self.intervals.tilt(rows.own.expand(len(roots)), bound)
+
+    def _tilted(self, roots: Domains, rows: Rows, held: Held, lines: Mapping[int, Lines]) -> Tensor:
+        """Bounds of roots in float32 with other lines of the smooth neurons."""
+        own = replace(held, lines={torch.float32: lines})
+        kept = (roots.sign, roots.alpha, roots.beta, roots.cuts)
+        return self._margin(self.sweep.fast, rows, own, *kept).value
+
+    def _together(self, count: int) -> int:
+        """How many of so many domains are bounded at once."""
+        device = self.sweep.graph.device
+        widest = max(n.size for n in self.sweep.graph.nodes)
+        return max(1, count if device == HOST else LARGE // widest)
+
+    def deep(self, domains: Domains) -> Tensor:
+        """Domains with a quarter of their undecided neurons fixed, bool `(R,)` on the CPU."""
+        return 4 * domains.depth > self.undecided[domains.owner]
+
+    def leaves(self, k: int, domains: Domains) -> Leaves:
+        """Domains of the k-th sample, apart from this tree."""
+        places = {i: every[k] for i, every in self.places.items()}
+        real = {i: own < self.sweep.graph.nodes[i].size for i, own in places.items()}
+        none = torch.zeros(0, dtype=torch.bool, device=domains.sign.device)
+        columns = torch.cat([none, *real.values()])
+        sign, alpha, beta = (v[:, columns] for v in (domains.sign, domains.alpha, domains.beta))
+        own = {i: places[i][real[i]] for i in places}
+        return Leaves(domains.rival, own, sign.to(torch.int8), alpha, beta, domains.cuts)
+
+    def regrown(self, known: dict[int, Leaves], rivals: list[list[int]]) -> Domains:
+        """Leaves of larger balls over the neurons that are undecided here, by samples; those
+        of rivals that are excluded here are done.
+        """
+        found = self.roots([[] for _ in self.open])
+        for k, leaves in known.items():
+            some = torch.isin(leaves.rival, torch.tensor(rivals[k], dtype=torch.int64)).nonzero()[
+                :, 0
+            ]
+            if not len(some):
+                continue
+            there = some.to(self.samples.device)
+            owner = torch.full((len(some),), k, dtype=torch.int64)
+            alpha = self.down[k].float().expand(len(some), -1).clone()
+            sign = torch.zeros_like(alpha)
+            beta = torch.zeros_like(alpha)
+            for i, part in self.parts.items():
+                here, column = leaves.on(i, self.places[i][k], self.sweep.graph.nodes[i].size)
+                where = here.nonzero()[:, 0] + part.start
+                sign[:, where] = leaves.sign[there][:, column].to(sign.dtype)
+                alpha[:, where] = leaves.alpha[there][:, column]
+                beta[:, where] = leaves.beta[there][:, column]
+            bound = torch.zeros(len(some), dtype=torch.float64)
+            rival = leaves.rival[some]
+            cuts, empty = self.intervals.regrown(leaves.cuts.take(there), k)
+            depth = ((sign != 0).sum(1) + (cuts.column >= 0).sum(1)).cpu()
+            none = torch.full((len(owner), self.look), -1)
+            rest = (sign, alpha, beta, cuts)
+            grown = Domains(owner, rival, depth, bound, none, *rest)
+            found = found.join(grown.where(~empty.cpu()))
+        return found
+
+    def split(self, parents: Domains) -> Domains:
+        """Two children for each: the free neuron whose relaxation adds most is on, or off, or the
+        smooth neuron whose cut gains most has the upper, or the lower, part of its interval.
+        """
+        return self._children(
+            parents, self._ahead(parents) if self.look > 1 else parents.pick[:, 0]
+        )
+
+    def _ahead(self, parents: Domains) -> Tensor:
+        """Of the neurons that may gain most, the one whose two children have the best bounds
+        before any ascent, `(R,)` on the CPU.
+        """
+        count = len(parents)
+        each = torch.arange(count).repeat(self.look)
+        tried = parents.pick.T.reshape(-1)
+        children = self._children(parents.take(each), tried.clamp(min=0))
+        rows = Rows.make(self, children)
+        held = self._held(children, rows)
+        kept = (children.sign, children.alpha, children.beta, children.cuts)
+        value = self._margin(self.sweep.fast, rows, held, *kept).value
+        known = parents.bound.to(value.device, non_blocking=True)  # holds for the children, too
+        pair = torch.maximum(value.reshape(2, self.look, count), known).clamp(max=0)
+        gain = (pair.amin(0) + pair.sum(0)).cpu()
+        gain = torch.where(tried.reshape(self.look, count) >= 0, gain, -math.inf)
+        best = first_largest(gain.float(), 0)
+        return parents.pick.gather(1, best[:, None])[:, 0]
+
+    def _children(self, parents: Domains, chosen: Tensor) -> Domains:
+        """Two children for each domain at chosen neurons, `(R,)` on the CPU."""
+        children = parents.join(parents)
+        depth = children.depth + 1
+        pick = chosen.repeat(2).to(children.sign.device, non_blocking=True)
+        on = parents.sign.new_ones(len(parents), 1)
+        side = torch.cat([on, -on])
+        if not self.intervals.parts:
+            sign = children.sign.scatter(1, pick.clamp(min=0)[:, None], side)
+            return replace(children, depth=depth, sign=sign)
+        relus = children.sign.shape[1]
+        place = torch.where(pick < relus, pick, relus)[:, None]
+        sign = F.pad(children.sign, (0, 1)).scatter(1, place, side)[:, :-1]
+        own = Rows.make(self, parents).own
+        column = (pick[: len(parents)] - relus).clamp(min=-1)
+        lower, upper = self.intervals.split(parents.cuts, own, column)
+        return replace(children, depth=depth, sign=sign, cuts=upper.join(lower))
+
+    def bounded(self, domains: Domains, steps: int) -> Domains:
+        """The domains with bounds proved in float64 at the best slopes and multipliers that Adam
+        finds.
+
+        In parts that memory holds; the host waits for the bounds of all of them once.
+        """
+        part = self._together(len(domains))
+        rows = torch.arange(len(domains))
+        found = [
+            self._bounded(domains.take(some) if part < len(domains) else domains, steps)
+            for some in torch.split(rows, part)
+        ]
+        alpha, beta, value, pick = (torch.cat(v) for v in zip(*[parts[:4] for parts in found]))
+        cuts = found[0][4]
+        for parts in found[1:]:
+            cuts = cuts.join(parts[4])
+        bound, *place = torch.cat([value[None], pick.T.double()]).cpu()
+        order = torch.stack(place, 1).long()
+        return replace(domains, bound=bound, pick=order, alpha=alpha, beta=beta, cuts=cuts)
+
+    def _bounded(self, domains: Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
+        """Slopes, multipliers, the bound, the neuron to split on, and the cuts with their slopes
+        and multipliers; all where the network is.
+        """
+        rows = Rows.make(self, domains)
+        held = self._held(domains, rows)
+        exact = of_owner(self.slope, rows.own)
+        slope = exact.float()
+        unknowns = Unknowns.of(domains)
+        ascent = Ascent(unknowns.values)
+        scales = [torch.ones_like(v) for v in unknowns.values]
+        for step in range(1, (steps if unknowns.values else 0) + 1):
+            clock.check()
+            with torch.enable_grad():
+                unknowns = unknowns.leaves()
+                found = self._margin(
+                    self.sweep.fast, rows, held, domains.sign, *unknowns.parts(domains)
+                )
+                pulls = torch.autograd.grad(
+                    found.value.sum(), unknowns.values, allow_unused=unknowns.cut
+                )
+            ascent.keep(found.value.detach(), unknowns.values)
+            if step == 1:  # multipliers are about as large as coefficients
+                scales = unknowns.scales(self._joined(found.sizes, domains.alpha), found.smooth)
+            rate = 0.3 * 0.1 ** (step / steps)
+            unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, domains.sign, slope)
+        alpha, beta, cuts = replace(unknowns, values=ascent.kept).parts(domains)
+        # float32 may have rounded a slope out of its range
+        slopes = torch.minimum(torch.maximum(alpha.double(), exact), torch.ones_like(exact))
+        found = self._margin(
+            self.sweep.exact, rows, held, domains.sign, slopes, beta.double(), cuts, scored=True
+        )
+        free = torch.where(domains.sign == 0, self._joined(found.scores, slopes).float(), 0.0)
+        curved = [] if found.smooth is None else found.smooth.in_order()
+        scores = torch.cat([free, *(v.float() for v in curved)], 1)
+        pick = largest(scores, self.look)
+        return alpha, beta, found.value, pick, cuts
+
+    def _joined(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
+        """Numbers of the undecided neurons of each node, side by side; 0 where a node has none."""
+        found = [
+            parts[i] if i in parts else like.new_zeros(len(like), part.stop - part.start)
+            for i, part in self.parts.items()
+        ]
+        return torch.cat([like[:, :0], *found], 1)
+
+    def _held(self, domains: Domains, rows: Rows) -> Held | None:
+        """What the bounds of domains need of the smooth neurons; None where there are none."""
+        if not self.intervals.parts:
+            return None
+        root = self.root[domains.owner, domains.rival]
+        if bool((root == root[:1]).all()):
+            root = root[:1]
+        there = root.to(rows.own.device, non_blocking=True)
+        ascend = bool(domains.cuts.width) or bool(domains.sign.shape[1])
+        return self.intervals.held(there, rows.own, domains.cuts, ascend)
+
+    def _margin(
+        self,
+        kind: Arithmetic,
+        rows: Rows,
+        held: Held | None,
+        sign: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        cuts: Cuts,
+        scored: bool = False,
+    ) -> Margin:
+        """Lower bounds on the margins and what they come from.
+
+        Long because it is one pass over the kinds of nodes.
+
+        scored: whether it is asked what cuts of smooth neurons may gain.
+        """
+        sweep = self.sweep
+        nodes = sweep.graph.nodes
+        last = len(nodes) - 1
+        sure = kind is sweep.exact  # an ascent needs no rounding errors, and no scores
+        eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
+        y = self.y[rows.own]
+        weight: dict[int, Tensor] = {last: eye[rows.rival] - eye[y]}
+        constant = of_owner(kind.floors[last], rows.owner).expand(len(alpha))
+        scores: dict[int, Tensor] = {}
+        sizes: dict[int, Tensor] = {}
+        smooth = Pass.make(self.intervals, held, cuts, kind)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            node = nodes[i]
+            w = weight.pop(i)
+            if node.map is not None:
+                if sure and i in kind.errors:
+                    constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], rows.owner))
+                for j, back in zip(node.inputs, kind.maps[i].transpose(w)):
+                    add_to(weight, j, back)
+                continue
+            if i in kind.planes:
+                off, far = kind.planes[i].pull(weight, node.inputs, firm(w), rows.owner)
+                constant = constant + off + far
+                continue
+            if isinstance(node.op, Smooth):
+                assert smooth is not None
+                flat, added = smooth.pull(kind, i, flattened(firm(w)), scored)
+                constant = constant + added
+                add_to(weight, node.inputs[0], unflattened(flat, node.shape))
+                continue
+            flat = flattened(w)
+            line = self._others(kind, i, rows)
+            if sure:
+                constant = constant + row_dot(flat, line.off) + row_dot(flat.abs(), line.far)
+            through = flat * line.mid  # a ReLU with a side has one line
+            if i in self.parts:
+                part = self.parts[i]
+                place = of_owner(self.places[i], rows.own)
+                chosen = firm(self._gathered(i, flat, place))
+                own = sign[:, part], alpha[:, part], beta[:, part]
+                coefficient, added, gain = self._neurons(chosen, rows, i, *own, sure)
+                constant = constant + added.double().sum(1)
+                if gain is not None:
+                    scores[i] = gain
+                sizes[i] = chosen.detach()
+                through = self._replaced(i, through, place, coefficient)
+            add_to(weight, node.inputs[0], unflattened(through, node.shape))
+        a = firm(flattened(weight[0]))
+        z = of_owner(sweep.centre[last], rows.owner)
+        here = (
+            z.gather(1, y[:, None])[:, 0]
+            - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
+        )
+        total = constant + sweep.inputs.upper(a, rows.owner)
+        value = here - total - 4 * UNIT * (z.abs().amax(1) + total.abs())
+        return Margin(value, scores, sizes, smooth)
+
+    def _neurons(
+        self,
+        w: Tensor,
+        rows: Rows,
+        i: int,
+        sign: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        sure: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """For coefficients w `(R, u)` of undecided neurons of node i: the coefficients of their
+        inputs, what the bound grows by, and, if it has to be sure, what each relaxation adds.
+
+        sure: with all rounding errors.
+        """
+        up, above, c, here, error, slope, most = self._kept(w.dtype, i, rows)
+        free = sign == 0
+        plus = w.clamp(min=0)
+        minus = w - plus
+        relaxed = plus * above + minus * (alpha * c - here)
+        side = torch.where(sign > 0, 1.0, slope)  # the neuron's slope where its sign is chosen
+        push = beta * sign
+        coefficient = torch.where(free, plus * up + minus * alpha, w * side + push)
+        added = torch.where(free, relaxed, w * (side * c - here) + push * c)
+        if not sure:
+            return coefficient, added, None
+        # most: a multiplier may cancel the coefficient, but not what the product with the slope was
+        # rounded by.
+        size = w.abs() * (above.abs() + c.abs() + here.abs() + most + FAINT) + beta * c.abs()
+        # Of the products and of their sum. Not w.shape[1], which depends on the samples that share
+        # the tree.
+        terms = self.sweep.graph.nodes[i].size
+        slack = coefficient.abs() * error + (terms + 64) * UNIT * size
+        return coefficient, added + slack, torch.where(free, relaxed, 0.0)
+
+    def _kept(self, dtype: torch.dtype, i: int, rows: Rows) -> tuple[Tensor, ...]:
+        """What is known of node i's undecided neurons, for rows, in a type; made once for a tree of
+        one sample, else once for a batch.
+        """
+        store = self.kept if self.single else rows.kept
+        if (dtype, i) not in store:
+            part = self.parts[i]
+            tables = (self.up, self.above, self.c, self.here, self.error, self.slope, self.most)
+            store[dtype, i] = tuple(of_owner(v[:, part], rows.own).to(dtype) for v in tables)
+        return store[dtype, i]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Where the rows of a batch belong, where the network is: own, in the tree; owner, in the
+    sweep; and their rivals.
+
+    own and owner are `(R,)`, or `(1,)` in a tree of one sample. lines and kept: what was gathered
+    for the rows, by type and node.
+    """
+
+    own: Tensor
+    owner: Tensor
+    rival: Tensor
+    lines: dict[tuple[torch.dtype, int], Lines] = field(default_factory=dict)
+    kept: dict[tuple[torch.dtype, int], tuple[Tensor, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, tree: Tree, domains: Domains) -> Rows:
+        """Of some domains."""
+        single = len(tree.open) == 1
+        own = (domains.owner[:1] if single else domains.owner).to(
+            tree.samples.device, non_blocking=True
+        )
+        return cls(own, tree.samples[own], domains.rival.to(own.device, non_blocking=True))
