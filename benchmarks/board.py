@@ -222,15 +222,16 @@ Real networks over every Wasserstein ball: `Omega_1` and `Omega_2` beside the po
 outward: at least the first under every distribution of the set, at most the second, for a
 distribution that was built and verified. "–": not certified.
 
-**{networks} networks, {runs} runs.** Each network at the eps it was trained for, in the norm it was
-trained for; in other norms at one eps for all networks of a data set. N: the first N test images.
-It is {images} but for large networks and for dear certificates, where time did not allow more
+**{networks} networks, {runs} runs; {certified} networks have certificates.** Each network at the
+eps it was trained for, in the norm it was trained for; in other norms at one eps for all networks
+of a data set. N: the first N test images. It is {images} but for large networks and for dear
+certificates, where time did not allow more
 (such a network has two rows, one with certificates and one with more images): sampling alone moves
 a figure by up to {many:.0f} points for 200 images, {some:.0f} for 50 and {few:.0f} for 20 (95 %
 confidence). Networks are ranked by the attacked accuracy over `Omega_1`. Look at N, eps and data
 before you compare two rows. Attack: `nearest`, {passes} passes a sample. `vnn_resnet2b` and
-`cifar_resnet_2b` are one network, as a PyTorch module and as an ONNX file. "auto": for each image
-the best of the cheap certificates. {older}
+`cifar_resnet_2b` are one network, as a PyTorch module and as an ONNX file.
+{older}
 
 `wassail board RUN... -o site/` makes the same as a site: sortable tables, a page for each model, a
 page for each run with its sandwich and known shifts, and a feed. The feed of this page is
@@ -337,6 +338,7 @@ def make_page(options: argparse.Namespace) -> None:
     text = PAGE.format(
         networks=len({row["model"] for row in rows} - {TWIN}),
         runs=len(rows),
+        certified=len({row["model"] for row in rows if row["certified_by"]} - {TWIN}),
         images=IMAGES,
         passes=PASSES,
         many=spread(200),
