@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import wassail as ws
 from support.graphs import layers, mlp
 from support.networks import seeded
+from wassail.certificates import radii as of_radii
 from wassail.certificates import radius_search
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Affine, Graph, Node
@@ -501,3 +502,23 @@ def test_a_small_network_of_every_kind_of_layer() -> None:
         result = radii(graph, x, y, norm, method="crown")
         near = ws.nearest(net, x, y, norm, passes=200)
         assert (result.values > 0).all() and (result.values < near.distances).all()
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+def test_auto_takes_the_best_of_all_that_is_cheap(
+    norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never below what it is made of; and products of norms are asked in every norm."""
+    model = seeded(nn.Sequential(nn.Linear(5, 310), nn.ReLU(), nn.Linear(310, 3)))
+    x = torch.rand(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = model(x).argmax(1)
+    where = (model, x, y, norm)
+    auto = radii(*where, tolerance=0.1)
+    assert auto.proved_by is not None and all(auto.proved_by)
+    for method in ("lipschitz", "crown", *(("ball",) if norm < math.inf else ())):
+        alone = radii(*where, method=method, tolerance=0.1)
+        assert (auto.values >= alone.values * (1 - 0.1)).all()
+    monkeypatch.setattr(of_radii, "_by_products", lambda *rest: torch.full((3,), 50.0).double())
+    auto = radii(*where, tolerance=0.1, upper=torch.full((3,), 50.0))
+    assert (auto.values >= 50).all()
+    assert auto.proved_by is not None and "lipschitz" in auto.proved_by

@@ -17,7 +17,7 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import chunks_of, room_of
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.reach import Reach
-from wassail.certificates.bounds.rows import Span, narrow_to, units_of
+from wassail.certificates.bounds.rows import Span, doubled, narrow_to, units_of
 from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Graph
 
@@ -55,7 +55,7 @@ class BallSweep(Sweep):
         for steps, wanted in ((STEPS, open_ & few), (0, open_ & ~few)):
             for owner, place in chunks_of(wanted, most):
                 clock.check()
-                both = self._both(spheres, j, owner.expand(len(place)), place, steps)
+                both = self._both(spheres, j, owner, place, steps)
                 narrow_to(low, high, owner, place, -both[len(place) :], both[: len(place)])
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
@@ -65,5 +65,6 @@ class BallSweep(Sweep):
         c = self.centre[j].flatten(1)[owner, place]
         rows = torch.cat([unit, -unit])
         goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
-        twice = torch.cat([owner, owner])
+        # An ascent drops rows, so that each needs its own owner there.
+        twice = owner.expand(len(place)).repeat(2) if steps else doubled(owner)
         return spheres.bound(j, rows, twice, steps, goal, quick=not steps)[0]
