@@ -89,6 +89,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/search/cones.py": _CONES,
     "certificates/search/constants.py": _SEARCH,
     "certificates/search/infinity.py": _CONES,
+    "certificates/search/intervals.py": _tests("rounding_parts::split_intervals"),
     "certificates/search/tree.py": _tests("rounding_parts::split"),
     "certificates/search/multipliers.py": _tests("rounding_certificates::semidefinite"),
     "certificates/search/nearest_flip.py": _DISTANCE,

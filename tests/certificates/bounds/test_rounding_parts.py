@@ -28,6 +28,7 @@ from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gat
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.cuts import Cuts
+from wassail.certificates.search.intervals import Forms, Intervals
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.relaxed import Relaxed
 from wassail.certificates.search.tree import Tree
@@ -401,6 +402,38 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
             )
             room = long(coefficient) * d + long(added) - np.abs(long(coefficient)) * kept - value
             assert (room >= 0)[:, inside].all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_split_intervals_pay_for_their_sums(mode: str) -> None:
+    """A cut neuron's two lines and its multipliers, at the ends of its interval."""
+    count = 200
+    c, low, high = (v[0] for v in spans(count, 121))
+    most = torch.maximum(-low, high)
+    error = 2.0**-48 * most + 1e-7 * scattered(count, seed=122).abs()
+    ends = (c + low, c + high)
+    w = scattered(5, count, seed=123)
+    up, down, above, below = (scattered(5, count, seed=124 + k) for k in range(4))
+    under, over = (uniform(5, count, seed=128 + k) for k in range(2))
+    under[0] = (w[0].clamp(max=0) * -down[0]).clamp(min=0)  # cancels the coefficient
+    sweep = SimpleNamespace(exact=None)
+    table = SimpleNamespace(sweep=sweep)
+    held = SimpleNamespace(c=c, error=error, most=most)
+    cuts = SimpleNamespace(low=ends[0], high=ends[1])
+    forms = Forms(up, down, above, below, under, over)
+    mine = torch.ones(5, count, dtype=torch.bool)
+    with rounded(mode):
+        given = (None, w, mine, held, cuts, forms, count)
+        coefficient, added = Intervals._neurons(table, *given)  # type: ignore[arg-type]
+    kept = long(error) - 2.0**-48 * long(most)
+    plus = np.maximum(long(w), 0)
+    minus = np.minimum(long(w), 0)
+    for d in (long(ends[0]) - long(c), long(ends[1]) - long(c)):
+        v = long(c) + d
+        value = plus * (long(up) * d + long(above)) + minus * (long(down) * d + long(below))
+        value = value + long(under) * (v - long(ends[0])) + long(over) * (long(ends[1]) - v)
+        room = long(coefficient) * d + long(added) - np.abs(long(coefficient)) * kept - value
+        assert (room >= 0).all()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -338,6 +338,7 @@ class Tree:
         if not self.intervals.parts:
             return None
         root = self.root[domains.owner, domains.rival]
+        assert bool((root >= 0).all()), "lines of another sample would prove nothing"
         if bool((root == root[:1]).all()):
             root = root[:1]
         there = root.to(rows.own.device, non_blocking=True)
