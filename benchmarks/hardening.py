@@ -385,7 +385,7 @@ def measured(
 def row(task: Task, name: str) -> str:
     """One row of a table; it does not depend on the others."""
     cost, loss, multiples = TRAININGS[name]
-    settings = task.settings.get(name) or tuple(task.eps * times for times in multiples)
+    settings = task.settings.get(name) or tuple(round(task.eps * times, 9) for times in multiples)
     began = time.process_time()
     models = [train(task, TUNING_SEED, loss(setting), cost) for setting in settings]
     seconds = (time.process_time() - began) / len(settings)
