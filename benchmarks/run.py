@@ -35,6 +35,7 @@ PARTS = {
     "smooth.py": ("transformers.md", "WASSAIL_LIRPA", ("peer", "verified", "lipschitz")),
     "board.py": ("board.md", "WASSAIL_BOARD", ()),  # the folder of the runs
     "attack_bench.py": ("attack-bench.md", "WASSAIL_ATTACKBENCH", ()),
+    "hardening_cifar.py": ("hardening-cifar.md", "WASSAIL_CIFAR", ()),  # trained weights, measured
     "vnncomp.py": ("vnncomp.md", "WASSAIL_VNNCOMP", ()),
 }
 
