@@ -1,10 +1,12 @@
-"""What `nearest` costs beside its passes: `python benchmarks/overhead.py > docs/overhead.md`.
+"""What `nearest` costs beside its passes: `python benchmarks/overhead.py > docs/overhead.md`; names
+of networks after it choose some of them.
 
 The calls of the model and of autograd are recorded, sizes of batches included, and made again
 without anything in between. Both are measured in processor time.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -98,6 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(HEAD)
     for name, n in NETWORKS:
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         model, dataset = load(name)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
