@@ -101,9 +101,8 @@ class Prover:
         left = (~proved).nonzero()[:, 0]
         if self.balls and len(left):
             some = left.to(x.device)
-            good = proved_by_balls(
-                self.graph, x[some], y[some], radius[left], self.norm, self.domain
-            )
+            where = (x[some], y[some], radius[left], self.norm, self.domain)
+            good = proved_by_balls(self.graph, *where, inner=level > 0)
             work += BALL_STEPS * self.unit * len(left) * self.graph.outputs
             proved[left] = good
             by = ["ball" if proved[k] and not name else name for k, name in enumerate(by)]

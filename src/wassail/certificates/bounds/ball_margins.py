@@ -38,6 +38,7 @@ def ball_margins(
     domain: Domain,
     steps: int = STEPS,
     depth: int = DEPTH,
+    inner: bool = True,
 ) -> Tensor:
     """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box, `(N, K)` in
     float64, 0 at `j = y`: CROWN's, or those with balls in every layer where they are better.
@@ -51,6 +52,8 @@ def ball_margins(
         domain: the box, or None.
         steps: of the ascent on slopes and multipliers.
         depth: splits, one after the other, of neurons of samples that are nearly proved; default 6.
+        inner: whether samples that are left get narrower inner boxes, for several times the price;
+            default True.
     """
     x = x.to(graph.device)
     y = y.to(graph.device)
@@ -63,7 +66,7 @@ def ball_margins(
         return lower
     lower = _raised(graph, sweep, reach, y, lower, steps, depth)
     left = _open(lower, y).any(1).nonzero()[:, 0]
-    if not len(left) or norm == math.inf or graph.smooth or graph.curved:
+    if not inner or not len(left) or norm == math.inf or graph.smooth or graph.curved:
         return lower
     known = {**reach.ranges, **sweep.proved()}
     known = {j: (low[left], high[left]) for j, (low, high) in known.items()}
