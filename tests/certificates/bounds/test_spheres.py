@@ -49,10 +49,10 @@ def test_never_above_the_truth_and_never_below_crown(kind: str, norm: float) -> 
         given = case(graph, seed, norm)
         known = torch.isfinite(given.flips)
         radius = torch.where(known, given.flips * (1 + 1e-6), 0.2)
-        found = ball_margins(graph, given.x, given.y, radius, norm, BOX, 20)
+        found = ball_margins(graph, given.x, given.y, radius, norm, BOX, 8, 2)
         assert not (least(found, given.y)[known] > 0).any()
         radius = torch.where(known, given.flips / 2, 0.1)
-        found = ball_margins(graph, given.x, given.y, radius, norm, BOX, 20)
+        found = ball_margins(graph, given.x, given.y, radius, norm, BOX, 8, 2)
         crown = margin_bounds(graph, given.x, given.y, radius, norm, BOX)
         assert (found >= crown - 1e-9 * (1 + crown.abs())).all()
         points = inside(given.x, radius, norm, 60, seed)
@@ -189,16 +189,16 @@ def test_layers_that_do_not_stretch_lose_little() -> None:
     assert (found.values <= flips).all()
 
 
-def test_verify_and_radii_agree() -> None:
-    model = perceptron((8, 30, 30, 4), 3).float()
-    x = torch.rand(3, 8)
+@pytest.mark.parametrize("norm", [1, 2])
+def test_verify_and_radii_agree(norm: int) -> None:
+    model = perceptron((8, 20, 20, 4), 3).float()
+    x = torch.rand(2, 8)
     y = model(x).argmax(1)
-    for norm in (1, 2):
-        found = ws.radii(model, x, y, norm, BOX, "ball").values
-        assert (found >= ws.radii(model, x, y, norm, BOX, "crown").values).all()
-        threat = ws.Threat(norm, INF, 0.1, BOX)
-        inner = ws.verify(model, x, y, threat, "ball", at=found * 0.999)
-        assert inner.all()
+    found = ws.radii(model, x, y, norm, BOX, "ball", tolerance=0.1).values
+    assert (found >= ws.radii(model, x, y, norm, BOX, "crown", tolerance=0.1).values).all()
+    threat = ws.Threat(norm, INF, 0.1, BOX)
+    inner = ws.verify(model, x, y, threat, "ball", at=found * 0.999)
+    assert inner.all()
 
 
 def test_neurons_that_cannot_move_and_layers_of_zeros() -> None:
