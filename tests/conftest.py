@@ -116,7 +116,6 @@ def pytest_collection_finish() -> None:
 # Cases that take long and have shorter siblings in `make test`: they run in `make test-slow`.
 LONG = (
     "test_spheres.py::test_verify_and_radii_agree[1]",
-    "test_closing.py::test_the_bracket_shrinks_and_holds[1.0]",
     "test_rescaling.py::test_radii_of_rescaled_networks[branch]",
     "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[1.0-alpha-crown]",
     "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[2.0-alpha-crown]",
