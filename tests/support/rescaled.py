@@ -241,3 +241,13 @@ def _nearest(graph: Graph, x: Tensor, y: Tensor, ends: Tensor, norm: float) -> T
 
 
 NORMS = (math.inf, 2.0, 1.0)
+
+
+def inside(x: Tensor, radius: Tensor, norm: float, count: int, seed: int) -> Tensor:
+    """Points of the balls cut by the box [0, 1], many of them at the rim: `(count, N, *shape)`."""
+    generator = torch.Generator().manual_seed(seed)
+    d = torch.randn(count, *x.shape, generator=generator, dtype=torch.float64)
+    d[::3] = d[::3] * (torch.rand(d[::3].shape, generator=generator) < 0.1)
+    size = torch.linalg.vector_norm(d.flatten(2), norm, dim=2).clamp(min=1e-12)
+    scale = (radius * (1 - 1e-12) / size).reshape(count, len(x), *[1] * (x.ndim - 1))
+    return (x + d * scale).clamp(0.0, 1.0)

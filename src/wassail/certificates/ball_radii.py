@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.ball_margins import DEPTH, ball_margins
+from wassail.certificates.bounds.ball_margins import DEPTH, ball_margins, has_inner
 from wassail.certificates.graph.graph import Graph
 from wassail.threat import Domain
 
@@ -93,7 +93,7 @@ def enlarged(
             lower[left] = torch.where(good, trial, low)
             bound[left] = torch.where(good, high, trial)
         factor = torch.full_like(lower, FIRST_FACTOR)
-        for _ in range(INNER_ROUNDS):
+        for _ in range(INNER_ROUNDS if has_inner(graph, norm) else 0):
             left = ((lower > 0) & (upper > lower * (1 + tolerance))).nonzero()[:, 0]
             if not len(left):
                 break

@@ -27,6 +27,7 @@ from wassail.threat import Domain
 # cost ten times as much as the first branching, and prove less.
 EFFORTS = (48, 192, 768, 3072)
 BALL_STEPS = 60 * 3  # passes through the network of an ascent with balls
+INNER = 4  # times as much with narrower inner boxes, which are for all efforts but the least
 ROWS = 0.2  # passes that a coefficient vector of a sweep takes: most end halfway
 
 
@@ -77,7 +78,13 @@ class Prover:
         """Operations that an attempt on one sample may take, before one was made."""
         undecided = 0.5 * sum(self.graph.nodes[j].size for j in self.graph.read_by_others)
         passes = ROWS * undecided + (3 * ASCENT * EFFORTS[level] if self.splits else 0)
-        return self.unit * (passes + (BALL_STEPS if self.balls else 0))
+        return self.unit * (passes + self._ball_passes(level))
+
+    def _ball_passes(self, level: int) -> int:
+        """Passes through the network that balls take for one row of margins."""
+        if not self.balls:
+            return 0
+        return BALL_STEPS * (INNER if level > 0 else 1)
 
     def attempt(self, rows: Tensor, radius: Tensor, level: int) -> Outcome:
         """Try to prove samples at their radii.
@@ -103,7 +110,7 @@ class Prover:
             some = left.to(x.device)
             where = (x[some], y[some], radius[left], self.norm, self.domain)
             good = proved_by_balls(self.graph, *where, inner=level > 0)
-            work += BALL_STEPS * self.unit * len(left) * self.graph.outputs
+            work += self._ball_passes(level) * self.unit * len(left) * self.graph.outputs
             proved[left] = good
             by = ["ball" if proved[k] and not name else name for k, name in enumerate(by)]
             left = left[~good]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.rescaled import PIECEWISE, case, random_graph, rescaled
+from support.rescaled import PIECEWISE, case, inside, random_graph, rescaled
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.ball_margins import ball_margins
@@ -26,16 +26,6 @@ from wassail.certificates.graph.reader import read
 
 BOX = (0.0, 1.0)
 KINDS = list(PIECEWISE)
-
-
-def inside(x: Tensor, radius: Tensor, norm: float, count: int, seed: int) -> Tensor:
-    """Points of the balls cut by the box, all at the rim, a third of them with few entries."""
-    generator = torch.Generator().manual_seed(seed)
-    d = torch.randn(count, *x.shape, generator=generator, dtype=torch.float64)
-    d[::3] = d[::3] * (torch.rand(d[::3].shape, generator=generator) < 0.2)
-    size = torch.linalg.vector_norm(d.flatten(2), norm, dim=2).clamp(min=1e-12)
-    scale = (radius * (1 - 1e-12) / size).reshape(count, len(x), *[1] * (x.ndim - 1))
-    return (x + d * scale).clamp(*BOX)
 
 
 def both(graph: Graph, balls: Balls, rows: bool = True) -> tuple[Sweep, BallSweep]:

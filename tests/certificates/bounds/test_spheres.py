@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from support.rescaled import NORMS, PIECEWISE, case, random_graph
+from support.rescaled import NORMS, PIECEWISE, case, inside, random_graph
 from support.rounding import MODES, rounded
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.ball_margins import ball_margins
@@ -25,16 +25,6 @@ from wassail.certificates.graph.reader import read
 INF = math.inf
 BOX = (0.0, 1.0)
 KINDS = list(PIECEWISE)
-
-
-def inside(x: Tensor, radius: Tensor, norm: float, count: int, seed: int) -> Tensor:
-    """Points of the balls cut by the box, many of them at the rim: `(count, N, *shape)`."""
-    generator = torch.Generator().manual_seed(seed)
-    d = torch.randn(count, *x.shape, generator=generator, dtype=torch.float64)
-    d[::3] = d[::3] * (torch.rand(d[::3].shape, generator=generator) < 0.1)
-    size = torch.linalg.vector_norm(d.flatten(2), norm, dim=2).clamp(min=1e-12)
-    scale = (radius * (1 - 1e-12) / size).reshape(count, len(x), *[1] * (x.ndim - 1))
-    return (x + d * scale).clamp(*BOX)
 
 
 def least(lower: Tensor, y: Tensor) -> Tensor:

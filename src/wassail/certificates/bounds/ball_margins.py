@@ -66,7 +66,7 @@ def ball_margins(
         return lower
     lower = _raised(graph, sweep, reach, y, lower, steps, depth)
     left = _open(lower, y).any(1).nonzero()[:, 0]
-    if not inner or not len(left) or norm == math.inf or graph.smooth or graph.curved:
+    if not inner or not len(left) or not has_inner(graph, norm):
         return lower
     known = {**reach.ranges, **sweep.proved()}
     known = {j: (low[left], high[left]) for j, (low, high) in known.items()}
@@ -78,6 +78,16 @@ def ball_margins(
         found = _raised(graph, sweep, reach, y[left], found, steps, depth)
     lower[left] = torch.maximum(lower[left], found)
     return lower
+
+
+def has_inner(graph: Graph, norm: float) -> bool:
+    """Whether inner boxes can be narrowed by balls.
+
+    Args:
+        graph: the network.
+        norm: ground norm, 1, 2 or inf.
+    """
+    return norm != math.inf and not graph.smooth and not graph.curved
 
 
 def _open(lower: Tensor, y: Tensor) -> Tensor:
