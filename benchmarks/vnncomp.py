@@ -8,6 +8,10 @@ $WASSAIL_VNNCOMP is a folder that holds checkouts of the four public repositorie
 `vnncomp2021_results`, `vnncomp2022_benchmarks` and `vnncomp2022_results`. Every finished instance
 is one line of FOLDER/instances.jsonl and is not done again. `--show` prints what is there and
 computes nothing: that is docs/vnncomp.md.
+
+With `--peer` alpha-beta-CROWN's own program tries the instances that are not refuted, one thread of
+the CPU and the same limit: $WASSAIL_ABCROWN is its folder `complete_verifier`, and
+$WASSAIL_ABCROWN_PATH what it has to find on PYTHONPATH.
 """
 
 import argparse
@@ -16,6 +20,8 @@ import gzip
 import math
 import os
 import re
+import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +52,30 @@ BENCHMARKS = (
 PROVED = {"unsat", "holds"}
 REFUTED = {"sat", "violated"}
 WINNER = {2021: "a-b-CROWN", 2022: "alpha_beta_crown"}
+START = 3.0  # processor seconds that the peer takes to start: not counted
+# The peer's settings: those of its authors for the benchmark, less what needs a commercial solver,
+# in batches for a CPU and without an attack.
+PEER = {
+    "mnist_fc": """
+model: {input_shape: [-1, 1, 28, 28]}
+solver: {batch_size: 256, start_save_best: -1, beta-crown: {iteration: 20, lr_beta: 0.03}}
+bab: {branching: {candidates: 5, reduceop: max}}
+""",
+    "oval21": """
+general: {conv_mode: matrix}
+solver: {batch_size: 256, start_save_best: -1, beta-crown: {lr_beta: 0.01}}
+bab: {interm_transfer: false, branching: {candidates: 10, reduceop: max}}
+""",
+    "sri_resnet_a": """
+model: {onnx_quirks: "{'Reshape': {'fix_batch_size': True}}"}
+solver: {batch_size: 128, beta-crown: {lr_beta: 0.05, iteration: 10}}
+bab: {interm_transfer: false, branching: {method: kfsb-intercept-only, candidates: 10}}
+""",
+    "cifar10_resnet": """
+solver: {batch_size: 128, beta-crown: {lr_beta: 0.01}}
+bab: {branching: {reduceop: max}}
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -87,8 +117,10 @@ def main() -> None:
         "--count", type=int, default=1000, help="first so many instances of each network"
     )
     parser.add_argument("--show", action="store_true", help="print what is done, compute nothing")
+    parser.add_argument("--peer", action="store_true", help="alpha-beta-CROWN beside it")
     options = parser.parse_args()
     units = Units(options.state, "instances", options.show)
+    others = Units(options.state, "peer", options.show)
     verdicts = public_verdicts()
     rows = []
     taken: Counter[str] = Counter()
@@ -96,8 +128,11 @@ def main() -> None:
         if options.only in instance.key and taken[plain(instance.network)] < options.count:
             taken[plain(instance.network)] += 1
             found = units.get(instance.key, answer, instance, options.limit, options.passes)
+            tools = verdicts.get(verdict_key(instance), {})
+            if found and options.peer and verdict(instance, tools) != "refuted":
+                found["peer"] = others.get(instance.key, peer, instance, options.limit)
             if found:
-                rows.append((instance, found, verdicts.get(verdict_key(instance), {})))
+                rows.append((instance, found, tools))
     print_page(rows, options)
 
 
@@ -261,6 +296,43 @@ def answer(instance: Instance, limit: float, passes: int) -> dict[str, Any]:
     }
 
 
+def peer(instance: Instance, limit: float) -> dict[str, Any]:
+    """Whether alpha-beta-CROWN proves the instance in so many processor seconds, and in how many.
+
+    A new process each, as its authors run it; what it takes to start is given to it on top.
+    """
+    program = Path(os.environ["WASSAIL_ABCROWN"])
+    setting = "attack: {pgd_order: skip}\n" + PEER[instance.benchmark]
+    with tempfile.TemporaryDirectory() as folder:
+        files = {
+            "network.onnx": content(instance.network),
+            "question.vnnlib": content(instance.question),
+            "setting.yaml": setting.encode(),
+        }
+        for name, data in files.items():
+            (Path(folder) / name).write_bytes(data)
+        command = [sys.executable, "abcrown.py", "--device", "cpu", "--timeout", "600"]
+        command += ["--config", f"{folder}/setting.yaml", "--results_file", f"{folder}/result"]
+        command += ["--onnx_path", f"{folder}/network.onnx"]
+        command += ["--vnnlib_path", f"{folder}/question.vnnlib"]
+        path = os.environ.get("WASSAIL_ABCROWN_PATH", "")
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            command,
+            cwd=program,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(limit + START),)),
+        )
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
+    if done.returncode > 0 and "Result:" not in done.stdout:
+        raise RuntimeError(f"alpha-beta-CROWN failed on {instance.key}: {done.stderr[-800:]}")
+    proved = bool(re.search(r"Result: (unsat|safe)", done.stdout))
+    return {"proved": proved, "seconds": max(0.0, seconds - START), "limit": limit}
+
+
 TEXT = """\
 # Public verdicts: the verification competitions of 2021 and 2022
 
@@ -274,6 +346,11 @@ processor seconds, the limit on a proof too.
 
 A *contradiction* is a proof of ours where the public verdict is refuted, a flip of ours where it is
 proved, or a proof and a flip of ours on one instance.
+
+Beside ours stands alpha-beta-CROWN's own program (release of December 2025) on the same CPU, on the
+instances that are not publicly refuted: one thread, the same limit in processor seconds after the
+3 s it takes to start, its authors' settings for the benchmark less what needs a commercial solver,
+no attack.
 """
 
 
@@ -283,14 +360,15 @@ def print_page(
     print(TEXT)
     print(
         f"`python benchmarks/vnncomp.py --limit {options.limit:g} --passes {options.passes} "
-        f"--count {options.count}`\n"
+        f"--count {options.count}{' --peer' if options.peer else ''}`\n"
     )
     print(
         "| benchmark | network | instances | public: proved, refuted, open | ours: crown | "
         "branch | refuted "
-        "| contradictions | s an instance: attack | crown | branch |"
+        "| contradictions | s an instance: attack | crown | branch "
+        "| alpha-beta-CROWN's program | s |"
     )
-    print("|" + 11 * "---|")
+    print("|" + 13 * "---|")
     groups: dict[tuple[int, str, str], list[tuple[Instance, dict[str, Any], dict[str, str]]]] = {}
     for row in rows:
         instance = row[0]
@@ -315,7 +393,7 @@ def print_page(
             f"{public['open']} | "
             f"{counts[0]} | {counts[1]} | {refuted} | {len(bad)} | "
             + " | ".join(f"{s / len(part):.1f}" for s in seconds)
-            + " |"
+            + f" | {beside(part)} |"
         )
     print(f"\n**{len(rows)} instances, {len(wrong)} contradictions.**")
     for key in wrong:
@@ -326,6 +404,15 @@ def print_page(
         if verdict(i, tools) == "open" and (found["refuted"] or any(found["proofs"].values()))
     ]
     print(f"\nOf the instances whose public verdict is open we decided {len(new)}.")
+
+
+def beside(part: list[tuple[Instance, dict[str, Any], dict[str, str]]]) -> str:
+    """The peer's cells: proved of the instances that it tried, and seconds for one of them."""
+    tried = [found["peer"] for _, found, _ in part if found.get("peer")]
+    if not tried:
+        return "– | –"
+    proved = sum(answer["proved"] for answer in tried)
+    return f"{proved} of {len(tried)} | {sum(a['seconds'] for a in tried) / len(tried):.1f}"
 
 
 def contradiction(found: dict[str, Any], public: str) -> bool:
