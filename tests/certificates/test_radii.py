@@ -204,6 +204,19 @@ def test_the_methods_are_ordered(norm: float) -> None:
     assert (large.values <= flips("cnn-adv", 4, norm).distances).all()
 
 
+def test_what_is_not_closed_exactly_is_branched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exact search that runs out of time still leaves radii above those of linear bounds."""
+    graph = mlp([6, 12, 12, 3], 3)
+    x = torch.rand(1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = graph.logits(x).argmax(1)
+    crown = radii(graph, x, y, "inf", BOX, "crown").values
+    exact = radii(graph, x, y, "inf", BOX, "exact").values
+    monkeypatch.setattr(RadiusSearch, "close", lambda *_: None)
+    left = radii(graph, x, y, "inf", BOX, "exact")
+    assert (left.values > 1.1 * crown).all() and (left.values <= exact).all()
+    assert left.proved_by == ("branch",)
+
+
 def test_lipschitz_radii_are_sound_and_smaller() -> None:
     for norm in (2.0, INF):
         values = found("cnn-adv", 4, norm, "lipschitz").values

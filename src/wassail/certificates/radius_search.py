@@ -634,7 +634,8 @@ class RadiusSearch:
         with failure.
         """
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
-        left = (self.open & (self.lower > 0) & ~self._idle()).nonzero()[:, 0].tolist()
+        worth = self.open & (self.lower > 0) & ~self._idle() & ~self.exact
+        left = worth.nonzero()[:, 0].tolist()
         goal = self.aim[0] if self.aim and self.aim[1] == math.inf else None
         most = domains(self.graph) if clock.seconds_left() == math.inf else 10**6
         together = mixes(self.graph) and clock.seconds_left() == math.inf
