@@ -220,7 +220,7 @@ def _run(
         with clock.limited(clock.seconds_left() / 2):
             search.close(pool)
     search.note(method)
-    if method == "exact":  # what is not closed in half of the time gets what larger networks get
+    if method == "exact" and search.cut:  # the rest is branched, as larger networks are
         search.branch(pool)
         search.note("branch")
 
