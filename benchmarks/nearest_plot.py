@@ -1,8 +1,7 @@
 """Accuracy over Omega_1 against passes per sample, for every engine.
 
-python benchmarks/nearest_plot.py > docs/nearest-passes.txt     # measures, and draws
-docs/nearest.png python benchmarks/nearest_plot.py --redraw                      # draws again what
-docs/nearest-passes.txt says
+    python benchmarks/nearest_plot.py > docs/nearest-passes.txt     # and docs/nearest.png
+    python benchmarks/nearest_plot.py --redraw      # draws again what docs/nearest-passes.txt says
 """
 
 import math
@@ -23,6 +22,8 @@ CASES = (
     ("cifar_cnn_a_adv", 2.0, 0.25),
     ("mnist_madry_tiny", math.inf, 0.3),
     ("mnist_madry_tiny", 2.0, 1.5),
+    ("cifar_cnn_a_adv", 1.0, 3.0),
+    ("mnist_madry_tiny", 1.0, 5.0),
 )
 ENGINES = ("chase", "fab", "apgd", "fmn", "ddn", "pdpgd", "deepfool")
 
