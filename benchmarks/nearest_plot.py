@@ -1,7 +1,7 @@
 """Accuracy over Omega_1 against passes per sample, for every engine.
 
-    python benchmarks/nearest_plot.py > docs/nearest-passes.txt     # and docs/nearest.png
-    python benchmarks/nearest_plot.py --redraw      # draws again what docs/nearest-passes.txt says
+python benchmarks/nearest_plot.py > docs/nearest-passes.txt     # and docs/nearest.png
+python benchmarks/nearest_plot.py --redraw      # draws again what docs/nearest-passes.txt says
 """
 
 import math
@@ -19,8 +19,8 @@ from zoo_path import ROOT, images, load
 BUDGETS = (25, 50, 100, 200, 400)
 CASES = (
     ("cifar_cnn_a_adv", math.inf, 2 / 255),
-    ("cifar_cnn_a_adv", 2.0, 0.25),
     ("mnist_madry_tiny", math.inf, 0.3),
+    ("cifar_cnn_a_adv", 2.0, 0.25),
     ("mnist_madry_tiny", 2.0, 1.5),
     ("cifar_cnn_a_adv", 1.0, 3.0),
     ("mnist_madry_tiny", 1.0, 5.0),
@@ -47,7 +47,8 @@ def main() -> None:
             known[title] = [float(figure) for figure in figures.split()]
     else:
         print("network, norm, engine: accuracy over Omega_1 in % at", BUDGETS, "passes")
-    figure, axes = plt.subplots(1, len(CASES), figsize=(4 * len(CASES), 3.6))
+    figure, grid = plt.subplots(2, 3, figsize=(13, 7.2))
+    axes = grid.T.flatten()  # a norm is a column
     for axis, (name, norm, eps) in zip(axes, CASES):
         for k, engine in enumerate(ENGINES):
             if engine == "ddn" and norm != 2:
@@ -71,8 +72,9 @@ def main() -> None:
         )
         axis.set_xticks(BUDGETS, [str(b) for b in BUDGETS])
         axis.set_xticks([], minor=True)
-    axes[0].set_ylabel("accuracy over Omega_1, %")
-    axes[1].legend(fontsize=8)
+    for axis in axes[:2]:
+        axis.set_ylabel("accuracy over Omega_1, %")
+    axes[2].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "nearest.png", dpi=90)
 
