@@ -29,6 +29,7 @@ from torch import Tensor
 
 from wassail.device import blend, has_float64, take, waits, wide, worth, write
 from wassail.errors import InputError
+from wassail.stretch import stretch
 from wassail.threat import Domain, dual
 
 Radius: TypeAlias = "float | Tensor"
@@ -210,6 +211,11 @@ def clip(point: Tensor, domain: Domain) -> Tensor:
     return point if domain is None else point.clamp(*domain)
 
 
+def clip_(point: Tensor, domain: Domain) -> Tensor:
+    """`clip` in place, for a tensor of one's own."""
+    return point if domain is None else point.clamp_(*domain)
+
+
 def pull_inside(
     point: Tensor, center: Tensor, norm: float, radius: Radius, domain: Domain = None
 ) -> Tensor:
@@ -248,86 +254,80 @@ def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = 
     not reach the plane the step goes as far toward it as the box allows; where `w` is zero the step
     is zero.
     """
-    return plane_steps([x], w, [gap], norm, domain)[0]
+    return plane_steps([walls(x, domain)], w, [gap], norm)[0]
+
+
+Walls: TypeAlias = "tuple[Tensor, Tensor] | None"
+
+
+def walls(x: Tensor, domain: Domain) -> Walls:
+    """How far each coordinate of `x` may fall and how far it may rise inside the box, both of the
+    shape of `x`: at most 0, at least 0. None without a box.
+    """
+    if domain is None:
+        return None
+    return (domain[0] - x).clamp_(max=0), (domain[1] - x).clamp_(min=0)
+
+
+def moved(room: Walls, away: Tensor, share: Tensor) -> Walls:
+    """The `walls` after a move by a share `(N,)` of `away`, which must end inside the box.
+
+    Args:
+        room: the walls before the move.
+        away: a move inside the box, of the shape of the walls.
+        share: how much of it is made, from 0 to 1.
+    """
+    if room is None:
+        return None
+    less = column(-share, away)
+    return torch.addcmul(room[0], away, less), torch.addcmul(room[1], away, less)
 
 
 def plane_steps(
-    points: Sequence[Tensor], w: Tensor, gaps: Sequence[Tensor], norm: float, domain: Domain = None
+    rooms: Sequence[Walls], w: Tensor, gaps: Sequence[Tensor], norm: float
 ) -> list[Tensor]:
     """`plane_step` from several points to planes of one normal each, with what they share done
     once.
 
     Args:
-        points: where the steps begin, each `(N, *shape)`.
+        rooms: the `walls` of the points.
         w: normals `(N, *shape)`.
         gaps: one `(N,)` for each of the points.
         norm: ground norm.
-        domain: box, or None.
     """
-    size = w.abs()
+    flat = w.flatten(1)
+    size = flat.abs()
     if norm == 1:
-        flat = size.flatten(1)
-        order = flat.topk(min(FEW, flat.shape[1]), dim=1).indices
-        return [_sparse_step(x, w, gap, flat, order, domain) for x, gap in zip(points, gaps)]
-    width = 0.0 if domain is None else domain[1] - domain[0]
-    if w.dtype == torch.float32 and width * max(w[:1].numel(), 1) > 1e17:
-        wider = [wide(x) for x in points]
-        found = plane_steps(wider, wide(w), [wide(gap) for gap in gaps], norm, domain)
-        return [step.to(w) for step in found]
-    top = size.flatten(1).amax(1)
-    top = torch.where(top > 0, top, 1)
-    # Sizes at most 1: squares do not overflow, and what underflows does not count.
-    size = size.div_(column(top, size))
-    rate = size if norm == math.inf else size.square()
-    way = w.sign()
-    return [
-        _filled_step(x, way, gap, norm, domain, size, rate, top) for x, gap in zip(points, gaps)
-    ]
+        order = size.topk(min(FEW, size.shape[1]), dim=1).indices
+        return [_sparse_step(room, w, gap, size, order) for room, gap in zip(rooms, gaps)]
+    if norm == math.inf:
+        way = flat.sign()
+        total = size.sum(1)
+    else:
+        # Sizes at most 1: squares do not overflow, and what underflows does not count.
+        unit = 1 / size.amax(1).clamp_(min=4 * torch.finfo(w.dtype).tiny)
+        flat = way = flat * unit[:, None]
+        total = vector_norm(way, 2).square_()
+        gaps = [gap * unit for gap in gaps]
+    found = []
+    for room, gap in zip(rooms, gaps):
+        t = gap / total
+        if room is None:
+            step = t.nan_to_num_()[:, None] * way
+        else:
+            step = stretch(way, room[0].flatten(1), room[1].flatten(1), gap, t, flat)
+        found.append(step.reshape(w.shape))
+    return found
 
 
-def _filled_step(
-    x: Tensor,
-    way: Tensor,
-    gap: Tensor,
-    norm: float,
-    domain: Domain,
-    size: Tensor,
-    rate: Tensor,
-    top: Tensor,
-) -> Tensor:
-    """One of `plane_steps` at l2 and linf. way: the sign of w; size, rate: `|w| / top` and what
-    `fill` needs of it.
-    """
-    sign = way * column(gap.sign(), way)
-    bounded = domain is not None and math.isfinite(domain[1] - domain[0])
-    free = _room(x, sign, *domain) if domain and bounded else room(x, sign, domain)
-    far = gap.abs() / top
-    if size.dtype == torch.float32:
-        # No plane is farther than the box is wide, and without a box nothing is to be filled: only
-        # infinity would do harm.
-        far = far.clamp(max=1e18 if domain is not None else 1e38)
-    cap = size * free if domain is not None else torch.where(size > 0, free, 0)
-    t, short = _fill(rate.flatten(1), cap.flatten(1), far)
-    t = column(t, size)
-    if not short and bounded:
-        # Everything is finite, so a sign of 0 gives 0: no mask is needed.
-        step = torch.minimum(t.expand_as(size) if norm == math.inf else t * size, free)
-        return step.mul_(sign)
-    step = torch.minimum(
-        t.expand_as(size) if norm == math.inf else torch.where(size > 0, t * size, 0), free
-    )
-    return torch.where(sign == 0, 0, sign * step)
-
-
-def _sparse_step(
-    x: Tensor, w: Tensor, gap: Tensor, size: Tensor, order: Tensor, domain: Domain
-) -> Tensor:
+def _sparse_step(room: Walls, w: Tensor, gap: Tensor, size: Tensor, order: Tensor) -> Tensor:
     """One of `plane_steps` at l1. size: `|w|`, `(N, n)`; order: places of its largest entries."""
     sign = w.sign() * column(gap.sign(), w)
-    free = room(x, sign, domain).flatten(1)
-    step = _greedy(size, size, free, gap.abs(), order).reshape(x.shape)
-    if domain is not None and math.isfinite(domain[1] - domain[0]):
-        return sign * step
+    if room is None:
+        free = torch.full_like(size, math.inf)
+    else:
+        free = torch.where(sign > 0, room[1], -room[0]).flatten(1)
+    step = _greedy(size, size, free, gap.abs(), order).reshape(w.shape)
     return torch.where(sign == 0, 0, sign * step)
 
 

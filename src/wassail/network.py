@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from wassail.errors import InputError, ModelWarning
-from wassail.losses import flip_tolerance, magnitude, need, predict
+from wassail.losses import flip_tolerance, magnitude, need, predict, strongest_rival
 from wassail.progress import Progress, Tick, progress_bar
 from wassail.threat import whole as whole_number
 
@@ -331,7 +331,7 @@ class Network:
         """The lead that makes a flip at logits `z` `(m, K)` of these samples, `times` so much:
         `(m,)`.
         """
-        scale = self.scale[rows.to(self.scale.device)].to(z)
+        scale = self.scale.index_select(0, rows.to(self.scale.device)).to(z)
         return need(z, times * flip_tolerance(self.dtype or z.dtype), scale)
 
     def predict(self, z: Tensor, y: Tensor, rows: Tensor, tolerance: float | None = None) -> Tensor:
@@ -342,6 +342,14 @@ class Network:
         """
         tolerance = flip_tolerance(self.dtype or z.dtype) if tolerance is None else tolerance
         return predict(z, y, tolerance, self.scale[rows.to(self.scale.device)].to(z))
+
+    def flipped(self, z: Tensor, y: Tensor, rows: Tensor, target: Tensor | None = None) -> Tensor:
+        """Whether `predict` says another class than `y`, or says the target if there is one: bool
+        `(m,)`.
+        """
+        best, rival = strongest_rival(z, y)
+        wrong = best - z.gather(1, y[:, None])[:, 0] >= self.need(z, rows)
+        return wrong if target is None else wrong & (rival == target)
 
     def _count(self, counter: Tensor, rows: Tensor) -> None:
         self.calls += 1
@@ -363,34 +371,38 @@ class Tape:
         """The logits, `(n, K)`."""
         return self.z.detach()
 
-    def gradients(self, y: Tensor, rivals: Tensor, keep: Tensor) -> Tensor:
+    def gradients(
+        self, y: Tensor, rivals: Tensor, keep: Tensor | None = None, again: bool = False
+    ) -> Tensor:
         """Gradients of the logit differences `theta_j - theta_y` at the rows `keep`: `(k,), (k, J)
         -> (k, J, *shape)`.
 
-        `keep` `(k,)` indexes the tape's rows; the others ride along with a zero weight. One
-        backward a kept row and rival. A plain loop over rivals with the graph retained: on a CPU it
-        is the fastest way and needs the least memory.
+        `keep` `(k,)` indexes the tape's rows, by default all of them; the others ride along with a
+        zero weight. One backward a kept row and rival. A plain loop over rivals with the graph
+        retained: on a CPU it is the fastest way and needs the least memory. again: keep the graph
+        for another call.
         """
         count = rivals.shape[1]
         found = []
         for j in range(count):
-            weight = self.z.new_zeros(len(keep), self.z.shape[1])
+            weight = self.z.new_zeros(len(y), self.z.shape[1])
             weight.scatter_(1, rivals[:, j : j + 1], 1.0).scatter_(1, y[:, None], -1.0)
-            found.append(self.pull(weight, keep, again=j < count - 1))
+            found.append(self.pull(weight, keep, again=again or j < count - 1))
         return found[0][:, None] if count == 1 else torch.stack(found, 1)
 
-    def pull(self, weight: Tensor, keep: Tensor, again: bool = False) -> Tensor:
-        """Gradients of `<weight_i, theta>` at the rows `keep`: `(k, K), (k,) -> (k, *shape)`. One
-        backward a kept row.
+    def pull(self, weight: Tensor, keep: Tensor | None = None, again: bool = False) -> Tensor:
+        """Gradients of `<weight_i, theta>` at the rows `keep`, all by default: `(k, K), (k,) ->
+        (k, *shape)`. One backward a kept row.
 
         again: keep the graph for another call; without it this call is the tape's last.
         """
-        self.network._count(self.network.backwards, self.rows[keep])
-        whole = len(keep) == len(self.x)
-        if not whole:
+        whole = keep is None or len(keep) == len(self.x)
+        rows = self.rows if whole or keep is None else self.rows.index_select(0, keep)
+        self.network._count(self.network.backwards, rows)
+        if not whole and keep is not None:
             weight = torch.zeros_like(self.z).index_copy(0, keep, weight)
         (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=again)
-        return gradient if whole else gradient[keep]
+        return gradient if whole or keep is None else gradient.index_select(0, keep)
 
 
 @dataclass(frozen=True)

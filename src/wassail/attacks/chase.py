@@ -36,13 +36,16 @@ from wassail.attacks.squeeze import SLACK, climb, squeeze
 from wassail.device import take
 from wassail.geometry import (
     clip,
+    clip_,
     column,
     inner,
+    moved,
     plane_step,
     plane_steps,
     project,
     steepest,
     vector_norm,
+    walls,
 )
 from wassail.losses import magnitude, strongest_rival
 from wassail.network import generators
@@ -416,18 +419,23 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     rivals = largest(z.scatter(1, y[:, None], -math.inf), count, band=LOGITS)
     if not len(rows):
         return rows, rivals, x[:, None]
-    w = hunt.start.gradients(y, rivals, rows).flatten(0, 1)
-    gap = (z.gather(1, y[:, None]) - z.gather(1, rivals)).flatten()
-    # A flip must be wrong by the tolerance.
-    need = hunt.network.need(z, rows, 4).repeat_interleave(count)
-    step = plane_step(x.repeat_interleave(count, 0), w, gap + need, hunt.norm, hunt.domain)
-    length = vector_norm(step, hunt.norm)
-    unreached = inner(w, step) < gap * (
-        1 - 1e-4
-    )  # the box ends before the plane: such rivals come last
-    order = in_order(torch.where(unreached, math.inf, length).reshape(-1, count), band=LOGITS)
+    need = hunt.network.need(z, rows, 4)  # a flip must be wrong by the tolerance
+    room = walls(x, hunt.domain)
+    found = []
+    lengths = []
+    # One rival at a time: what belongs to all of them does not fit into the cache.
+    for j in range(count):
+        rival = rivals[:, j : j + 1]
+        w = hunt.start.gradients(y, rival, rows, again=j < count - 1)[:, 0]
+        gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
+        (step,) = plane_steps([room], w, [gap + need], hunt.norm)
+        unreached = inner(w, step) < gap * (1 - 1e-4)  # the box ends before the plane: comes last
+        lengths.append(torch.where(unreached, math.inf, vector_norm(step, hunt.norm)))
+        found.append(step)
+    order = in_order(torch.stack(lengths, 1), band=LOGITS)
     every = torch.arange(len(rows), device=rows.device)[:, None]
-    return rows, rivals.gather(1, order), step.reshape(-1, count, *x.shape[1:])[every, order]
+    steps = torch.cat(found).index_select(0, (order * len(rows) + every).flatten())
+    return rows, rivals.gather(1, order), steps.reshape(-1, count, *x.shape[1:])
 
 
 def chase(
@@ -446,7 +454,7 @@ def chase(
     aim = hunt.norm if aim is None else aim
     current = start
     bold = torch.full((len(rows),), 0.3, dtype=start.dtype, device=start.device)
-    push = torch.full_like(bold, eta)
+    push = torch.full_like(bold, eta - 1)  # by which share a step goes beyond its plane
     for k in range(times):
         keep = hunt.able(rows, 2)
         if rivals is not None:
@@ -454,23 +462,27 @@ def chase(
         rows, current, bold, push = take(keep, rows, current, bold, push)
         if not len(rows):
             return
-        tape, flip = hunt.tape(current, rows)
+        part = hunt.part(rows)
+        away = current - part.x
+        tape, flip = hunt.tape(current, rows, away)
         z = tape.logits
-        x, y = take(rows, hunt.x, hunt.y)
-        rival = strongest_rival(z, y)[1] if rivals is None else rivals
-        w = tape.gradients(y, rival[:, None], torch.arange(len(rows), device=rows.device))[:, 0]
-        f = (z.gather(1, rival[:, None]) - z.gather(1, y[:, None]))[:, 0]
+        rival = (strongest_rival(z, part.y)[1] if rivals is None else rivals)[:, None]
+        w = tape.gradients(part.y, rival)[:, 0]
+        f = (z.gather(1, rival) - z.gather(1, part.y[:, None]))[:, 0]
+        hit = flip.to(away)
         if k:
-            bold = torch.where(flip, (1.15 * bold).clamp(max=0.5), (0.8 * bold).clamp(min=0.1))
-            push = torch.where(flip, 1 + 0.8 * (push - 1), (1 + 1.5 * (push - 1)).clamp(max=2.0))
+            bold = (bold * (0.8 + 0.35 * hit)).clamp_(0.1, 0.5)
+            push = (push * (1.5 - 0.7 * hit)).clamp_(max=1.0)
         # From x + beta (current - x) where the iterate is a flip, else from the iterate.
-        back = torch.where(flip, beta, 1.0).to(x)
-        base = torch.lerp(x, current, column(back, x))
-        ahead = inner(w, current - x)
-        d1, d2 = plane_steps([base, x], w, [(1 - back) * ahead - f, ahead - f], aim, hunt.domain)
-        eta_ = column(push, x)
-        near = torch.addcmul(base, d1, eta_)
-        current = clip(near.lerp_(torch.addcmul(x, d2, eta_), column(bold, x)), hunt.domain)
+        back = 1 - (1 - beta) * hit
+        ahead = inner(w, away)
+        gap = ahead - f
+        gaps = [torch.addcmul(gap, back, ahead, value=-1), gap]
+        d1, d2 = plane_steps([moved(part.room, away, back), part.room], w, gaps, aim)
+        far = bold * (1 + push)
+        ahead = torch.addcmul(part.x, away, column((1 - bold) * back, away))
+        ahead.addcmul_(d1, column(1 + push - far, away)).addcmul_(d2, column(far, away))
+        current = clip_(ahead, hunt.domain)
 
 
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:

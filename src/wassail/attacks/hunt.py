@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -20,12 +21,33 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.device import take, waits, worth, write
 from wassail.errors import ModelWarning
-from wassail.geometry import project, vector_norm
+from wassail.geometry import Walls, project, vector_norm, walls
 from wassail.losses import predict
 from wassail.network import Model, Network, Search, Tape, search
 from wassail.progress import Progress, Tick
 from wassail.threat import Domain, Number, check_seed, parse_domain, parse_norm, whole
 from wassail.transport.flips import Flips
+
+
+class Part:
+    """Some samples of a hunt, with what the rounds ask of them again and again, picked out once.
+
+    rows `(m,)`; x `(m, *shape)`; y `(m,)`; apart: whether the rows rise, so that no sample is there
+    twice (not asked, and False, where the host would have to wait).
+    """
+
+    def __init__(self, hunt: Hunt, rows: Tensor) -> None:
+        self.rows = rows
+        self.domain = hunt.domain
+        self.apart = not waits(rows) and bool((rows[1:] > rows[:-1]).all())
+        whole = self.apart and len(rows) == len(hunt.x)
+        self.x = hunt.x if whole else hunt.x.index_select(0, rows)
+        self.y = hunt.y if whole else hunt.y.index_select(0, rows)
+
+    @cached_property
+    def room(self) -> Walls:
+        """How far the coordinates are from the walls of the box, see `walls`."""
+        return walls(self.x, self.domain)
 
 
 class Hunt:
@@ -76,6 +98,7 @@ class Hunt:
         self.stopped = torch.zeros_like(self.wrong)
         self._scarce = False  # whether a sample may have stopped for want of passes
         self.flat = torch.zeros_like(self.wrong)
+        self._part: Part | None = None  # the samples that were asked for last
         self.first = 0  # passes that the first step asked for; 0 if it asked for none
         if known is not None:
             found = (known.success[network.ids].to(x.device) & ~self.wrong).nonzero()[:, 0]
@@ -97,6 +120,12 @@ class Hunt:
         """
         return (~self.wrong & (self.distance > self.limit)).nonzero()[:, 0]
 
+    def part(self, rows: Tensor) -> Part:
+        """These samples; the same object as long as the same tensor of rows is asked for."""
+        if self._part is None or self._part.rows is not rows:
+            self._part = Part(self, rows)
+        return self._part
+
     def standing(self, rows: Tensor) -> Tensor:
         """Which of these samples have no flip within the limit yet, bool; without a limit all:
         a nearer flip may exist.
@@ -114,12 +143,8 @@ class Hunt:
         good, even with a pass left that something later could use: so a smaller budget is always a
         beginning of a larger one, and never does better.
         """
-        self.first = self.first or cost
-        if not self._scarce and self.network.calls + cost <= self.passes:
-            return torch.ones_like(
-                rows, dtype=torch.bool
-            )  # no sample can be short: nobody has to look
-        self._scarce = True
+        if not self._tight(cost):
+            return torch.ones_like(rows, dtype=torch.bool)
         enough = self.left(rows) >= cost
         if self.anytime:
             enough &= ~self.stopped[rows]
@@ -130,10 +155,15 @@ class Hunt:
         """The places `(k,)` among these samples of those that can afford `cost` passes: see
         `afford`. One wait at most.
         """
-        enough = self.afford(rows, cost)
-        return (
-            enough.nonzero()[:, 0] if self._scarce else torch.arange(len(rows), device=rows.device)
-        )
+        if not self._tight(cost):
+            return torch.arange(len(rows), device=rows.device)
+        return self.afford(rows, cost).nonzero()[:, 0]
+
+    def _tight(self, cost: int) -> bool:
+        """Whether a sample may be short of passes; if none can be, nobody has to look."""
+        self.first = self.first or cost
+        self._scarce = self._scarce or self.network.calls + cost > self.passes
+        return self._scarce
 
     def logits(self, points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate points of these samples (all must afford 1): logits `(m, K)` and whether
@@ -142,31 +172,35 @@ class Hunt:
         z = self.network.logits(points, rows)
         return z, self.offer(points, rows, z)
 
-    def tape(self, points: Tensor, rows: Tensor) -> tuple[Tape, Tensor]:
+    def tape(self, points: Tensor, rows: Tensor, away: Tensor | None = None) -> tuple[Tape, Tensor]:
         """The same with a graph for gradients; one pass, and one for each gradient asked of it."""
         tape = self.network.tape(points, rows)
-        return tape, self.offer(points, rows, tape.logits)
+        return tape, self.offer(points, rows, tape.logits, away)
 
-    def offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
+    def offer(self, points: Tensor, rows: Tensor, z: Tensor, away: Tensor | None = None) -> Tensor:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far;
-        which are flips, bool `(m,)`.
+        which are flips, bool `(m,)`. away: the points less the samples, if that is known.
         """
-        predicted = self.network.predict(z, self.y[rows], rows)
-        flipped = (
-            predicted != self.y[rows] if self.target is None else predicted == self.target[rows]
-        )
+        part = self.part(rows)
+        target = None if self.target is None else self.target[rows]
+        flipped = self.network.flipped(z, part.y, rows, target)
         some = worth(flipped)
         if len(some):
-            mine, theirs, flips = take(some, rows, points, flipped)
-            away = theirs - self.x.index_select(0, mine)
-            length = vector_norm(away, self.norm)
-            if not waits(mine) and bool((mine[1:] > mine[:-1]).all()):
+            if away is None:
+                mine, theirs, center = take(some, rows, points, part.x)
+                length = vector_norm(theirs - center, self.norm)
+            else:
+                mine, path = take(some, rows, away)
+                length = vector_norm(path, self.norm)
+            if part.apart:
                 # On the CPU all of these are flips, and each sample has one.
                 closer = (length < self.distance.index_select(0, mine)).nonzero()[:, 0]
                 place = mine.index_select(0, closer)
-                self.points.index_copy_(0, place, theirs.index_select(0, closer))
+                new = points.index_select(0, some.index_select(0, closer))
+                self.points.index_copy_(0, place, new)
                 self.distance.index_copy_(0, place, length.index_select(0, closer))
                 return flipped
+            theirs, flips = take(some, points, flipped)
             length = torch.where(flips, length, math.inf)
             # Several candidates of one sample may come at once: the nearest counts, of equals the
             # first.
@@ -209,7 +243,7 @@ class Hunt:
             if not len(rows):
                 return
             middle = (low + high) / 2
-            (x,) = take(rows, self.x)
+            x = self.part(rows).x
             _, flipped = self.logits(project(point, x, self.norm, middle * full, self.domain), rows)
             low = torch.where(flipped, low, middle)
             high = torch.where(flipped, middle, high)
