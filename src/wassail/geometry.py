@@ -27,9 +27,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.device import blend, has_float64, take, waits, wide, worth, write
+from wassail.device import blend, has_float64, take, waits, worth
 from wassail.errors import InputError
-from wassail.stretch import stretch
+from wassail.stretch import FIRST, greedy, leading, shrink, stretch
 from wassail.threat import Domain, dual
 
 Radius: TypeAlias = "float | Tensor"
@@ -152,15 +152,25 @@ def steepest(x: Tensor, g: Tensor, norm: float, radius: Radius, domain: Domain =
     """
     if domain is None:
         return column(radius, g) * maximiser(g, norm)
-    free = room(x, g, domain)
-    size = g.abs()
+    return steepest_within(walls(x, domain), g, norm, radius)
+
+
+def steepest_within(room: Walls, g: Tensor, norm: float, radius: Radius) -> Tensor:
+    """`steepest` between known `walls`."""
+    if room is None:
+        return column(radius, g) * maximiser(g, norm)
+    low = room[0].flatten(1)
+    high = room[1].flatten(1)
+    way = g.flatten(1)
+    size = _per_row(radius, g)
     if norm == math.inf:
-        return g.sign() * torch.minimum(free, column(radius, g).expand_as(g))
-    if norm == 2:
-        return _ray(g, free, radius)
-    flat = size.flatten(1)
-    target = _per_row(radius, g)
-    return g.sign() * _greedy(flat, torch.ones_like(flat), free.flatten(1), target).reshape(g.shape)
+        step = torch.clamp(way.sign().mul_(size[:, None]), low, high)
+    elif norm == 2:
+        way = way * _unit(way)[:, None]
+        step = stretch(way, low, high, size, size / vector_norm(way, 2))
+    else:
+        step = _sparse(way, low, high, size, False)
+    return step.reshape(g.shape)
 
 
 def project(
@@ -176,7 +186,7 @@ def project(
     v = point - center
     if norm == math.inf:
         limit = column(radius, v)
-        return clip(center + torch.maximum(torch.minimum(v, limit), -limit), domain)
+        return clip_(torch.clamp(v, -limit, limit).add_(center), domain)
     inside = clip(point, domain)
     moved = inside - center
     limit = _per_row(radius, v)
@@ -184,26 +194,20 @@ def project(
     rows = worth(over)
     if not len(rows):
         return inside
-    v, moved, center, limit, outside = take(rows, v, moved, center, limit, over)
-    if norm == 2:
-        # The answer is clip(center + t v), no coordinate of it longer than `moved`: sum min(t^2
-        # v^2, moved^2) = radius^2.
-        top = vector_norm(
-            v, math.inf
-        )  # squares of what is at most 1 do not overflow, and what underflows does not count
-        unit = column(1 / top, v)
-        if domain is None:
-            t = limit / top / vector_norm(v * unit, 2)
-        else:
-            target = torch.where(outside, (limit / top).square(), 0)  # 0: nothing to do
-            t = fill(
-                (v * unit).square().flatten(1), (moved * unit).square().flatten(1), target
-            ).sqrt()
-        found = torch.addcmul(center, v, column(t.clamp(max=1), v))
+    v, moved, center, limit = take(rows, v, moved, center, limit)
+    if norm == 1:
+        found = _shrunk(v, moved, limit)
+    elif domain is None:
+        found = v * column(limit / vector_norm(v, 2), v)
     else:
-        size = _soft_threshold(v.abs().flatten(1), moved.abs().flatten(1), limit)
-        found = center + v.sign() * size.reshape(v.shape)
-    return blend(over, rows, clip(found, domain), inside)
+        # No coordinate of the answer is longer than `moved`, on whose side of 0 it stays.
+        way = v.flatten(1)
+        way = way * _unit(way)[:, None]
+        ends = moved.flatten(1)
+        low = ends.clamp(max=0)
+        high = ends.clamp(min=0)
+        found = stretch(way, low, high, limit, limit / vector_norm(way, 2)).reshape(v.shape)
+    return blend(over, rows, clip_(found.add_(center), domain), inside)
 
 
 def clip(point: Tensor, domain: Domain) -> Tensor:
@@ -296,39 +300,29 @@ def plane_steps(
         norm: ground norm.
     """
     flat = w.flatten(1)
-    size = flat.abs()
+    flat_rooms = [(None, None) if r is None else (r[0].flatten(1), r[1].flatten(1)) for r in rooms]
     if norm == 1:
-        order = size.topk(min(FEW, size.shape[1]), dim=1).indices
-        return [_sparse_step(room, w, gap, size, order) for room, gap in zip(rooms, gaps)]
+        order = leading(flat.abs(), min(FIRST, flat.shape[1]))
+        steps = [_sparse(flat, *r, gap, True, order) for r, gap in zip(flat_rooms, gaps)]
+        return [step.reshape(w.shape) for step in steps]
     if norm == math.inf:
         way = flat.sign()
-        total = size.sum(1)
+        total = flat.abs().sum(1)
     else:
-        # Sizes at most 1: squares do not overflow, and what underflows does not count.
-        unit = 1 / size.amax(1).clamp_(min=4 * torch.finfo(w.dtype).tiny)
-        flat = way = flat * unit[:, None]
+        unit = _unit(flat)
+        flat = flat * unit[:, None]
+        way = flat
         total = vector_norm(way, 2).square_()
         gaps = [gap * unit for gap in gaps]
     found = []
-    for room, gap in zip(rooms, gaps):
+    for (low, high), gap in zip(flat_rooms, gaps):
         t = gap / total
-        if room is None:
+        if low is None or high is None:
             step = t.nan_to_num_()[:, None] * way
         else:
-            step = stretch(way, room[0].flatten(1), room[1].flatten(1), gap, t, flat)
+            step = stretch(way, low, high, gap, t, flat)
         found.append(step.reshape(w.shape))
     return found
-
-
-def _sparse_step(room: Walls, w: Tensor, gap: Tensor, size: Tensor, order: Tensor) -> Tensor:
-    """One of `plane_steps` at l1. size: `|w|`, `(N, n)`; order: places of its largest entries."""
-    sign = w.sign() * column(gap.sign(), w)
-    if room is None:
-        free = torch.full_like(size, math.inf)
-    else:
-        free = torch.where(sign > 0, room[1], -room[0]).flatten(1)
-    step = _greedy(size, size, free, gap.abs(), order).reshape(w.shape)
-    return torch.where(sign == 0, 0, sign * step)
 
 
 def operator_norm(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
@@ -436,152 +430,33 @@ def _fill(rate: Tensor, cap: Tensor, target: Tensor, ask: bool = True) -> tuple[
             )
 
 
-def _ray(v: Tensor, free: Tensor, radius: Radius) -> Tensor:
-    """`sign(v) min(t |v|, free)` for the largest `t` that keeps its 2-norm within `radius`."""
-    top = column(vector_norm(v, math.inf), v)
-    size = v.abs() / torch.where(top > 0, top, 1)  # at most 1, so that squares do not overflow
-    target = _per_row(radius, v).square()
-    t, short = _fill(size.square().flatten(1), free.square().flatten(1), target)
-    t = t.sqrt()
-    if short and v.dtype == torch.float32:
-        # Squares of float32 can underflow and leave nothing to fill with: such rows again in
-        # float64.
-        lost = (t == math.inf).nonzero()[:, 0]
-        again = fill(
-            wide(size[lost]).square().flatten(1),
-            wide(free[lost]).square().flatten(1),
-            wide(target[lost]),
-        )
-        t[lost] = again.sqrt().to(t)
-    t = column(t, v) / torch.where(top > 0, top, 1)
-    return v.sign() * torch.minimum(torch.where(v == 0, 0, t * v.abs()), free)
+def _unit(way: Tensor) -> Tensor:
+    """What brings the largest entry of each row to 1, `(N,)`: then squares do not overflow, and
+    what underflows does not count.
+    """
+    return 1 / way.abs().amax(1).clamp_(min=4 * torch.finfo(way.dtype).tiny)
 
 
-def _greedy(
-    key: Tensor, price: Tensor, cap: Tensor, budget: Tensor, first: Tensor | None = None
+def _sparse(
+    way: Tensor,
+    low: Tensor | None,
+    high: Tensor | None,
+    budget: Tensor,
+    priced: bool,
+    order: Tensor | None = None,
 ) -> Tensor:
-    """Fill coordinates in falling order of `key`, `price` a unit, each up to `cap`, until
-    `budget` is spent: `(N, n)`.
+    """`greedy`, on the CPU for devices without float64."""
+    if has_float64(way.device):
+        return greedy(way, low, high, budget, priced, order)
+    there = [None if v is None else v.cpu() for v in (low, high)]
+    return greedy(way.cpu(), *there, budget.cpu(), priced).to(way.device)
 
-    first: places of the `FEW` largest keys, `(N, FEW)`, where they are known.
+
+def _shrunk(v: Tensor, moved: Tensor, radius: Tensor) -> Tensor:
+    """`v` with its coordinates shortened by one length, none longer than in `moved`, so that its
+    l1 length is the radius `(N,)`; shape of `v`.
     """
-    if not has_float64(key.device):
-        return _greedy(key.cpu(), price.cpu(), cap.cpu(), budget.cpu()).to(key.device)
-    filled = torch.zeros_like(key)
-    rows = torch.arange(len(key), device=key.device)
-    count = FEW
-    # A budget rarely reaches far down the list: look at the first few, then at four times as many.
-    while len(rows):
-        count = min(count, key.shape[1])
-        all_keys, prices, caps, money = take(rows, key, price, cap, budget)
-        money = money[:, None].double()
-        order = all_keys.topk(count, dim=1).indices if first is None else first
-        first = None
-        unit = prices.gather(1, order).double()
-        paid = unit > 0
-        unit = torch.where(paid, unit, 1)
-        most = torch.where(paid, caps.gather(1, order).double(), 0)
-        amount = torch.minimum(most, money / unit)
-        after = (amount * unit).cumsum(1)
-        left = money - after + amount * unit
-        left = torch.where(
-            left > 1e-13 * money, left, 0
-        )  # a rounding error must not buy the next coordinate
-        bought = torch.zeros_like(all_keys).scatter(
-            1, order, torch.minimum(left / unit, amount).to(key.dtype)
-        )
-        if len(rows) == len(filled):
-            filled = bought
-        else:
-            filled[rows] = bought
-        if count == key.shape[1]:
-            break
-        more = (after[:, -1] < money[:, 0] * (1 - 1e-13)).nonzero()[:, 0]
-        if count == FEW and len(more):
-            # Where all caps together are too small for the budget there is nothing to choose.
-            prices, caps = take(more, prices, caps)
-            plenty = (prices * caps).sum(1) < (1 - 1e-3) * money[more, 0]
-            all_of_it = caps * prices.sign()
-            write(filled, plenty, all_of_it, rows[more])
-            more = more[(~plenty).nonzero()[:, 0]]
-        rows = rows[more]
-        count *= 4
-    return filled
-
-
-def _soft_threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
-    """`min(max(size - tau, 0), cap)` with the smallest `tau >= 0` whose sum is at most `radius`;
-    all `(N, n)`, exact up to rounding.
-    """
-    if not has_float64(size.device):
-        return _soft_threshold(size.cpu(), cap.cpu(), radius.cpu()).to(size.device)
-    result = torch.minimum(size, cap)
-    over = result.sum(1, dtype=torch.float64) > radius
-    rows = worth(over)
-    if not len(rows):
-        return result
-    size, cap, radius = take(rows, size, cap, radius)
+    size = v.abs().flatten(1)
+    cap = moved.abs().flatten(1)
     size = size * cap.sign()  # what may not move has no share
-    kept = torch.minimum(_above(size, _threshold(size, cap, radius.double())), cap)
-    return blend(over, rows, kept, result)
-
-
-def _above(size: Tensor, tau: Tensor) -> Tensor:
-    """`max(size - tau, 0)`, `(N, n)`, for float64 `tau` `(N,)`: rounded as if it were float64."""
-    high = tau.to(size.dtype)
-    rest = size - high[:, None]
-    if size.dtype != torch.float64:
-        rest.sub_((tau - high).to(size.dtype)[:, None])
-    return rest.clamp_(min=0)
-
-
-def _threshold(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
-    """The `tau` of `_soft_threshold` in float64, `(N,)`.
-
-    The sum falls in tau and is piecewise linear: coordinate i starts to fall at `size_i - cap_i`
-    and ends at `size_i`. Newton's method between two bounds; where it leaves them, and in every
-    second round after `PATIENCE`, their middle. A row is done when Newton's step stays on its
-    piece. As in `fill`, rows that are done leave on the CPU and change no more elsewhere.
-    """
-    tau = torch.zeros_like(radius)
-    done = tau
-    low = tau
-    high = size.amax(1).double()
-    rows = torch.arange(len(tau), device=tau.device)
-    going = (radius > 0) & torch.isfinite(high)  # nothing settles at infinity
-    tau = torch.where(going, tau, high)
-    pieces = torch.full_like(tau, -1)
-    noise = 4 * torch.finfo(size.dtype).eps * radius
-    turn = 0
-    while True:
-        for _ in range(2 * ROUNDS if waits(tau) else 1):
-            rest = _above(size, tau)
-            kept = torch.minimum(rest, cap)
-            excess = kept.sum(1).double() - radius
-            stuck = rest.sub_(kept).sign_().sum(1).double()
-            moving = kept.sign_().sum(1).double()
-            # Both counts only fall as tau rises: together they name the piece.
-            piece = stuck * (size.shape[1] + 1) + moving
-            low = torch.where(excess > 0, tau, low)
-            high = torch.where(excess > 0, high, tau)
-            step = tau + excess / (moving - stuck)
-            newton = (step >= low) & (step <= high)
-            last = newton & (piece == pieces) | (excess.abs() <= noise) | (low >= high)
-            if turn > PATIENCE and turn % 2:
-                newton = newton & last
-            step = torch.where(newton, step, torch.where(last, tau, (low + high) / 2))
-            tau = torch.where(going, step, tau)
-            going = going & ~last
-            pieces = torch.where(newton, piece, -1)
-            turn += 1
-        unfinished = int(going.sum())
-        if waits(tau) or unfinished >= 0.7 * len(going):
-            if unfinished:
-                continue
-            return tau
-        done = done.index_copy(0, rows, tau)
-        if not unfinished:
-            return done
-        rows, size, cap, radius, noise, tau, low, high, pieces, going = take(
-            going.nonzero()[:, 0], rows, size, cap, radius, noise, tau, low, high, pieces, going
-        )
+    return shrink(size, cap, radius).reshape(v.shape).mul_(v.sign())
