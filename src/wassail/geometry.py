@@ -29,7 +29,7 @@ from torch import Tensor
 
 from wassail.device import blend, has_float64, take, waits, worth
 from wassail.errors import InputError
-from wassail.stretch import FIRST, greedy, leading, shrink, stretch
+from wassail.stretch import greedy, shrink, stretch
 from wassail.threat import Domain, dual
 
 Radius: TypeAlias = "float | Tensor"
@@ -166,10 +166,9 @@ def steepest_within(room: Walls, g: Tensor, norm: float, radius: Radius) -> Tens
     if norm == math.inf:
         step = torch.clamp(way.sign().mul_(size[:, None]), low, high)
     elif norm == 2:
-        way = way * _unit(way)[:, None]
-        step = stretch(way, low, high, size, size / vector_norm(way, 2))
+        step = _cut_ray(way, low, high, size)
     else:
-        step = _sparse(way, low, high, size, False)
+        step = _sparse(way, low[None], high[None], size[None], False)
     return step.reshape(g.shape)
 
 
@@ -201,12 +200,9 @@ def project(
         found = v * column(limit / vector_norm(v, 2), v)
     else:
         # No coordinate of the answer is longer than `moved`, on whose side of 0 it stays.
-        way = v.flatten(1)
-        way = way * _unit(way)[:, None]
         ends = moved.flatten(1)
-        low = ends.clamp(max=0)
-        high = ends.clamp(min=0)
-        found = stretch(way, low, high, limit, limit / vector_norm(way, 2)).reshape(v.shape)
+        found = _cut_ray(v.flatten(1), ends.clamp(max=0), ends.clamp(min=0), limit)
+        found = found.reshape(v.shape)
     return blend(over, rows, clip_(found.add_(center), domain), inside)
 
 
@@ -258,7 +254,9 @@ def plane_step(x: Tensor, w: Tensor, gap: Tensor, norm: float, domain: Domain = 
     not reach the plane the step goes as far toward it as the box allows; where `w` is zero the step
     is zero.
     """
-    return plane_steps([walls(x, domain)], w, [gap], norm)[0]
+    room = walls(x, domain)
+    rooms = None if room is None else (room[0][None], room[1][None])
+    return plane_steps(rooms, w, gap[None], norm)[0]
 
 
 Walls: TypeAlias = "tuple[Tensor, Tensor] | None"
@@ -273,56 +271,38 @@ def walls(x: Tensor, domain: Domain) -> Walls:
     return (domain[0] - x).clamp_(max=0), (domain[1] - x).clamp_(min=0)
 
 
-def moved(room: Walls, away: Tensor, share: Tensor) -> Walls:
-    """The `walls` after a move by a share `(N,)` of `away`, which must end inside the box.
+def plane_steps(rooms: Walls, w: Tensor, gaps: Tensor, norm: float) -> Tensor:
+    """`plane_step` from J points to planes of one normal, `(J, N, *shape)`, found together.
 
     Args:
-        room: the walls before the move.
-        away: a move inside the box, of the shape of the walls.
-        share: how much of it is made, from 0 to 1.
-    """
-    if room is None:
-        return None
-    less = column(-share, away)
-    return torch.addcmul(room[0], away, less), torch.addcmul(room[1], away, less)
-
-
-def plane_steps(
-    rooms: Sequence[Walls], w: Tensor, gaps: Sequence[Tensor], norm: float
-) -> list[Tensor]:
-    """`plane_step` from several points to planes of one normal each, with what they share done
-    once.
-
-    Args:
-        rooms: the `walls` of the points.
+        rooms: the `walls` of the points, each `(J, N, *shape)`.
         w: normals `(N, *shape)`.
-        gaps: one `(N,)` for each of the points.
+        gaps: one for each of the points, `(J, N)`.
         norm: ground norm.
     """
-    flat = w.flatten(1)
-    flat_rooms = [(None, None) if r is None else (r[0].flatten(1), r[1].flatten(1)) for r in rooms]
+    way = w.flatten(1)
+    price = way
     if norm == 1:
-        order = leading(flat.abs(), min(FIRST, flat.shape[1]))
-        steps = [_sparse(flat, *r, gap, True, order) for r, gap in zip(flat_rooms, gaps)]
-        return [step.reshape(w.shape) for step in steps]
-    if norm == math.inf:
-        way = flat.sign()
-        total = flat.abs().sum(1)
+        if rooms is not None:
+            steps = _sparse(way, rooms[0].flatten(2), rooms[1].flatten(2), gaps, True)
+            return steps.reshape(-1, *w.shape)
+        way = maximiser(way, 1)
+        total = inner(way, price)
+    elif norm == math.inf:
+        way = way.sign()
+        total = price.abs().sum(1)
     else:
-        unit = _unit(flat)
-        flat = flat * unit[:, None]
-        way = flat
+        unit = _unit(way)
+        way = way * unit[:, None]
+        price = way
         total = vector_norm(way, 2).square_()
-        gaps = [gap * unit for gap in gaps]
-    found = []
-    for (low, high), gap in zip(flat_rooms, gaps):
-        t = gap / total
-        if low is None or high is None:
-            step = t.nan_to_num_()[:, None] * way
-        else:
-            step = stretch(way, low, high, gap, t, flat)
-        found.append(step.reshape(w.shape))
-    return found
+        gaps = gaps * unit
+    t = gaps / total
+    if rooms is None:
+        steps = t.nan_to_num_().unsqueeze(-1) * way
+    else:
+        steps = stretch(way, rooms[0].flatten(2), rooms[1].flatten(2), gaps, t, price)
+    return steps.reshape(-1, *w.shape)
 
 
 def operator_norm(matrix: Tensor, norm_in: float, norm_out: float) -> Tensor:
@@ -437,19 +417,19 @@ def _unit(way: Tensor) -> Tensor:
     return 1 / way.abs().amax(1).clamp_(min=4 * torch.finfo(way.dtype).tiny)
 
 
-def _sparse(
-    way: Tensor,
-    low: Tensor | None,
-    high: Tensor | None,
-    budget: Tensor,
-    priced: bool,
-    order: Tensor | None = None,
-) -> Tensor:
+def _cut_ray(way: Tensor, low: Tensor, high: Tensor, length: Tensor) -> Tensor:
+    """`clamp(t way, low, high)` of these Euclidean lengths `(N,)`, or to all walls: `(N, n)`."""
+    way = way * _unit(way)[:, None]
+    return stretch(way, low[None], high[None], length[None], (length / vector_norm(way, 2))[None])[
+        0
+    ]
+
+
+def _sparse(way: Tensor, low: Tensor, high: Tensor, budget: Tensor, priced: bool) -> Tensor:
     """`greedy`, on the CPU for devices without float64."""
     if has_float64(way.device):
-        return greedy(way, low, high, budget, priced, order)
-    there = [None if v is None else v.cpu() for v in (low, high)]
-    return greedy(way.cpu(), *there, budget.cpu(), priced).to(way.device)
+        return greedy(way, low, high, budget, priced)
+    return greedy(way.cpu(), low.cpu(), high.cpu(), budget.cpu(), priced).to(way.device)
 
 
 def _shrunk(v: Tensor, moved: Tensor, radius: Tensor) -> Tensor:

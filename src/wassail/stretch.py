@@ -1,19 +1,21 @@
 """How far to go along a direction inside a box: every coordinate stops at its own wall.
 
 Steps of l2 and linf (`stretch`), steps of l1 (`greedy`), and projections onto a ball of l1
-(`shrink`), in few operations.
+(`shrink`), in few operations: on a CPU it is their number that counts.
 
 The step `clamp(t way, low, high)` grows with `t`. What it pays, `<price, step>` or its Euclidean
 length, is concave and piecewise linear in `t`, or in its square: from `t` too small, Newton's
 method climbs to the root monotonically and ends after finitely many rounds. The answer is exact,
 with no bisection and no sort. Signed bounds need no mask and no sign: four operations on arrays of
 the size of the step tell what it pays, three more how fast that grows.
+
+Steps of one direction from J points are found together: their walls and targets have J as a first
+dimension.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 
 import torch
 from torch import Tensor
@@ -21,36 +23,44 @@ from torch import Tensor
 from wassail.device import take, waits
 
 ROUNDS = 8  # between two questions of the host, on devices that it must wait for
-PATIENCE = 12  # rounds of Newton's method before it is mixed with bisections
+PATIENCE = 10  # rounds of Newton's method before it is mixed with bisections
 FIRST = 16  # coordinates that an l1 step looks at first
 BLOCK = 16  # coordinates of which only the largest is looked at first
 FEW = 0.4  # of the rows: when so few are unfinished, they go on alone
 
 
 def stretch(
-    way: Tensor, low: Tensor, high: Tensor, target: Tensor, t: Tensor, price: Tensor | None = None
+    way: Tensor,
+    low: Tensor,
+    high: Tensor,
+    target: Tensor,
+    t: Tensor,
+    price: Tensor | None = None,
+    first: bool = True,
 ) -> Tensor:
-    """`clamp(t way, low, high)` that pays the target: `(N, n)`.
+    """`clamp(t way, low, high)` that pays the target: `(J, N, n)`.
 
     It pays `<price, step>`, or its Euclidean length without a price. Where the walls are too near
     the step goes to all of them.
 
     Args:
         way: the direction `(N, n)`, entries of at most about 1.
-        low: how far each coordinate may fall, `(N, n)`, none above 0.
-        high: how far it may rise, `(N, n)`, none below 0.
-        target: what to pay, `(N,)`; negative for a step against the direction.
-        t: what would pay the target without walls, `(N,)`, of the sign of the target.
+        low: how far each coordinate may fall, `(J, N, n)`, none above 0.
+        high: how far it may rise, `(J, N, n)`, none below 0.
+        target: what to pay, `(J, N)`; negative for a step against the direction.
+        t: what would pay the target without walls, `(J, N)`, of the sign of the target.
         price: of a unit of each coordinate, `(N, n)`, of the sign of the direction.
+        first: whether no round was made; False for what is left of another call.
     """
     kind = torch.finfo(way.dtype)
-    enough = 1 - 16 * kind.eps
-    t = t.nan_to_num()  # a direction of zeros leads nowhere, and the largest number is far enough
-    if price is None:
-        t = t * (target > 16 * kind.tiny**0.5)  # shorter ones have no square
+    enough = _enough(way)
+    if first:
+        t = t.nan_to_num()  # of a direction of zeros; and the largest number is far enough
+        if price is None:
+            t = t * (target > 16 * kind.tiny**0.5)  # shorter ones have no square
     alive = None
     for turn in itertools.count(1):
-        raw = t[:, None] * way
+        raw = t.unsqueeze(-1) * way
         step = torch.clamp(raw, low, high)
         gain = step if price is None else price * step
         paid = _total(gain, price)
@@ -60,11 +70,10 @@ def stretch(
             unfinished = int(going.sum())
             if not unfinished:
                 return step
-            if unfinished < FEW * len(t) and not waits(way):
-                rows = going.nonzero()[:, 0]
-                some = take(rows, way, low, high, target, t)
-                rest = None if price is None else price.index_select(0, rows)
-                return step.index_copy_(0, rows, stretch(*some, rest))
+            if unfinished < FEW * going.numel() and not waits(way):
+                rest = _stretch_some(going, way, low, high, target, t, price, first)
+                step.flatten(0, 1).index_copy_(0, *rest)
+                return step
         # Newton's step, from what the coordinates that are still free pay.
         free = _total(torch.eq(step, raw, out=raw).mul_(gain), price)
         if price is None:
@@ -73,17 +82,52 @@ def stretch(
             growth.clamp_(max=kind.max**0.25)
         else:
             growth = (target - paid).div_(free).abs_().add_(1)
-        further = (t * growth).nan_to_num_()
-        alive = further != t
+        further = growth.mul_(t).nan_to_num_()
+        if turn > 1:
+            alive = further != t
         t = torch.where(going, further, t)
     raise AssertionError("unreachable")
 
 
+def _stretch_some(
+    going: Tensor,
+    way: Tensor,
+    low: Tensor,
+    high: Tensor,
+    target: Tensor,
+    t: Tensor,
+    price: Tensor | None,
+    first: bool,
+) -> tuple[Tensor, Tensor]:
+    """The steps that are still going `(J, N)`: their places among the `J N`, and they, `(k, n)`.
+
+    first: whether to see first which of them end at their walls; Newton's method takes many rounds
+    to find that out.
+    """
+    places = going.flatten().nonzero()[:, 0]
+    owner = places if going.shape[0] == 1 else places % going.shape[1]
+    way = way.index_select(0, owner)
+    price = None if price is None else price.index_select(0, owner)
+    low, high = (v.flatten(0, 1).index_select(0, places)[None] for v in (low, high))
+    target, t = (v.flatten().index_select(0, places)[None] for v in (target, t))
+    if first:
+        most = torch.copysign(torch.full_like(t, torch.finfo(t.dtype).max), t)
+        step = torch.clamp(most.unsqueeze(-1) * way, low, high)
+        paid = _total(step if price is None else price * step, price)
+        t = torch.where(paid / target < _enough(t), most, t)
+    return places, stretch(way, low, high, target, t, price, False)[0]
+
+
+def _enough(like: Tensor) -> float:
+    """The share of a target that is all of it up to rounding."""
+    return 1 - 16 * torch.finfo(like.dtype).eps
+
+
 def _total(gain: Tensor, price: Tensor | None) -> Tensor:
-    """What the coordinates pay together, `(N,)`."""
+    """What the coordinates pay together, `(J, N)`."""
     if price is not None:
-        return gain.sum(1)
-    length: Tensor = torch.linalg.vector_norm(gain, 2, dim=1)
+        return gain.sum(-1)
+    length: Tensor = torch.linalg.vector_norm(gain, 2, dim=-1)
     return length
 
 
@@ -105,79 +149,61 @@ def leading(size: Tensor, count: int) -> Tensor:
 
 
 def greedy(
-    way: Tensor,
-    low: Tensor | None,
-    high: Tensor | None,
-    budget: Tensor,
-    priced: bool,
-    order: Tensor | None = None,
-    count: int = FIRST,
+    way: Tensor, low: Tensor, high: Tensor, budget: Tensor, priced: bool, count: int = FIRST
 ) -> Tensor:
-    """A step that spends its budget on the largest entries of `way`, each up to its wall: `(N, n)`.
+    """A step that spends its budget on the largest entries of `way`, each up to its wall:
+    `(J, N, n)`.
 
     Args:
         way: the direction `(N, n)`.
-        low: how far each coordinate may fall, `(N, n)`; None without walls.
+        low: how far each coordinate may fall, `(J, N, n)`.
         high: how far it may rise.
-        budget: what to spend, `(N,)`; negative for a step against the direction.
+        budget: what to spend, `(J, N)`; negative for a step against the direction.
         priced: whether a unit of a coordinate costs `|way|`, and not 1.
-        order: places of the largest entries, `(N, count)`, where they are known.
         count: how many entries to look at first: a budget rarely reaches far down the list.
     """
     count = min(count, way.shape[1])
-    order = leading(way.abs(), count) if order is None else order
-    some = way.gather(1, order).double()
-    sense = some.sign().mul_(budget.sign()[:, None])
-    money = budget.abs().double()[:, None]
-    unit = some.abs() if priced else sense.abs()
-    paid = unit > 0
-    unit = torch.where(paid, unit, 1.0)
-    if low is None or high is None:
-        free = torch.where(paid, math.inf, 0.0).to(unit)
-    else:
-        free = torch.where(sense > 0, high.gather(1, order), -low.gather(1, order))
-        free = torch.where(paid, free.double(), 0.0)
-    amount = torch.minimum(free, money / unit)
-    bill = amount * unit
-    after = bill.cumsum(1)
-    left = money - after + bill
-    left = torch.where(left > 1e-13 * money, left, 0)  # rounding must not buy the next coordinate
-    bought = torch.minimum(left / unit, amount).mul_(sense)
-    step = torch.zeros_like(way).scatter_(1, order, bought.to(way.dtype))
+    order = leading(way.abs(), count)
+    some = way.gather(1, order)
+    order = order.expand(*budget.shape, count)
+    side = some.sign() * budget.sign().unsqueeze(-1)
+    ends = side.mul_(torch.finfo(way.dtype).max)
+    most = torch.clamp(ends, low.gather(2, order), high.gather(2, order)).double()
+    money = budget.abs().double().unsqueeze(-1)
+    cost = (most * some if priced else most).abs()
+    bill = torch.minimum(cost, money)
+    after = bill.cumsum(-1)
+    # A rounding error must not buy the next coordinate.
+    left = (money * (1 - 1e-13) - after).add_(bill)
+    bought = left.div_(cost).clamp_(0, 1).nan_to_num_().mul_(most).to(way.dtype)
+    step = torch.zeros_like(low).scatter_(2, order, bought)
     if count == way.shape[1]:
         return step
-    more = (after[:, -1] < money[:, 0] * (1 - 1e-13)).nonzero()[:, 0]
-    if not len(more):
-        return step
-    rest = way.index_select(0, more)
-    money = budget.index_select(0, more)
-    if low is None or high is None:
-        found = greedy(rest, None, None, money, priced, None, 4 * count)
-    else:
-        found = _deeper(
-            rest, low.index_select(0, more), high.index_select(0, more), money, priced, count
-        )
-    return step.index_copy_(0, more, found)
+    short = after[..., -1] < money[..., 0] * (1 - 1e-13)
+    places = short.flatten().nonzero()[:, 0]
+    if places.shape[0]:
+        way = way.index_select(0, places % way.shape[0])
+        low, high = (v.flatten(0, 1).index_select(0, places)[None] for v in (low, high))
+        budget = budget.flatten().index_select(0, places)[None]
+        deeper = _deeper(way, low, high, budget, priced, 4 * count)[0]
+        step.flatten(0, 1).index_copy_(0, places, deeper)
+    return step
 
 
 def _deeper(
     way: Tensor, low: Tensor, high: Tensor, budget: Tensor, priced: bool, count: int
 ) -> Tensor:
-    """`greedy` where the first `count` entries were not enough."""
-    most = greatest(way * budget.sign()[:, None], low, high)
-    cost = (most * way if priced else most).abs().sum(1)
-    # Where all of it is too little for the budget there is nothing to choose.
-    rows = (cost >= (1 - 1e-3) * budget.abs()).nonzero()[:, 0]
-    if len(rows):
-        some = take(rows, way, low, high, budget)
-        most.index_copy_(0, rows, greedy(*some, priced, None, 4 * count))
+    """`greedy` where few entries were not enough; J is 1."""
+    ends = way.sign() * budget.sign().unsqueeze(-1)
+    most = torch.clamp(ends.mul_(torch.finfo(way.dtype).max), low, high)
+    # Where all there is is too little for the budget there is nothing to choose.
+    cost = (most * way if priced else most).abs().sum(-1)
+    rows = (cost >= (1 - 1e-3) * budget.abs())[0].nonzero()[:, 0]
+    if rows.shape[0]:
+        some = (v.index_select(-2, rows) for v in (way, low, high))
+        found = greedy(*some, budget.index_select(1, rows), priced, count)
+        most.index_copy_(1, rows, found)
     return most
-
-
-def greatest(way: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The step to the walls that the direction points at, shape of `way`."""
-    side = way.sign()
-    return torch.addcmul(high * side.clamp(min=0), low, side.clamp_(max=0), value=-1)
 
 
 def shrink(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
@@ -185,21 +211,20 @@ def shrink(size: Tensor, cap: Tensor, radius: Tensor) -> Tensor:
     least sum is above it; `(N, n)`.
 
     The sum falls in tau and is piecewise linear: coordinate i starts to fall at `size_i - cap_i`
-    and ends at `size_i`. Newton's method between two bounds; where it leaves them, and in every
-    second round after `PATIENCE`, their middle. The first step is Newton's for the logarithm of the
-    sum, which is nearer to a line. As in `stretch`, rows that are done leave on the CPU and change
-    no more elsewhere.
+    and ends at `size_i`. Newton's method, which needs no help where no cap is met; after `PATIENCE`
+    rounds between two bounds, in turn with their middle. The first step is Newton's for the
+    logarithm of the sum, which is nearer to a line. As in `stretch`, rows that are done leave on
+    the CPU and change no more elsewhere.
     """
-    kind = torch.finfo(size.dtype)
-    low = torch.full_like(radius, kind.tiny)  # so that what is 0 does not count
     high = size.amax(1)
+    low = torch.full_like(high, torch.finfo(size.dtype).tiny)  # what is 0 does not count
     return _shrink(size, cap, radius, torch.where(radius > 0, low, high), low, high, 0)
 
 
 def _shrink(
     size: Tensor, cap: Tensor, radius: Tensor, tau: Tensor, low: Tensor, high: Tensor, turn: int
 ) -> Tensor:
-    """`shrink` from a first tau, with bounds of the last one."""
+    """`shrink` from a tau and between bounds that are known after so many rounds."""
     noise = 8 * torch.finfo(size.dtype).eps * radius
     zero = size.new_zeros(())
     alive = None
@@ -214,20 +239,21 @@ def _shrink(
             unfinished = int(going.sum())
             if not unfinished:
                 return kept
-            if unfinished < FEW * len(tau) and not waits(size):
+            if unfinished < FEW * tau.shape[0] and not waits(size):
                 rows = going.nonzero()[:, 0]
                 some = take(rows, size, cap, radius, tau, low, high)
                 return kept.index_copy_(0, rows, _shrink(*some, turn))
         moving = torch.eq(kept, rest, out=rest).sum(1)
-        above = excess > 0
-        low = torch.where(above, tau, low)
-        high = torch.where(above, high, tau)
-        step = excess if turn else total * (total / radius).log_()
-        newton = tau + step / moving
-        fits = (newton >= low) & (newton <= high)
-        if turn > PATIENCE and turn % 2:
-            fits = fits & (newton == tau)
-        following = torch.where(fits, newton, (low + high) / 2)
-        alive = (following != tau) & (low < high)
-        tau = torch.where(going, following, tau)
+        step = excess if turn else total.mul_((total / radius).log_())
+        newton = torch.clamp(step.div_(moving).add_(tau), low, high)
+        if turn >= PATIENCE:
+            above = total > radius
+            low = torch.where(above, tau, low)
+            high = torch.where(above, high, tau)
+            fits = (newton >= low) & (newton <= high)
+            if turn % 2:
+                fits = fits & (newton == tau)
+            newton = torch.where(fits, newton, (low + high) / 2)
+            alive = (newton != tau) & (low < high)
+        tau = torch.where(going, newton, tau)
         turn += 1

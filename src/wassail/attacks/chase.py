@@ -39,7 +39,6 @@ from wassail.geometry import (
     clip_,
     column,
     inner,
-    moved,
     plane_step,
     plane_steps,
     project,
@@ -420,15 +419,15 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     if not len(rows):
         return rows, rivals, x[:, None]
     need = hunt.network.need(z, rows, 4)  # a flip must be wrong by the tolerance
-    room = walls(x, hunt.domain)
     found = []
     lengths = []
+    room = walls(x[None], hunt.domain)
     # One rival at a time: what belongs to all of them does not fit into the cache.
     for j in range(count):
         rival = rivals[:, j : j + 1]
         w = hunt.start.gradients(y, rival, rows, again=j < count - 1)[:, 0]
         gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
-        (step,) = plane_steps([room], w, [gap + need], hunt.norm)
+        step = plane_steps(room, w, (gap + need)[None], hunt.norm)[0]
         unreached = inner(w, step) < gap * (1 - 1e-4)  # the box ends before the plane: comes last
         lengths.append(torch.where(unreached, math.inf, vector_norm(step, hunt.norm)))
         found.append(step)
@@ -477,8 +476,8 @@ def chase(
         back = 1 - (1 - beta) * hit
         ahead = inner(w, away)
         gap = ahead - f
-        gaps = [torch.addcmul(gap, back, ahead, value=-1), gap]
-        d1, d2 = plane_steps([moved(part.room, away, back), part.room], w, gaps, aim)
+        gaps = torch.stack([torch.addcmul(gap, back, ahead, value=-1), gap])
+        d1, d2 = plane_steps(part.rooms(away, back), w, gaps, aim)
         far = bold * (1 + push)
         ahead = torch.addcmul(part.x, away, column((1 - bold) * back, away))
         ahead.addcmul_(d1, column(1 + push - far, away)).addcmul_(d2, column(far, away))

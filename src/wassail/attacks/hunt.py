@@ -21,7 +21,7 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.device import take, waits, worth, write
 from wassail.errors import ModelWarning
-from wassail.geometry import Walls, project, vector_norm, walls
+from wassail.geometry import Walls, column, project, vector_norm, walls
 from wassail.losses import predict
 from wassail.network import Model, Network, Search, Tape, search
 from wassail.progress import Progress, Tick
@@ -48,6 +48,22 @@ class Part:
     def room(self) -> Walls:
         """How far the coordinates are from the walls of the box, see `walls`."""
         return walls(self.x, self.domain)
+
+    @cached_property
+    def _rooms(self) -> tuple[Tensor, ...]:
+        return tuple(torch.stack([room, room]) for room in self.room or ())
+
+    def rooms(self, away: Tensor, share: Tensor) -> Walls:
+        """The walls of two points each, `(2, m, *shape)`: of the sample moved by a share `(m,)`,
+        from 0 to 1, of `away`, which ends inside the box, and of the sample. Good until the next
+        call.
+        """
+        if self.room is None:
+            return None
+        less = column(-share, away)
+        for room, rooms in zip(self.room, self._rooms):
+            torch.addcmul(room, away, less, out=rooms[0])
+        return self._rooms[0], self._rooms[1]
 
 
 class Hunt:
