@@ -200,8 +200,8 @@ def _deeper(
     cost = (most * way if priced else most).abs().sum(-1)
     rows = (cost >= (1 - 1e-3) * budget.abs())[0].nonzero()[:, 0]
     if rows.shape[0]:
-        some = (v.index_select(-2, rows) for v in (way, low, high))
-        found = greedy(*some, budget.index_select(1, rows), priced, count)
+        way, low, high = (v.index_select(-2, rows) for v in (way, low, high))
+        found = greedy(way, low, high, budget.index_select(1, rows), priced, count)
         most.index_copy_(1, rows, found)
     return most
 
@@ -241,8 +241,9 @@ def _shrink(
                 return kept
             if unfinished < FEW * tau.shape[0] and not waits(size):
                 rows = going.nonzero()[:, 0]
-                some = take(rows, size, cap, radius, tau, low, high)
-                return kept.index_copy_(0, rows, _shrink(*some, turn))
+                size, cap, radius, tau, low, high = take(rows, size, cap, radius, tau, low, high)
+                rest = _shrink(size, cap, radius, tau, low, high, turn)
+                return kept.index_copy_(0, rows, rest)
         moving = torch.eq(kept, rest, out=rest).sum(1)
         step = excess if turn else total.mul_((total / radius).log_())
         newton = torch.clamp(step.div_(moving).add_(tau), low, high)

@@ -39,7 +39,6 @@ from wassail.geometry import (
     clip_,
     column,
     inner,
-    plane_step,
     plane_steps,
     project,
     steepest,
@@ -261,8 +260,7 @@ def creep(hunt: Hunt, lead: Lead) -> Tensor:
     squeeze. 1 F for every sample; for those that flip up to 15 F + 14 B, 3 F and 16 F + 16 B.
     """
     rows = lead.rows
-    places = hunt.able(rows, 1)
-    if not len(places):
+    if not len(places := hunt.able(rows, 1)):
         return places
     _, flipped = hunt.logits(lead.ahead(0, EARLY[hunt.norm])[places], rows[places])
     early = torch.zeros_like(rows, dtype=torch.bool)
@@ -379,9 +377,9 @@ def _shortest(hunt: Hunt, rows: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]
     for j in range(count):
         rival = rivals[:, j : j + 1]
         weight = torch.zeros_like(z).scatter(1, rival, 1.0).scatter(1, y, -1.0)
-        w = tape.pull(weight, every, again=j < count - 1)
+        w = tape.pull(weight, again=j < count - 1)
         gap = (z.gather(1, y) - z.gather(1, rival))[:, 0]
-        step = plane_step(x, w, gap + need, hunt.norm, hunt.domain)
+        step = plane_steps(walls(x[None], hunt.domain), w, (gap + need)[None], hunt.norm)[0]
         far = vector_norm(step, hunt.norm)
         far = torch.where(inner(w, step) < gap * (1 - 1e-4), math.inf, far)
         slot = length.argmax(1)
@@ -413,20 +411,19 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     rows = hunt.rows
     rows = rows[hunt.able(rows, count)]
     z = hunt.clean[rows]
-    y = hunt.y[rows]
+    y = hunt.y[rows, None]
     x = hunt.x[rows]
-    rivals = largest(z.scatter(1, y[:, None], -math.inf), count, band=LOGITS)
+    rivals = largest(z.scatter(1, y, -math.inf), count, band=LOGITS)
     if not len(rows):
         return rows, rivals, x[:, None]
     need = hunt.network.need(z, rows, 4)  # a flip must be wrong by the tolerance
+    gaps = z.gather(1, y) - z.gather(1, rivals)
+    room = walls(x[None], hunt.domain)
     found = []
     lengths = []
-    room = walls(x[None], hunt.domain)
     # One rival at a time: what belongs to all of them does not fit into the cache.
-    for j in range(count):
-        rival = rivals[:, j : j + 1]
-        w = hunt.start.gradients(y, rival, rows, again=j < count - 1)[:, 0]
-        gap = (z.gather(1, y[:, None]) - z.gather(1, rival))[:, 0]
+    for j, gap in enumerate(gaps.unbind(1)):
+        w = hunt.start.gradients(y[:, 0], rivals[:, j : j + 1], rows, again=j < count - 1)[:, 0]
         step = plane_steps(room, w, (gap + need)[None], hunt.norm)[0]
         unreached = inner(w, step) < gap * (1 - 1e-4)  # the box ends before the plane: comes last
         lengths.append(torch.where(unreached, math.inf, vector_norm(step, hunt.norm)))
@@ -456,8 +453,7 @@ def chase(
     push = torch.full_like(bold, eta - 1)  # by which share a step goes beyond its plane
     for k in range(times):
         keep = hunt.able(rows, 2)
-        if rivals is not None:
-            (rivals,) = take(keep, rivals)
+        rivals = None if rivals is None else take(keep, rivals)[0]
         rows, current, bold, push = take(keep, rows, current, bold, push)
         if not len(rows):
             return
@@ -479,9 +475,9 @@ def chase(
         gaps = torch.stack([torch.addcmul(gap, back, ahead, value=-1), gap])
         d1, d2 = plane_steps(part.rooms(away, back), w, gaps, aim)
         far = bold * (1 + push)
-        ahead = torch.addcmul(part.x, away, column((1 - bold) * back, away))
-        ahead.addcmul_(d1, column(1 + push - far, away)).addcmul_(d2, column(far, away))
-        current = clip_(ahead, hunt.domain)
+        near = torch.addcmul(part.x, away, column((1 - bold) * back, away))
+        near.addcmul_(d1, column(1 + push - far, away)).addcmul_(d2, column(far, away))
+        current = clip_(near, hunt.domain)
 
 
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:
