@@ -72,6 +72,19 @@ def firm(rows: Tensor) -> Tensor:
     return torch.where(size > NOISE[rows.dtype] * most, rows, rows.detach())
 
 
+def loud(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Which coefficients `(R, n)` are positive and which negative, 1 or 0 in their own type;
+    neither where they are 0 but for rounding (see `firm`).
+
+    By arithmetic, which is much faster here than comparing.
+    """
+    size = rows.abs()
+    most = size.amax(1, keepdim=True) if rows.shape[1] else size.new_zeros(len(rows), 1)
+    heard = (size - NOISE[rows.dtype] * most).clamp(min=0).sign()
+    positive = heard * rows.clamp(min=0).sign()
+    return positive, heard - positive
+
+
 def _levels(values: Tensor, dim: int, band: float | None = None) -> Tensor:
     """The values as whole multiples of `BAND` times the largest finite one along `dim`."""
     if band is None:

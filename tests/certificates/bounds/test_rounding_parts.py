@@ -384,7 +384,7 @@ def test_split_neurons_pay_for_their_sums(mode: str) -> None:
     }
     known = tuple(column[None] for column in columns.values())
     graph = SimpleNamespace(nodes=[shape.node])
-    tree = SimpleNamespace(sweep=SimpleNamespace(graph=graph), _kept=lambda *_: known)
+    tree = SimpleNamespace(sweep=SimpleNamespace(graph=graph), known=lambda *_: known)
     w = scattered(5, count, seed=23)
     alpha = uniform(5, count, seed=24)
     beta = uniform(5, count, seed=25)

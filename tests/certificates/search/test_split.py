@@ -15,7 +15,8 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.nearest_flip import nearest_flip
-from wassail.certificates.search.tree import Rows, Tree
+from wassail.certificates.search.neurons import Rows
+from wassail.certificates.search.tree import Tree
 from wassail.testing import _Residual
 
 NETWORKS = {

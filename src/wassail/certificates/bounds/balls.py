@@ -15,6 +15,7 @@ from wassail.certificates.device import HOST
 from wassail.geometry import fill
 from wassail.rounding import FLOOR, UNIT
 from wassail.threat import Domain, dual
+from wassail.ties import firm, loud
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,12 @@ class Balls:
         middle = (low + high) / 2
         reach = (high - low) / 2
         return middle, reach + (middle.shape[1] + 8) * UNIT * (middle.abs() + reach)
+
+    @cached_property
+    def _near(self) -> Span:
+        """The halves in float32, rounded anyhow."""
+        middle, reach = self._halves
+        return middle.float(), reach.float()
 
     @cached_property
     def _ways(self) -> Span:
@@ -147,6 +154,38 @@ class Balls:
         total = columns.sum(2) if self.norm == math.inf else radius.square()
         return start, torch.where(known, (total * top).sqrt(), math.inf)
 
+    def support(self, a: Tensor, owner: Tensor) -> Tensor:
+        """`sup <a, d>` over ball `owner` for an ascent, `(R, n) -> (R,)`: as `upper`, but rounded
+        anyhow. It proves nothing. In linf it is summed in float32.
+        """
+        if self.norm != math.inf:
+            return self.upper(a, owner)
+        middle, reach = (of_owner(v, owner) for v in self._near)
+        return row_dot(a, middle) + row_dot(a.abs(), reach)
+
+    def worst(self, a: Tensor, owner: Tensor) -> Span:
+        """`support`, and its gradient: the deviation that reaches it, `(R,)` and `(R, n)`; 0
+        where a coefficient is 0 but for rounding (see `ties.firm`).
+        """
+        if self.norm == math.inf:
+            middle, reach = (of_owner(v, owner) for v in self._near)
+            positive, negative = loud(a)
+            point = positive * (middle + reach)
+            return self.support(a, owner), torch.addcmul(point, negative, middle - reach)
+        if self.norm == 2:
+            positive, negative = loud(a)
+            room = positive * of_owner(self.above.to(a.dtype), owner)
+            room = torch.addcmul(room, negative, of_owner(self.below.to(a.dtype), owner))
+            radius = self.radius[owner].to(a.dtype).expand(len(a))
+            size = a.abs()
+            point = _farthest(size, torch.minimum(room, radius[:, None]), radius)
+            return (size * point).sum(1, dtype=torch.float64), point * a.sign()
+        with torch.enable_grad():
+            leaf = a.detach().requires_grad_(True)
+            value = self.upper(firm(leaf), owner)
+            point = torch.autograd.grad(value.sum(), leaf)[0]
+        return value.detach(), point
+
     def upper(self, a: Tensor, owner: Tensor) -> Tensor:
         """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up,
         exact up to that.
@@ -220,6 +259,22 @@ def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     if late.any():
         value[late] = _water(size[late], room[late], radius[late])
     return value
+
+
+def _farthest(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+    """The maximiser for r = 2 up to rounding, `min(t size, room)`; nothing is proved by it."""
+    free = size * room.sign()
+    t = radius / rounding.length(free, 2, 1).clamp(min=1e-30)
+    point = free * t[:, None]
+    late = (point > room).any(1)
+    if size.device == HOST and not bool(late.any()):
+        return point
+    top = free.amax(1, keepdim=True)
+    unit = free / top.clamp(min=1e-30)
+    t = fill(unit.square(), room.square(), radius.square(), ask=False).sqrt()[:, None]
+    # The ball holds the whole box where t is infinite.
+    point = torch.where(late[:, None], torch.minimum(unit * t.clamp(max=1e30), room), point)
+    return torch.minimum(point, room)
 
 
 def _water(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:

@@ -81,6 +81,10 @@ class Turned:
         """`(R, *output) -> (R, *shape)` for each input."""
         return tuple(laid_out(part) for part in self.map.transpose(g))
 
+    def forward(self, *x: Tensor) -> Tensor:
+        """The map itself: `(R, *shape)` for each input `-> (R, *output)`."""
+        return laid_out(self.map.forward(*x))
+
 
 def rounded_up(values: Tensor) -> Tensor:
     """The next number above, entry by entry."""

@@ -172,7 +172,10 @@ def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) ->
 
 
 class Turnable(Protocol):
-    """What has a transpose."""
+    """A map with its transpose."""
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """One tensor from each input."""
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """One tensor for each input."""
@@ -483,9 +486,7 @@ def _padded(where: Tensor, size: int) -> tuple[Tensor, bool]:
 
 
 def _entries(flat: Tensor, where: Tensor, gone: bool) -> Tensor:
-    """Entries `where` of the rows `(m, n)`, 0 for n; gathering is the fastest way to move them
-    here.
-    """
+    """Entries `where` of the rows `(m, n)`, 0 for n. Gathering moves them fastest here."""
     return (F.pad(flat, (0, 1)) if gone else flat).gather(1, where.expand(len(flat), -1))
 
 

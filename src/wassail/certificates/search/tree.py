@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,118 +21,26 @@ from torch.nn import functional as F
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.chunks import LARGE
-from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Smooth
+from wassail.certificates.search.climb import Climb, climbs
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.domains import Domains, Margin, Unknowns, largest
-from wassail.certificates.search.intervals import Held, Intervals, Pass
+from wassail.certificates.search.intervals import Held, Pass
 from wassail.certificates.search.leaves import Leaves
+from wassail.certificates.search.neurons import Neurons, Rows
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm, first_largest
 
-LOOK = 4  # neurons that are tried before a domain is cut, in networks with smooth activations
+# A domain whose bound in float32 is below 0 by this much of the largest logit is not proved: what
+# float32 rounds is far less.
+CLEAR = 2.0**-10
 
 
-class Tree:
-    """The undecided neurons of some samples, in one vector of length U for each, and the bounds of
-    domains over them.
-
-    Of every node with such neurons, places `(S, u)` tells where they are, u the largest number of
-    any sample; the rest is the place after the last, where everything is 0. open: which samples
-    have any.
-    """
-
-    def __init__(self, sweep: Sweep, samples: list[int], y: list[int]) -> None:
-        device = sweep.graph.device
-        self.sweep = sweep
-        self.samples = torch.tensor(samples, device=device)
-        self.y = torch.tensor(y, device=device)
-        crossing = {
-            i: flattened(of_owner(bend.crossing, self.samples)) for i, bend in sweep.bends.items()
-        }
-        counts = (
-            torch.stack([mask.sum(1) for mask in crossing.values()]).tolist() if crossing else []
-        )
-        self.intervals = Intervals(sweep, self.samples)
-        smooth = self.intervals.count
-        totals = [sum(own) + smooth for own in zip(*counts)] or [smooth] * len(samples)
-        self.open = [total > 0 for total in totals]
-        self.undecided = torch.tensor(totals)
-        self.look = LOOK if smooth else 1
-        self.root = torch.full((len(samples), sweep.graph.outputs), -1, dtype=torch.int64)
-        self.places: dict[int, Tensor] = {}
-        self.parts: dict[int, slice] = {}
-        self.ragged: set[int] = set()  # nodes with samples that have fewer neurons than others
-        self.single = len(samples) == 1
-        self.rest: dict[tuple[torch.dtype, int], Lines] = {}
-        self.lines: dict[tuple[torch.dtype, int], Lines] = {}
-        self.kept: dict[tuple[torch.dtype, int], tuple[Tensor, ...]] = {}
-        start = 0
-        columns: list[list[Tensor]] = []
-        for (i, mask), own in zip(crossing.items(), counts):
-            width = max(own)
-            size = mask.shape[1]
-            if not width:
-                continue
-            if min(own) < width:
-                self.ragged.add(i)
-            places = (
-                torch.where(mask, torch.arange(size, device=device), size).sort(1).values[:, :width]
-            )
-            self.places[i], self.parts[i] = places, slice(start, start + width)
-            start += width
-            one = sweep.bends[i].take(self.samples)
-            shape = one.shape
-            node = one.shape.node
-            assert node.slope is not None
-            up = shape.slopes()[0]
-            values = (
-                up,
-                shape.shift(up, True),
-                shape.c,
-                shape.output()[0],
-                one.error,
-                node.slope.expand(shape.c.shape),
-                one.down,
-                torch.maximum(-shape.low, shape.high),
-            )
-            columns.append([self._gathered(i, flattened(v.double()), places) for v in values])
-        none = torch.zeros(len(samples), 0, dtype=torch.float64, device=device)
-        whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
-        self.up, self.above, self.c, self.here, self.error, self.slope, self.down, self.most = whole
-
-    def _gathered(self, i: int, flat: Tensor, places: Tensor) -> Tensor:
-        """The entries of node i's neurons, `(R, size), (R, u) -> (R, u)`; 0 where there are
-        fewer.
-        """
-        return (F.pad(flat, (0, 1)) if i in self.ragged else flat).gather(
-            1, places.expand(len(flat), -1)
-        )
-
-    def _replaced(self, i: int, flat: Tensor, places: Tensor, values: Tensor | float) -> Tensor:
-        """The rows with other entries at node i's neurons: what `_gathered` looks at."""
-        places = places.expand(len(flat), -1)
-        if isinstance(values, float):
-            values = flat.new_full(places.shape, values)
-        if i in self.ragged:
-            return F.pad(flat, (0, 1)).scatter(1, places, values)[:, :-1]
-        return flat.scatter(1, places, values)
-
-    def _others(self, kind: Arithmetic, i: int, rows: Rows) -> Lines:
-        """The lines of node i for rows, with 0 at the undecided neurons, `(R, size)` each."""
-        store = self.lines if self.single else rows.lines
-        if (kind.dtype, i) not in store:
-            if (kind.dtype, i) not in self.rest:
-                line = kind.lines[i].take(self.samples)
-                flat = [flattened(v) for v in (line.mid, line.rad, line.off, line.far)]
-                if i in self.parts:
-                    flat = [self._replaced(i, v, self.places[i], 0.0) for v in flat]
-                self.rest[kind.dtype, i] = Lines(*flat)
-            store[kind.dtype, i] = self.rest[kind.dtype, i].take(rows.own)
-        return store[kind.dtype, i]
+class Tree(Neurons):
+    """The bounds of domains over the undecided neurons of some samples."""
 
     def roots(self, rivals: list[list[int]]) -> Domains:
         """One domain for each rival of each sample, all neurons free."""
@@ -291,6 +199,8 @@ class Tree:
         """Slopes, multipliers, the bound, the neuron to split on, and the cuts with their slopes
         and multipliers; all where the network is.
         """
+        if self.parts and climbs(self.sweep):
+            return self._climbed(domains, steps)
         rows = Rows.make(self, domains)
         held = self._held(domains, rows)
         exact = of_owner(self.slope, rows.own)
@@ -310,7 +220,7 @@ class Tree:
                 )
             ascent.keep(found.value.detach(), unknowns.values)
             if step == 1:  # multipliers are about as large as coefficients
-                scales = unknowns.scales(self._joined(found.sizes, domains.alpha), found.smooth)
+                scales = unknowns.scales(self.joined(found.sizes, domains.alpha), found.smooth)
             rate = 0.3 * 0.1 ** (step / steps)
             unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, domains.sign, slope)
         alpha, beta, cuts = replace(unknowns, values=ascent.kept).parts(domains)
@@ -319,19 +229,65 @@ class Tree:
         found = self._margin(
             self.sweep.exact, rows, held, domains.sign, slopes, beta.double(), cuts, scored=True
         )
-        free = torch.where(domains.sign == 0, self._joined(found.scores, slopes).float(), 0.0)
+        free = torch.where(domains.sign == 0, self.joined(found.scores, slopes).float(), 0.0)
         curved = [] if found.smooth is None else found.smooth.in_order()
         scores = torch.cat([free, *(v.float() for v in curved)], 1)
         pick = largest(scores, self.look)
         return alpha, beta, found.value, pick, cuts
 
-    def _joined(self, parts: Mapping[int, Tensor], like: Tensor) -> Tensor:
-        """Numbers of the undecided neurons of each node, side by side; 0 where a node has none."""
-        found = [
-            parts[i] if i in parts else like.new_zeros(len(like), part.stop - part.start)
-            for i, part in self.parts.items()
-        ]
-        return torch.cat([like[:, :0], *found], 1)
+    def _climbed(self, domains: Domains, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Cuts]:
+        """The same in a network of ReLUs.
+
+        What is above 0 was evaluated in float64 with all rounding errors. A domain that float32
+        leaves clearly below 0 is not evaluated again: its bound is that of float32, which proves
+        nothing and orders the open domains. What the relaxations add, by which the next neuron is
+        chosen, is known from the ascent.
+        """
+        rows = Rows.make(self, domains)
+        climb = Climb(self, rows, domains.sign)
+        slope = of_owner(self.slope, rows.own).float()
+        unknowns = Unknowns.of(domains)
+        ascent = Ascent(unknowns.values)
+        scales: list[Tensor] = []
+        scores = torch.zeros_like(domains.alpha)
+        for step in range(1, steps + 1):
+            clock.check()
+            alpha, beta = unknowns.values
+            value, gains, sizes, pulls = climb.value(alpha, beta, step < steps)
+            scores = torch.where((value > ascent.best)[:, None], gains, scores)
+            ascent.keep(value, unknowns.values)
+            if step == steps:
+                break
+            if step == 1:  # multipliers are about as large as coefficients
+                scales = unknowns.scales(sizes, None)
+            rate = 0.3 * 0.1 ** (step / steps)
+            unknowns = unknowns.moved(ascent.moves(pulls), scales, rate, domains.sign, slope)
+        alpha, beta = ascent.kept
+        bound = ascent.best
+        reached = replace(domains, alpha=alpha, beta=beta)
+        clear = bound.isfinite() & (bound < -CLEAR * climb.size)
+        if self.sweep.graph.device != HOST:  # it is not asked which are left
+            value, gains = self._proved(reached)
+            bound = torch.where(clear, bound, value)
+            scores = torch.where(clear[:, None], scores, gains)
+        elif not bool(clear.all()):
+            left = (~clear).nonzero()[:, 0]
+            bound[left], scores[left] = self._proved(reached.take(left))
+        return alpha, beta, bound, largest(scores, self.look), domains.cuts
+
+    def _proved(self, domains: Domains) -> tuple[Tensor, Tensor]:
+        """Bounds in float64 with all rounding errors, `(R,)`, and what the relaxation of each
+        free neuron takes from them, `(R, U)` in float32; at the slopes and multipliers there are.
+        """
+        rows = Rows.make(self, domains)
+        exact = of_owner(self.slope, rows.own)
+        # float32 may have rounded a slope out of its range
+        slopes = torch.minimum(torch.maximum(domains.alpha.double(), exact), torch.ones_like(exact))
+        beta = domains.beta.double()
+        own = (domains.sign, slopes, beta, domains.cuts)
+        found = self._margin(self.sweep.exact, rows, None, *own)
+        scores = self.joined(found.scores, slopes).float()
+        return found.value, torch.where(domains.sign == 0, scores, 0.0)
 
     def _held(self, domains: Domains, rows: Rows) -> Held | None:
         """What the bounds of domains need of the smooth neurons; None where there are none."""
@@ -395,21 +351,21 @@ class Tree:
                 add_to(weight, node.inputs[0], unflattened(flat, node.shape))
                 continue
             flat = flattened(w)
-            line = self._others(kind, i, rows)
+            line = self.others(kind, i, rows)
             if sure:
                 constant = constant + row_dot(flat, line.off) + row_dot(flat.abs(), line.far)
             through = flat * line.mid  # a ReLU with a side has one line
             if i in self.parts:
                 part = self.parts[i]
                 place = of_owner(self.places[i], rows.own)
-                chosen = firm(self._gathered(i, flat, place))
+                chosen = firm(self.gathered(i, flat, place))
                 own = sign[:, part], alpha[:, part], beta[:, part]
                 coefficient, added, gain = self._neurons(chosen, rows, i, *own, sure)
                 constant = constant + added.double().sum(1)
                 if gain is not None:
                     scores[i] = gain
                 sizes[i] = chosen.detach()
-                through = self._replaced(i, through, place, coefficient)
+                through = self.replaced(i, through, place, coefficient)
             add_to(weight, node.inputs[0], unflattened(through, node.shape))
         a = firm(flattened(weight[0]))
         z = of_owner(sweep.centre[last], rows.owner)
@@ -436,7 +392,7 @@ class Tree:
 
         sure: with all rounding errors.
         """
-        up, above, c, here, error, slope, most = self._kept(w.dtype, i, rows)
+        up, above, c, here, error, slope, most = self.known(w.dtype, i, rows)
         free = sign == 0
         plus = w.clamp(min=0)
         minus = w - plus
@@ -455,39 +411,3 @@ class Tree:
         terms = self.sweep.graph.nodes[i].size
         slack = coefficient.abs() * error + (terms + 64) * UNIT * size
         return coefficient, added + slack, torch.where(free, relaxed, 0.0)
-
-    def _kept(self, dtype: torch.dtype, i: int, rows: Rows) -> tuple[Tensor, ...]:
-        """What is known of node i's undecided neurons, for rows, in a type; made once for a tree of
-        one sample, else once for a batch.
-        """
-        store = self.kept if self.single else rows.kept
-        if (dtype, i) not in store:
-            part = self.parts[i]
-            tables = (self.up, self.above, self.c, self.here, self.error, self.slope, self.most)
-            store[dtype, i] = tuple(of_owner(v[:, part], rows.own).to(dtype) for v in tables)
-        return store[dtype, i]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Where the rows of a batch belong, where the network is: own, in the tree; owner, in the
-    sweep; and their rivals.
-
-    own and owner are `(R,)`, or `(1,)` in a tree of one sample. lines and kept: what was gathered
-    for the rows, by type and node.
-    """
-
-    own: Tensor
-    owner: Tensor
-    rival: Tensor
-    lines: dict[tuple[torch.dtype, int], Lines] = field(default_factory=dict)
-    kept: dict[tuple[torch.dtype, int], tuple[Tensor, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls, tree: Tree, domains: Domains) -> Rows:
-        """Of some domains."""
-        single = len(tree.open) == 1
-        own = (domains.owner[:1] if single else domains.owner).to(
-            tree.samples.device, non_blocking=True
-        )
-        return cls(own, tree.samples[own], domains.rival.to(own.device, non_blocking=True))

@@ -136,6 +136,7 @@ class Turned:
         )
         weight = conv.weight.flip(2, 3).transpose(0, 1) if self.plain else conv.weight
         self.weight = laid_out(weight.to(dtype))
+        self.ahead: Tensor | None = None  # the kernel of the map itself, made when it is asked for
         # Patches that do not overlap (of a transformer) are a matrix product, which is much faster
         # in float32.
         patches = (
@@ -149,6 +150,14 @@ class Turned:
             if patches and not self.plain
             else None
         )
+
+    def forward(self, *x: Tensor) -> Tensor:
+        """`(R, *shape) -> (R, *output)`."""
+        m = self.conv
+        if self.ahead is None:
+            self.ahead = laid_out(m.weight.to(self.weight.dtype)) if self.plain else self.weight
+        with plain(x[0].device):
+            return F.conv2d(x[0], self.ahead, None, m.stride, m.padding, m.dilation, m.groups)
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(R, *output) -> (R, *shape)`."""

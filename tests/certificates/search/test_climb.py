@@ -1,0 +1,148 @@
+"""Values and gradients of domains, written out: those of autograd. Proofs stay proofs."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.graph.reader import read
+from wassail.certificates.search import tree as trees
+from wassail.certificates.search.climb import Climb, climbs
+from wassail.certificates.search.domains import Domains
+from wassail.certificates.search.neurons import Rows
+from wassail.certificates.search.tree import Tree
+
+
+class Blocks(nn.Module):
+    """Strided convolutions with a way around them, a leaky ReLU, a pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 4, 3, 2, 1)
+        self.way = nn.Conv2d(4, 4, 3, 1, 1)
+        self.short = nn.Conv2d(4, 4, 1)
+        self.head = nn.Linear(36, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        z = self.first(x).relu()
+        z = nn.functional.leaky_relu(self.way(z) + self.short(z), 0.1)
+        z = nn.functional.avg_pool2d(z, 2, 1)
+        return self.head(z.flatten(1))
+
+
+NETWORKS = {
+    "blocks": (Blocks, (2, 8, 8)),
+    "pool": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 3, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4)
+        ),
+        (1, 6, 6),
+    ),
+    "mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(5, 12), nn.ReLU(), nn.Linear(12, 9), nn.ReLU(), nn.Linear(9, 4)
+        ),
+        (5,),
+    ),
+}
+
+
+def _grown(name: str, norm: float, samples: int, least: float = 1.0) -> tuple[Tree, Domains]:
+    """Domains with some signs fixed at random, slopes and multipliers at random."""
+    torch.manual_seed(3)
+    make, shape = NETWORKS[name]
+    model = make()
+    x = torch.rand(samples, *shape)
+    y = model(x).argmax(1)
+    radius = {1.0: 1.5, 2.0: 0.35, math.inf: 0.12}[norm] * (3 if name == "mlp" else 1)
+    # Balls of different sizes: their samples have different numbers of undecided neurons.
+    size = radius * torch.linspace(least, 1.4, samples, dtype=torch.float64)
+    sweep = Sweep(read(model, shape), Balls.make(x, size, norm, (0.0, 1.0))).run()
+    tree = Tree(sweep, list(range(samples)), y.tolist())
+    roots = tree.roots([[j for j in range(4) if j != int(label)] for label in y])
+    generator = torch.Generator().manual_seed(1)
+    chance = torch.rand(roots.alpha.shape, generator=generator)
+    real = tree.down.abs()[roots.owner] + tree.up[roots.owner] > 0  # a place that is no padding
+    sign = ((chance < 0.2).float() - (chance > 0.8).float()) * real
+    alpha = torch.rand(roots.alpha.shape, generator=generator) * 0.9 + 0.1
+    beta = torch.rand(roots.alpha.shape, generator=generator) * sign.abs()
+    return tree, replace(roots, sign=sign, alpha=alpha, beta=beta)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("name", list(NETWORKS))
+def test_values_and_gradients_are_those_of_autograd(name: str, norm: float, samples: int) -> None:
+    tree, domains = _grown(name, norm, samples)
+    rows = Rows.make(tree, domains)
+    alpha = domains.alpha.clone().requires_grad_(True)
+    beta = domains.beta.clone().requires_grad_(True)
+    other = tree._margin(tree.sweep.fast, rows, None, domains.sign, alpha, beta, domains.cuts)
+    by_alpha, by_beta = torch.autograd.grad(other.value.sum(), [alpha, beta])
+    climb = Climb(tree, rows, domains.sign)
+    value, gains, sizes, pulls = climb.value(domains.alpha, domains.beta, True)
+    alone = climb.value(domains.alpha, domains.beta, False)
+    assert climbs(tree.sweep) and len(tree.parts) > 0
+    scale = float(other.value.detach().abs().max())
+    assert (value - other.value.detach()).abs().max() < 1e-5 * scale
+    assert (alone[0] - value).abs().max() < 1e-5 * scale and not alone[3]
+    assert torch.allclose(sizes, tree.joined(other.sizes, domains.alpha), atol=1e-5)
+    for own, theirs in zip(pulls, (by_alpha, by_beta * domains.sign.abs())):
+        assert own is not None and bool(own.isfinite().all())
+        # Autograd loses its way in l2 where a ball holds the whole box.
+        known = theirs.isfinite().all(1)
+        assert bool(known.any()) and float(theirs[known].abs().max()) > 0
+        assert (own - theirs)[known].abs().max() < 1e-4 * theirs[known].abs().max()
+    proved, scores = tree._proved(domains)
+    assert (proved <= value + 1e-5 * scale).all()
+    assert (gains - scores).abs().max() < 1e-4 * scores.abs().max()
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+def test_the_worst_deviation_reaches_the_supremum(norm: float) -> None:
+    """Small balls, balls cut by walls, a ball that holds the box, and a corner of the box."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.rand(5, 12, generator=generator)
+    x[3] = 1.0
+    radius = torch.tensor([1e-3, 0.3, 0.9, 0.5, 20.0], dtype=torch.float64)
+    balls = Balls.make(x, radius, norm, (0.0, 1.0))
+    a = torch.randn(5, 12, generator=generator)
+    owner = torch.arange(5)
+    value, point = balls.worst(a, owner)
+    upper = balls.upper(a.double(), owner)
+    assert torch.allclose(value, upper, rtol=1e-5, atol=1e-7)
+    assert torch.allclose(balls.support(a, owner).double(), upper, rtol=1e-5, atol=1e-7)
+    assert torch.allclose((a * point).sum(1).double(), upper, rtol=1e-5, atol=1e-6)
+    assert bool((x + point >= -1e-6).all()) and bool((x + point <= 1 + 1e-6).all())
+    assert bool((point.norm(norm, 1) <= radius * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
+def test_what_is_above_0_was_evaluated_in_float64(
+    norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far float32 may be off, here by a margin added to all that it finds."""
+    tree, domains = _grown("blocks", norm, 4, 0.3)
+    right = tree.bounded(domains, 4)
+    again, _ = tree._proved(right)
+    sure = right.bound > 0
+    below = (right.bound < 0) & (right.bound != again)  # as float32 had them
+    assert bool(sure.any()) and bool(below.any())
+    assert torch.equal(right.bound[sure], again[sure])
+    value = Climb.value
+
+    def flattered(self: Climb, *args: Any) -> object:
+        found, *rest = value(self, *args)
+        return (found + 100.0, *rest)
+
+    monkeypatch.setattr(trees.Climb, "value", flattered)
+    fooled = tree.bounded(domains, 4)
+    again, _ = tree._proved(fooled)
+    assert torch.equal(fooled.bound, again)
+    assert torch.equal(fooled.bound > 0, right.bound > 0)
