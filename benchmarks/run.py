@@ -24,6 +24,7 @@ PAGES = {
     "landmarks.py": "landmarks.md",
     "spheres.py": "spheres.md",
     "closing.py": "closing-measured.md",
+    "domains.py": "domains.txt",
     "smoothing.py": "smoothing.md",
     "hardening.py": "hardening.md",
 }
