@@ -15,21 +15,21 @@ from torch import Tensor
 
 def waits(like: Tensor) -> bool:
     """Whether the host must wait to read this tensor."""
-    return like.device.type != "cpu"
+    return not like.is_cpu
 
 
 def worth(mask: Tensor) -> Tensor:
     """The rows to compute, `(k,)`: on the CPU those where the mask `(N,)` holds, on another
     device all. No wait.
     """
-    return torch.arange(len(mask), device=mask.device) if waits(mask) else mask.nonzero()[:, 0]
+    return torch.arange(mask.shape[0], device=mask.device) if waits(mask) else mask.nonzero()[:, 0]
 
 
 def take(rows: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """The rows `(k,)` of each of the values; if these are all rows, in order, the values
     themselves. No wait.
     """
-    if len(rows) == len(values[0]):
+    if rows.shape[0] == values[0].shape[0]:
         return values
     return tuple(value.index_select(0, rows) for value in values)
 
@@ -40,7 +40,7 @@ def blend(mask: Tensor, rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
     On the CPU, where `new` has all rows, the mask holds everywhere.
     """
-    if len(rows) < len(old):
+    if rows.shape[0] < old.shape[0]:
         return old.index_copy(0, rows, new)
     return torch.where(spread(mask, old), new, old) if waits(old) else new
 

@@ -280,8 +280,7 @@ class Network:
         if not isinstance(z, Tensor):
             raise InputError(
                 f"the model returns a {type(z).__name__}, not a tensor of logits: wrap it, for "
-                "example "
-                "`lambda x: model(x)[0]` or `lambda x: model(x).logits`."
+                "example `lambda x: model(x)[0]` or `lambda x: model(x).logits`."
             )
         if z.ndim != 2 or len(z) != len(x):
             raise InputError(
@@ -318,8 +317,7 @@ class Network:
         if not z.requires_grad:
             raise InputError(
                 "the model's logits do not depend differentiably on its input: remove "
-                "torch.no_grad, detach or numpy "
-                "from its forward pass."
+                "torch.no_grad, detach or numpy from its forward pass."
             )
         return Tape(self, x, z, rows)
 
@@ -343,13 +341,16 @@ class Network:
         tolerance = flip_tolerance(self.dtype or z.dtype) if tolerance is None else tolerance
         return predict(z, y, tolerance, self.scale[rows.to(self.scale.device)].to(z))
 
-    def flipped(self, z: Tensor, y: Tensor, rows: Tensor, target: Tensor | None = None) -> Tensor:
-        """Whether `predict` says another class than `y`, or says the target if there is one: bool
-        `(m,)`.
+    def flipped(
+        self, z: Tensor, y: Tensor, scale: Tensor, target: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Whether `predict` says another class than `y`, or says the target if there is one, bool
+        `(m,)`; and the strongest other class, `(m,)`. scale: that of `measure` at the samples.
         """
         best, rival = strongest_rival(z, y)
-        wrong = best - z.gather(1, y[:, None])[:, 0] >= self.need(z, rows)
-        return wrong if target is None else wrong & (rival == target)
+        tolerance = flip_tolerance(self.dtype or z.dtype)
+        wrong = best - z.gather(1, y[:, None])[:, 0] >= need(z, tolerance, scale)
+        return wrong if target is None else wrong & (rival == target), rival
 
     def _count(self, counter: Tensor, rows: Tensor) -> None:
         self.calls += 1
@@ -365,11 +366,16 @@ class Tape:
     x: Tensor
     z: Tensor
     rows: Tensor
+    rival: Tensor | None = None  # the strongest class but the label, where a hunt has looked
 
     @property
     def logits(self) -> Tensor:
         """The logits, `(n, K)`."""
         return self.z.detach()
+
+    def strongest(self, y: Tensor) -> Tensor:
+        """The class with the largest logit but `y` `(n,)`, `(n,)`."""
+        return strongest_rival(self.logits, y)[1] if self.rival is None else self.rival
 
     def gradients(
         self, y: Tensor, rivals: Tensor, keep: Tensor | None = None, again: bool = False
@@ -378,14 +384,13 @@ class Tape:
         -> (k, J, *shape)`.
 
         `keep` `(k,)` indexes the tape's rows, by default all of them; the others ride along with a
-        zero weight. One backward a kept row and rival. A plain loop over rivals with the graph
-        retained: on a CPU it is the fastest way and needs the least memory. again: keep the graph
-        for another call.
+        zero weight. One backward a kept row and rival. A plain loop over rivals: on a CPU it is
+        the fastest way and needs the least memory. again: keep the graph for another call.
         """
         count = rivals.shape[1]
         found = []
         for j in range(count):
-            weight = self.z.new_zeros(len(y), self.z.shape[1])
+            weight = self.z.new_zeros(y.shape[0], self.z.shape[1])
             weight.scatter_(1, rivals[:, j : j + 1], 1.0).scatter_(1, y[:, None], -1.0)
             found.append(self.pull(weight, keep, again=again or j < count - 1))
         return found[0][:, None] if count == 1 else torch.stack(found, 1)
@@ -396,13 +401,14 @@ class Tape:
 
         again: keep the graph for another call; without it this call is the tape's last.
         """
-        whole = keep is None or len(keep) == len(self.x)
-        rows = self.rows if whole or keep is None else self.rows.index_select(0, keep)
+        if keep is not None and keep.shape[0] == self.x.shape[0]:
+            keep = None
+        rows = self.rows if keep is None else self.rows.index_select(0, keep)
         self.network._count(self.network.backwards, rows)
-        if not whole and keep is not None:
+        if keep is not None:
             weight = torch.zeros_like(self.z).index_copy(0, keep, weight)
         (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=again)
-        return gradient if whole or keep is None else gradient.index_select(0, keep)
+        return gradient if keep is None else gradient.index_select(0, keep)
 
 
 @dataclass(frozen=True)

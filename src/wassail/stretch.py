@@ -59,10 +59,15 @@ def stretch(
         if price is None:
             t = t * (target > 16 * kind.tiny**0.5)  # shorter ones have no square
     alive = None
+    raw, step, gain = (
+        None,
+        None,
+        None,
+    )  # written again in every round, while they are in the cache
     for turn in itertools.count(1):
-        raw = t.unsqueeze(-1) * way
-        step = torch.clamp(raw, low, high)
-        gain = step if price is None else price * step
+        raw = torch.mul(t.unsqueeze(-1), way, out=raw)
+        step = torch.clamp(raw, low, high, out=step)
+        gain = step if price is None else torch.mul(price, step, out=gain)
         paid = _total(gain, price)
         going = paid / target < enough
         going = going if alive is None else going.logical_and_(alive)
@@ -110,12 +115,18 @@ def _stretch_some(
     price = None if price is None else price.index_select(0, owner)
     low, high = (v.flatten(0, 1).index_select(0, places)[None] for v in (low, high))
     target, t = (v.flatten().index_select(0, places)[None] for v in (target, t))
-    if first:
-        most = torch.copysign(torch.full_like(t, torch.finfo(t.dtype).max), t)
-        step = torch.clamp(most.unsqueeze(-1) * way, low, high)
-        paid = _total(step if price is None else price * step, price)
-        t = torch.where(paid / target < _enough(t), most, t)
-    return places, stretch(way, low, high, target, t, price, False)[0]
+    if not first:
+        return places, stretch(way, low, high, target, t, price, False)[0]
+    most = torch.copysign(torch.full_like(t, torch.finfo(t.dtype).max), t)
+    step = torch.clamp(most.unsqueeze(-1) * way, low, high)
+    paid = _total(step if price is None else price * step, price)
+    going = paid / target >= _enough(t)
+    some = int(going.sum())
+    if some == going.numel():
+        return places, stretch(way, low, high, target, t, price, False)[0]
+    if some:
+        step[0].index_copy_(0, *_stretch_some(going, way, low, high, target, t, price, False))
+    return places, step[0]
 
 
 def _enough(like: Tensor) -> float:

@@ -45,7 +45,7 @@ from wassail.geometry import (
     vector_norm,
     walls,
 )
-from wassail.losses import magnitude, strongest_rival
+from wassail.losses import magnitude
 from wassail.network import generators
 from wassail.progress import Tick
 from wassail.ties import LOGITS, in_order, largest
@@ -281,7 +281,7 @@ def march(hunt: Hunt, rows: Tensor, size: Tensor, times: int, growth: float = 1.
     current = hunt.x[rows]
     for _ in range(times):
         rows, current, size = take(hunt.able(rows, 2), rows, current, size)
-        if not len(rows):
+        if not rows.shape[0]:
             return
         tape, flip = hunt.tape(current, rows)
         stay = (~flip).nonzero()[:, 0]
@@ -455,13 +455,13 @@ def chase(
         keep = hunt.able(rows, 2)
         rivals = None if rivals is None else take(keep, rivals)[0]
         rows, current, bold, push = take(keep, rows, current, bold, push)
-        if not len(rows):
+        if not rows.shape[0]:
             return
         part = hunt.part(rows)
         away = current - part.x
         tape, flip = hunt.tape(current, rows, away)
         z = tape.logits
-        rival = (strongest_rival(z, part.y)[1] if rivals is None else rivals)[:, None]
+        rival = (tape.strongest(part.y) if rivals is None else rivals)[:, None]
         w = tape.gradients(part.y, rival)[:, 0]
         f = (z.gather(1, rival) - z.gather(1, part.y[:, None]))[:, 0]
         hit = flip.to(away)

@@ -21,7 +21,7 @@ from torch import Tensor
 from wassail.checks import check_data
 from wassail.device import take, waits, worth, write
 from wassail.errors import ModelWarning
-from wassail.geometry import Walls, column, project, vector_norm, walls
+from wassail.geometry import Walls, clip, column, project, vector_norm, walls
 from wassail.losses import predict
 from wassail.network import Model, Network, Search, Tape, search
 from wassail.progress import Progress, Tick
@@ -32,8 +32,9 @@ from wassail.transport.flips import Flips
 class Part:
     """Some samples of a hunt, with what the rounds ask of them again and again, picked out once.
 
-    rows `(m,)`; x `(m, *shape)`; y `(m,)`; apart: whether the rows rise, so that no sample is there
-    twice (not asked, and False, where the host would have to wait).
+    rows `(m,)`; x `(m, *shape)`; y `(m,)`; scale: of the logits at the samples, `(m,)`; apart:
+    whether the rows rise, so that no sample is there twice (not asked, and False, where the host
+    would have to wait).
     """
 
     def __init__(self, hunt: Hunt, rows: Tensor) -> None:
@@ -43,6 +44,8 @@ class Part:
         whole = self.apart and len(rows) == len(hunt.x)
         self.x = hunt.x if whole else hunt.x.index_select(0, rows)
         self.y = hunt.y if whole else hunt.y.index_select(0, rows)
+        scale = hunt.network.scale
+        self.scale = scale.index_select(0, rows.to(scale.device)).to(hunt.clean)
 
     @cached_property
     def room(self) -> Walls:
@@ -172,7 +175,7 @@ class Hunt:
         `afford`. One wait at most.
         """
         if not self._tight(cost):
-            return torch.arange(len(rows), device=rows.device)
+            return torch.arange(rows.shape[0], device=rows.device)
         return self.afford(rows, cost).nonzero()[:, 0]
 
     def _tight(self, cost: int) -> bool:
@@ -191,17 +194,26 @@ class Hunt:
     def tape(self, points: Tensor, rows: Tensor, away: Tensor | None = None) -> tuple[Tape, Tensor]:
         """The same with a graph for gradients; one pass, and one for each gradient asked of it."""
         tape = self.network.tape(points, rows)
-        return tape, self.offer(points, rows, tape.logits, away)
+        flipped, tape.rival = self._offer(points, rows, tape.logits, away)
+        return tape, flipped
 
-    def offer(self, points: Tensor, rows: Tensor, z: Tensor, away: Tensor | None = None) -> Tensor:
+    def offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far;
-        which are flips, bool `(m,)`. away: the points less the samples, if that is known.
+        which are flips, bool `(m,)`.
+        """
+        return self._offer(points, rows, z)[0]
+
+    def _offer(
+        self, points: Tensor, rows: Tensor, z: Tensor, away: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`offer`, and the strongest class but the label. away: the points less the samples, if
+        that is known.
         """
         part = self.part(rows)
         target = None if self.target is None else self.target[rows]
-        flipped = self.network.flipped(z, part.y, rows, target)
+        flipped, rival = self.network.flipped(z, part.y, part.scale, target)
         some = worth(flipped)
-        if len(some):
+        if some.shape[0]:
             if away is None:
                 mine, theirs, center = take(some, rows, points, part.x)
                 length = vector_norm(theirs - center, self.norm)
@@ -215,7 +227,7 @@ class Hunt:
                 new = points.index_select(0, some.index_select(0, closer))
                 self.points.index_copy_(0, place, new)
                 self.distance.index_copy_(0, place, length.index_select(0, closer))
-                return flipped
+                return flipped, rival
             theirs, flips = take(some, points, flipped)
             length = torch.where(flips, length, math.inf)
             # Several candidates of one sample may come at once: the nearest counts, of equals the
@@ -231,7 +243,7 @@ class Hunt:
             place = first[chosen].clamp(max=len(mine) - 1)
             write(self.points, nearer[chosen], theirs.index_select(0, place), chosen)
             write(self.distance, nearer[chosen], length[place], chosen)
-        return flipped
+        return flipped, rival
 
     def guess(self, rows: Tensor, points: Tensor) -> None:
         """Leave an untried answer where no flip is known: the final check tells if it is one,
@@ -256,11 +268,15 @@ class Hunt:
         high = torch.ones_like(full)
         for _ in range(times):
             rows, point, full, low, high = take(self.able(rows, 1), rows, point, full, low, high)
-            if not len(rows):
+            if not rows.shape[0]:
                 return
             middle = (low + high) / 2
             x = self.part(rows).x
-            _, flipped = self.logits(project(point, x, self.norm, middle * full, self.domain), rows)
+            if self.norm == 2:  # between two points of the box: the projection has a closed form
+                trial = clip(torch.lerp(x, point, column(middle, x)), self.domain)
+            else:
+                trial = project(point, x, self.norm, middle * full, self.domain)
+            _, flipped = self.logits(trial, rows)
             low = torch.where(flipped, low, middle)
             high = torch.where(flipped, middle, high)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from wassail.attacks.hunt import Hunt
 from wassail.device import take
 from wassail.geometry import project, room, steepest, vector_norm
-from wassail.losses import strongest_rival
 from wassail.network import Tape
 from wassail.threat import Domain
 
@@ -26,14 +25,17 @@ MOST_COORDINATES = 64
 
 
 def climb(
-    hunt: Hunt, tape: Tape, rows: Tensor, keep: Tensor, rivals: Tensor | None = None
+    hunt: Hunt, tape: Tape, rows: Tensor, keep: Tensor | None, rivals: Tensor | None = None
 ) -> Tensor:
     """The gradient of the margin, `max_{j != y} theta_j - theta_y`, or of `theta_j - theta_y` for
-    rivals j `(k,)`, at the places `keep` `(k,)` of a tape on these rows: `(k, *shape)`. 1 B each.
+    rivals j `(k,)`, at the places `keep` `(k,)` of a tape on these rows, None for all of them:
+    `(k, *shape)`. 1 B each.
     """
-    chosen, z = take(keep, rows, tape.logits)
-    (y,) = take(chosen, hunt.y)
-    rival = strongest_rival(z, y)[1] if rivals is None else rivals
+    y = hunt.part(rows).y
+    rival = tape.strongest(y)
+    if keep is not None:
+        y, rival = take(keep, y, rival)
+    rival = rival if rivals is None else rivals
     return tape.gradients(y, rival[:, None], keep)[:, 0]
 
 
@@ -84,16 +86,17 @@ def squeeze(
         keep = hunt.able(rows, 2)
         rivals = None if rivals is None else rivals[keep]
         rows, current, velocity = take(keep, rows, current, velocity)
-        if not len(rows):
+        if not rows.shape[0]:
             return
-        x, known_at, bound = take(rows, hunt.x, hunt.distance, slack)
+        x = hunt.part(rows).x
+        known_at, bound = take(rows, hunt.distance, slack)
         radius = (1 - bound) * known_at
         current = project(current, x, hunt.norm, radius, hunt.domain)
         tape, flip = hunt.tape(current, rows)
         wider = (1.5 * bound).clamp(max=MOST_SLACK)
         closer = (0.5 * bound).clamp(min=LEAST_SLACK)
         slack.index_copy_(0, rows, torch.where(flip, wider, closer))
-        w = climb(hunt, tape, rows, torch.arange(len(rows), device=rows.device), rivals)
+        w = climb(hunt, tape, rows, None, rivals)
         share = length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
         if sparse:
             (points,) = take(rows, hunt.points)
@@ -126,5 +129,5 @@ def _euclidean(hunt: Hunt, rows: Tensor, radius: Tensor) -> Tensor:
     """
     if hunt.norm == math.inf:
         return radius * math.sqrt(max(hunt.x[:1].numel(), 1))
-    points, x = take(rows, hunt.points, hunt.x)
-    return vector_norm(points - x, 2.0)
+    (points,) = take(rows, hunt.points)
+    return vector_norm(points - hunt.part(rows).x, 2.0)
