@@ -403,8 +403,7 @@ class Tape:
         """
         if keep is not None and keep.shape[0] == self.x.shape[0]:
             keep = None
-        rows = self.rows if keep is None else self.rows.index_select(0, keep)
-        self.network._count(self.network.backwards, rows)
+        self.network._count(self.network.backwards, self.rows if keep is None else self.rows[keep])
         if keep is not None:
             weight = torch.zeros_like(self.z).index_copy(0, keep, weight)
         (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=again)
