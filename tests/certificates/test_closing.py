@@ -49,6 +49,23 @@ def data(model: nn.Module, n: int, seed: int = 0, size: int = 8) -> tuple[Tensor
         return x, model(x).argmax(1)
 
 
+def test_radii_that_meet_the_flips_are_exact_on_larger_networks() -> None:
+    """Some neurons that bend among many that never do: too many for an exact search."""
+    model = perceptron((3, 310, 3))
+    model[0].bias.data[6:] = 9.0
+    with torch.no_grad():
+        model[-1].bias -= model(torch.rand(200, 3)).mean(0)
+    model = model.double()
+    x, y = data(model, 4, size=3)
+    near = ws.nearest(model, x, y, INF, passes=60).distances
+    threat = ws.Threat(INF, 1, 0.9 * float(near.mean()), BOX)
+    found = ws.sandwich(model, x, y, threat, work=1e9)
+    ratio = found.radii.values / found.flips.distances
+    assert found.exact and found.gap < 1e-3
+    assert ((ratio >= 0.999 * (1 - 1e-9)) & (ratio <= 1)).all()
+    assert not ws.radii(model, x, y, INF, method="crown").exact.any()
+
+
 @pytest.mark.parametrize("norm", [1, 2, INF])
 @pytest.mark.parametrize("order", [1, INF])
 def test_a_linear_model_has_no_gap(norm: float, order: float) -> None:

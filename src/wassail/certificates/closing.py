@@ -25,7 +25,7 @@ from wassail.threat import Domain
 
 # Domains of a sample, from the least effort to the most. More steps on the slopes of inner bounds
 # cost ten times as much as the first branching, and prove less.
-EFFORTS = (48, 192, 768, 3072)
+EFFORTS = (48, 192, 768, 3072, 12288)
 BALL_STEPS = 60 * 3  # passes through the network of an ascent with balls
 INNER = 4  # times as much with narrower inner boxes, which are for all efforts but the least
 ROWS = 0.2  # passes that a coefficient vector of a sweep takes: most end halfway

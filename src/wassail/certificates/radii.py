@@ -56,14 +56,8 @@ from wassail.threat import (
 from wassail.transport.allocation import sample_weights
 
 METHODS = tuple(names.RADIUS_METHODS)
-
-
 STEPS = 20  # of the ascent on the slopes, for "alpha-crown"
-
-
 TOLERANCE = 0.01  # a radius is searched until it is known to this relative precision
-
-
 PAIR = clock.SECOND
 
 

@@ -44,6 +44,10 @@ STEP = 0.08  # a radius grows by this much at first, relative
 # From here on a failure asks for more effort instead of a smaller step, at the same radius, where
 # the tree goes on from the leaves that are open.
 LEAST_STEP = 0.02
+# A radius is taken to be the distance itself where a flip is known at most this much farther away
+# (see `Radii`). It is tried for from a little below.
+EXACT = 1e-3
+NEAR = 0.01
 COARSE = 0.08  # relative precision of the first radii: attempts go on from there
 # What the first attempt and the first attack are taken to keep of what they promise: later ones by
 # what the earlier ones of their kind have kept.
@@ -353,7 +357,9 @@ class _Closing:
             radius = torch.full_like(radius, self.threat.eps)
         else:
             radius = torch.where(radius < far, radius, (self.lower + far) / 2)
-        open_ = (self.lower < far * (1 - TOLERANCE / 2)) & ~self.radii.exact & (radius < far)
+            last = self.lower >= far * (1 - NEAR)
+            radius = torch.where(last, far * (1 - EXACT / 2), radius)
+        open_ = (self.lower < far * (1 - EXACT)) & ~self.radii.exact & (radius < far)
         open_ &= torch.isfinite(self.lower) & (self.level < self.prover.levels) & (far > 0)
         unit = self._price(torch.minimum(self.lower, self.distances))
         gain = self._lost(self.lower, unit) - self._lost(radius, unit)
@@ -488,9 +494,12 @@ class _Closing:
             "limit": each,
             "versions": versions(),
         }
+        almost = self.distances * (1 - EXACT) * (1 - 1e-9)  # rounding does not decide
+        met = (self.lower >= almost) & torch.isfinite(self.distances)
         known = replace(
             self.radii,
             values=self.lower,
+            exact=self.radii.exact | met,
             method="branch" if self.attempts else self.radii.method,
             proved_by=tuple(self.proved_by),
         )
