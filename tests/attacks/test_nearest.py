@@ -219,8 +219,8 @@ def test_bad_options() -> None:
 
 
 def test_random_starts_belong_to_the_sample_not_to_its_place() -> None:
-    from wassail.attacks.chase import scatter
     from wassail.attacks.hunt import Hunt
+    from wassail.attacks.starts import scatter
     from wassail.network import Network
 
     model = relu_net()

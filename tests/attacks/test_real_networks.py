@@ -140,3 +140,13 @@ def test_a_vision_transformer_from_onnx(zoo) -> None:
         flips.success.all()
         and ws.allocate(flips, 1 / 255, 1).accuracy <= ws.allocate(walked, 1 / 255, 1).accuracy
     )
+
+
+def test_the_opening_for_l1_finds_near_flips_where_its_own_steps_lead_nowhere(zoo) -> None:
+    """A network trained for linf: sparse steps miss, those of other norms do not."""
+    model, dataset = zoo.load("mnist_madry_tiny")
+    x, y = (part[1000:1012] for part in zoo.images(dataset, 1012))
+    early = ws.nearest(model, x, y, 1, passes=50)
+    assert early.success.all()
+    later = ws.nearest(model, x, y, 1, passes=100)
+    assert later.distances.mean() < 8  # 2.1 with 300 passes

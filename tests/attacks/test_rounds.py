@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from wassail.attacks.anneal import anneal
 from wassail.attacks.chase import DUELS, LATER, PLAN, Lead, chase, first_steps, play, scheduled
 from wassail.attacks.hunt import Engine, Hunt, hunt
 from wassail.attacks.pdpgd import duel
 from wassail.attacks.squeeze import SLACK, squeeze
+from wassail.attacks.starts import scatter
 from wassail.progress import Tick
 from wassail.testing import LinearClassifier, samples
 
@@ -176,3 +178,33 @@ def test_a_sparse_squeeze_moves_a_third_of_the_coordinates_of_the_best_flip() ->
     grown = (second - first)[0, :6]
     assert torch.allclose(grown[0], grown[1]) and (grown[:2] > grown[2] + 0.1).all()
     assert torch.allclose(grown[2:], grown[2].expand(4))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_an_anneal_comes_back_to_the_nearest_flip_of_a_linear_classifier(norm: float) -> None:
+    """From a flip three times too far, which no shrinking ball would leave where it is."""
+    model = LinearClassifier.random(4, 12, seed=2)
+    x, _ = samples(30, (3, 4), 4)
+    y = model(x).argmax(1)
+    exact = model.distances(x, y, norm, None)
+
+    def engine(state: Hunt, tick: Tick) -> None:
+        rows, _, steps = first_steps(state)
+        state.logits(state.x[rows] + 3 * steps[:, 0], rows)
+        assert torch.allclose(state.distance, 3 * exact, rtol=1e-3)
+        anneal(state, rows, 80, scatter(state, rows, 0, 1))
+
+    found = hunt(engine, "anneal", model, x, y, norm, None)
+    assert (found.distances / exact).median() < 1.02
+    assert (found.forwards + found.backwards == 1 + 3 + 1 + 160).all()
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_factor_on_the_logits_changes_no_anneal(factor: float, norm: float) -> None:
+    x, y = data()
+    for turn in (0, 1):
+        one = hunt(opened("anneal", turn), "anneal", net(), x, y, norm)
+        other = hunt(opened("anneal", turn), "anneal", net(factor=factor), x, y, norm)
+        assert one.success.any()
+        assert torch.equal(one.distances, other.distances)

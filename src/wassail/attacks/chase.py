@@ -29,10 +29,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wassail.attacks.anneal import anneal
 from wassail.attacks.blind import blind_search, far_starts
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.pdpgd import duel
 from wassail.attacks.squeeze import SLACK, climb, squeeze
+from wassail.attacks.starts import LOOKS, scatter, shortest, steepness
 from wassail.device import take
 from wassail.geometry import (
     clip,
@@ -40,41 +42,40 @@ from wassail.geometry import (
     column,
     inner,
     plane_steps,
-    project,
     steepest,
     vector_norm,
     walls,
 )
-from wassail.losses import magnitude
-from wassail.network import generators
 from wassail.progress import Tick
 from wassail.ties import LOGITS, in_order, largest
 
-CROSS = {1.0: 2.0, 2.0: math.inf}  # whose steps to follow where a norm's own gradients mislead
+# Whose steps to follow, and how often, where those of l1 lead to no flip.
+SPREAD = ((2.0, 4), (math.inf, 5))
 # Gradients at the sample: all rivals up to 11 classes, else those with the largest logits.
 RIVALS = 10
 # A sample that flips after this share of its first step is not chased but walked (`creep`).
 EARLY = {1.0: 0.4, 2.0: 0.4, math.inf: 0.7}
-# With more than 11 classes: how many more rivals get a gradient later, and how many are chased.
+# With more than 11 classes: how many more rivals get a gradient later.
 WIDE = 50
-CHASED = 3
 # The rounds after the opening (see `play`), and what is repeated after them: docs/attacks.md says
 # how they were chosen.
 PLAN = {
-    1.0: (
-        *("squeeze", "duel", "sparse", "half", "stir", "fresh"),
-        *("duel", "sparse", "stir", "half", "rivals"),
-    ),
-    2.0: ("squeeze", "afar", "stir", "half", "afar", "stir", "afar", "rivals"),
-    math.inf: ("straight", "fresh", "stir", "fresh", "squeeze", "half", "rivals"),
+    1.0: ("duel", "anneal", "squeeze", "anneal", "half", "sparse", "anneal", "stir", "rivals"),
+    2.0: ("anneal", "afar", "anneal", "squeeze", "anneal", "afar", "anneal", "rivals"),
+    math.inf: ("straight", "fresh", "anneal", "stir", "fresh", "rivals", "half"),
 }
 LATER = {
-    1.0: ("sparse", "stir", "duel", "half"),
-    2.0: ("half", "stir", "afar", "stir"),
-    math.inf: ("straight", "stir", "fresh", "half"),
+    1.0: ("anneal", "sparse", "stir", "anneal", "duel", "half"),
+    2.0: ("anneal", "half", "anneal", "afar", "anneal", "stir"),
+    math.inf: ("straight", "anneal", "stir", "fresh", "half", "anneal"),
+}
+# First radius, in distances of the best flip, and first step, in radii, of the anneals.
+ANNEALS = {
+    1.0: ((2.0, 1.0), (2.0, 2.0), (3.0, 1.0)),
+    2.0: ((2.0, 1.0), (2.0, 2.0), (3.0, 1.0)),
+    math.inf: ((1.3, 1.0),),
 }
 DUELS = (10.0, 30.0, 3.0)  # what the logits are scaled to in the duels
-LOOKS = 8  # forward passes to estimate the gradients of all classes
 
 
 @dataclass
@@ -102,13 +103,11 @@ class Lead:
         return clip(self.hunt.x[self.rows] + factor * self.steps[:, rank], self.hunt.domain)
 
     def misled(self) -> Tensor:
-        """Whether the flip known is much nearer or farther than the first step said, or, for
-        l2, there is none; bool `(m,)`.
+        """Whether, for l2, the flip known is much nearer or farther than the first step said, or
+        there is none; bool `(m,)`.
         """
         length = vector_norm(self.steps[:, 0], self.hunt.norm)
         ratio = self.hunt.distance[self.rows] / length.clamp(min=1e-30)
-        if self.hunt.norm == 1:  # a sparse step often fails to flip for honest reasons
-            return (ratio < 0.7) | ((ratio > 3) & torch.isfinite(ratio))
         return ((ratio < 0.75) | (ratio > 1.5)) & (self.hunt.norm == 2)
 
 
@@ -121,13 +120,14 @@ def chase_engine(
     Opening: the first-order step of every rival, the nearest one chased, then what the first result
     calls for, the second rival, a polish of the best flip (about 100 passes for ten classes). Then
     rounds (`PLAN`, `LATER`), each from somewhere else: squeezes of the best flip, from the sample
-    or from a random point, starts far beyond a boundary, the other rivals, a game for l1. The
-    schedule never looks at the budget: a smaller one only cuts it short.
+    or from a random point, balls that shrink from far outside, starts far beyond a boundary, the
+    other rivals, a game for l1. The schedule never looks at the budget: a smaller one only cuts it
+    short.
 
     Gradients at a sample mislead where the flip is not nearly as far as they promise. Networks
     trained for linf hide their l2 and l1 flips behind saturated units: such samples are chased by
-    the steps of another norm (`CROSS`), which spread over more coordinates, and shortened in their
-    own. Samples that flip early on the way are walked in small steps (`creep`). Samples whose
+    the steps of another norm (l1: `SPREAD`), which spread over more coordinates, and shortened in
+    their own. Samples that flip early on the way are walked in small steps (`creep`). Samples whose
     gradient is zero, or that have no flip after the opening, are searched without gradients
     (`blind_search`).
 
@@ -197,6 +197,13 @@ def play(lead: Lead, name: str, turn: int, seed: int, number: int) -> None:
         between = (hunt.points[rows] + hunt.x[rows]) / 2
         start = between if name == "half" else scatter(hunt, rows, seed, number)
         squeeze(hunt, rows, 40, slack, start=start)
+    elif name == "anneal":  # from near that sphere, then from the sample to the second rival, ...
+        start = hunt.x[rows] if turn % 2 else scatter(hunt, rows, seed, number)
+        rank = (turn + 1) // 2 % lead.rivals.shape[1]
+        rivals = lead.rivals[:, rank] if turn % 2 else None
+        settings = ANNEALS[hunt.norm]
+        wide, length = settings[turn % len(settings)]
+        anneal(hunt, rows, 40, start, wide=wide, length=length, rivals=rivals)
     elif name == "duel":
         duel(hunt, rows, 80, DUELS[turn % len(DUELS)])
         hunt.shorten(rows, 4)
@@ -214,33 +221,15 @@ def play(lead: Lead, name: str, turn: int, seed: int, number: int) -> None:
 def opening(hunt: Hunt, lead: Lead, seed: int) -> None:
     """The nearest rival, what the first result calls for, the second rival, a polish."""
     rows = lead.rows
-    rivals = lead.rivals
     hunt.guess(rows, lead.ahead(0, 1.0))
     if len(lead.blind):
         far_starts(hunt, rows[lead.blind], seed)
         blind_search(hunt, rows[lead.blind], 40, seed, 102)
     honest = creep(hunt, lead)
-    some = rows[honest]
-    first = lead.ahead(0, 1.0)[honest]
-    chase(hunt, some, first, 6 if hunt.norm in CROSS else 18, rivals[honest, 0])
-    hunt.shorten(some, 3, 0.5 if hunt.norm in CROSS else 0.85)
-    wrongly = lead.misled()[honest]
-    led = honest[wrongly.nonzero()[:, 0]]
-    kept = honest[(~wrongly).nonzero()[:, 0]]
-    if len(led):
-        some = rows[led]
-        chase(hunt, some, lead.ahead(0, 1.02)[led], 14, rivals[led, 0], aim=CROSS[hunt.norm])
-        hunt.shorten(some, 5)
-        chase(hunt, some, hunt.points[some], 12)
-        polish(hunt, some, 8)
-    if hunt.norm in CROSS:  # the others go on from where they are
-        some = rows[kept]
-        begun = torch.isfinite(hunt.distance[some])
-        on = torch.where(column(begun, first[:1]), hunt.points[some], lead.ahead(0, 1.5)[kept])
-        chase(hunt, some, on, 12, rivals[kept, 0])
-    if rivals.shape[1] > 1:
-        chase(hunt, rows, lead.ahead(1, 1.02), 8, rivals[:, 1])
-    polish(hunt, rows, 8)
+    if hunt.norm == 1:
+        open_sparse(hunt, lead, honest)
+    else:
+        open_dense(hunt, lead, honest)
     lost = torch.isinf(hunt.distance[rows])
     if lost.any():
         lost[lead.blind] = False
@@ -249,6 +238,49 @@ def opening(hunt: Hunt, lead: Lead, seed: int) -> None:
         squeeze(hunt, rows[fresh], 10, lead.slack)
         blind_search(hunt, rows[fresh], 20, seed, 102)
         lead.blind = torch.cat([lead.blind, fresh])
+
+
+def open_dense(hunt: Hunt, lead: Lead, honest: Tensor) -> None:
+    """The opening for l2 and linf; honest: places `(k,)` of the samples whose nearest rival is
+    chased.
+    """
+    rows = lead.rows
+    rivals = lead.rivals
+    some = rows[honest]
+    chase(hunt, some, lead.ahead(0, 1.0)[honest], 6 if hunt.norm == 2 else 18, rivals[honest, 0])
+    hunt.shorten(some, 3, 0.5 if hunt.norm == 2 else 0.85)
+    wrongly = lead.misled()[honest]
+    led = honest[wrongly.nonzero()[:, 0]]
+    kept = honest[(~wrongly).nonzero()[:, 0]]
+    if len(led):
+        some = rows[led]
+        chase(hunt, some, lead.ahead(0, 1.02)[led], 14, rivals[led, 0], aim=math.inf)
+        hunt.shorten(some, 5)
+        chase(hunt, some, hunt.points[some], 12)
+        polish(hunt, some, 8)
+    if hunt.norm == 2:  # the others go on from where they are: each has a flip
+        some = rows[kept]
+        chase(hunt, some, hunt.points[some], 12, rivals[kept, 0])
+    if rivals.shape[1] > 1:
+        chase(hunt, rows, lead.ahead(1, 1.02), 8, rivals[:, 1])
+    polish(hunt, rows, 8)
+
+
+def open_sparse(hunt: Hunt, lead: Lead, honest: Tensor) -> None:
+    """The opening for l1: its steps move few coordinates and often lead to no flip. There the steps
+    of other norms follow; then a squeeze brings back what is far beyond the boundary.
+    """
+    rows = lead.rows
+    rivals = lead.rivals
+    some = rows[honest]
+    chase(hunt, some, lead.ahead(0, 1.0)[honest], 6, rivals[honest, 0])
+    for aim, times in SPREAD:
+        led = honest[torch.isinf(hunt.distance[some]).nonzero()[:, 0]]
+        chase(hunt, rows[led], lead.ahead(0, 1.02)[led], times, rivals[led, 0], aim=aim)
+    hunt.shorten(some, 4)
+    squeeze(hunt, some, 20, lead.slack)
+    if rivals.shape[1] > 1:
+        chase(hunt, rows, lead.ahead(1, 1.02), 8, rivals[:, 1])
 
 
 def creep(hunt: Hunt, lead: Lead) -> Tensor:
@@ -298,15 +330,14 @@ def march(hunt: Hunt, rows: Tensor, size: Tensor, times: int, growth: float = 1.
 
 def from_afar(hunt: Hunt, lead: Lead, turn: int) -> None:
     """Chase from a point far beyond a rival's boundary."""
-    # For l1 another norm's steps come first, for l2 every second time: there they only help to get
-    # going.
-    wrongly = lead.misled() & (turn % 2 == int(hunt.norm == 2))
+    # Every second time the steps of linf: they only help to get going.
+    wrongly = lead.misled() & (turn % 2 == 1)
     led = wrongly.nonzero()[:, 0]
     kept = (~wrongly).nonzero()[:, 0]
     far = lead.ahead(turn % lead.rivals.shape[1], 2.5)
     chase(hunt, lead.rows[kept], far[kept], 20)
     if len(led):
-        chase(hunt, lead.rows[led], far[led], 20, aim=CROSS[hunt.norm])
+        chase(hunt, lead.rows[led], far[led], 20, aim=math.inf)
         hunt.shorten(lead.rows[led], 4)
 
 
@@ -331,73 +362,9 @@ def wide_rivals(hunt: Hunt, lead: Lead, seed: int) -> None:
     near = steepness(hunt, rows, seed) / gap.clamp(min=torch.finfo(gap.dtype).tiny)
     by_slope = largest(near.scatter(1, taken, -math.inf), count // 2, band=LOGITS)
     rivals = torch.cat([by_logit, by_slope], 1)
-    chased, starts = _shortest(hunt, rows, rivals)
+    chased, starts = shortest(hunt, rows, rivals)
     for k in range(chased.shape[1]):
         chase(hunt, rows, clip(starts[:, k], hunt.domain), 10, chased[:, k])
-
-
-def steepness(hunt: Hunt, rows: Tensor, seed: int) -> Tensor:
-    """How fast `theta_j - theta_y` changes around the samples, for all classes at once, `(m, K)`,
-    in an arbitrary unit: its root mean square over random steps. `LOOKS` F each.
-    """
-    x = hunt.x[rows]
-    y = hunt.y[rows, None]
-    clean = hunt.clean[rows]
-    known = torch.isfinite(hunt.distance[rows])
-    width = 1.0 if hunt.domain is None else hunt.domain[1] - hunt.domain[0]
-    length = vector_norm(hunt.points[rows] - x, hunt.norm)
-    length = torch.where(known & (length > 0), 0.25 * length, 0.1 * width)
-    total = torch.zeros_like(clean)
-    for look in range(LOOKS):
-        v = gaussian(x, seed, 200 + look)
-        v = v * column(length / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
-        z, _ = hunt.logits(clip(x + v, hunt.domain), rows)
-        change = (z - clean) - (z - clean).gather(1, y)
-        total = total + (change / magnitude(clean)[:, None]).square()
-    return total.sqrt() * magnitude(clean)[:, None]
-
-
-def _shortest(hunt: Hunt, rows: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
-    """Of rivals `(m, J)` the `CHASED` with the shortest first steps, and where these lead: `(m, C)`
-    and `(m, C, *shape)`. 1 F + J B each.
-
-    One rival at a time: the steps of all of them at once would not fit into memory.
-    """
-    x = hunt.x[rows]
-    y = hunt.y[rows, None]
-    z = hunt.clean[rows]
-    tape = hunt.network.tape(x, rows)
-    every = torch.arange(len(rows), device=rows.device)
-    need = hunt.network.need(z, rows, 4)
-    count = rivals.shape[1]
-    slots = min(CHASED, count)
-    length = torch.full((len(rows), slots), math.inf, dtype=x.dtype, device=x.device)
-    starts = x[:, None].repeat(1, slots, *[1] * (x.ndim - 1))
-    chased = rivals[:, :slots].clone()
-    for j in range(count):
-        rival = rivals[:, j : j + 1]
-        weight = torch.zeros_like(z).scatter(1, rival, 1.0).scatter(1, y, -1.0)
-        w = tape.pull(weight, again=j < count - 1)
-        gap = (z.gather(1, y) - z.gather(1, rival))[:, 0]
-        step = plane_steps(walls(x[None], hunt.domain), w, (gap + need)[None], hunt.norm)[0]
-        far = vector_norm(step, hunt.norm)
-        far = torch.where(inner(w, step) < gap * (1 - 1e-4), math.inf, far)
-        slot = length.argmax(1)
-        better = far < length[every, slot] * (1 - LOGITS)
-        length[every, slot] = torch.where(better, far, length[every, slot])
-        chased[every, slot] = torch.where(better, rival[:, 0], chased[every, slot])
-        kept = starts[every, slot]
-        starts[every, slot] = torch.where(column(better, x), x + 1.02 * step, kept)
-    return chased, starts
-
-
-def gaussian(x: Tensor, seed: int, number: int) -> Tensor:
-    """Normal draws of the shape of `x`, keyed by (seed, the sample, number)."""
-    draws = [
-        torch.randn(x.shape[1:], dtype=x.dtype, generator=generator)
-        for generator in generators(x, seed, number)
-    ]
-    return torch.stack(draws).to(x.device)
 
 
 def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]:
@@ -486,15 +453,3 @@ def polish(hunt: Hunt, rows: Tensor, times: int) -> None:
     hunt.shorten(rows, 3, 0.9)
     chase(hunt, rows, hunt.points[rows], times, None, 0.95, 1.02)
     hunt.shorten(rows, 4, 0.96)
-
-
-def scatter(hunt: Hunt, rows: Tensor, seed: int, number: int) -> Tensor:
-    """A random start for each sample, near the sphere of its best flip, keyed by (seed, the
-    sample, number).
-    """
-    x = hunt.x[rows]
-    v = gaussian(x, seed, number)
-    far = torch.where(torch.isfinite(hunt.distance[rows]), hunt.distance[rows], 1.0)
-    v = v * column(far / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
-    best = torch.where(column(torch.isfinite(hunt.distance[rows]), x), hunt.points[rows], x)
-    return project(best + v, x, hunt.norm, 1.5 * far, hunt.domain)
