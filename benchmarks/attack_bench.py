@@ -1,6 +1,6 @@
 """`nearest` as an attack of attackbenchlib, under its own protocol, beside attacks of adv-lib.
 
-    python benchmarks/attack_bench.py mnist_madry_tiny l2 --count 20
+    python benchmarks/attack_bench.py [NETWORK:NORM ...] --count 20
 
 `attack(passes)` is what `attackbench.run_attack` takes: a function of model, inputs and labels that
 returns points. Here it has 200 forward and backward passes a sample, the others have 2,000, the
@@ -22,13 +22,21 @@ import wassail as ws
 from nearest import images, network
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
-NETWORK = "mnist_madry_tiny"
+CASES = (
+    "mnist_madry_tiny:l2",
+    "mnist_madry_tiny:l1",
+    "mnist_madry_tiny:linf",
+    "cifar_cnn_a_adv:l2",
+    "cifar_cnn_a_adv:l1",
+    "cifar_cnn_a_adv:linf",
+    "mnist_smallcnn_ddn:l2",
+)
 CHECKS = 4  # forward passes that `nearest` makes beside its budget: it looks at its answers again
 
 HEAD = """# Under the protocol of AttackBench
 
-Made by `python benchmarks/attack_bench.py {given.network} {given.norm} --count {given.count}`, with
-attackbenchlib 2.0.2 and adversarial-library. {given.count} images. The library counts the passes
+Made by `python benchmarks/attack_bench.py --count {count}`, with attackbenchlib 2.0.2 and
+adversarial-library. The first {count} images of each network. The library counts the passes
 and keeps the nearest flip of all queries; optimality: 1 for the nearest flip of all these attacks
 together, 0 for none. The library gives each query to the sample that is nearest to it, so a far
 start can be charged to another sample. Its acceptance script loads its own models, which are not
@@ -96,35 +104,41 @@ def others(norm: str) -> dict[str, Callable[..., Tensor]]:
     return found
 
 
+def scores(bench: types.ModuleType, name: str, norm: str, count: int) -> None:
+    """The table of one network and norm."""
+    model, dataset = network(name)
+    data = torch.utils.data.TensorDataset(*images(dataset, count))
+    loader = torch.utils.data.DataLoader(data, batch_size=count)
+    results = {}
+    runs = {"nearest, 200": (attack(200), 200), "nearest, 2000": (attack(2000), 2000)}
+    runs |= {f"adv-lib {label}": (other, 2000) for label, other in others(norm).items()}
+    for label, (function, budget) in runs.items():
+        results[label] = bench.run_attack(
+            model, loader, function, norm, query_budget=budget, debug=True
+        )
+    print(f"\n## `{name}`, {norm}\n")
+    print("| attack | most passes | flipped % | optimality |\n|---|---|---|---|")
+    for label, result in results.items():
+        spent = max(f + b for f, b in zip(result["num_forwards"], result["num_backwards"]))
+        every = list(results.values())
+        score = bench.compute_local_optimality(result, every, norm, use_wandb=False)
+        flipped = [math.isfinite(d) for d in result["distances"][norm]]
+        share = 100 * sum(flipped) / len(flipped)
+        print(f"| {label} | {spent} | {share:.0f} | {score['optimality']:.4f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("network", nargs="?", default=NETWORK, help="a network of the zoo")
-    parser.add_argument("norm", nargs="?", default="l2", choices=sorted(NORMS))
+    parser.add_argument("cases", nargs="*", help="NETWORK:NORM, a network of the zoo")
     parser.add_argument("--count", type=int, default=20, help="images; default 20")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     bench = library()
-    model, dataset = network(given.network)
-    data = torch.utils.data.TensorDataset(*images(dataset, given.count))
-    loader = torch.utils.data.DataLoader(data, batch_size=given.count)
-    results = {}
-    runs = {"nearest, 200": (attack(200), 200), "nearest, 2000": (attack(2000), 2000)}
-    runs |= {f"adv-lib {name}": (other, 2000) for name, other in others(given.norm).items()}
-    for label, (function, budget) in runs.items():
-        results[label] = bench.run_attack(
-            model, loader, function, given.norm, query_budget=budget, debug=True
-        )
-    print(HEAD.format(given=given))
-    print("| attack | most passes | flipped % | optimality |\n|---|---|---|---|")
-    for label, result in results.items():
-        spent = max(f + b for f, b in zip(result["num_forwards"], result["num_backwards"]))
-        score = bench.compute_local_optimality(
-            result, list(results.values()), given.norm, use_wandb=False
-        )
-        flipped = [math.isfinite(d) for d in result["distances"][given.norm]]
-        share = 100 * sum(flipped) / len(flipped)
-        print(f"| {label} | {spent} | {share:.0f} | {score['optimality']:.4f} |")
+    print(HEAD.format(count=given.count))
+    for case in given.cases or CASES:
+        name, norm = case.split(":")
+        scores(bench, name, norm, given.count)
 
 
 if __name__ == "__main__":
