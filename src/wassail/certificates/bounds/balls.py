@@ -71,6 +71,14 @@ class Balls:
         return middle.float(), reach.float()
 
     @cached_property
+    def _sides(self) -> Span:
+        """How far down and up each coordinate goes, at least 0, in float32, rounded anyhow: finite
+        without walls, too.
+        """
+        low, high = self.box
+        return -low.float(), high.float()
+
+    @cached_property
     def _ways(self) -> Span:
         """Whether the box leaves a way down and a way up, 0 or 1 in float32, `(N, n)` each."""
         return (self.below > 0).float(), (self.above > 0).float()
@@ -174,11 +182,11 @@ class Balls:
             return self.support(a, owner), torch.addcmul(point, negative, middle - reach)
         if self.norm == 2:
             positive, negative = loud(a)
-            room = positive * of_owner(self.above.to(a.dtype), owner)
-            room = torch.addcmul(room, negative, of_owner(self.below.to(a.dtype), owner))
+            down, up = (of_owner(v, owner) for v in self._sides)
+            room = torch.addcmul(positive * up, negative, down)
             radius = self.radius[owner].to(a.dtype).expand(len(a))
             size = a.abs()
-            point = _farthest(size, torch.minimum(room, radius[:, None]), radius)
+            point = _farthest(size, room, radius)
             return (size * point).sum(1, dtype=torch.float64), point * a.sign()
         with torch.enable_grad():
             leaf = a.detach().requires_grad_(True)
@@ -264,7 +272,7 @@ def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
 def _farthest(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     """The maximiser for r = 2 up to rounding, `min(t size, room)`; nothing is proved by it."""
     free = size * room.sign()
-    t = radius / rounding.length(free, 2, 1).clamp(min=1e-30)
+    t = (radius / rounding.length(free, 2, 1).clamp(min=1e-30)).clamp(max=1e30)
     point = free * t[:, None]
     late = (point > room).any(1)
     if size.device == HOST and not bool(late.any()):
