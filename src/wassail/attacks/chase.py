@@ -60,12 +60,15 @@ WIDE = 50
 # The rounds after the opening (see `play`), and what is repeated after them: docs/attacks.md says
 # how they were chosen.
 PLAN = {
-    1.0: ("duel", "anneal", "squeeze", "anneal", "half", "sparse", "anneal", "stir", "rivals"),
-    2.0: ("anneal", "afar", "anneal", "squeeze", "anneal", "afar", "anneal", "rivals"),
-    math.inf: ("straight", "fresh", "anneal", "stir", "fresh", "rivals", "half"),
+    1.0: (
+        *("duel", "anneal", "squeeze", "stir", "duel", "anneal"),
+        *("sparse", "fresh", "anneal", "stir", "half", "rivals"),
+    ),
+    2.0: ("anneal", "anneal", "afar", "anneal", "squeeze", "anneal", "afar", "rivals"),
+    math.inf: ("straight", "anneal", "fresh", "anneal", "stir", "fresh", "rivals", "half"),
 }
 LATER = {
-    1.0: ("anneal", "sparse", "stir", "anneal", "duel", "half"),
+    1.0: ("anneal", "sparse", "stir", "duel", "anneal", "half"),
     2.0: ("anneal", "half", "anneal", "afar", "anneal", "stir"),
     math.inf: ("straight", "anneal", "stir", "fresh", "half", "anneal"),
 }
