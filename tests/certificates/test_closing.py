@@ -64,6 +64,9 @@ def test_radii_that_meet_the_flips_are_exact_on_larger_networks() -> None:
     assert found.exact and found.gap < 1e-3
     assert ((ratio >= 0.999 * (1 - 1e-9)) & (ratio <= 1)).all()
     assert not ws.radii(model, x, y, INF, method="crown").exact.any()
+    # Flips are those of the executed network: the exact one's distance is not known to 1e-9.
+    other = ws.sandwich(model, x, y, threat, work=1e9, arithmetic="exact", flips=found.flips)
+    assert other.gap < 1e-3 and not other.radii.exact.any()
 
 
 @pytest.mark.parametrize("norm", [1, 2, INF])

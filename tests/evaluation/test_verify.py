@@ -129,6 +129,25 @@ def test_options_that_would_keep_the_reader_waiting(
     assert "too many steps" in str(found) and "run again on samples" not in str(found)
 
 
+def test_radii_that_meet_the_flips_of_a_larger_network() -> None:
+    """No search finds the distance again: that the flip is as near as claimed is enough."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 310), torch.nn.ReLU(), torch.nn.Linear(310, 3))
+    with torch.no_grad():
+        model[0].bias[6:] = 9.0
+        model[2].bias -= model(torch.rand(200, 3)).mean(0)
+    model = model.double()
+    x = torch.rand(2, 3).double()
+    y = model(x).argmax(1)
+    threat = ws.Threat("inf", 1, 0.1)
+    kept: dict[str, Any] = {"certify": "auto", "gap": 1e-4, "passes": 60, "look": False}
+    run = ws.evaluate(model, (x, y), [threat], ("fgsm", "nearest"), **kept)
+    assert run.exact is not None and run.exact.all()
+    assert run.radii is not None and (run.radii < run.distances * (1 - 1e-4)).any()
+    found = run.verify(model, (x, y), radii=True)
+    assert found, str(found)
+
+
 def test_radii_just_below_the_flips(run: Path) -> None:
     """Radii that an attack suggests and nobody proved, called exact."""
     honest = ws.Evaluation.load(run)

@@ -8,6 +8,8 @@ which the budget runs out, a radius r counts `mu (1 - (r / u)^p)` of lost accura
 
 A proof that fails leaves the point where its bound is lowest, and an attack starts there. Nothing
 depends on the clock unless a time limit is given: prices are operations.
+
+Long because proofs and attacks are chosen between, and change, one and the same state.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from wassail.certificates import clock
 from wassail.certificates.closing import Prover
 from wassail.certificates.promises import BracketReporter, Promises, kept_share
 from wassail.certificates.radii import TOLERANCE, prepared, radii
-from wassail.certificates.radius_search import Radii
+from wassail.certificates.radius_search import Radii, is_small
 from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress
@@ -44,8 +46,8 @@ STEP = 0.08  # a radius grows by this much at first, relative
 # From here on a failure asks for more effort instead of a smaller step, at the same radius, where
 # the tree goes on from the leaves that are open.
 LEAST_STEP = 0.02
-# A radius is taken to be the distance itself where a flip is known at most this much farther away
-# (see `Radii`). It is tried for from a little below.
+# An executed radius is taken to be the distance itself where a flip is known at most this much
+# farther away (see `Radii`). It is tried for from a little below.
 EXACT = 1e-3
 NEAR = 0.01
 COARSE = 0.08  # relative precision of the first radii: attempts go on from there
@@ -101,7 +103,7 @@ class Sandwich(Record):
 
     @property
     def exact(self) -> bool:
-        """Whether every radius is the distance itself: the curve is one line."""
+        """Whether every radius is the distance itself, as `Radii` says: the curve is one line."""
         return bool(self.radii.exact.all())
 
     def __repr__(self) -> str:
@@ -229,6 +231,7 @@ class _Closing:
             self.model, self.x, self.y, self.threat.domain, self.arithmetic
         )
         self.prover = Prover(graph, x, y, self.threat.norm, self.threat.domain)
+        self.small = is_small(graph)  # an exact search finds its distances
         self.flips = self._first_flips(flips)
         self.radii = self._first_radii(start, graph.arithmetic)
         met = self.radii.flips(self.model, self.x, self.y)
@@ -495,7 +498,9 @@ class _Closing:
             "versions": versions(),
         }
         almost = self.distances * (1 - EXACT) * (1 - 1e-9)  # rounding does not decide
+        # Flips are those of the executed network: they say nothing about the exact function.
         met = (self.lower >= almost) & torch.isfinite(self.distances)
+        met &= self.radii.arithmetic == "executed" and not self.small
         known = replace(
             self.radii,
             values=self.lower,

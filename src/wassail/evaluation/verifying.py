@@ -24,6 +24,7 @@ from wassail.certificates import radii as proofs
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.radius_search import BATCH
+from wassail.certificates.sandwich import EXACT as MET
 from wassail.errors import InputError
 from wassail.evaluation.chunks import share_of, unpack
 from wassail.evaluation.plan import Unit, data_hash
@@ -617,8 +618,18 @@ def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[i
         bad += int(short.sum())
         near = (found.values - claimed).abs() <= same * claimed
         near |= torch.isinf(found.values) & torch.isinf(claimed)
-        vague += int((sure & ~(near & found.exact) & (found.values >= claimed * (1 - same))).sum())
+        met = _met(claimed, run.distances[index][search], arithmetic)
+        known = torch.where(found.exact, near, met)
+        vague += int((sure & ~known & (found.values >= claimed * (1 - same))).sum())
     return bad, vague
+
+
+def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
+    """Which radii are exact where no search finds the distance: executed ones, proved, with a flip,
+    which was looked at, near enough.
+    """
+    near = claimed >= distances * (1 - MET) * (1 - 1e-9)
+    return near & (arithmetic == "executed")
 
 
 def _patiently(

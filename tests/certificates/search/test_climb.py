@@ -1,5 +1,6 @@
 """Values and gradients of domains, written out: those of autograd. Proofs stay proofs."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import tree as trees
 from wassail.certificates.search.climb import Climb, climbs
-from wassail.certificates.search.domains import Domains
+from wassail.certificates.search.domains import Domains, largest
 from wassail.certificates.search.neurons import Rows
 from wassail.certificates.search.tree import Tree
 from wassail.threat import Domain
@@ -61,17 +62,22 @@ def _grown(
     least: float = 1.0,
     domain: Domain = (0.0, 1.0),
 ) -> tuple[Tree, Domains]:
-    """Domains with some signs fixed at random, slopes and multipliers at random."""
+    """Domains with some signs fixed at random, slopes and multipliers at random; of samples of a
+    sweep that has one more and another order.
+    """
     torch.manual_seed(3)
     make, shape = NETWORKS[name]
     model = make()
     x = torch.rand(samples, *shape)
     y = model(x).argmax(1)
+    y[1:2] = (y[1:2] + 1) % 4  # another label than the others
     radius = {1.0: 1.5, 2.0: 0.35, math.inf: 0.12}[norm] * (3 if name == "mlp" else 1)
     # Balls of different sizes: their samples have different numbers of undecided neurons.
     size = radius * torch.linspace(least, 1.4, samples, dtype=torch.float64)
-    sweep = Sweep(read(model, shape), Balls.make(x, size, norm, domain)).run()
-    tree = Tree(sweep, list(range(samples)), y.tolist())
+    others = torch.cat([x[:1] / 2, x.flip(0)])
+    balls = Balls.make(others, torch.cat([size[:1], size.flip(0)]), norm, domain)
+    sweep = Sweep(read(model, shape), balls).run()
+    tree = Tree(sweep, list(range(samples, 0, -1)), y.tolist())
     roots = tree.roots([[j for j in range(4) if j != int(label)] for label in y])
     generator = torch.Generator().manual_seed(1)
     chance = torch.rand(roots.alpha.shape, generator=generator)
@@ -161,3 +167,42 @@ def test_what_is_above_0_was_evaluated_in_float64(
     again, _ = tree._proved(fooled)
     assert torch.equal(fooled.bound, again)
     assert torch.equal(fooled.bound > 0, right.bound > 0)
+
+
+@pytest.mark.parametrize("share", [-0.5, math.nan])
+def test_what_float32_nearly_proves_or_cannot_tell_is_evaluated_in_float64(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what is clear below 0, and a number that is none."""
+    tree, domains = _grown("mlp", math.inf, 3, 0.3)
+    value = Climb.value
+
+    def blurred(self: Climb, *args: Any) -> object:
+        found, *rest = value(self, *args)
+        return (0 * found + share * trees.CLEAR * self.size, *rest)
+
+    monkeypatch.setattr(trees.Climb, "value", blurred)
+    unsure = tree.bounded(domains, 3)
+    again, _ = tree._proved(unsure)
+    assert torch.equal(unsure.bound, again) and bool((again > 0).any())
+
+
+def test_the_next_neuron_is_chosen_where_the_bound_was_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not where the ascent ended: here its second of six steps is the best."""
+    tree, domains = _grown("mlp", 1.0, 3)
+    value = Climb.value
+    calls = itertools.count(1)
+
+    def worse(self: Climb, *args: Any) -> object:
+        found, *rest = value(self, *args)
+        return (found - (900.0 if next(calls) == 2 else 1000.0), *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trees.Climb, "value", worse)
+        found = tree.bounded(domains, 6)
+    rows = Rows.make(tree, found)
+    gains = Climb(tree, rows, found.sign).value(found.alpha, found.beta, False)[1]
+    assert bool((found.bound < -800).all())
+    assert torch.equal(largest(gains, tree.look), found.pick)
