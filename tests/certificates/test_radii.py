@@ -211,10 +211,22 @@ def test_what_is_not_closed_exactly_is_branched(monkeypatch: pytest.MonkeyPatch)
     y = graph.logits(x).argmax(1)
     crown = radii(graph, x, y, "inf", BOX, "crown").values
     exact = radii(graph, x, y, "inf", BOX, "exact").values
-    monkeypatch.setattr(RadiusSearch, "close", lambda search, _: setattr(search, "cut", True))
+    monkeypatch.setattr(RadiusSearch, "close", lambda search, _: setattr(search, "stopped", True))
     left = radii(graph, x, y, "inf", BOX, "exact")
     assert (left.values > 1.1 * crown).all() and (left.values <= exact).all()
     assert left.proved_by == ("branch",)
+
+
+def test_auto_ends_where_the_exact_search_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exact search has a budget of work under "auto", for each sample its share."""
+    monkeypatch.setattr(of_radii, "CLOSING", 1.0)
+    graph = mlp([6, 12, 12, 3], 3)
+    x = torch.rand(2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = graph.logits(x).argmax(1)
+    crown = radii(graph, x, y, 2, BOX, "crown").values
+    left = radii(graph, x, y, 2, BOX, "auto")
+    assert (left.values >= crown).all() and not left.exact.any() and not left.info["cut"]
+    assert left.proved_by is not None and "branch" in left.proved_by
 
 
 def test_lipschitz_radii_are_sound_and_smaller() -> None:

@@ -59,6 +59,7 @@ METHODS = tuple(names.RADIUS_METHODS)
 STEPS = 20  # of the ascent on the slopes, for "alpha-crown"
 TOLERANCE = 0.01  # a radius is searched until it is known to this relative precision
 PAIR = clock.SECOND
+CLOSING = 5 * clock.SECOND  # operations for the exact distance of a sample under "auto"
 
 
 def radii(
@@ -105,9 +106,8 @@ def radii(
             slopes), "branch" (branch and bound on neurons, ReLU or smooth, networks of any size),
             "ball" (crown, then bounds that know how far all neurons of a layer move at once, for l1
             and l2), "exact" (the distance itself, for small ReLU networks; larger ones are
-            branched), or "auto" (the default): exact for small ReLU networks; else crown, the
-            products of the layers' norms, and for l1 and l2 ball: for each sample what proves most
-            (`Radii.proved_by`).
+            branched), or "auto" (the default): exact for small ReLU networks, with a limit on its
+            work; else crown, products of norms, and for l1 and l2 ball (`Radii.proved_by`).
         arithmetic: "executed": for the network as it runs in its own floating-point type, all
             margins proved above a bound on its rounding errors; "exact": for the exact function, of
             which the network that runs is a rounded copy; "auto" (the default): executed where the
@@ -211,12 +211,8 @@ def _run(
     if method == "branch":
         search.branch(pool)
     if method == "exact":
-        with clock.limited(clock.seconds_left() / 2):
-            search.close(pool)
+        search.exactly(pool, CLOSING * len(search.x) if all_ else math.inf)
     search.note(method)
-    if method == "exact" and search.cut:  # the rest is branched, as larger networks are
-        search.branch(pool)
-        search.note("branch")
 
 
 def _has_products(graph: Graph) -> bool:
@@ -225,7 +221,7 @@ def _has_products(graph: Graph) -> bool:
 
 
 def _cheap(graph: Graph, norm: float) -> str:
-    """What "auto" is: exact where that takes seconds, else the best of the linear bounds."""
+    """What "auto" is: exact on small networks, else the best of the linear bounds."""
     if is_small(graph):
         return "exact"
     return "ball" if norm in (1, 2) and not graph.smooth and not graph.curved else "crown"

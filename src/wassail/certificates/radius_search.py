@@ -290,6 +290,8 @@ class RadiusSearch:
     (no use to look beyond).
     """
 
+    stopped = False  # whether a limit has stopped the exact search
+
     def __init__(
         self,
         graph: Graph,
@@ -709,6 +711,21 @@ class RadiusSearch:
         far = torch.maximum(x - self.domain[0], self.domain[1] - x)
         return float(torch.linalg.vector_norm(far.flatten(), self.norm)) * (1 + 1e-9) <= radius
 
+    def exactly(self, pool: Pool | None, work: float) -> None:
+        """The exact search, with so many operations at most and half of the time. What it does not
+        close gets what larger networks get.
+        """
+        with clock.limited(clock.seconds_left() / 2, work):
+            self.close(pool)
+        self.note("exact")
+        if not self.stopped:
+            return
+        if self.norm in (1, 2) and not self.graph.smooth and not self.graph.curved:
+            self.spheres()
+            self.note("ball")
+        self.branch(pool)
+        self.note("branch")
+
     def close(self, pool: Pool | None) -> None:
         """By branch and bound, from what is proved and the flips that are known."""
         self.upper = self.flip.clone()  # what was too far for linear bounds may not be for this
@@ -732,8 +749,13 @@ class RadiusSearch:
         )
         self.lower[left] = torch.maximum(self.lower[left], found.lower)
         self.exact[left] = found.exact
-        self.cut |= found.cut
+        self._stop(found.cut)
         self.points[left] = found.points
+
+    def _stop(self, stopped: bool) -> None:
+        """Whether a search was stopped by a limit."""
+        self.stopped |= stopped
+        self.cut |= stopped and clock.out_of_time()
 
     def _close_executed(self, left: Tensor, pool: Pool | None) -> None:
         """The distance at which exact margins meet the bound on the rounding error, which holds for
@@ -766,7 +788,7 @@ class RadiusSearch:
                 slack=slack,
                 workers=pool,
             )
-            self.cut |= found.cut
+            self._stop(found.cut)
             all_ = (radius >= whole[left]) & (found.lower == math.inf)
             self.lower[left] = torch.maximum(
                 self.lower[left], torch.where(all_, math.inf, torch.minimum(found.lower, radius))

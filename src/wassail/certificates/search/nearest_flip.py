@@ -95,7 +95,7 @@ class Distances:
     lower `(N,)`: proved, no point of the closed ball of this radius in the domain ties or flips;
     upper `(N,)`: distance of points `(N, *shape)`, which do (inf, and the sample itself, where none
     is known); exact `(N,)`: they agree to the tolerance; nodes `(N,)`: partial sign patterns
-    bounded; cut: whether the time ran out for some of them.
+    bounded; cut: whether the time or the work ran out for some of them.
     """
 
     lower: Tensor
@@ -156,7 +156,8 @@ def nearest_flip(
         for i in range(len(x)):
             own = graph if slack is None else ahead(graph, slack[i])
             search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, pool)
-            with clock.limited(clock.seconds_left() / (len(x) - i)):
+            left = len(x) - i
+            with clock.limited(clock.seconds_left() / left, clock.work_left() / left):
                 search.run(hints[i], known[i])
             cut |= search.cut
             found.append(search)
@@ -223,7 +224,7 @@ class _Search:
         self.upper = math.inf
         self.point = self.x
         self.nodes = 0
-        self.cut = False  # whether the time ran out
+        self.cut = False  # whether the time or the work ran out
         self.rivals = torch.tensor([j for j in range(graph.outputs) if j != y], dtype=torch.int64)
 
     @property
@@ -261,7 +262,7 @@ class _Search:
                 away = self.close(radius, far, limit)
             except clock.Late:
                 away = radius
-            self.cut = clock.out_of_time()
+            self.cut = clock.late()
         if away is not None:
             with suppress(clock.Late):
                 self.retreat(away)
@@ -403,6 +404,9 @@ class _Search:
         self.nodes += len(nodes)
         if not len(nodes):
             return nodes
+        # A step of the ascent is a pass backward and one forward through the bound.
+        each = self.graph.operations + 10**4 * len(self.graph.nodes)
+        clock.spend(3 * ASCENT * each * len(nodes))
         nodes = self.ascend(net, nodes, min(radius, self.upper))
         line = net.line(nodes)
         points = self.lowest(line, min(radius, self.upper))
