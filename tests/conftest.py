@@ -115,6 +115,7 @@ def pytest_collection_finish() -> None:
 
 # Cases that take long and have shorter siblings in `make test`: they run in `make test-slow`.
 LONG = (
+    "test_devices.py::test_the_figures_of_the_cpu[ball, sorting]",
     "test_spheres.py::test_verify_and_radii_agree[1]",
     "test_rescaling.py::test_radii_of_rescaled_networks[branch]",
     "test_rescaling.py::test_coefficients_that_underflow_prove_nothing[1.0-alpha-crown]",
