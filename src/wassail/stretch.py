@@ -59,11 +59,10 @@ def stretch(
         if price is None:
             t = t * (target > 16 * kind.tiny**0.5)  # shorter ones have no square
     alive = None
-    raw, step, gain = (
-        None,
-        None,
-        None,
-    )  # written again in every round, while they are in the cache
+    # Written again in every round, while they are in the cache.
+    raw: Tensor | None = None
+    step: Tensor | None = None
+    gain: Tensor | None = None
     for turn in itertools.count(1):
         raw = torch.mul(t.unsqueeze(-1), way, out=raw)
         step = torch.clamp(raw, low, high, out=step)

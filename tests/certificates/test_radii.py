@@ -227,6 +227,11 @@ def test_auto_ends_where_the_exact_search_would_not(monkeypatch: pytest.MonkeyPa
     left = radii(graph, x, y, 2, BOX, "auto")
     assert (left.values >= crown).all() and not left.exact.any() and not left.info["cut"]
     assert left.proved_by is not None and "branch" in left.proved_by
+    exact = radii(graph, x, y, 2, BOX, "exact").values
+    beyond = 0.99 * exact  # only the exact search proves that much
+    threat = ws.Threat(2, INF, 1.0)
+    assert not verify(graph, x, y, threat, "auto", at=beyond).any()
+    assert verify(graph, x, y, threat, "exact", at=beyond).all()
 
 
 def test_lipschitz_radii_are_sound_and_smaller() -> None:

@@ -295,7 +295,8 @@ def creep(hunt: Hunt, lead: Lead) -> Tensor:
     squeeze. 1 F for every sample; for those that flip up to 15 F + 14 B, 3 F and 16 F + 16 B.
     """
     rows = lead.rows
-    if not len(places := hunt.able(rows, 1)):
+    places = hunt.able(rows, 1)
+    if not len(places):
         return places
     _, flipped = hunt.logits(lead.ahead(0, EARLY[hunt.norm])[places], rows[places])
     early = torch.zeros_like(rows, dtype=torch.bool)

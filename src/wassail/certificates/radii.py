@@ -299,7 +299,8 @@ def verify(
             except clock.Late:
                 return task.proved
         if exact:
-            task.close((~wrong & ~task.proved).nonzero()[:, 0])
+            each = CLOSING if method == "auto" else math.inf
+            task.close((~wrong & ~task.proved).nonzero()[:, 0], each)
     return task.proved
 
 
@@ -361,8 +362,10 @@ class _Fixed:
             with suppress(clock.Late):
                 self.proved[rest] = proved_by_balls(self.graph, x, y, *where)
 
-    def close(self, left: Tensor) -> None:
-        """Exact distances of samples, as far as needed; those with one radius together."""
+    def close(self, left: Tensor, each: float) -> None:
+        """Exact distances of samples, as far as needed; those with one radius together. each:
+        operations for a sample.
+        """
         norm = self.threat.norm
         domain = self.threat.domain
         shared = len(left)
@@ -370,7 +373,8 @@ class _Fixed:
             mine = left[self.wanted[left] == eps]
             x = self.x[mine.to(self.x.device)]
             y = self.y[mine.to(self.y.device)]
-            with clock.limited(clock.seconds_left() * len(mine) / shared), suppress(clock.Late):
+            seconds = clock.seconds_left() * len(mine) / shared
+            with clock.limited(seconds, each * len(mine)), suppress(clock.Late):
                 slack = slack_of(self.graph, x, y, self.wanted[mine], norm, domain)
                 distances = nearest_flip(self.graph, x, y, norm, domain, slack=slack, within=eps)
                 self.proved[mine] = distances.lower >= eps
