@@ -12,9 +12,12 @@ from wassail.certificates.bounds.ball_margins import DEPTH, ball_margins, has_in
 from wassail.certificates.graph.graph import Graph
 from wassail.threat import Domain
 
-ROUNDS = 14  # of the search for a radius
-INNER_ROUNDS = 3  # more of them, with narrower inner boxes, which cost several times as much
-FIRST_FACTOR = 1.3  # of a radius in the first of these
+ROUNDS = 10  # of the search for a radius
+FIRST_FACTOR = 1.25  # of a radius in the first of these
+INNER_ROUNDS = 2  # more of them, with narrower inner boxes, which cost several times as much
+INNER_FACTOR = 1.1  # of a radius in the first of these
+GROWTH = 1.5  # of the logarithm of the factor after a success; it is halved after a failure
+FAILURES = 2  # after which a sample is left as it is
 TOGETHER = 8  # samples in one batch
 
 
@@ -62,8 +65,8 @@ def enlarged(
 ) -> tuple[Tensor, bool]:
     """Radii that are at least `lower`, and whether the clock stopped the search.
 
-    Twice the radius as long as that is proved, then bisection. Then a few larger ones with narrower
-    inner boxes. What was proved before a limit is kept.
+    Larger ones as long as they are proved, then with narrower inner boxes. What was proved before a
+    limit is kept.
 
     Args:
         graph: the network.
@@ -76,33 +79,59 @@ def enlarged(
         tolerance: relative precision of the search.
     """
     lower = lower.clone()
-    bound = upper.clone()
-    start = 0.01 * math.prod(x.shape[1:]) ** (1 / norm)
     try:
-        for _ in range(ROUNDS):
-            left = (bound > lower * (1 + tolerance)).nonzero()[:, 0]
-            if not len(left):
-                break
-            low = lower[left]
-            high = bound[left]
-            double = torch.where(low > 0, 2 * low, start)
-            trial = torch.where(torch.isfinite(high), (low + high) / 2, double)
-            trial = torch.minimum(trial, torch.where(low > 0, 2 * low, trial))
-            some = left.to(x.device)
-            good = proved_by_balls(graph, x[some], y[some], trial, norm, domain, 0, inner=False)
-            lower[left] = torch.where(good, trial, low)
-            bound[left] = torch.where(good, high, trial)
-        factor = torch.full_like(lower, FIRST_FACTOR)
-        for _ in range(INNER_ROUNDS if has_inner(graph, norm) else 0):
-            left = ((lower > 0) & (upper > lower * (1 + tolerance))).nonzero()[:, 0]
-            if not len(left):
-                break
-            low = lower[left]
-            trial = torch.minimum(low * factor[left], (low + upper[left]) / 2)
-            some = left.to(x.device)
-            good = proved_by_balls(graph, x[some], y[some], trial, norm, domain, 0)
-            lower[left] = torch.where(good, trial, low)
-            factor[left] = torch.where(good, factor[left], factor[left].sqrt())
+        _grow(graph, x, y, norm, domain, lower, upper, tolerance, ROUNDS, FIRST_FACTOR, False)
+        if has_inner(graph, norm):
+            where = (graph, x, y, norm, domain, lower, upper, tolerance)
+            _grow(*where, INNER_ROUNDS, INNER_FACTOR, True)
     except clock.Late:
         return lower, True
     return lower, False
+
+
+def _grow(
+    graph: Graph,
+    x: Tensor,
+    y: Tensor,
+    norm: float,
+    domain: Domain,
+    lower: Tensor,
+    upper: Tensor,
+    tolerance: float,
+    rounds: int,
+    first: float,
+    inner: bool,
+) -> None:
+    """Larger radii, in place: by a factor that grows with success and shrinks with failure.
+
+    Args:
+        graph: the network.
+        x: samples `(N, *shape)`.
+        y: labels `(N,)`.
+        norm: ground norm.
+        domain: the box, or None.
+        lower: radii that are proved.
+        upper: distances beyond which no radius is sought.
+        tolerance: a step below this is none.
+        rounds: radii that are tried.
+        first: the first factor.
+        inner: whether inner boxes are narrowed.
+    """
+    start = 0.01 * math.prod(x.shape[1:]) ** (1 / norm)
+    log = torch.full_like(lower, math.log(first))
+    failures = torch.zeros_like(lower)
+    for _ in range(rounds):
+        more = (upper > lower * (1 + tolerance)) & (failures < FAILURES)
+        more = more & (log > math.log1p(tolerance))
+        left = more.nonzero()[:, 0]
+        if not len(left):
+            return
+        low = lower[left]
+        trial = torch.where(low > 0, low * log[left].exp(), start)
+        # Not beyond a flip: half of the way to it.
+        trial = torch.minimum(trial, (low + upper[left]) / 2)
+        some = left.to(x.device)
+        good = proved_by_balls(graph, x[some], y[some], trial, norm, domain, 0, inner=inner)
+        lower[left] = torch.where(good, trial, low)
+        log[left] = torch.where(good, GROWTH * log[left], log[left] / 2)
+        failures[left] = failures[left] + (~good)

@@ -6,6 +6,7 @@ Samples that are left get narrower inner boxes (`ball_sweep.py`), and the same a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.reach import Reach
+from wassail.certificates.bounds.rows import Length
 from wassail.certificates.bounds.spheres import Slopes, Spheres
 from wassail.certificates.graph.graph import Graph
 from wassail.threat import Domain
@@ -60,22 +62,23 @@ def ball_margins(
     radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
     balls = Balls.make(x, radius, norm, domain)
     reach = Reach.make(graph, balls)
-    sweep = Sweep(graph, balls, 0, reach.ranges).run()
+    moved: dict[int, Length] = {}
+    sweep = Sweep(graph, balls, 0, None, moved).run()
     lower = margins(sweep, y)[0]
     if not sweep.bends or not steps:
         return lower
-    lower = _raised(graph, sweep, reach, y, lower, steps, depth)
+    lower = _raised(graph, sweep, reach, moved, y, lower, steps, depth)
     left = _open(lower, y).any(1).nonzero()[:, 0]
     if not inner or not len(left) or not has_inner(graph, norm):
         return lower
-    known = {**reach.ranges, **sweep.proved()}
-    known = {j: (low[left], high[left]) for j, (low, high) in known.items()}
+    known = {j: (low[left], high[left]) for j, (low, high) in sweep.proved().items()}
+    moved = {i: (length[left], those[left]) for i, (length, those) in moved.items()}
     balls = Balls.make(x[left], radius.to(x.device)[left], norm, domain)
     reach = Reach.make(graph, balls)
-    sweep = BallSweep(graph, balls, known, reach).run()
+    sweep = BallSweep(graph, balls, known, reach, moved).run()
     found = margins(sweep, y[left])[0]
     if sweep.bends:
-        found = _raised(graph, sweep, reach, y[left], found, steps, depth)
+        found = _raised(graph, sweep, reach, moved, y[left], found, steps, depth)
     lower[left] = torch.maximum(lower[left], found)
     return lower
 
@@ -99,6 +102,7 @@ def _raised(
     graph: Graph,
     sweep: Sweep,
     reach: Reach,
+    moved: Mapping[int, Length],
     y: Tensor,
     lower: Tensor,
     steps: int,
@@ -111,7 +115,7 @@ def _raised(
     last = len(graph.nodes) - 1
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
-    spheres = Spheres(sweep, reach)
+    spheres = Spheres(sweep, reach, moved)
     eye = torch.eye(graph.outputs, dtype=torch.float64, device=y.device)
     widest = max(node.size for node in graph.nodes)
     size = max(1, 8 * room_of(y.device) // widest)

@@ -17,7 +17,7 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import chunks_of, room_of
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.reach import Reach
-from wassail.certificates.bounds.rows import Span, doubled, narrow_to, units_of
+from wassail.certificates.bounds.rows import Length, Span, narrow_to, units_of
 from wassail.certificates.bounds.spheres import Spheres
 from wassail.certificates.graph.graph import Graph
 
@@ -34,14 +34,24 @@ class BallSweep(Sweep):
         balls: one for each sample.
         known: what CROWN's sweep on these balls proved, node by node.
         reach: how far the nodes move on them.
+        moved: how far the undecided neurons of each layer move together.
     """
 
-    def __init__(self, graph: Graph, balls: Balls, known: Mapping[int, Span], reach: Reach) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        balls: Balls,
+        known: Mapping[int, Span],
+        reach: Reach,
+        moved: Mapping[int, Length],
+    ) -> None:
         super().__init__(graph, balls, 0, known)
+        self.sectors = None  # what they say is known
         self.reach = reach
+        self.moved = moved
 
     def _tighten(self, j: int) -> None:
-        """The open entries of node j, the input of an activation, by balls."""
+        """The open entries of node j, the input of an activation, by balls: where they are few."""
         if j in self.tight or not self.bends:
             return
         self.tight.add(j)
@@ -49,22 +59,21 @@ class BallSweep(Sweep):
         low, high = (side.flatten(1).clone() for side in self.spans[j])
         open_ = self.open_entries(j, low, high)
         few = open_.sum(1, keepdim=True) <= FEW
-        spheres = Spheres(self, self.reach)
+        spheres = Spheres(self, self.reach, self.moved)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         most = max(1, 4 * room_of(low.device) // widest)
-        for steps, wanted in ((STEPS, open_ & few), (0, open_ & ~few)):
-            for owner, place in chunks_of(wanted, most):
-                clock.check()
-                both = self._both(spheres, j, owner, place, steps)
-                narrow_to(low, high, owner, place, -both[len(place) :], both[: len(place)])
+        for owner, place in chunks_of(open_ & few, most):
+            clock.check()
+            both = self._both(spheres, j, owner, place)
+            narrow_to(low, high, owner, place, -both[len(place) :], both[: len(place)])
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
-    def _both(self, spheres: Spheres, j: int, owner: Tensor, place: Tensor, steps: int) -> Tensor:
+    def _both(self, spheres: Spheres, j: int, owner: Tensor, place: Tensor) -> Tensor:
         """Upper bounds on the deviations of some entries of node j, then on their negatives."""
         unit = units_of(self.graph.nodes[j], place, torch.float64)
         c = self.centre[j].flatten(1)[owner, place]
         rows = torch.cat([unit, -unit])
         goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
-        # An ascent drops rows, so that each needs its own owner there.
-        twice = owner.expand(len(place)).repeat(2) if steps else doubled(owner)
-        return spheres.bound(j, rows, twice, steps, goal, quick=not steps)[0]
+        # An ascent drops rows, so that each needs its own owner.
+        twice = owner.expand(len(place)).repeat(2)
+        return spheres.bound(j, rows, twice, STEPS, goal)[0]

@@ -211,7 +211,7 @@ class Balls:
         room = torch.where(a > 0, of_owner(self.above, owner), of_owner(self.below, owner))
         room = torch.minimum(room, radius[:, None])
         return (
-            _fill_one(size, room, radius) if self.norm == 1 else _fill_two(size, room, radius)
+            _fill_one(size, room, radius) if self.norm == 1 else fill_two(size, room, radius)
         ) * (1 + slack)
 
 
@@ -253,7 +253,7 @@ def _filled(size: Tensor, room: Tensor, radius: Tensor, count: int) -> tuple[Ten
     return (lam * (radius[:, None] - spent) + won)[:, 0], known[:, 0]
 
 
-def _fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+def fill_two(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     """The value for r = 2: `rho ||a||` unless a wall is in the way."""
     free = torch.where(room > 0, size, 0.0)
     value = rounding.length(free, 2, 1)

@@ -60,6 +60,7 @@ from wassail.certificates.bounds.lines import (
     undecided,
 )
 from wassail.certificates.bounds.rows import (
+    Length,
     Span,
     add_to,
     doubled,
@@ -69,6 +70,7 @@ from wassail.certificates.bounds.rows import (
     row_dot,
     units_of,
 )
+from wassail.certificates.bounds.sectors import Sectors
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
@@ -98,8 +100,9 @@ class Sweep:
     of its deviations.
 
     known: what `proved` returned for the same samples on larger balls; steps: of the ascent on the
-    slopes (0: CROWN's choice). centre: node -> value at the samples; spans: node -> (low <= 0, high
-    >= 0) of `v - centre`, `(N, *shape)` each, sound.
+    slopes (0: CROWN's choice); lengths: gets for each activation how far the inputs of its
+    undecided neurons move together, for r = 1 and 2. centre: node -> value at the samples; spans:
+    node -> (low <= 0, high >= 0) of `v - centre`, `(N, *shape)` each, sound.
 
     Most neurons that intervals leave undecided are decided by any linear bound. So they are
     screened first: in float32, with parallel lines (Fast-Lin, Weng et al. 2018), where one
@@ -110,20 +113,19 @@ class Sweep:
     """
 
     def __init__(
-        self, graph: Graph, balls: Balls, steps: int = 0, known: Mapping[int, Span] | None = None
+        self,
+        graph: Graph,
+        balls: Balls,
+        steps: int = 0,
+        known: Mapping[int, Span] | None = None,
+        lengths: dict[int, Length] | None = None,
     ) -> None:
-        if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(
-            graph.device.type
-        ):
-            raise InputError(
-                "torch is set to round float32 products to fewer digits: certify outside "
-                "autocast and with "
-                "torch.set_float32_matmul_precision('highest')."
-            )
+        _check_precision(graph)
         self.graph = graph
         self.balls = balls
         self.steps = steps
         self.known = known or {}
+        self.lengths = lengths
         nodes = graph.nodes
         self.users = [
             [i for i, node in enumerate(nodes) for k in node.inputs if k == j]
@@ -165,6 +167,10 @@ class Sweep:
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
         self.rows = 0  # coefficient vectors substituted so far
+        self.sectors = Sectors(self) if balls.norm in (1, 2) else None
+        # Of the margins, once they are bounded: at least `first - second rho / radius`, `(N, K)`
+        # each, on balls of radius rho up to the one here.
+        self.falls: Span | None = None
 
     def run(self) -> Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""
@@ -279,8 +285,10 @@ class Sweep:
             ball = radius * lengths + wide * reach + residual
             low = torch.maximum(low, -ball)
             high = torch.minimum(high, ball)
-        if i in self.known:
-            bottom, top = (side - self.centre[i] for side in self.known[i])
+        for known in (self.known, {} if self.sectors is None else self.sectors.reach.ranges):
+            if i not in known:
+                continue
+            bottom, top = (side - self.centre[i] for side in known[i])
             slack = 2 * UNIT * (self.centre[i].abs() + torch.maximum(bottom.abs(), top.abs()))
             low = torch.maximum(low, (bottom - slack).clamp(max=0))
             high = torch.minimum(high, (top + slack).clamp(min=0))
@@ -339,6 +347,8 @@ class Sweep:
             if kind is self.fast:
                 self.parallel.lines[i] = shape.lines(up, up, error, kind)
             kind.lines[i] = shape.lines(up, down, error, kind)
+            if self.sectors is not None and kind is self.sectors.kind:
+                self.sectors.add(i, shape, error)
             if kind is self.exact and isinstance(node.op, Relu):
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
                 make = partial(self._bend, i, node.op.slope, shape, crossing, error, up, down)
@@ -487,6 +497,8 @@ class Sweep:
                 narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
                 if spread is not None:
                     spread.put(owner, place, constant, a, self.inputs)
+        if self.sectors is not None:
+            self.sectors.narrow(j, low, high)
         self.spans[j] = low.reshape(-1, *node.shape), high.reshape(-1, *node.shape)
 
     def open_entries(self, j: int, low: Tensor, high: Tensor) -> Tensor:
@@ -765,6 +777,16 @@ class Sweep:
         return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
 
 
+def _check_precision(graph: Graph) -> None:
+    """Refuse products that are rounded to fewer digits than bounds account for."""
+    reduced = torch.get_float32_matmul_precision() != "highest"
+    if reduced or torch.is_autocast_enabled(graph.device.type):
+        raise InputError(
+            "torch is set to round float32 products to fewer digits: certify outside autocast and "
+            "with torch.set_float32_matmul_precision('highest')."
+        )
+
+
 def _weighted(nodes: Sequence[Node], j: int) -> bool:
     """Whether weights lie between node j and the activations before it. None do where maxima are
     written as ReLUs: those add next to no rounding, and do not count as depth.
@@ -815,14 +837,29 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         constant, a, _ = sweep.bound(
             last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH)
         )
-        found.append((constant, a, sweep.inputs.upper(a, owner)))
-    constant, a, reach = (torch.cat(parts) for parts in zip(*found))
+        reach = sweep.inputs.upper(a, owner)
+        near = constant + reach
+        fall = (near, torch.zeros_like(near))
+        if sweep.sectors is not None and sweep.sectors.layers:
+            other, b, across = sweep.sectors.bound(last, eye[rival] - eye[y[owner]], owner)
+            better = other.constant + across < constant + reach
+            constant = torch.where(better, other.constant, constant)
+            reach = torch.where(better, across, reach)
+            a = torch.where(better[:, None], b, a)
+            fall = (other.fixed, other.growth)
+        found.append((constant, a, reach, *fall))
+    constant, a, reach, fixed, growth = (torch.cat(parts) for parts in zip(*found))
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
     constant = constant.reshape(n, outputs)
     reach = reach.reshape(n, outputs)
     base = here - constant - 4 * UNIT * (z.abs().amax(1, keepdim=True) + constant)
     lower = base - reach - 4 * UNIT * (base.abs() + reach)
+    fixed = fixed.reshape(n, outputs)
+    growth = growth.reshape(n, outputs)
+    clear = here - fixed - 4 * UNIT * (z.abs().amax(1, keepdim=True) + fixed.abs())
+    sweep.falls = (clear, growth)
+    lower = torch.fmax(lower, clear - growth - 4 * UNIT * (clear.abs() + growth))
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower = lower.scatter(1, y[:, None], 0.0)
     return lower, base, -a.reshape(n, outputs, -1)

@@ -9,7 +9,8 @@ shorter than its inputs where ReLUs cut them off.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,11 +19,13 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.entry import Entry
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import UP, Reach, length_above
+from wassail.certificates.bounds.rows import Length
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Relu
 from wassail.certificates.graph.maps import Matrix, Pick
 
 SMALL = 512  # rows of a matrix whose norm is computed for each sample
+SMALLER = 0.8  # of the radius that a link gives: a smaller ball takes its place
 FAINT = 1e-60  # radii below this have no links: squares might underflow
 
 
@@ -47,7 +50,9 @@ class Links:
     that reads the input, its node, and its link.
     """
 
-    def __init__(self, sweep: Sweep, reach: Reach) -> None:
+    def __init__(
+        self, sweep: Sweep, reach: Reach, lengths: Mapping[int, Length] | None = None
+    ) -> None:
         self.sweep = sweep
         self.graph = sweep.graph
         self.reach = reach
@@ -70,6 +75,21 @@ class Links:
             box = length_above(torch.where(self.free[i], torch.maximum(-low, high), 0.0))
             self.radius[i] = torch.minimum(reach.radius[j], box)
             self._join(i)
+        for i, (length, those) in (lengths or {}).items():
+            if i in self.links:
+                self._part(i, length, those)
+
+    def _part(self, i: int, length: Tensor, those: Tensor) -> None:
+        """Where a ball around the undecided neurons alone is smaller, it takes the place of the
+        link: what others hand on to node i would need all of its neurons.
+        """
+        better = length < SMALLER * self.radius[i]
+        mask = better.reshape(-1, *[1] * (self.free[i].ndim - 1))
+        self.free[i] = torch.where(mask, self.sweep.bends[i].crossing & those, self.free[i])
+        self.radius[i] = torch.where(better, length, self.radius[i])
+        for k, link in self.links.items():
+            if k == i or link.source == i:
+                self.links[k] = replace(link, good=link.good & ~better)
 
     def _join(self, i: int) -> None:
         """Link node i to the layer before, or to the input."""

@@ -12,6 +12,8 @@ from wassail.certificates.graph.graph import Node
 from wassail.certificates.graph.maps import Linear, laid_out
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
+# How far some entries of a node move together, `(N,)`, and which ones, `(N, *shape)`.
+Length: TypeAlias = "tuple[Tensor, Tensor]"
 
 
 def narrow_to(

@@ -44,7 +44,7 @@ from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic
 from wassail.certificates.bounds.links import Links
 from wassail.certificates.bounds.reach import UP, Reach, length_above
-from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot
+from wassail.certificates.bounds.rows import Length, add_to, flattened, of_owner, row_dot
 from wassail.certificates.graph.graph import Affine, Relu
 
 Slopes: TypeAlias = "dict[int, tuple[Tensor, Tensor, Tensor]]"
@@ -87,13 +87,16 @@ class Spheres:
     Args:
         sweep: the boxes.
         reach: the radii.
+        lengths: what a sweep found for the undecided neurons of a layer; default None.
     """
 
-    def __init__(self, sweep: Sweep, reach: Reach) -> None:
+    def __init__(
+        self, sweep: Sweep, reach: Reach, lengths: Mapping[int, Length] | None = None
+    ) -> None:
         self.sweep = sweep
         self.graph = sweep.graph
         self.reach = reach
-        self.balls = Links(sweep, reach)
+        self.balls = Links(sweep, reach, lengths)
 
     def _layers(
         self, kind: Arithmetic, last: int, owner: Tensor, sides: Sides

@@ -1,0 +1,195 @@
+"""One activation over its spans: how far its neurons bend beside their middle slopes
+(`sectors.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wassail import rounding
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.lines import Arithmetic, Shape, rounding_of
+from wassail.certificates.bounds.rows import Span, flattened, of_owner
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.graph import Relu, Smooth
+from wassail.certificates.graph.maps import laid_out
+from wassail.geometry import fill
+from wassail.rounding import FAINT, UNIT
+
+
+@dataclass(frozen=True, eq=False)
+class Bent:
+    """The neurons of one activation node for N samples, flat in the order of coefficient vectors.
+
+    mid: slopes, `(N, *shape)`. off, far: `(N, *shape)`, paid for every neuron. root: sqrt(k),
+    `(N, size)` in float64, 0 where a neuron is not in the ball. down, up: `e / root` lies between
+    `-down` and `up`. box: the length of `sqrt(k) t` is at most this, by the spans, `(N,)`. columns:
+    the neurons in the ball of each sample; None on a device, which would have to be asked.
+    """
+
+    mid: Tensor
+    off: Tensor
+    far: Tensor
+    root: Tensor
+    down: Tensor
+    up: Tensor
+    box: Tensor
+    columns: list[Tensor] | None
+
+    @classmethod
+    def make(cls, shape: Shape, error: Tensor, open_: Tensor, kind: Arithmetic) -> Bent:
+        """Of an activation with its final spans.
+
+        Args:
+            shape: the spans.
+            error: what rounding may add to the deviation of the input, `(N, *shape)`.
+            open_: the neurons that may be in the ball, `(N, *shape)`.
+            kind: the arithmetic of the slopes.
+        """
+        slope, bend = sector_of(shape, kind)
+        line = shape.lines(slope, slope, error, kind)
+        bend = torch.where(open_, bend, 0.0)
+        root = flattened(laid_out(bend)).sqrt() * (1 + 4 * UNIT)
+        far = flattened(line.far).double()
+        off = flattened(line.off).double()
+        safe = torch.where(root > 0, root, 1.0)
+        down = torch.where(root > 0, (far - off).clamp(min=0) / safe, 0.0)
+        up = torch.where(root > 0, (far + off).clamp(min=0) / safe, 0.0)
+        most = flattened(laid_out(torch.maximum(-shape.low, shape.high)))
+        box = rounding.length(most * root, 2, 1) * (1 + (root.shape[1] + 16) * UNIT)
+        inside = laid_out(bend > 0)
+        small = _always(shape, line.mid, error, kind)
+        return cls(
+            line.mid,
+            torch.where(inside, 0.0, line.off),
+            torch.where(inside, small, line.far),
+            root,
+            down,
+            up,
+            box,
+            [row.nonzero()[:, 0] for row in root] if root.device == HOST else None,
+        )
+
+    def coefficients(self, w: Tensor, owner: Tensor) -> Tensor:
+        """`sqrt(k) b`, the coefficients of `e / sqrt k`, in float64: `(R, columns)`."""
+        flat = flattened(w)
+        if self.columns is not None and len(owner) == 1:
+            kept = self.columns[int(owner)]
+            return flat[:, kept].double() * self.root[owner][:, kept]
+        return flat.double() * of_owner(self.root, owner)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """An activation, and how long `e / root` is at most.
+
+    eps: that length, `(N, 1)`; for r = 1 at each corner of the ball, `(N, n)`. direct: whether it
+    comes from matrices, `(N,)`. links: layer before -> `||B sqrt k||_2`, `(N,)`. rest: what
+    rounding adds to a length, `(N,)`.
+    """
+
+    bent: Bent
+    eps: Tensor
+    direct: Tensor
+    links: dict[int, Tensor]
+    rest: Tensor
+
+    def reach(self, bent: Tensor, owner: Tensor) -> Span:
+        """`<b, e>` is at most `fixed + rate N`, for every length N of `e / root`: `(R,)` each,
+        rounded up, the best for N = eps.
+
+        A coefficient is the sum of two, at least 0 both: one is paid by the ball, the other by the
+        box.
+        """
+        down = of_owner(self.bent.down, owner)
+        up = of_owner(self.bent.up, owner)
+        if self.bent.columns is not None and len(owner) == 1:
+            kept = self.bent.columns[int(owner)]
+            down = down[:, kept]
+            up = up[:, kept]
+        eps = self.eps.amax(1)[owner].expand(len(bent))
+        size = bent.abs()
+        room = torch.where(bent > 0, up, down)
+        length = rounding.length(torch.where(room > 0, size, 0.0), 2, 1)
+        level = eps / length.clamp(min=1e-300)
+        if room.device != HOST or bool((size * level[:, None] > room).any()):
+            rate = size.square()
+            level = fill(rate, room.square(), eps.square(), ask=False).sqrt()
+        level = level.clamp(min=1e-300, max=1e300)[:, None]
+        ball = torch.minimum(size, room / level)
+        box = (size - ball).clamp(min=0)
+        slack = 1 + (size.shape[1] + 32) * UNIT
+        # Where the ball and the box do not add up to the coefficient: by a rounding of it.
+        fixed = (box * room).sum(1) + 4 * UNIT * (size * room).sum(1)
+        return fixed * slack, rounding.length(ball, 2, 1) * slack
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """What is known of the lengths of a layer before its activation: see `Layer`; open: the
+    neurons that are in them; plain: the length of t itself over these, `(N,)`.
+    """
+
+    open: Tensor
+    eps: Tensor
+    links: dict[int, Tensor]
+    rest: Tensor
+    plain: Tensor
+
+    @classmethod
+    def nothing(cls, open_: Tensor, balls: Balls) -> Lengths:
+        """Before anything is measured."""
+        wide = balls.x.shape[1] if balls.norm == 1 else 1
+        eps = torch.full((len(open_), wide), math.inf, dtype=torch.float64, device=open_.device)
+        return cls(open_, eps, {}, torch.zeros_like(eps[:, 0]), eps[:, 0].clone())
+
+
+def sector_of(shape: Shape, kind: Arithmetic) -> Span:
+    """The middle slope of each neuron's sector, as it is after rounding to the type of `kind`, and
+    how far the others are from it: `|f(c + t) - f(c) - slope t| <= bend |t|` on the span. `(N,
+    *shape)` in float64 each; a bend of 0 where the neuron is a line there.
+    """
+    low, high = shape.ends
+    op = shape.node.op
+    if isinstance(op, Smooth):
+        least, most = op.function.derivative_range(low, high)
+        mid = ((least + most) / 2).to(kind.dtype).double()
+        bend = torch.maximum(most - mid, mid - least)
+        # The value at the sample is rounded: that is no multiple of t, and paid apart.
+        return mid, torch.where(torch.isfinite(bend) & (bend > 0), bend * (1 + 4 * UNIT), 0.0)
+    assert isinstance(op, Relu)
+    slope = op.slope
+    c = shape.c
+    crossing = (low < 0) & (high > 0)
+    # The chord from the sample to the far end of the other side.
+    far = torch.where(c > 0, -shape.low, shape.high)
+    share = (c.abs() / torch.where(far > 0, far, 1.0)).clamp(max=1.0)
+    chord = torch.where(c > 0, slope + (1 - slope) * share, 1 - (1 - slope) * share)
+    own = torch.where(c > 0, torch.ones_like(chord), slope)
+    mid = ((chord + own) / 2).to(kind.dtype).double()
+    bend = torch.maximum((chord - mid).abs(), (own - mid).abs())
+    bend = bend + 16 * UNIT * (1 + slope.abs())
+    decided = torch.where(low >= 0, torch.ones_like(chord), slope).expand_as(c)
+    return torch.where(crossing, mid, decided), torch.where(crossing, bend, 0.0)
+
+
+def flattened_root(shape: Shape, kind: Arithmetic) -> Tensor:
+    """The root of the bend of every neuron, `(N, size)`, in the order of the node's entries."""
+    return sector_of(shape, kind)[1].flatten(1).sqrt() * (1 + 4 * UNIT)
+
+
+def _always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
+    """What is paid for a neuron in the ball in any case: the error of its input, and that of its
+    value at the sample.
+    """
+    found = mid.abs().double() * laid_out(error)
+    found = found + kind.floor * (1 + 2 * laid_out(shape.high - shape.low))
+    op = shape.node.op
+    if isinstance(op, Smooth):
+        here = op.function.value(shape.c)
+        found = found + laid_out(2.0**-44 * (here.abs() + shape.c.abs() + FAINT))
+    return rounding.up(found * (1 + rounding_of(shape.node, kind)), kind.dtype)

@@ -1,0 +1,482 @@
+"""Linear bounds that know how far all neurons of a layer bend at once, for r = 1 and 2.
+
+A neuron whose input moves by t from the sample moves by `s t + e`, where s is the middle slope of
+its sector and `|e| <= k |t|`: k is 0 for a neuron that keeps its side, and 1/2 at most for a ReLU.
+With these slopes a coefficient vector goes backward through the network once, for both sides:
+
+    <w, d>  =  <a, d_0>  +  sum over layers <b, e>  +-  rounding.
+
+`<b, e>` is bounded with e in its box AND `||e / sqrt k||_2 <= ||sqrt(k) t||_2 =: N(d_0)`. The
+entries of `sqrt(k) t` are such rows themselves: their coefficients make matrices A and B, and
+
+    N(d_0)  <=  ||A d_0||_2  +  sum over layers before  ||B sqrt k||_2 N'(d_0)  +  rounding.
+
+So all of a bound is a convex function of d_0, which grows in proportion to it. Over an l1 ball it
+is largest at a corner. On an l2 ball let x be the share of d_0 along a: the first term is
+`x ||a|| r`, and `||A d_0||_2 <= x ||A a|| r / ||a|| + sqrt(1 - x^2) ||A||_2 r`; the largest value
+over x is a square root. A direction in which all neurons bend is seldom that of a.
+
+CROWN pays for every bent neuron of a layer as if all of them bent as far as each can. On a ball
+they do not: most of what CROWN loses at l1 and l2 is this. There is nothing to optimise here, and
+the price is about that of CROWN's own substitution. `docs/theory.md`, section 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from wassail import rounding
+from wassail.certificates import clock
+from wassail.certificates.bounds.chunks import room_of
+from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
+from wassail.certificates.bounds.norms import map_norm, steepest_slope
+from wassail.certificates.bounds.reach import UP, Reach
+from wassail.certificates.bounds.rows import (
+    add_to,
+    flattened,
+    narrow_to,
+    of_owner,
+    row_dot,
+    unflattened,
+    units_of,
+)
+from wassail.certificates.bounds.sector_layer import Bent, Layer, Lengths, flattened_root
+from wassail.certificates.bounds.spectral import matrix_norms
+from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
+from wassail.certificates.graph.maps import laid_out
+from wassail.rounding import UNIT
+
+if TYPE_CHECKING:
+    from wassail.certificates.bounds.crown import Sweep
+
+MOST = 1024  # bent neurons of a layer whose matrices are made; more are bounded by their boxes
+ALIKE = 0.7  # lengths by matrices are taken below the others divided by this
+
+
+@dataclass(frozen=True, eq=False)
+class Pulled:
+    """`<row, d>` lies in `shift +- spread + <a, d_0> + sum_k <bent_k, e_k / root_k>`."""
+
+    shift: Tensor
+    spread: Tensor
+    a: Tensor
+    bent: dict[int, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """`<row, d> <= constant + <a, d_0>` on the balls, and `<row, d> <= fixed + growth rho / radius`
+    on balls of radius rho up to theirs: `(R,)` each, rounded up.
+    """
+
+    constant: Tensor
+    fixed: Tensor
+    growth: Tensor
+
+
+class Sectors:
+    """The layers of one sweep as far as it has come.
+
+    Args:
+        sweep: its spans are narrowed layer by layer.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.graph = sweep.graph
+        self.kind: Arithmetic = sweep.fast if sweep.coarse else sweep.exact
+        self.reach = Reach.make(sweep.graph, sweep.balls)
+        self.layers: dict[int, Layer] = {}
+        self._known: dict[int, Lengths] = {}
+        self.sizes = _sizes(self.graph, self.kind.tiny)
+
+    def _user(self, j: int) -> int | None:
+        """The first activation that reads node j."""
+        users = [i for i in self.sweep.users[j] if entrywise(self.graph.nodes[i])]
+        return users[0] if users else None
+
+    def narrow(self, j: int, low: Tensor, high: Tensor) -> None:
+        """Spans of node j, `(N, size)`: narrowed in place. Then the ball of the activation that
+        reads it.
+
+        The host waits for a device once.
+        """
+        i = self._user(j)
+        if i is None:
+            return
+        node = self.graph.nodes[j]
+        open_ = self.sweep.open_entries(j, low, high)
+        if isinstance(self.graph.nodes[i].op, Smooth):
+            open_ = low < high
+        counts = open_.sum(1).tolist()
+        places = torch.nonzero_static(open_, size=sum(counts))[:, 1]
+        known = self._known[i] = Lengths.nothing(open_.reshape(-1, *node.shape), self.sweep.inputs)
+        start = 0
+        for group in _groups(counts, self._together(j)):
+            clock.check()
+            most = max(counts[s] for s in group)
+            total = sum(counts[s] for s in group)
+            own = places[start : start + total]
+            start += total
+            # The columns of the first matrix need no product.
+            keep = most <= MOST or (self.sweep.balls.norm == 1 and not self.layers)
+            if not most or not (keep or self.layers):
+                continue
+            owner, place, there = _padded(own, [counts[s] for s in group], group, most)
+            pulled = self._narrowed(j, owner, place, there, low, high, keep)
+            if pulled is None:
+                continue
+            part = torch.tensor(group, device=low.device)
+            shape = self._shape(i, part, low, high)
+            root = flattened_root(shape, self.kind)
+            root = root.gather(1, place.reshape(len(group), most)) * there.reshape(len(group), -1)
+            self._measure(known, pulled, root, part)
+
+    def _together(self, j: int) -> int:
+        """Rows of one batch."""
+        widest = max(n.size for n in self.graph.nodes[: j + 1])
+        return max(1, room_of(self.graph.device) // widest)
+
+    def _shape(self, i: int, part: Tensor, low: Tensor, high: Tensor) -> Shape:
+        """The activation over the spans of some samples."""
+        node = self.graph.nodes[i]
+        j = node.inputs[0]
+        shape = (-1, *self.graph.nodes[j].shape)
+        return Shape(
+            node, self.sweep.centre[j][part], low[part].reshape(shape), high[part].reshape(shape)
+        )
+
+    def _narrowed(
+        self,
+        j: int,
+        owner: Tensor,
+        place: Tensor,
+        there: Tensor,
+        low: Tensor,
+        high: Tensor,
+        keep: bool,
+    ) -> Pulled | None:
+        """Bounds on some entries of node j; and their rows, if they are kept.
+
+        there: rows that count; the others fill up the batch.
+        """
+        node = self.graph.nodes[j]
+        kept: list[Pulled] = []
+        for part in torch.split(torch.arange(len(place), device=place.device), self._together(j)):
+            mine = owner if len(owner) == 1 else owner[part]
+            unit = units_of(node, place[part], self.kind.dtype)
+            pulled = self.pull(j, unit, mine)
+            if self.layers:
+                along = self._along(pulled.a, mine)
+                top, bottom = (self._top(pulled, mine, sign, along) for sign in (1.0, -1.0))
+                top = torch.where(there[part], top, math.inf)
+                bottom = torch.where(there[part], bottom, math.inf)
+                narrow_to(low, high, mine, place[part], -bottom, top)
+            if keep:
+                kept.append(pulled)
+        if not kept:
+            return None
+        bent = {k: torch.cat([p.bent[k] for p in kept]) for k in kept[0].bent}
+        parts = ([p.shift for p in kept], [p.spread for p in kept], [p.a for p in kept])
+        shift, spread, a = (torch.cat(values) for values in parts)
+        return Pulled(shift, spread, a, bent)
+
+    def _top(self, pulled: Pulled, owner: Tensor, sign: float, along: dict[int, Tensor]) -> Tensor:
+        """`sign <row, d>` is at most this, `(R,)`."""
+        a = sign * pulled.a
+        across = self.sweep.inputs.upper(a, owner)
+        found = self.upper(pulled, a, across, owner, sign, along)
+        apart = found.constant + across
+        return torch.minimum(apart + 2 * UNIT * apart.abs(), found.fixed + found.growth)
+
+    def _measure(self, known: Lengths, pulled: Pulled, root: Tensor, part: Tensor) -> None:
+        """The lengths of one layer, of some samples, from their rows, as many of each.
+
+        Args:
+            known: gets them.
+            pulled: the rows.
+            root: sqrt(k) of each row's neuron, `(samples, rows)`, 0 for rows that do not count.
+            part: the samples.
+        """
+        balls = self.sweep.inputs
+        count = len(part)
+        weight = root[:, :, None]
+        a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * weight
+        a = a * ((balls.below > 0) | (balls.above > 0))[part][:, None]
+        if balls.norm == 1:
+            longest = rounding.length(a, 2, 1) * (1 + (a.shape[1] + 8) * UNIT)
+        else:
+            longest = matrix_norms(a)[:, None]
+        found = longest * balls.radius[part][:, None]
+        for k, bent in pulled.bent.items():
+            norms = matrix_norms(bent.reshape(count, -1, bent.shape[1]) * weight)
+            if k not in known.links:
+                known.links[k] = torch.zeros_like(known.rest)
+            known.links[k][part] = norms
+            found = found + norms[:, None] * self.layers[k].eps[part]
+        rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * root
+        known.rest[part] = rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
+        found = found + known.rest[part][:, None]
+        known.eps[part] = found * (1 + (len(pulled.bent) + 16) * UNIT)
+        if self.sweep.lengths is not None:
+            self._plain(known, pulled, root, part)
+
+    def _plain(self, known: Lengths, pulled: Pulled, root: Tensor, part: Tensor) -> None:
+        """The length of t itself, over the neurons that bend: as `_measure`, without sqrt(k).
+
+        A ball of its own, for the bounds of `spheres.py`.
+        """
+        balls = self.sweep.inputs
+        count = len(part)
+        mine = (root > 0).double()[:, :, None]
+        a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * mine
+        if balls.norm == 1:
+            longest = rounding.length(a, 2, 1).amax(1) * (1 + (a.shape[1] + 8) * UNIT)
+        else:
+            longest = matrix_norms(a)
+        found = longest * balls.radius[part]
+        for k, bent in pulled.bent.items():
+            norms = matrix_norms(bent.reshape(count, -1, bent.shape[1]) * mine)
+            found = found + norms * self.layers[k].eps[part].amax(1)
+        rest = (pulled.shift.abs() + pulled.spread).reshape(count, -1) * mine[:, :, 0]
+        found = found + rounding.length(rest, 2, 1) * (1 + (rest.shape[1] + 8) * UNIT)
+        known.plain[part] = found * (1 + (len(pulled.bent) + 16) * UNIT)
+
+    def _along(self, a: Tensor, owner: Tensor) -> dict[int, Tensor]:
+        """`||sqrt(k) t||_2` of each layer for the deviation of length `radius` along a, `(R,)`:
+        forward with the middle slopes. For r = 2.
+        """
+        if self.sweep.balls.norm != 2 or self.graph.curved or not self.layers:
+            return {}
+        nodes = self.graph.nodes
+        kind = self.kind
+        radius = self.sweep.balls.radius[owner].expand(len(a))
+        length = torch.linalg.vector_norm(a, dim=1, keepdim=True)
+        unit = a / length.clamp(min=1e-30)
+        value = {0: laid_out(unflattened(unit, nodes[0].shape))}
+        found: dict[int, Tensor] = {}
+        last = max(self.layers)
+        for i, node in enumerate(nodes[: last + 1]):
+            if isinstance(node.op, Affine):
+                value[i] = kind.maps[i].forward(*(value[j] for j in node.inputs))
+            elif i in self.layers:
+                layer = self.layers[i]
+                j = node.inputs[0]
+                root = of_owner(layer.bent.root, owner)
+                moved = rounding.length(flattened(value[j]).double() * root, 2, 1)
+                # The rounding of this pass, and of the rows that it stands for.
+                moved = moved * (1 + (node.size + 16) * UNIT)
+                moved = (moved + self.sizes[j] * root.amax(1)) * radius * (1 + 2.0**-20)
+                for k, norms in layer.links.items():
+                    moved = moved + norms[owner] * found[k]
+                moved = (moved + layer.rest[owner]) * (1 + (len(layer.links) + 16) * UNIT)
+                eps = layer.eps[:, 0][owner].expand(len(a))
+                found[i] = torch.where(layer.direct[owner], torch.fmin(moved, eps), eps)
+                value[i] = value[j] * of_owner(layer.bent.mid, owner)
+        return found
+
+    def add(self, i: int, shape: Shape, error: Tensor) -> None:
+        """Activation i with its final spans.
+
+        Args:
+            i: the node.
+            shape: its spans.
+            error: what rounding may add to the deviation of its input, `(N, *shape)`.
+        """
+        known = self._known.pop(i, None)
+        if known is None:
+            none = torch.zeros_like(shape.c, dtype=torch.bool)
+            known = Lengths.nothing(none, self.sweep.inputs)
+        if self.sweep.lengths is not None:
+            plain = torch.where(known.plain.isnan(), math.inf, known.plain)
+            self.sweep.lengths[i] = (plain, known.open)
+        bent = Bent.make(shape, error, known.open, self.kind)
+        # By the norms of the layers, for rows that are too many for a matrix.
+        whole = bent.root.amax(1) * self.reach.radius[shape.node.inputs[0]] * UP
+        # One of them for all directions: the least of several functions is not convex.
+        least = torch.fmin(whole, bent.box)
+        direct = known.eps.amax(1) * ALIKE < least
+        eps = torch.where(direct[:, None], known.eps, least[:, None])
+        if not self.layers and self.sweep.balls.norm == 2:
+            # The first layer is a map of the input alone, and its norm holds in every direction.
+            given = self.reach.radius[0]
+            every = whole * (self.sweep.balls.radius / torch.where(given > 0, given, 1.0)) * UP
+            linear = ~direct & (every < bent.box / ALIKE)
+            eps = torch.where(linear[:, None], every[:, None], eps)
+            direct = direct | linear
+        self.layers[i] = Layer(bent, eps, direct, known.links, known.rest)
+
+    def pull(self, last: int, rows: Tensor, owner: Tensor) -> Pulled:
+        """Rows of node `last` backward to the input, `(R, *shape)`; owner as in `of_owner`."""
+        nodes = self.graph.nodes
+        kind = self.kind
+        weight: dict[int, Tensor] = {last: rows}
+        spread = kind.floors[last][owner].expand(len(rows))
+        shift = torch.zeros_like(spread)
+        bent: dict[int, Tensor] = {}
+        self.sweep.rows += len(rows)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            node = nodes[i]
+            w = weight.pop(i)
+            if isinstance(node.op, Affine):
+                if i in kind.errors:
+                    spread = spread + row_dot(w.abs(), of_owner(kind.errors[i], owner))
+                for j, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                    add_to(weight, j, part)
+            elif i in kind.planes:
+                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
+                shift = shift + off
+                spread = spread + far
+            else:
+                layer = self.layers[i]
+                shift = shift + row_dot(w, of_owner(layer.bent.off, owner))
+                spread = spread + row_dot(w.abs(), of_owner(layer.bent.far, owner))
+                own = layer.bent.coefficients(w, owner)
+                if own.shape[1]:
+                    bent[i] = own
+                add_to(weight, node.inputs[0], w * of_owner(layer.bent.mid, owner))
+        if 0 in weight:
+            return Pulled(shift, spread, flattened(weight[0]), bent)
+        a = spread.new_zeros(len(rows), self.graph.inputs, dtype=kind.dtype)
+        return Pulled(shift, spread, a, bent)
+
+    def upper(
+        self,
+        pulled: Pulled,
+        a: Tensor,
+        across: Tensor,
+        owner: Tensor,
+        sign: float,
+        along: dict[int, Tensor],
+    ) -> Bounded:
+        """Bounds on `sign <row, d>`.
+
+        Args:
+            pulled: the rows.
+            a: their coefficients of the input, times sign.
+            across: the most that `<a, d_0>` can be, `(R,)`.
+            owner: the sample of each, or of all.
+            sign: 1 or -1.
+            along: what `_along` found.
+        """
+        balls = self.sweep.inputs
+        fixed = sign * pulled.shift + pulled.spread
+        size = pulled.shift.abs() + pulled.spread
+        sides = torch.zeros_like(fixed)  # what the layers add to a deviation across a
+        ahead = torch.zeros_like(fixed)  # and to one along a
+        corners = torch.zeros(1, dtype=fixed.dtype, device=fixed.device)
+        for k, bent in pulled.bent.items():
+            layer = self.layers[k]
+            own, rate = layer.reach(sign * bent, owner)
+            fixed = fixed + own
+            size = size + own
+            eps = layer.eps.amax(1)[owner].expand(len(rate))
+            sides = sides + rate * eps
+            if balls.norm == 1:
+                corners = corners + rate[:, None] * of_owner(layer.eps, owner)
+            else:
+                ahead = ahead + rate * along.get(k, eps)
+        few = (16 + 4 * len(pulled.bent)) * UNIT
+        fixed = fixed + few * size
+        constant = fixed + sides + few * (size + sides)
+        if balls.norm == 1:
+            up = of_owner(balls.above, owner) > 0
+            down = of_owner(balls.below, owner) > 0
+            free = torch.where(torch.where(a > 0, up, down), a.double().abs(), 0.0)
+            radius = balls.radius[owner].expand(len(a))
+            growth = (free * radius[:, None] + corners).amax(1)
+        else:
+            growth = self._widest(a, across, owner, ahead, sides)
+        slack = 1 + (a.shape[1] + 64 + 8 * len(pulled.bent)) * UNIT
+        return Bounded(constant, fixed, growth * slack)
+
+    def _widest(
+        self, a: Tensor, across: Tensor, owner: Tensor, ahead: Tensor, sides: Tensor
+    ) -> Tensor:
+        """The largest `x p + sqrt(1 - x^2) q` over the shares x of a deviation along a, `(R,)`, up
+        to relative errors: p has the input's part, and x is so large only as the box lets it.
+        """
+        radius = self.sweep.inputs.radius[owner].expand(len(a))
+        whole = rounding.length(a.double(), 2, 1) * radius
+        p = whole + ahead
+        q = sides
+        most = (across / whole.clamp(min=1e-300)).clamp(max=1.0) * (1 + 2.0**-40)
+        best = torch.hypot(p, q)
+        beyond = p > most * best
+        cut = most * p + (1 - most.square()).clamp(min=0).sqrt() * (1 + 2.0**-30) * q
+        return torch.where(beyond & (most < 1), torch.minimum(cut, best), best)
+
+    def bound(self, last: int, rows: Tensor, owner: Tensor) -> tuple[Bounded, Tensor, Tensor]:
+        """Bounds on rows of a node, their coefficients a `(R, n)` of the input in float64, and the
+        most that `<a, d_0>` can be.
+        """
+        pulled = self.pull(last, rows.to(self.kind.dtype), owner)
+        across = self.sweep.inputs.upper(pulled.a, owner)
+        along = self._along(pulled.a, owner)
+        found = self.upper(pulled, pulled.a, across, owner, 1.0, along)
+        return found, pulled.a.double(), across
+
+
+def _sizes(graph: Graph, tiny: float) -> dict[int, float]:
+    """Node -> the most that rounding changes the image of a unit vector by when it goes there, or a
+    row when it comes from there: a length.
+
+    `|| |W| ||_2` is at most the root of the product of the other two norms.
+    """
+    size: dict[int, float] = {0: 1.0}
+    lost: dict[int, float] = {0: 8 * tiny}
+    for i, node in enumerate(graph.nodes):
+        if not node.inputs:
+            continue
+        wide = math.inf
+        terms = 16
+        if isinstance(node.op, Affine):
+            map_ = node.op.map
+            terms = terms + 2 * map_.terms
+            shape = graph.nodes[node.inputs[0]].shape
+            both = (map_norm(map_, s, shape, node.shape) for s in (1.0, math.inf))
+            wide = math.sqrt(math.prod(both)) * (1 + 2.0**-20)
+        elif isinstance(node.op, Relu):
+            wide = max(1.0, float(node.op.slope.abs().max()))
+        elif isinstance(node.op, Smooth):
+            wide = steepest_slope(node.op.name)
+        before = sum(size[j] for j in node.inputs)
+        size[i] = wide * before
+        lost[i] = wide * (sum(lost[j] for j in node.inputs) + 2 * terms * tiny * before)
+    return lost
+
+
+def _groups(counts: list[int], most: int) -> Iterator[list[int]]:
+    """Samples that go together: at most so many rows, filled up to the longest."""
+    group: list[int] = []
+    for s, count in enumerate(counts):
+        longest = max([count, *(counts[k] for k in group)])
+        if group and longest * (len(group) + 1) > most:
+            yield group
+            group = []
+        group.append(s)
+    if group:
+        yield group
+
+
+def _padded(
+    places: Tensor, counts: list[int], group: list[int], most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of some samples with as many rows for each: owner, place, and which rows count."""
+    device = places.device
+    if len(group) == 1:
+        owner = torch.tensor(group, device=device)
+        return owner, places, torch.ones_like(places, dtype=torch.bool)
+    length = torch.tensor(counts, device=device)
+    there = torch.arange(most, device=device) < length[:, None]
+    place = places.new_zeros(len(group), most).masked_scatter(there, places)
+    owner = torch.tensor(group, device=device).repeat_interleave(most)
+    return owner, place.flatten(), there.flatten()

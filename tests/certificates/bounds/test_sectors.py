@@ -1,0 +1,252 @@
+"""Linear bounds that know how far a layer bends: they hold for the values that points reach, alone
+and not by grace of CROWN's; their lengths hold; they meet closed forms; they win where they should.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.rescaled import ALL, case, inside, random_graph, rescaled
+from support.rounding import MODES, rounded
+from wassail.certificates.bounds import spectral
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.bounds.rows import Length, flattened
+from wassail.certificates.bounds.sectors import Bounded, Sectors
+from wassail.certificates.bounds.spectral import matrix_norms
+from wassail.certificates.graph.graph import Affine, Graph
+from wassail.certificates.graph.reader import read
+
+BOX = (0.0, 1.0)
+NORMS = (1.0, 2.0)
+
+
+def climbed(graph: Graph, x: Tensor, radius: Tensor, norm: float, j: int, seed: int) -> Tensor:
+    """Points of the balls where single entries of node j are large: signed steps of Frank and
+    Wolfe's kind from random points, `(points, N, *shape)`.
+    """
+    shape = (-1, *[1] * (x.ndim - 1))
+    found = []
+    for points in inside(x, radius, norm, 4, seed):
+        found.append(points)
+        for entry in range(min(3, graph.nodes[j].size)):
+            moved = points.clone()
+            for _ in range(3):
+                leaf = moved.clone().requires_grad_(True)
+                value = graph.values(leaf)[j].flatten(1)[:, entry]
+                (slope,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+                if slope is None:
+                    break
+                flat = slope.flatten(1)
+                if norm == 2:
+                    step = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-300)
+                else:
+                    top = flat.abs().argmax(1, keepdim=True)
+                    step = torch.zeros_like(flat).scatter(1, top, flat.gather(1, top).sign())
+                moved = (x + radius.reshape(shape) * step.reshape(x.shape)).clamp(*BOX)
+                found.append(moved)
+    return torch.stack(found)
+
+
+def begun(graph: Graph, x: Tensor, radius: Tensor, norm: float) -> tuple[Sweep, dict[int, Length]]:
+    moved: dict[int, Length] = {}
+    sweep = Sweep(graph, Balls.make(x, radius, norm, BOX), 0, None, moved).run()
+    return sweep, moved
+
+
+def alone(sweep: Sweep, j: int, owner: int) -> tuple[Tensor, Tensor]:
+    """Bounds on the entries of node j for one sample by sectors only, from below and above."""
+    sectors = sweep.sectors
+    assert sectors is not None
+    size = sweep.graph.nodes[j].size
+    unit = torch.eye(size, dtype=torch.float64).reshape(-1, *sweep.graph.nodes[j].shape)
+    tops = []
+    for sign in (1.0, -1.0):
+        found, a, across = sectors.bound(j, sign * unit, torch.tensor([owner]))
+        apart = found.constant + across
+        tops.append(torch.minimum(apart, found.fixed + found.growth))
+        assert a.shape == (size, sweep.graph.inputs)
+    return -tops[1], tops[0]
+
+
+@pytest.mark.parametrize("most", [0, 66])  # layers times 2^-66 to 2^66
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", list(ALL))
+def test_rows_and_lengths_hold_what_points_reach(kind: str, norm: float, most: int) -> None:
+    graph = random_graph(kind, 7)
+    graph = rescaled(graph, 7, most) if most else graph
+    given = case(graph, 7, norm)
+    radius = torch.linspace(0.1, 0.7, len(given.x), dtype=torch.float64)
+    sweep, moved = begun(graph, given.x, radius, norm)
+    sectors = sweep.sectors
+    assert sectors is not None and sectors.layers
+    last = len(graph.nodes) - 1
+    points = climbed(graph, given.x, radius, norm, last, 3)
+    values = [graph.values(some) for some in points]
+    for j, node in enumerate(graph.nodes):
+        if not isinstance(node.op, Affine) or j < min(sectors.layers):
+            continue
+        for owner in range(len(given.x)):
+            low, high = alone(sweep, j, owner)
+            for value in values:
+                d = (value[j] - sweep.centre[j])[owner].flatten()
+                slack = 1e-9 * (value[j][owner].flatten().abs() + high.abs())
+                assert (d <= high + slack).all() and (d >= low - slack).all()
+    for i, layer in sectors.layers.items():
+        j = graph.nodes[i].inputs[0]
+        length, those = moved[i]
+        for value in values:
+            t = value[j] - sweep.centre[j]
+            bent = (flattened(t) * layer.bent.root).norm(dim=1)
+            assert (bent <= layer.eps.amax(1) * (1 + 1e-9)).all()
+            assert ((t * those).flatten(1).norm(dim=1) <= length * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("kind", ["dense", "residual", "conv", "smooth"])
+def test_margins_fall_no_faster_than_they_are_said_to(kind: str, norm: float) -> None:
+    """On all smaller balls, by the numbers of the large one."""
+    graph = random_graph(kind, 4)
+    given = case(graph, 4, norm)
+    radius = torch.full((len(given.x),), 0.5, dtype=torch.float64)
+    sweep, _ = begun(graph, given.x, radius, norm)
+    margins(sweep, given.y)
+    assert sweep.falls is not None
+    clear, growth = sweep.falls
+    last = len(graph.nodes) - 1
+    for share in (0.0, 0.2, 0.6, 1.0):
+        for points in climbed(graph, given.x, share * radius, norm, last, 5):
+            z = graph.logits(points)
+            found = z.gather(1, given.y[:, None]) - z
+            rival = torch.arange(z.shape[1]) != given.y[:, None]
+            assert ((found >= clear - share * growth - 1e-9) | ~rival).all()
+
+
+def test_a_layer_at_its_kink() -> None:
+    """`<w, relu(d)>` with `w > 0` on an l2 ball of R^n is `r ||w||`, which is met exactly; by boxes
+    it is `r ||w||_1`. On an l1 ball it is `r max w`, and the bound is `r (max w + ||w||) / 2`.
+    """
+    n = 24
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(3, n, generator=generator, dtype=torch.float64) + 0.1
+    model = nn.Sequential(nn.Linear(n, n), nn.ReLU(), nn.Linear(n, 3)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(n))
+        model[0].bias.zero_()
+        model[2].weight.copy_(weight)
+    graph = read(model, (n,))
+    x = torch.zeros(1, n, dtype=torch.float64)
+    length = weight.norm(dim=1)
+    for norm, bound in ((2.0, length), (1.0, (weight.amax(1) + length) / 2)):
+        balls = Balls.make(x, torch.tensor([0.5], dtype=torch.float64), norm, None)
+        sweep = Sweep(graph, balls).run()
+        low, high = alone(sweep, 3, 0)
+        assert (high >= 0.5 * bound * (1 - 1e-12)).all()
+        assert (high <= 0.5 * bound * (1 + 1e-9)).all()
+        assert (low >= -0.5 * bound * (1 + 1e-9)).all()
+
+
+def test_a_direction_that_does_not_bend_is_cheap() -> None:
+    """The first logit is linear in one input, the bent neurons read the others: both cannot be
+    moved by the whole radius. The bound is the exact one, a square root.
+    """
+    n = 9
+    model = nn.Sequential(nn.Linear(n, n + 1), nn.ReLU(), nn.Linear(n + 1, 2)).double()
+    first = torch.zeros(n + 1, n, dtype=torch.float64)
+    first[0, 0] = 3.0
+    first[1:n, 1:] = torch.eye(n - 1)
+    bias = torch.zeros(n + 1, dtype=torch.float64)
+    bias[0] = 100.0  # keeps its side
+    with torch.no_grad():
+        model[0].weight.copy_(first)
+        model[0].bias.copy_(bias)
+        model[2].weight.zero_()
+        model[2].weight[0, 0] = 1.0
+        model[2].weight[0, 1:n] = 1.0
+        model[2].weight[0, 1:n:2] = -1.0
+    graph = read(model, (n,))
+    x = torch.zeros(1, n, dtype=torch.float64)
+    balls = Balls.make(x, torch.tensor([1.0], dtype=torch.float64), 2.0, None)
+    high = alone(Sweep(graph, balls).run(), 3, 0)[1][0]
+    # a = (3, +-1/2, ...) has the length sqrt(9 + 2), e 1/2, and its coefficients sqrt 8.
+    apart = math.sqrt(11) + math.sqrt(8) / 2
+    assert float(high) < 0.95 * apart
+    true = math.sqrt(9 + 4)  # the positive ones move, the others do not
+    assert float(high) >= true
+
+
+@pytest.mark.parametrize(("norm", "share"), [(2.0, 0.75), (1.0, 1.0)])
+def test_boxes_are_never_wider_and_margins_gain(
+    norm: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 10)
+    ).double()
+    with torch.no_grad():
+        for layer in model[::2]:
+            layer.weight.mul_(2.0)
+    graph = read(model, (40,))
+    x = torch.rand(3, 40, dtype=torch.float64)
+    y = graph.logits(x).argmax(1)
+    radius = torch.full((3,), 0.8 if norm == 2 else 2.5, dtype=torch.float64)
+    balls = Balls.make(x, radius, norm, BOX)
+    with_ = Sweep(graph, balls).run()
+    new = margins(with_, y)[0]
+    monkeypatch.setattr(Sectors, "narrow", lambda *_: None)
+    monkeypatch.setattr(Sectors, "bound", lambda self, last, rows, owner: _nothing(self, rows))
+    without = Sweep(graph, balls).run()
+    old = margins(without, y)[0]
+    for j, (low, high) in with_.spans.items():
+        bottom, top = without.spans[j]
+        assert (low >= bottom - 1e-12).all() and (high <= top + 1e-12).all()
+    assert (new >= old - 1e-9).all()
+    rivals = torch.arange(10) != y[:, None]
+    clean = with_.centre[len(graph.nodes) - 1]
+    here = clean.gather(1, y[:, None]) - clean
+    assert (here - new)[rivals].mean() < share * (here - old)[rivals].mean()
+
+
+def _nothing(sectors: Sectors, rows: Tensor) -> tuple[Bounded, Tensor, Tensor]:
+    none = torch.full((len(rows),), math.inf, dtype=torch.float64)
+    a = torch.zeros(len(rows), sectors.graph.inputs, dtype=torch.float64)
+    return Bounded(none, none, none), a, none
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("small", [0, 400])
+def test_norms_of_matrices_are_from_above(
+    mode: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By eigenvalues and by Cholesky factors, in every rounding mode; nearly exact; far from 1,
+    too; NaN after an overflow, 0 for nothing.
+    """
+    monkeypatch.setattr(spectral, "SMALL", small)
+    generator = torch.Generator().manual_seed(1)
+    for shape in ((5, 9), (9, 5), (1, 6), (30, 40)):
+        a = torch.randn(3, *shape, generator=generator, dtype=torch.float64)
+        a[1] = a[1, :, :1] @ a[1, :1]  # of rank one
+        a[2] = 0.0
+        true = torch.linalg.matrix_norm(a, 2)
+        for scale in (1.0, 1e-200, 1e200):
+            with rounded(mode):
+                found = matrix_norms(a * scale)
+            assert (found >= true * scale * (1 - 1e-14)).all()
+            assert (found[:2] <= 1.02 * true[:2] * scale).all()
+            assert float(found[2]) <= 1e-140
+    assert matrix_norms(torch.full((1, 2, 3), math.inf, dtype=torch.float64)).isnan().all()
+    assert matrix_norms(torch.zeros(2, 0, 3, dtype=torch.float64)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_same_in_any_batch(norm: float) -> None:
+    graph = random_graph("dense", 2)
+    given = case(graph, 2, norm)
+    radius = torch.linspace(0.1, 0.5, len(given.x), dtype=torch.float64)
+    whole = margins(begun(graph, given.x, radius, norm)[0], given.y)[0]
+    for k in range(len(given.x)):
+        some = slice(k, k + 1)
+        part = margins(begun(graph, given.x[some], radius[some], norm)[0], given.y[some])[0]
+        assert torch.allclose(part, whole[some], rtol=1e-9, atol=1e-12)
