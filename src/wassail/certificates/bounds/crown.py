@@ -72,7 +72,7 @@ from wassail.certificates.bounds.rows import (
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Scale, laid_out, rounding_map
+from wassail.certificates.graph.maps import Scale, laid_out, magnitude_map, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve
@@ -125,17 +125,16 @@ class Sweep:
         self.steps = steps
         self.known = known or {}
         nodes = graph.nodes
-        self.users = [
-            [i for i, node in enumerate(nodes) for k in node.inputs if k == j]
-            for j in range(len(nodes))
-        ]
+        self.users = graph.users
         self.exact = Arithmetic(graph, torch.float64)
         self.fast = Arithmetic(graph, torch.float32)
         self.parallel = Arithmetic(graph, torch.float32, self.fast)
         self.order = flattened(
             torch.arange(graph.inputs, device=graph.device).reshape(1, *nodes[0].shape).contiguous()
         )[0]
-        self.inputs = balls.reordered(self.order)  # as coefficient vectors are laid out
+        # as coefficient vectors are laid out: pixel by pixel, where there are several channels
+        images = len(nodes[0].shape) == 3 and nodes[0].shape[0] > 1
+        self.inputs = balls.reordered(self.order) if images else balls
         self.centre: dict[int, Tensor] = {}
         self.spans: dict[int, Span] = {}
         self.boxes: set[int] = (
@@ -266,11 +265,12 @@ class Sweep:
             residual = residual + self._executed(i, node)
         reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
         middle = map_.forward(*[(a + b) / 2 for a, b in spans])
-        width = map_.magnitude().forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        width = magnitude_map(map_).forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
         low = (middle - width).clamp(max=0)
         high = (middle + width).clamp(min=0)
         round_ = node.inputs == (0,) and self.balls.norm != math.inf
-        lengths = map_.row_norms(dual(self.balls.norm)) if round_ else None
+        norm = dual(self.balls.norm)
+        lengths = map_.kept(("rows", norm), partial(map_.row_norms, norm)) if round_ else None
         if lengths is not None:
             radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
             # The length of a row of n entries is off by n / 2 + 3 roundings, the sum by 2. What is
@@ -337,8 +337,8 @@ class Sweep:
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
             if kind is self.fast:
-                self.parallel.lines[i] = shape.lines(up, up, error, kind)
-            kind.lines[i] = shape.lines(up, down, error, kind)
+                self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind))
+            kind.lines.later(i, partial(shape.lines, up, down, error, kind))
             if kind is self.exact and isinstance(node.op, Relu):
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
                 make = partial(self._bend, i, node.op.slope, shape, crossing, error, up, down)
@@ -464,7 +464,7 @@ class Sweep:
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         room = room_of(c.device)
         if (
-            not smooth and self.fast.lines | self.fast.planes
+            not smooth and (self.fast.lines or self.fast.planes)
         ):  # before the first of them all bounds are exact
             open_ = self.open_entries(j, low, high)
             for group in groups_of(chunks_of(open_, room // widest), c.device):

@@ -35,7 +35,7 @@ from typing_extensions import assert_never
 from wassail import names
 from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.maps import Scale, magnitude_map
 from wassail.errors import InputError, unknown
 from wassail.rounding import TINY, UNIT, shifted
 
@@ -97,7 +97,7 @@ def _off(
     `off`.
     """
     for call in calls:
-        rough = call.map.magnitude()
+        rough = magnitude_map(call.map)
         size = rough.forward(*sizes)
         size = size if call.bias is None else size + call.bias
         error = rough.forward(*off)
@@ -147,7 +147,7 @@ def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
             case Affine(map_):
                 total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
                 r = r + (4 + node.size) * UNIT * w.abs()  # of the products themselves
-                parts = zip(node.inputs, map_.transpose(w), map_.magnitude().transpose(r))
+                parts = zip(node.inputs, map_.transpose(w), magnitude_map(map_).transpose(r))
             case Relu(slope):
                 j = node.inputs[0]
                 c, (low, high) = sweep.centre[j][k], (side[k] for side in sweep.spans[j])

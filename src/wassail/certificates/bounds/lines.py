@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -57,6 +59,35 @@ class Planes:
         return row_dot(w, of_owner(self.off, owner)), row_dot(w.abs(), of_owner(self.far, owner))
 
 
+class LinesByNode:
+    """The lines of activation nodes in one arithmetic, each made when it is first asked for: most
+    sweeps use a part of them.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, Lines] = {}
+        self._makers: dict[int, Callable[[], Lines]] = {}
+
+    def later(self, i: int, make: Callable[[], Lines]) -> None:
+        """How the lines of node i are made."""
+        self._makers[i] = make
+        self._made.pop(i, None)
+
+    def __getitem__(self, i: int) -> Lines:
+        """The lines of node i."""
+        if i not in self._made:
+            self._made[i] = self._makers[i]()
+        return self._made[i]
+
+    def __iter__(self) -> Iterator[int]:
+        """The nodes, in the order of the sweep."""
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        """How many nodes have lines."""
+        return len(self._makers)
+
+
 class Arithmetic:
     """What a backward pass needs in one floating-point type: the maps, the lines of each
     activation, the errors of the rest.
@@ -80,7 +111,7 @@ class Arithmetic:
             }
         self.errors: dict[int, Tensor] = {} if like is None else like.errors
         self.floors: dict[int, Tensor] = {} if like is None else like.floors
-        self.lines: dict[int, Lines] = {}
+        self.lines = LinesByNode()
         self.planes: dict[int, Planes] = {} if like is None else like.planes
 
 
@@ -155,10 +186,27 @@ class Shape:
     high: Tensor
     within: Span | None = None
 
-    @property
+    @cached_property
     def ends(self) -> Span:
         """The input itself, rounded outward."""
         return self.within or ends_of(self.c, self.low, self.high)
+
+    @cached_property
+    def here(self) -> Tensor:
+        """The value at the samples."""
+        if isinstance(self.node.op, Smooth):
+            return self.node.op.function.value(self.c)
+        return self._relu(self.c)
+
+    @cached_property
+    def _corners(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a ReLU: both ends and the kink, stacked, the values there, and the larger end in
+        size.
+        """
+        low, high = self.ends
+        kink = torch.zeros_like(low).clamp(low, high)
+        points = torch.stack([low, high, kink])
+        return points, self._relu(points), torch.maximum(low.abs(), high.abs())
 
     def slopes(self) -> Span:
         """CROWN's slopes of the line above and the line below."""
@@ -201,19 +249,18 @@ class Shape:
         `f(c)` is the number that `output` returns, so its own error does not count; `touch` pays
         for those of the function elsewhere.
         """
-        low, high = self.ends
         sign = 1.0 if above else -1.0
         if isinstance(self.node.op, Smooth):
+            low, high = self.ends
             f = self.node.op.function
             v, slack = f.touch(slope, low, high, above)
-            here = f.value(self.c)
             gap = f.value(v) - slope * v
         else:  # piecewise linear: the extremum is at an end or at the kink
-            here = self._relu(self.c)
-            kink = torch.zeros_like(low).clamp(low, high)
-            gaps = [sign * (self._relu(v) - slope * v) for v in (low, high, kink)]
-            gap = sign * torch.maximum(torch.maximum(gaps[0], gaps[1]), gaps[2])
-            slack = 4 * UNIT * (1 + slope.abs()) * torch.maximum(low.abs(), high.abs())
+            points, values, size = self._corners
+            gaps = values - slope * points
+            gap = gaps.amax(0) if above else gaps.amin(0)
+            slack = 4 * UNIT * (1 + slope.abs()) * size
+        here = self.here
         tilt = slope * self.c
         return (
             gap - (here - tilt) + sign * (slack + 4 * UNIT * (gap.abs() + here.abs() + tilt.abs()))
@@ -229,12 +276,11 @@ class Shape:
 
     def output(self) -> tuple[Tensor, Span]:
         """The value at the samples and the span of the output's deviation."""
-        low, high = self.ends
+        here = self.here
         if isinstance(self.node.op, Smooth):
-            f = self.node.op.function
-            here, (least, most) = f.value(self.c), f.span(low, high)
+            least, most = self.node.op.function.span(*self.ends)
         else:
-            here, least, most = (self._relu(v) for v in (self.c, low, high))
+            least, most, _ = self._corners[1]
         slack = 2 * UNIT * (here.abs() + torch.maximum(least.abs(), most.abs()))
         return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
 

@@ -23,7 +23,7 @@ from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
-from wassail.certificates.graph.maps import Concat, Matrix, rounding_map
+from wassail.certificates.graph.maps import Concat, Matrix, magnitude_map, rounding_map
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.rounding import FLOOR, UNIT
@@ -136,7 +136,7 @@ class Forward:
             error = error + executed
             self.lost[i] = (self.lost[i] + length) * UP
         self.radius[i] = self._stretched(i, op) + self.lost[i]
-        entry = op.map.magnitude().forward(*most)
+        entry = magnitude_map(op.map).forward(*most)
         lengths = op.map.row_norms(2.0)
         if lengths is not None and len(node.inputs) == 1:
             before = self.radius[node.inputs[0]].reshape(-1, *[1] * len(node.shape))

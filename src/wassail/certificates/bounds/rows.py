@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -75,7 +76,7 @@ class Turned:
     """
 
     def __init__(self, map_: Linear, dtype: torch.dtype) -> None:
-        self.map = map_.turned(dtype)
+        self.map = map_.kept(dtype, partial(map_.turned, dtype))
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(R, *output) -> (R, *shape)` for each input."""

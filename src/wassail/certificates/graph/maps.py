@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.execution import FEW
 from wassail.certificates.graph.matrix_norms import UP, matrix_norm
 from wassail.rounding import FLOOR, UNIT, shifted, sized
+
+
+KEPT_UP_TO = 2**18  # weights of a map that keeps what is made of them: 5 MB
+_T = TypeVar("_T")
 
 
 class Linear(ABC):
@@ -155,6 +160,23 @@ class Linear(ABC):
     def _weights(self) -> Tensor:
         assert self.coefficients is not None
         return self.coefficients
+
+    def kept(self, name: object, make: Callable[[], _T]) -> _T:
+        """What `make` returns: made once if the map has few weights, and kept with it, since a map
+        does not change.
+        """
+        weight = self.coefficients
+        if weight is None or weight.numel() > KEPT_UP_TO:
+            return make()
+        store: dict[object, Any] = self.__dict__.setdefault("_made", {})
+        if name not in store:
+            store[name] = make()
+        found: _T = store[name]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what can be made again."""
+        return {key: value for key, value in self.__dict__.items() if key != "_made"}
 
 
 def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
@@ -309,7 +331,12 @@ class Sizes(Linear):
 
 def rounding_map(map_: Linear) -> Sizes:
     """The map of magnitudes that rounding errors are relative to."""
-    return map_.rough()
+    return map_.kept("rough", map_.rough)
+
+
+def magnitude_map(map_: Linear) -> Linear:
+    """The map with the absolute values of its weights."""
+    return map_.kept("magnitude", map_.magnitude)
 
 
 @dataclass(frozen=True, eq=False)
