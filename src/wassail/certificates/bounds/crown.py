@@ -72,7 +72,7 @@ from wassail.certificates.bounds.rows import (
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Scale, laid_out, magnitude_map, rounding_map
+from wassail.certificates.graph.maps import Pick, Scale, Sum, laid_out, magnitude_map, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve
@@ -506,12 +506,11 @@ class Sweep:
         """`d <= constant + <a, d_0>` and then the same for `-d`, for entries `place` of node j:
         `(2 R,)`, `(2 R, n)`.
         """
-        node = self.graph.nodes[j]
-        if coarse and not self.steps:
-            return self._substitute(
-                self.fast, j, units_of(node, place, torch.float32), owner, True
-            )[:2]
-        return self.bound(j, units_of(node, place, torch.float64), owner, self.steps, both=True)[:2]
+        if not self.steps:
+            kind = self.fast if coarse else self.exact
+            return self._substitute(kind, j, place, owner, True, units=True)[:2]
+        rows = units_of(self.graph.nodes[j], place, torch.float64)
+        return self.bound(j, rows, owner, self.steps, both=True)[:2]
 
     def _length(self, j: int, axes: tuple[int, ...]) -> Tensor:
         """Bounds on the Euclidean norm of `d - middle of its span` along some axes of node j: `(N,
@@ -559,10 +558,9 @@ class Sweep:
         kind = self.parallel
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
-        weight: dict[int, Tensor] = {j: units_of(nodes[j], place, kind.dtype)}
         # d_j lies in shift +- spread + <weight, d>
+        weight, spread = self._units(kind, j, place, owner)
         shift = torch.zeros_like(c)
-        spread = kind.floors[j][owner].expand(len(c))
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
         for i in range(j, 0, -1):
@@ -698,13 +696,16 @@ class Sweep:
         owner: Tensor,
         both: bool,
         alpha: Mapping[int, Tensor] | None = None,
+        units: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Backward to the input; until the first activation the rows and their negatives go
-        through as one.
+        through as one. units: the rows are unit vectors, and given by their places `(R,)`.
         """
         nodes = self.graph.nodes
         weight: dict[int, Tensor] = {last: rows}
         constant = kind.floors[last][owner].expand(len(rows))
+        if units:
+            weight, constant = self._units(kind, last, rows, owner)
         self.rows += len(rows) * (1 + both)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -742,6 +743,36 @@ class Sweep:
             else constant.new_zeros(len(constant), self.graph.inputs, dtype=kind.dtype)
         )
         return constant, a, owner
+
+    def _units(
+        self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Unit vectors for entries `place` of a node, taken through the affine nodes right before
+        it: the coefficients that they become, and the errors on the way, `(R,)`.
+
+        A row of a map is read off its weights, and nothing is rounded. A sum passes unit vectors on
+        as they are.
+        """
+        weight: dict[int, Tensor] = {}
+        constant = kind.floors[last][owner].expand(len(place))
+        pure = [last]
+        while pure:
+            i = pure.pop()
+            node = self.graph.nodes[i]
+            if not isinstance(node.op, Affine):
+                add_to(weight, i, units_of(node, place, kind.dtype))
+                continue
+            if i in kind.errors:
+                error = kind.errors[i]
+                constant = constant + error.reshape(len(error), -1)[owner, place].double()
+            map_ = node.op.map
+            passed = isinstance(map_, Sum) or (isinstance(map_, Pick) and map_.source is None)
+            if passed and all(self.users[j] == [i] or j == 0 for j in node.inputs):
+                pure.extend(node.inputs)
+                continue
+            for j, part in zip(node.inputs, kind.maps[i].rows(place, node)):
+                add_to(weight, j, part)
+        return weight, constant
 
     def _lines(
         self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None

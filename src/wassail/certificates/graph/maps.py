@@ -108,6 +108,12 @@ class Linear(ABC):
             return self, None
         return self.reweighted(weight.clamp(min=0)), self.reweighted((-weight).clamp(min=0))
 
+    def rows(self, place: Tensor) -> Tensor | None:
+        """Its rows for some entries of the output, `(R,) -> (R, *shape)`: the transpose of unit
+        vectors without a product; None where a product is as good.
+        """
+        return None
+
     def turned(self, dtype: torch.dtype) -> Turnable:
         """What computes the transpose in another floating-point type."""
         return self if self.coefficients is None else self.reweighted(self.coefficients.to(dtype))
@@ -202,6 +208,9 @@ class Turnable(Protocol):
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """One tensor for each input."""
 
+    def rows(self, place: Tensor) -> Tensor | None:
+        """The transpose of unit vectors; None: not known."""
+
 
 def exactly_shifted(values: Tensor, exponent: int) -> Tensor:
     """`values 2^exponent`, or an `ArithmeticError`: not exact."""
@@ -227,6 +236,10 @@ class Matrix(Linear):
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, ..., out) -> (m, ..., in)`."""
         return (g @ self.weight,)
+
+    def rows(self, place: Tensor) -> Tensor | None:
+        """Those of the matrix, for nodes of one token: their entries are its rows."""
+        return self.weight[place]
 
     @property
     def coefficients(self) -> Tensor:
