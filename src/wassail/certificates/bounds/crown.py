@@ -69,6 +69,7 @@ from wassail.certificates.bounds.rows import (
     row_dot,
     units_of,
 )
+from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
@@ -463,15 +464,29 @@ class Sweep:
         smooth = any(isinstance(op, Smooth | Curved) for op in users)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         room = room_of(c.device)
+        windows = None if spread is not None else Windows.of(self.graph, j)
         if (
             not smooth and (self.fast.lines or self.fast.planes)
         ):  # before the first of them all bounds are exact
             open_ = self.open_entries(j, low, high)
-            for group in groups_of(chunks_of(open_, room // widest), c.device):
+            if windows is not None:
+                for some, owner, place in windows.groups(open_):
+                    looks = Looks(windows, j, self.parallel, self.inputs, self.balls, some)
+                    narrow_to(low, high, owner, place, *looks.between(owner, place))
+                    self.rows += len(place)
+            chunks = iter(()) if windows is not None else chunks_of(open_, room // widest)
+            for group in groups_of(chunks, c.device):
                 found = in_step([self._screen(j, owner, place) for owner, place in group])
                 for (owner, place), (bottom, top) in zip(group, found):
                     narrow_to(low, high, owner, place, bottom, top)
         left = low < high if smooth else self.open_entries(j, low, high)
+        if windows is not None and not self.steps:
+            for some, owner, place in windows.groups(left):
+                looks = Looks(windows, j, self.exact, self.inputs, self.balls, some)
+                upper = looks.above(owner, place)
+                narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
+                self.rows += 2 * len(place)
+            left = torch.zeros_like(left)
         # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
         lost = (
             (left.sum(1, keepdim=True) > MOSTLY * node.size)
