@@ -53,6 +53,7 @@ from wassail.certificates.bounds.lines import (
     Lines,
     Planes,
     Shape,
+    Slopes,
     Spread,
     ends_of,
     entrywise,
@@ -67,6 +68,7 @@ from wassail.certificates.bounds.rows import (
     narrow_to,
     of_owner,
     row_dot,
+    unflattened,
     units_of,
 )
 from wassail.certificates.bounds.windows import Looks, Windows
@@ -152,6 +154,7 @@ class Sweep:
             i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size
         } | set(acts[:1])
         self._bends: dict[int, Bend] = {}
+        self._slopes: dict[int, Slopes] = {}
         self.smooth: dict[
             int, tuple[Shape, Tensor]
         ] = {}  # of smooth activations, with the error of the input in float64
@@ -661,16 +664,99 @@ class Sweep:
             return found
         if both:
             rows = torch.cat([rows, -rows])
-        alpha = self._ascend(last, rows.float(), owner, steps)
+        ascend = self._climb if self.graph.curved else self._ascend
+        alpha = ascend(last, rows.float(), owner, steps)
         other, b, _ = self._substitute(
             self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
         )
         better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
         return torch.where(better, other, constant), torch.where(better[:, None], b, a), owner
 
+    def slopes(self, i: int) -> Slopes:
+        """The lines of activation i in float64, as a choice of slopes sees them."""
+        if i not in self._slopes:
+            self._slopes[i] = Slopes.of(self.exact.lines[i], self.bends.get(i), self.exact)
+        return self._slopes[i]
+
     def _ascend(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
         """The slopes of the lower lines that gave each row its lowest bound, by Adam in
         float32: nothing is proved here.
+        """
+        lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
+        alpha = {
+            i: lines[i].down.expand(len(rows), *lines[i].down.shape[1:]).clone(
+                memory_format=torch.preserve_format
+            )
+            for i in self.bends
+            if i < last
+        }
+        ascent = Ascent(list(alpha.values()))
+        for step in range(1, steps + 1):
+            clock.check()
+            found = self._pulled(last, rows, owner, lines, alpha)
+            if found is None:  # no undecided neuron feeds the rows
+                break
+            value, pulls = found
+            ascent.keep(-value, list(alpha.values()))
+            for i, move in zip(alpha, ascent.moves([pulls.get(i) for i in alpha])):
+                if move is not None:
+                    slope = self.bends[i].slope
+                    moved = alpha[i] - 0.3 * 0.9**step * move
+                    alpha[i] = torch.maximum(moved, slope).clamp(max=1.0)
+        return dict(zip(alpha, ascent.kept))
+
+    def _pulled(
+        self,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        lines: Mapping[int, Slopes],
+        alpha: Mapping[int, Tensor],
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """The bound of each row with these slopes, `(R,)`, and its gradient with respect to them,
+        rounded anyhow; None where no slope matters.
+
+        The gradient with respect to the coefficients of the input is the deviation that reaches the
+        bound. From there it goes up through the network, as a point does.
+        """
+        nodes = self.graph.nodes
+        maps = self.fast.maps
+        weight: dict[int, Tensor] = {last: rows}
+        path: list[tuple[int, Tensor]] = []
+        value = rows.new_zeros(len(rows), dtype=torch.float64)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            w = weight.pop(i)
+            path.append((i, w))
+            if i not in lines:
+                for j, part in zip(nodes[i].inputs, maps[i].transpose(w)):
+                    add_to(weight, j, part)
+                continue
+            part, constant = lines[i].pull(w, alpha.get(i, lines[i].down))
+            value = value + constant
+            add_to(weight, nodes[i].inputs[0], part)
+        known = [i for i, _ in path if i in alpha]
+        if not known or 0 not in weight:
+            return None
+        reach, point = self.inputs.worst(flattened(weight[0]), owner)
+        moved = {0: laid_out(unflattened(point, nodes[0].shape))}
+        pulls: dict[int, Tensor] = {}
+        for i, w in reversed(path):
+            if i > known[0]:
+                break
+            given = [moved[j] for j in nodes[i].inputs]
+            if i in lines:
+                moved[i], pull = lines[i].push(w, alpha.get(i, lines[i].down), given[0])
+                if i in alpha:
+                    pulls[i] = pull
+            else:
+                moved[i] = maps[i].forward(*given)
+        return value + reach, pulls
+
+    def _climb(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
+        """As `_ascend`, for networks with curves, whose planes have no way back of their own: by
+        torch's gradients.
         """
         alpha = {
             i: of_owner(self.bends[i].down, owner)
@@ -738,6 +824,11 @@ class Sweep:
                     off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                     constant = constant + off + far
                     continue
+                if alpha is not None and i in alpha and kind is self.exact:
+                    part, more = self._bent(i, w, owner, alpha[i])
+                    constant = constant + more
+                    add_to(weight, node.inputs[0], part)
+                    continue
                 line = self._lines(kind, i, owner, alpha)
                 w = firm(w)
                 size = w.abs()
@@ -758,6 +849,15 @@ class Sweep:
             else constant.new_zeros(len(constant), self.graph.inputs, dtype=kind.dtype)
         )
         return constant, a, owner
+
+    def _bent(self, i: int, w: Tensor, owner: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients through activation i with the slopes `alpha` below, in float64."""
+        op = self.graph.nodes[i].op
+        assert isinstance(op, Relu)
+        line = self.slopes(i).take(owner)
+        # Between its two slopes, also after it was rounded to float32.
+        a = torch.maximum(alpha, op.slope).clamp(max=1.0)
+        return line.pull(w, torch.where(line.crossing > 0, a, line.down))
 
     def _units(
         self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
@@ -793,13 +893,11 @@ class Sweep:
         self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None
     ) -> Lines:
         """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there
-        are any.
+        are any: those in float32, for an ascent.
         """
         if alpha is None or i not in alpha:
             return kind.lines[i].take(owner)
         bend = self.bends[i].take(owner)
-        if kind is self.exact:
-            return bend.shape.lines(bend.shape.slopes()[0], alpha[i], bend.error, kind)
         line = kind.lines[i].take(owner)
         a = alpha[i]
         below = a * bend.c - bend.here  # the line through the kink

@@ -11,12 +11,19 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.rows import Span, Turned, add_to, of_owner, row_dot
+from wassail.certificates.bounds.rows import (
+    Span,
+    Turned,
+    add_to,
+    of_owner,
+    rounded_up,
+    row_dot,
+)
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.planes import Plane
 from wassail.rounding import FLOOR, TINY, UNIT
-from wassail.ties import steep_below
+from wassail.ties import loud, steep_below
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +177,88 @@ class Bend:
         c, low, high = (of_owner(v, owner) for v in (self.shape.c, self.shape.low, self.shape.high))
         shape = Shape(self.shape.node, c, low, high)
         return Bend(shape, slope=self.slope, **values)
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """The lines of an activation node as a choice of slopes below sees them.
+
+    A coefficient w > 0 becomes `w up` of the input plus `w above`; w < 0 becomes `w a` plus `w (a c
+    - drop)`, with a slope a for each row where `crossing` is 1, and `down` elsewhere, where c is
+    0. For a neuron that may change sides `f(v) >= a v` for every a between its two slopes, so
+    `f(c + d) - f(c) >= a d + a c - f(c)`: drop is `f(c)` and what rounding may take. `(N, *shape)`
+    each, or a row for each coefficient vector.
+    """
+
+    up: Tensor
+    above: Tensor
+    down: Tensor
+    c: Tensor
+    drop: Tensor
+    crossing: Tensor
+
+    @classmethod
+    def of(cls, line: Lines, bend: Bend | None, kind: Arithmetic) -> Slopes:
+        """From the lines of a node in float64; bend: None where no neuron may change sides.
+
+        A product with w, and a sum over the node, are off by `rounding_of` of `|c| + |drop|`, which
+        is in `drop`. So is the error of the input, times the largest slope, 1.
+        """
+        up = line.mid + line.rad
+        above = rounded_up(line.off + line.far)
+        down = line.mid - line.rad
+        drop = rounded_up(line.far - line.off)
+        if bend is None:
+            none = torch.zeros_like(up)
+            return cls(up, above, down, none, drop, none)
+        c = bend.shape.c
+        here = bend.shape.here
+        size = c.abs() + here.abs()
+        lost = bend.error + 4 * UNIT * size + kind.floor * (1 + 2 * (bend.shape.high - bend.shape.low))
+        rate = rounding_of(bend.shape.node, kind)
+        lost = (lost + rate * (size + lost)) * (1 + 8 * UNIT)
+        crossing = laid_out(bend.crossing)
+        return cls(
+            up,
+            above,
+            down,
+            torch.where(crossing, c, 0.0),
+            torch.where(crossing, rounded_up(here + lost), drop),
+            crossing.to(kind.dtype),
+        )
+
+    def to(self, dtype: torch.dtype) -> Slopes:
+        """In another type, rounded anyhow: for an ascent."""
+        return Slopes(*(laid_out(v.to(dtype)) for v in self._parts))
+
+    def take(self, owner: Tensor) -> Slopes:
+        """For rows that belong to samples `owner` `(R,)`."""
+        return Slopes(*(of_owner(v, owner) for v in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        return (self.up, self.above, self.down, self.c, self.drop, self.crossing)
+
+    def pull(self, w: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients `(R, *shape)` of the output as those of the input, and a constant `(R,)`."""
+        plus = w.clamp(min=0)
+        minus = w - plus
+        below = minus * a
+        constant = row_dot(plus, self.above) - row_dot(minus, self.drop) + row_dot(below, self.c)
+        return torch.addcmul(below, plus, self.up), constant
+
+    def push(self, w: Tensor, a: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """The way back of a gradient: of the coefficients w, from that of the input's, and of a.
+
+        moved: the gradient of the input's coefficients, which is the deviation that a row's bound is
+        reached at. No gradient for a coefficient that is 0 but for rounding (`ties.loud`).
+        """
+        positive, negative = (v.reshape(w.shape) for v in loud(w.reshape(len(w), -1)))
+        bent = moved + self.c
+        grown = positive * torch.addcmul(self.above, self.up, moved)
+        return torch.addcmul(grown, negative, a * bent - self.drop), (
+            negative * w * bent * self.crossing
+        )
 
 
 @dataclass(frozen=True, eq=False)
