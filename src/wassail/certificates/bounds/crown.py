@@ -581,6 +581,7 @@ class Sweep:
         shift = torch.zeros_like(c)
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
+        far = False  # whether an activation was passed
         for i in range(j, 0, -1):
             if i not in weight:
                 continue
@@ -597,7 +598,7 @@ class Sweep:
                 shift = shift + off
                 spread = spread + far
                 continue
-            if i in self.stops and i < j:
+            if i in self.stops and far:  # right below node j it is what intervals gave
                 weight[i] = w
                 bottom, top = self._meet(weight, owner, shift, spread)
                 best[0][alive] = torch.maximum(best[0][alive], bottom)
@@ -617,6 +618,7 @@ class Sweep:
             shift = shift + row_dot(w, line.off)
             spread = spread + row_dot(w.abs(), line.far)
             add_to(weight, node.inputs[0], w * line.mid)
+            far = True
         a = (
             flattened(weight[0])
             if 0 in weight
