@@ -808,19 +808,19 @@ def test_screening_leaves_less_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = mlp([8, 40, 40, 40, 3], 3)
     x, y, _ = samples(graph, 4, 8)
     counted: dict[bool, int] = {}
-    bound = Sweep.bound
+    sides = Sweep._sides
     for screened in (True, False):
         rows = 0
 
         def count(
-            self: Sweep, last: int, given: Tensor, *rest: Tensor, **more: bool
-        ) -> tuple[Tensor, Tensor, Tensor]:
+            self: Sweep, j: int, owner: Tensor, place: Tensor, coarse: bool
+        ) -> tuple[Tensor, Tensor]:
             nonlocal rows
-            rows += len(given)
-            return bound(self, last, given, *rest, **more)  # type: ignore[arg-type]
+            rows += len(place)
+            return sides(self, j, owner, place, coarse)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Sweep, "bound", count)
+            patch.setattr(Sweep, "_sides", count)
             if not screened:
                 patch.setattr(Sweep, "_screen", nothing)
             margin_bounds(graph, x, y, 0.05, INF, BOX)

@@ -320,7 +320,8 @@ class Sweep:
             for j in node.inputs
         ]
         sources = [self.graph.nodes[j] for j in node.inputs]
-        self.executed[i] = call_error(node, sizes, self.graph.execution.dtype, sources)
+        ranges = [ends_of(self.centre[j], *self.spans[j]) for j in node.inputs]
+        self.executed[i] = call_error(node, sizes, self.graph.execution.dtype, sources, ranges)
         return self.executed[i]
 
     def _moved(self, kind: Arithmetic, j: int) -> Tensor:
