@@ -75,7 +75,9 @@ def test_no_order_of_summation_loses_more(kind: str) -> None:
             rising.flip(0),
             products.abs().argsort(descending=True),
             # the largest positive ones, then the negative ones from the smallest on, and the mirror
-            torch.cat([rising.flip(0)[: (products > 0).sum()], rising.flip(0)[(products > 0).sum() :]]),
+            torch.cat(
+                [rising.flip(0)[: (products > 0).sum()], rising.flip(0)[(products > 0).sum() :]]
+            ),
             torch.cat([rising[: (products < 0).sum()], rising[(products < 0).sum() :]]),
         ]
         sums = [chain([products[k] for k in order]) for order in orders]

@@ -875,6 +875,27 @@ def test_turned_convolutions_are_the_transposes(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_rows_of_convolutions_are_the_transposes_of_unit_vectors(
+    case: dict[str, tuple[int, int]], dtype: torch.dtype
+) -> None:
+    """To the last bit: nothing is rounded."""
+    groups = int(case["groups"])  # type: ignore[call-overload]
+    weight = torch.randn(
+        8, 4 // groups, *case["kernel"], generator=torch.Generator().manual_seed(8)
+    ).double()
+    conv = Conv(
+        weight, (4, *case["image"]), case["stride"], case["padding"], case["dilation"], groups
+    )
+    shape = tuple(conv.forward(torch.zeros(1, *conv.shape, dtype=torch.float64)).shape[1:])
+    node = Node((0,), shape, "", Affine(conv))
+    place = torch.arange(node.size)
+    unit = torch.eye(node.size, dtype=dtype).reshape(-1, *shape)
+    found = Turned(conv, dtype).rows(place.flip(0), node)
+    assert torch.equal(found[0].flip(0), Turned(conv, dtype).transpose(unit)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_turned_maps_of_every_other_kind_are_the_transposes(dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(9)
     maps = {

@@ -269,7 +269,9 @@ class Sweep:
             residual = residual + self._executed(i, node)
         reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
         middle = map_.forward(*[(a + b) / 2 for a, b in spans])
-        width = magnitude_map(map_).forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        width = (
+            magnitude_map(map_).forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        )
         low = (middle - width).clamp(max=0)
         high = (middle + width).clamp(min=0)
         round_ = node.inputs == (0,) and self.balls.norm != math.inf
@@ -469,8 +471,8 @@ class Sweep:
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         room = room_of(c.device)
         windows = None if spread is not None else Windows.of(self.graph, j)
-        if (
-            not smooth and (self.fast.lines or self.fast.planes)
+        if not smooth and (
+            self.fast.lines or self.fast.planes
         ):  # before the first of them all bounds are exact
             open_ = self.open_entries(j, low, high)
             if windows is not None:
@@ -582,7 +584,7 @@ class Sweep:
         shift = torch.zeros_like(c)
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
-        far = False  # whether an activation was passed
+        passed = False  # whether an activation or a curve was
         for i in range(j, 0, -1):
             if i not in weight:
                 continue
@@ -598,8 +600,9 @@ class Sweep:
                 off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                 shift = shift + off
                 spread = spread + far
+                passed = True
                 continue
-            if i in self.stops and far:  # right below node j it is what intervals gave
+            if i in self.stops and passed:  # right below node j it is what intervals gave
                 weight[i] = w
                 bottom, top = self._meet(weight, owner, shift, spread)
                 best[0][alive] = torch.maximum(best[0][alive], bottom)
@@ -619,7 +622,7 @@ class Sweep:
             shift = shift + row_dot(w, line.off)
             spread = spread + row_dot(w.abs(), line.far)
             add_to(weight, node.inputs[0], w * line.mid)
-            far = True
+            passed = True
         a = (
             flattened(weight[0])
             if 0 in weight
@@ -687,9 +690,9 @@ class Sweep:
         """
         lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
         alpha = {
-            i: lines[i].down.expand(len(rows), *lines[i].down.shape[1:]).clone(
-                memory_format=torch.preserve_format
-            )
+            i: lines[i]
+            .down.expand(len(rows), *lines[i].down.shape[1:])
+            .clone(memory_format=torch.preserve_format)
             for i in self.bends
             if i < last
         }

@@ -8,10 +8,11 @@ products in type t, in any order, fused or not, is off by
     |e| <= gamma_m (|W| |v| + |b|) + m s,    gamma_m = m u / (1 - m u),  m = n + 2,
 
 with u the unit roundoff of t and s its smallest positive number (underflow; Higham 2002, chapter
-3). Where the signs of the terms are known the bound is up to half of that (`dot_error`). `|v|` is what the executed values are at most: the linear bounds know it for every node. So each
-node of a graph keeps the operations that are executed for it (`Call`), which is more than one where
-a batch norm or an input scaling was folded into a layer, and a sweep over a ball adds their error
-to the node's own. From there it goes the way of every other error: through the lines, into the
+3). Where the signs of the terms are known the bound is up to half of that (`dot_error`). `|v|` is
+what the executed values are at most: the linear bounds know it for every node. So each node of a
+graph keeps the operations that are executed for it (`Call`), which is more than one where a batch
+norm or an input scaling was folded into a layer, and a sweep over a ball adds their error to the
+node's own. From there it goes the way of every other error: through the lines, into the
 margins. Nothing is multiplied through the network in absolute values.
 
 Exact in floating point, so without a call: ReLU, maxima, max pooling, clamps to numbers of the
@@ -81,9 +82,10 @@ def call_error(
     """How far an affine node is from its exact map of the executed inputs, which are at most
     `sizes` `(N, *shape)` each.
 
-    sources: the nodes they come from; ranges: of the inputs, where they are known. Calls are those of the model, so sizes change to its scale
-    and the error back from it. The product of a leaky ReLU is rounded, too, and charged to those
-    who use it. Where a sum may overflow the error is infinite.
+    sources: the nodes they come from; ranges: of the inputs, where they are known. Calls are those
+    of the model, so sizes change to its scale and the error back from it. The product of a leaky
+    ReLU is rounded, too, and charged to those who use it. Where a sum may overflow the error is
+    infinite.
     """
     assert node.calls is not None and isinstance(node.op, Affine)
     sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
@@ -158,8 +160,8 @@ def dot_error(call: Call, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tens
         u (P + N) + n u (M + gamma (P + N)),
 
     about half of `gamma (P + N)` where both signs weigh the same. Where the inputs of a matrix are
-    one point (`low is high`) its products are known, and short partial sums are smaller. `P + N = |W| (v+ + v-)` and `P - N
-    = W (v+ - v-)`. The sign of the bias is not known: it is in both.
+    one point (`low is high`) its products are known, and short partial sums are smaller. `P + N =
+    |W| (v+ + v-)` and `P - N = W (v+ - v-)`. The sign of the bias is not known: it is in both.
     """
     plus = high.clamp(min=0)
     minus = (-low).clamp(min=0)
@@ -171,7 +173,9 @@ def dot_error(call: Call, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tens
     weight = call.map.coefficients
     known = isinstance(call.map, Matrix) and low is high and low.ndim == 2
     if known and weight is not None and len(low) * weight.numel() <= SORTED_UP_TO:
-        partial = torch.fmin(partial, _largest_parts(weight * low[:, None]) + call.map.fan_in * bias)
+        partial = torch.fmin(
+            partial, _largest_parts(weight * low[:, None]) + call.map.fan_in * bias
+        )
     return _summed(call, both + bias, partial, dtype)
 
 

@@ -214,7 +214,9 @@ class Slopes:
         c = bend.shape.c
         here = bend.shape.here
         size = c.abs() + here.abs()
-        lost = bend.error + 4 * UNIT * size + kind.floor * (1 + 2 * (bend.shape.high - bend.shape.low))
+        lost = (
+            bend.error + 4 * UNIT * size + kind.floor * (1 + 2 * (bend.shape.high - bend.shape.low))
+        )
         rate = rounding_of(bend.shape.node, kind)
         lost = (lost + rate * (size + lost)) * (1 + 8 * UNIT)
         crossing = laid_out(bend.crossing)
@@ -250,8 +252,8 @@ class Slopes:
     def push(self, w: Tensor, a: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
         """The way back of a gradient: of the coefficients w, from that of the input's, and of a.
 
-        moved: the gradient of the input's coefficients, which is the deviation that a row's bound is
-        reached at. No gradient for a coefficient that is 0 but for rounding (`ties.loud`).
+        moved: the gradient of the input's coefficients, which is the deviation that reaches a row's
+        bound. No gradient for a coefficient that is 0 but for rounding (`ties.loud`).
         """
         positive, negative = (v.reshape(w.shape) for v in loud(w.reshape(len(w), -1)))
         bent = moved + self.c

@@ -151,11 +151,17 @@ class Looks:
     """
 
     def __init__(
-        self, windows: Windows, last: int, kind: Arithmetic, inputs: Balls, balls: Balls, some: slice
+        self,
+        windows: Windows,
+        last: int,
+        kind: Arithmetic,
+        inputs: Balls,
+        balls: Balls,
+        some: slice,
     ) -> None:
         self.windows = windows
         self.inputs = inputs
-        self.first = some.start
+        self.first: int = some.start
         line = kind.lines[windows.act]
         cut = windows.inner.windows
         self.lines = Lines(*(cut(v[some]) for v in (line.mid, line.rad, line.off, line.far)))
@@ -195,7 +201,8 @@ class Looks:
         if self.box is None:
             return lost.repeat(2) + shift + self.inputs.upper(self._whole(a, window), owner)
         middle, reach = self._across(a, window, owner)
-        return lost.repeat(2) + shift + (middle + reach)
+        found: Tensor = lost.repeat(2) + shift + (middle + reach)
+        return found
 
     def _window(self, owner: Tensor, place: Tensor) -> Tensor:
         """The window that each entry reads."""

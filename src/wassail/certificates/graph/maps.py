@@ -2,6 +2,8 @@
 
 Matrices, scales, moves, sums and concatenations stand here, since the graph itself is built with
 them. Convolutions and poolings stand in `operators/` with their spelling.
+
+Long because the small maps share what is said of all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.execution import FEW
 from wassail.certificates.graph.matrix_norms import UP, matrix_norm
 from wassail.rounding import FLOOR, UNIT, shifted, sized
-
 
 KEPT_UP_TO = 2**18  # weights of a map that keeps what is made of them: 5 MB
 _T = TypeVar("_T")

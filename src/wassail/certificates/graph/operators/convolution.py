@@ -182,7 +182,6 @@ class Turned:
                 ),
             )
 
-
     def rows(self, place: Tensor) -> Tensor | None:
         """The transpose of unit vectors: the kernel of an entry's channel, where it stands.
 
