@@ -1,8 +1,8 @@
 """Certified radii and verified accuracy on real networks: beside auto_LiRPA, beside published
 figures, beside attacks.
 
-    python benchmarks/radii.py --part peer|alpha|full|soundness|branched|sandwich [--state FOLDER]
-    [--only NAME] [--images 500] [--show]
+    python benchmarks/radii.py --part peer|batches|alpha|full|soundness|branched|sandwich
+    [--state FOLDER] [--only NAME] [--images 500] [--show]
 
 Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start
 as you like. `--show` prints what is there and computes nothing. Without --part all sections are
@@ -80,6 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parts = {
         "peer": peer,
+        "batches": batches,
         "alpha": alpha,
         "full": full,
         "soundness": soundness,
@@ -307,8 +308,11 @@ def bounded(name: str) -> tuple[nn.Module, Any]:
     sys.path.insert(0, os.environ["WASSAIL_LIRPA"])
     from auto_LiRPA import BoundedModule
 
-    normalise, rest = network(name)[0]
-    return normalise, BoundedModule(rest, network(name)[2][:1])
+    model, x, _ = any_network(name, 1)
+    parts = list(model.children())
+    if len(parts) == 2 and type(parts[0]).__name__ == "Normalize":
+        return parts[0], BoundedModule(parts[1], x)
+    return nn.Identity(), BoundedModule(model, x)
 
 
 def lirpa(name: str, x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, float]:
@@ -330,6 +334,84 @@ def lirpa(name: str, x: Tensor, y: Tensor, radius: float) -> tuple[Tensor, float
     found = torch.zeros(len(y), 10, dtype=torch.float64)
     found[keep] = lower.detach().double().flatten()
     return found, seconds
+
+
+# Part batches: the same at every batch size, on small networks.
+
+BATCHES = {  # name: (eps of training, batch sizes)
+    "mnist_mlp_6_100": (0.026, (1, 2, 4, 8, 20, 64)),
+    "mnist_mlp_spectral": (0.1, (1, 2, 4, 8, 20, 64)),
+    "mnist_fc_256x2.onnx": (0.02, (1, 2, 4, 8, 20, 64)),
+    "mnist_fc_256x4.onnx": (0.02, (1, 2, 4, 8, 20, 64)),
+    "digits-cnn-adv": (0.1, (1, 2, 4, 8, 20, 64)),
+    "mnist_cnn_a_adv": (0.3, (1, 2, 4, 8, 20)),
+    "cifar_cnn_a_adv": (2 / 255, (1, 2, 4, 8, 20)),
+    "cifar_base_kw": (2 / 255, (1, 2, 4, 8, 20)),
+    "vnn_resnet2b": (2 / 255, (1, 2, 4, 8, 20)),
+}
+GROUPS = {1: 8, 2: 6, 4: 4, 8: 3}  # batches of one size, of different images; else 2
+TURNS = 3  # how often each batch is timed; the shortest counts
+BATCHES_TEXT = """\
+The first correctly classified images, linf, eps of training, cut by the box. Both libraries in turn
+in one process, the structure read and one batch done before the clock starts. A time is that of
+the fastest of 3 turns, processor milliseconds for a batch, mean over several batches of different
+images; `ratio`: auto_LiRPA's over ours, the time of all batches. `looser`: our bounds below
+auto_LiRPA's by more than 1e-4 of the larger of the two in size, of `entries`; `median`: of ours
+minus auto_LiRPA's, in logits.
+"""
+
+
+def batches(units: Units, options: argparse.Namespace) -> None:
+    print("\n## CROWN at small batches\n")
+    print(f"`python benchmarks/radii.py --part batches`\n\n{BATCHES_TEXT}")
+    print("| network | eps | batch | ours, ms | auto_LiRPA | ratio | entries | looser | median |")
+    print("|" + 9 * "---|")
+    for name, (eps, sizes) in BATCHES.items():
+        if options.only not in name:
+            continue
+        for size in sizes:
+            found = units.get(f"{name} {size}", in_turn, name, eps, size)
+            if not found:
+                continue
+            ours, theirs = (torch.tensor(found[side]) for side in ("ours", "theirs"))
+            scale = torch.maximum(theirs.abs(), ours.abs())
+            looser = int((theirs - ours > 1e-4 * scale).sum())
+            mine, other = (sum(found[f"{side} seconds"]) for side in ("ours", "theirs"))
+            count = len(found["ours seconds"])
+            print(
+                f"| `{name}` | {show(eps)} | {size} | {1e3 * mine / count:.1f} | "
+                f"{1e3 * other / count:.1f} | {other / mine:.2f} | {len(ours)} | {looser} | "
+                f"{float((ours - theirs).median()):+.1e} |",
+                flush=True,
+            )
+
+
+def in_turn(name: str, eps: float, size: int) -> dict[str, Any]:
+    """One unit: bounds and times of some batches of one size."""
+    groups = GROUPS.get(size, 2)
+    model, x, y = any_network(name, 2 * groups * size + 20)
+    graph = read(model, tuple(x.shape[1:]))
+    with torch.no_grad():
+        right = model(x).argmax(1) == y
+    x = x[right][: groups * size]
+    y = y[right][: groups * size]
+    unit: dict[str, Any] = {"ours": [], "theirs": [], "ours seconds": [], "theirs seconds": []}
+    margin_bounds(graph, x[:size], y[:size], eps, INF, BOX)
+    lirpa(name, x[:size], y[:size], eps)
+    for start in range(0, len(x), size):
+        own = (x[start : start + size], y[start : start + size])
+        times = []
+        for _ in range(TURNS):
+            began = time.process_time()
+            ours = margin_bounds(graph, *own, eps, INF, BOX)
+            spent = time.process_time() - began
+            theirs, other = lirpa(name, *own, eps)
+            times.append((spent, other))
+        unit["ours seconds"].append(min(first for first, _ in times))
+        unit["theirs seconds"].append(min(second for _, second in times))
+        for side, found in (("ours", ours), ("theirs", theirs)):
+            unit[side] += [v for row in rivals(found, own[1]) for v in row]
+    return unit
 
 
 # Part full: the whole test set.

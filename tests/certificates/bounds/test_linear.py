@@ -808,19 +808,19 @@ def test_screening_leaves_less_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = mlp([8, 40, 40, 40, 3], 3)
     x, y, _ = samples(graph, 4, 8)
     counted: dict[bool, int] = {}
-    bound = Sweep.bound
+    sides = Sweep._sides
     for screened in (True, False):
         rows = 0
 
         def count(
-            self: Sweep, last: int, given: Tensor, *rest: Tensor, **more: bool
-        ) -> tuple[Tensor, Tensor, Tensor]:
+            self: Sweep, j: int, owner: Tensor, place: Tensor, coarse: bool
+        ) -> tuple[Tensor, Tensor]:
             nonlocal rows
-            rows += len(given)
-            return bound(self, last, given, *rest, **more)  # type: ignore[arg-type]
+            rows += len(place)
+            return sides(self, j, owner, place, coarse)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Sweep, "bound", count)
+            patch.setattr(Sweep, "_sides", count)
             if not screened:
                 patch.setattr(Sweep, "_screen", nothing)
             margin_bounds(graph, x, y, 0.05, INF, BOX)
@@ -872,6 +872,27 @@ def test_turned_convolutions_are_the_transposes(
         assert torch.allclose(
             found.double(), exact, rtol=0, atol=1e-12 if dtype == torch.float64 else 2e-4
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", GEOMETRIES)
+def test_rows_of_convolutions_are_the_transposes_of_unit_vectors(
+    case: dict[str, tuple[int, int]], dtype: torch.dtype
+) -> None:
+    """To the last bit: nothing is rounded."""
+    groups = int(case["groups"])  # type: ignore[call-overload]
+    weight = torch.randn(
+        8, 4 // groups, *case["kernel"], generator=torch.Generator().manual_seed(8)
+    ).double()
+    conv = Conv(
+        weight, (4, *case["image"]), case["stride"], case["padding"], case["dilation"], groups
+    )
+    shape = tuple(conv.forward(torch.zeros(1, *conv.shape, dtype=torch.float64)).shape[1:])
+    node = Node((0,), shape, "", Affine(conv))
+    place = torch.arange(node.size)
+    unit = torch.eye(node.size, dtype=dtype).reshape(-1, *shape)
+    found = Turned(conv, dtype).rows(place.flip(0), node)
+    assert torch.equal(found[0].flip(0), Turned(conv, dtype).transpose(unit)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -119,7 +119,9 @@ def test_shifts_pay_for_their_sums_and_pass_on_the_slack(
 
 
 def test_slopes_of_their_own_keep_the_error_of_the_sweep() -> None:
-    """With the slopes that a sweep takes anyway the lines are the same, to the last digit."""
+    """With the slopes that a sweep takes anyway the bounds are the same up to rounding, and the
+    error of the input is in them.
+    """
     nodes = (
         start(3),
         Node((0,), (6,), "", Affine(Matrix(uniform(6, 3, seed=4) - 0.5))),
@@ -129,9 +131,13 @@ def test_slopes_of_their_own_keep_the_error_of_the_sweep() -> None:
     sweep = Sweep(Graph(nodes), ball(torch.zeros(1, 3, dtype=DOUBLE), 1.0)).run()
     bend = sweep.bends[2]
     assert bend.crossing.all()
-    own = sweep._lines(sweep.exact, 2, ONE, {2: bend.shape.slopes()[1]})
-    for name in ("mid", "rad", "off", "far"):
-        assert torch.equal(getattr(own, name), getattr(sweep.exact.lines[2], name))
+    slopes = sweep.slopes(2)
+    line = sweep.exact.lines[2]
+    assert torch.equal(slopes.up, line.mid + line.rad)
+    below = slopes.down * slopes.c - slopes.drop
+    assert torch.allclose(below, line.off - line.far, rtol=1e-9, atol=1e-12)
+    exact = slopes.down * bend.shape.c - bend.shape.here
+    assert (exact - below >= bend.error).all()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -58,7 +58,8 @@ class Balls:
         )
 
     @cached_property
-    def _halves(self) -> Span:
+    def halves(self) -> Span:
+        """Middle and half width of the box, as `row_dot` takes them: its roundings are paid for."""
         low, high = self.box
         middle = (low + high) / 2
         reach = (high - low) / 2
@@ -67,7 +68,7 @@ class Balls:
     @cached_property
     def _near(self) -> Span:
         """The halves in float32, rounded anyhow."""
-        middle, reach = self._halves
+        middle, reach = self.halves
         return middle.float(), reach.float()
 
     @cached_property
@@ -91,7 +92,7 @@ class Balls:
         count for r = 1 and 2.
         """
         if self.norm == math.inf:
-            middle, reach = (of_owner(v, owner) for v in self._halves)
+            middle, reach = (of_owner(v, owner) for v in self.halves)
             a = a.double()
             return row_dot(a, middle), row_dot(a.abs(), reach)
         down, up = (of_owner(v, owner) for v in self._ways)

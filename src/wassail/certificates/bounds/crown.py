@@ -53,6 +53,7 @@ from wassail.certificates.bounds.lines import (
     Lines,
     Planes,
     Shape,
+    Slopes,
     Spread,
     ends_of,
     entrywise,
@@ -68,13 +69,15 @@ from wassail.certificates.bounds.rows import (
     narrow_to,
     of_owner,
     row_dot,
+    unflattened,
     units_of,
 )
 from wassail.certificates.bounds.sectors import Sectors
+from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Scale, laid_out, rounding_map
+from wassail.certificates.graph.maps import Pick, Scale, Sum, laid_out, magnitude_map, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve
@@ -127,17 +130,16 @@ class Sweep:
         self.known = known or {}
         self.lengths = lengths
         nodes = graph.nodes
-        self.users = [
-            [i for i, node in enumerate(nodes) for k in node.inputs if k == j]
-            for j in range(len(nodes))
-        ]
+        self.users = graph.users
         self.exact = Arithmetic(graph, torch.float64)
         self.fast = Arithmetic(graph, torch.float32)
         self.parallel = Arithmetic(graph, torch.float32, self.fast)
         self.order = flattened(
             torch.arange(graph.inputs, device=graph.device).reshape(1, *nodes[0].shape).contiguous()
         )[0]
-        self.inputs = balls.reordered(self.order)  # as coefficient vectors are laid out
+        # as coefficient vectors are laid out: pixel by pixel, where there are several channels
+        images = len(nodes[0].shape) == 3 and nodes[0].shape[0] > 1
+        self.inputs = balls.reordered(self.order) if images else balls
         self.centre: dict[int, Tensor] = {}
         self.spans: dict[int, Span] = {}
         self.boxes: set[int] = (
@@ -154,6 +156,7 @@ class Sweep:
             i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size
         } | set(acts[:1])
         self._bends: dict[int, Bend] = {}
+        self._slopes: dict[int, Slopes] = {}
         self.smooth: dict[
             int, tuple[Shape, Tensor]
         ] = {}  # of smooth activations, with the error of the input in float64
@@ -272,11 +275,14 @@ class Sweep:
             residual = residual + self._executed(i, node)
         reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
         middle = map_.forward(*[(a + b) / 2 for a, b in spans])
-        width = map_.magnitude().forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        width = (
+            magnitude_map(map_).forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
+        )
         low = (middle - width).clamp(max=0)
         high = (middle + width).clamp(min=0)
         round_ = node.inputs == (0,) and self.balls.norm != math.inf
-        lengths = map_.row_norms(dual(self.balls.norm)) if round_ else None
+        norm = dual(self.balls.norm)
+        lengths = map_.kept(("rows", norm), partial(map_.row_norms, norm)) if round_ else None
         if lengths is not None:
             radius = self.balls.radius.reshape(-1, *[1] * len(node.shape))
             # The length of a row of n entries is off by n / 2 + 3 roundings, the sum by 2. What is
@@ -324,7 +330,8 @@ class Sweep:
             for j in node.inputs
         ]
         sources = [self.graph.nodes[j] for j in node.inputs]
-        self.executed[i] = call_error(node, sizes, self.graph.execution.dtype, sources)
+        ranges = [ends_of(self.centre[j], *self.spans[j]) for j in node.inputs]
+        self.executed[i] = call_error(node, sizes, self.graph.execution.dtype, sources, ranges)
         return self.executed[i]
 
     def _moved(self, kind: Arithmetic, j: int) -> Tensor:
@@ -345,8 +352,8 @@ class Sweep:
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
             if kind is self.fast:
-                self.parallel.lines[i] = shape.lines(up, up, error, kind)
-            kind.lines[i] = shape.lines(up, down, error, kind)
+                self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind))
+            kind.lines.later(i, partial(shape.lines, up, down, error, kind))
             if self.sectors is not None and kind is self.sectors.kind:
                 self.sectors.add(i, shape, error)
             if kind is self.exact and isinstance(node.op, Relu):
@@ -473,15 +480,29 @@ class Sweep:
         smooth = any(isinstance(op, Smooth | Curved) for op in users)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         room = room_of(c.device)
-        if (
-            not smooth and self.fast.lines | self.fast.planes
+        windows = None if spread is not None else Windows.of(self.graph, j)
+        if not smooth and (
+            self.fast.lines or self.fast.planes
         ):  # before the first of them all bounds are exact
             open_ = self.open_entries(j, low, high)
-            for group in groups_of(chunks_of(open_, room // widest), c.device):
+            if windows is not None:
+                for some, owner, place in windows.groups(open_):
+                    looks = Looks(windows, j, self.parallel, self.inputs, self.balls, some)
+                    narrow_to(low, high, owner, place, *looks.between(owner, place))
+                    self.rows += len(place)
+            chunks = iter(()) if windows is not None else chunks_of(open_, room // widest)
+            for group in groups_of(chunks, c.device):
                 found = in_step([self._screen(j, owner, place) for owner, place in group])
                 for (owner, place), (bottom, top) in zip(group, found):
                     narrow_to(low, high, owner, place, bottom, top)
         left = low < high if smooth else self.open_entries(j, low, high)
+        if windows is not None and not self.steps:
+            for some, owner, place in windows.groups(left):
+                looks = Looks(windows, j, self.exact, self.inputs, self.balls, some)
+                upper = looks.above(owner, place)
+                narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
+                self.rows += 2 * len(place)
+            left = torch.zeros_like(left)
         # Where most neurons stay open the bounds are too wide for the slack of float32 to matter.
         lost = (
             (left.sum(1, keepdim=True) > MOSTLY * node.size)
@@ -518,12 +539,11 @@ class Sweep:
         """`d <= constant + <a, d_0>` and then the same for `-d`, for entries `place` of node j:
         `(2 R,)`, `(2 R, n)`.
         """
-        node = self.graph.nodes[j]
-        if coarse and not self.steps:
-            return self._substitute(
-                self.fast, j, units_of(node, place, torch.float32), owner, True
-            )[:2]
-        return self.bound(j, units_of(node, place, torch.float64), owner, self.steps, both=True)[:2]
+        if not self.steps:
+            kind = self.fast if coarse else self.exact
+            return self._substitute(kind, j, place, owner, True, units=True)[:2]
+        rows = units_of(self.graph.nodes[j], place, torch.float64)
+        return self.bound(j, rows, owner, self.steps, both=True)[:2]
 
     def _length(self, j: int, axes: tuple[int, ...]) -> Tensor:
         """Bounds on the Euclidean norm of `d - middle of its span` along some axes of node j: `(N,
@@ -571,12 +591,12 @@ class Sweep:
         kind = self.parallel
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
-        weight: dict[int, Tensor] = {j: units_of(nodes[j], place, kind.dtype)}
         # d_j lies in shift +- spread + <weight, d>
+        weight, spread = self._units(kind, j, place, owner)
         shift = torch.zeros_like(c)
-        spread = kind.floors[j][owner].expand(len(c))
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
+        passed = False  # whether an activation or a curve was
         for i in range(j, 0, -1):
             if i not in weight:
                 continue
@@ -592,8 +612,9 @@ class Sweep:
                 off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                 shift = shift + off
                 spread = spread + far
+                passed = True
                 continue
-            if i in self.stops and i < j:
+            if i in self.stops and passed:  # right below node j it is what intervals gave
                 weight[i] = w
                 bottom, top = self._meet(weight, owner, shift, spread)
                 best[0][alive] = torch.maximum(best[0][alive], bottom)
@@ -613,6 +634,7 @@ class Sweep:
             shift = shift + row_dot(w, line.off)
             spread = spread + row_dot(w.abs(), line.far)
             add_to(weight, node.inputs[0], w * line.mid)
+            passed = True
         a = (
             flattened(weight[0])
             if 0 in weight
@@ -660,16 +682,99 @@ class Sweep:
             return found
         if both:
             rows = torch.cat([rows, -rows])
-        alpha = self._ascend(last, rows.float(), owner, steps)
+        ascend = self._climb if self.graph.curved else self._ascend
+        alpha = ascend(last, rows.float(), owner, steps)
         other, b, _ = self._substitute(
             self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
         )
         better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
         return torch.where(better, other, constant), torch.where(better[:, None], b, a), owner
 
+    def slopes(self, i: int) -> Slopes:
+        """The lines of activation i in float64, as a choice of slopes sees them."""
+        if i not in self._slopes:
+            self._slopes[i] = Slopes.of(self.exact.lines[i], self.bends.get(i), self.exact)
+        return self._slopes[i]
+
     def _ascend(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
         """The slopes of the lower lines that gave each row its lowest bound, by Adam in
         float32: nothing is proved here.
+        """
+        lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
+        alpha = {
+            i: lines[i]
+            .down.expand(len(rows), *lines[i].down.shape[1:])
+            .clone(memory_format=torch.preserve_format)
+            for i in self.bends
+            if i < last
+        }
+        ascent = Ascent(list(alpha.values()))
+        for step in range(1, steps + 1):
+            clock.check()
+            found = self._pulled(last, rows, owner, lines, alpha)
+            if found is None:  # no undecided neuron feeds the rows
+                break
+            value, pulls = found
+            ascent.keep(-value, list(alpha.values()))
+            for i, move in zip(alpha, ascent.moves([pulls.get(i) for i in alpha])):
+                if move is not None:
+                    slope = self.bends[i].slope
+                    moved = alpha[i] - 0.3 * 0.9**step * move
+                    alpha[i] = torch.maximum(moved, slope).clamp(max=1.0)
+        return dict(zip(alpha, ascent.kept))
+
+    def _pulled(
+        self,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        lines: Mapping[int, Slopes],
+        alpha: Mapping[int, Tensor],
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """The bound of each row with these slopes, `(R,)`, and its gradient with respect to them,
+        rounded anyhow; None where no slope matters.
+
+        The gradient with respect to the coefficients of the input is the deviation that reaches the
+        bound. From there it goes up through the network, as a point does.
+        """
+        nodes = self.graph.nodes
+        maps = self.fast.maps
+        weight: dict[int, Tensor] = {last: rows}
+        path: list[tuple[int, Tensor]] = []
+        value = rows.new_zeros(len(rows), dtype=torch.float64)
+        for i in range(last, 0, -1):
+            if i not in weight:
+                continue
+            w = weight.pop(i)
+            path.append((i, w))
+            if i not in lines:
+                for j, part in zip(nodes[i].inputs, maps[i].transpose(w)):
+                    add_to(weight, j, part)
+                continue
+            part, constant = lines[i].pull(w, alpha.get(i, lines[i].down))
+            value = value + constant
+            add_to(weight, nodes[i].inputs[0], part)
+        known = [i for i, _ in path if i in alpha]
+        if not known or 0 not in weight:
+            return None
+        reach, point = self.inputs.worst(flattened(weight[0]), owner)
+        moved = {0: laid_out(unflattened(point, nodes[0].shape))}
+        pulls: dict[int, Tensor] = {}
+        for i, w in reversed(path):
+            if i > known[0]:
+                break
+            given = [moved[j] for j in nodes[i].inputs]
+            if i in lines:
+                moved[i], pull = lines[i].push(w, alpha.get(i, lines[i].down), given[0])
+                if i in alpha:
+                    pulls[i] = pull
+            else:
+                moved[i] = maps[i].forward(*given)
+        return value + reach, pulls
+
+    def _climb(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
+        """As `_ascend`, for networks with curves, whose planes have no way back of their own: by
+        torch's gradients.
         """
         alpha = {
             i: of_owner(self.bends[i].down, owner)
@@ -710,13 +815,16 @@ class Sweep:
         owner: Tensor,
         both: bool,
         alpha: Mapping[int, Tensor] | None = None,
+        units: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Backward to the input; until the first activation the rows and their negatives go
-        through as one.
+        through as one. units: the rows are unit vectors, and given by their places `(R,)`.
         """
         nodes = self.graph.nodes
         weight: dict[int, Tensor] = {last: rows}
         constant = kind.floors[last][owner].expand(len(rows))
+        if units:
+            weight, constant = self._units(kind, last, rows, owner)
         self.rows += len(rows) * (1 + both)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -733,6 +841,11 @@ class Sweep:
                 if i in kind.planes:
                     off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
                     constant = constant + off + far
+                    continue
+                if alpha is not None and i in alpha and kind is self.exact:
+                    part, more = self._bent(i, w, owner, alpha[i])
+                    constant = constant + more
+                    add_to(weight, node.inputs[0], part)
                     continue
                 line = self._lines(kind, i, owner, alpha)
                 w = firm(w)
@@ -755,17 +868,54 @@ class Sweep:
         )
         return constant, a, owner
 
+    def _bent(self, i: int, w: Tensor, owner: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients through activation i with the slopes `alpha` below, in float64."""
+        op = self.graph.nodes[i].op
+        assert isinstance(op, Relu)
+        line = self.slopes(i).take(owner)
+        # Between its two slopes, also after it was rounded to float32.
+        a = torch.maximum(alpha, op.slope).clamp(max=1.0)
+        return line.pull(w, torch.where(line.crossing > 0, a, line.down))
+
+    def _units(
+        self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Unit vectors for entries `place` of a node, taken through the affine nodes right before
+        it: the coefficients that they become, and the errors on the way, `(R,)`.
+
+        A row of a map is read off its weights, and nothing is rounded. A sum passes unit vectors on
+        as they are.
+        """
+        weight: dict[int, Tensor] = {}
+        constant = kind.floors[last][owner].expand(len(place))
+        pure = [last]
+        while pure:
+            i = pure.pop()
+            node = self.graph.nodes[i]
+            if not isinstance(node.op, Affine):
+                add_to(weight, i, units_of(node, place, kind.dtype))
+                continue
+            if i in kind.errors:
+                error = kind.errors[i]
+                constant = constant + error.reshape(len(error), -1)[owner, place].double()
+            map_ = node.op.map
+            passed = isinstance(map_, Sum) or (isinstance(map_, Pick) and map_.source is None)
+            if passed and all(self.users[j] == [i] or j == 0 for j in node.inputs):
+                pure.extend(node.inputs)
+                continue
+            for j, part in zip(node.inputs, kind.maps[i].rows(place, node)):
+                add_to(weight, j, part)
+        return weight, constant
+
     def _lines(
         self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None
     ) -> Lines:
         """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there
-        are any.
+        are any: those in float32, for an ascent.
         """
         if alpha is None or i not in alpha:
             return kind.lines[i].take(owner)
         bend = self.bends[i].take(owner)
-        if kind is self.exact:
-            return bend.shape.lines(bend.shape.slopes()[0], alpha[i], bend.error, kind)
         line = kind.lines[i].take(owner)
         a = alpha[i]
         below = a * bend.c - bend.here  # the line through the kink

@@ -8,10 +8,11 @@ products in type t, in any order, fused or not, is off by
     |e| <= gamma_m (|W| |v| + |b|) + m s,    gamma_m = m u / (1 - m u),  m = n + 2,
 
 with u the unit roundoff of t and s its smallest positive number (underflow; Higham 2002, chapter
-3). `|v|` is what the executed values are at most: the linear bounds know it for every node. So each
-node of a graph keeps the operations that are executed for it (`Call`), which is more than one where
-a batch norm or an input scaling was folded into a layer, and a sweep over a ball adds their error
-to the node's own. From there it goes the way of every other error: through the lines, into the
+3). Where the signs of the terms are known the bound is up to half of that (`dot_error`). `|v|` is
+what the executed values are at most: the linear bounds know it for every node. So each node of a
+graph keeps the operations that are executed for it (`Call`), which is more than one where a batch
+norm or an input scaling was folded into a layer, and a sweep over a ball adds their error to the
+node's own. From there it goes the way of every other error: through the lines, into the
 margins. Nothing is multiplied through the network in absolute values.
 
 Exact in floating point, so without a call: ReLU, maxima, max pooling, clamps to numbers of the
@@ -35,7 +36,7 @@ from typing_extensions import assert_never
 from wassail import names
 from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.maps import Matrix, Scale, magnitude_map
 from wassail.errors import InputError, unknown
 from wassail.rounding import TINY, UNIT, shifted
 
@@ -58,6 +59,9 @@ SLACK = (
 )
 
 
+SORTED_UP_TO = 2**22  # products that are sorted for a bound on their sum at a point
+
+
 def gamma(roundings: int, dtype: torch.dtype) -> float:
     """`gamma_m`; inf for sums so long that nothing is known.
 
@@ -69,14 +73,19 @@ def gamma(roundings: int, dtype: torch.dtype) -> float:
 
 
 def call_error(
-    node: Node, sizes: Sequence[Tensor], dtype: torch.dtype, sources: Sequence[Node]
+    node: Node,
+    sizes: Sequence[Tensor],
+    dtype: torch.dtype,
+    sources: Sequence[Node],
+    ranges: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """How far an affine node is from its exact map of the executed inputs, which are at most
     `sizes` `(N, *shape)` each.
 
-    sources: the nodes they come from. Calls are those of the model, so sizes change to its scale
-    and the error back from it. The product of a leaky ReLU is rounded, too, and charged to those
-    who use it. Where a sum may overflow the error is infinite.
+    sources: the nodes they come from; ranges: of the inputs, where they are known. Calls are those
+    of the model, so sizes change to its scale and the error back from it. The product of a leaky
+    ReLU is rounded, too, and charged to those who use it. Where a sum may overflow the error is
+    infinite.
     """
     assert node.calls is not None and isinstance(node.op, Affine)
     sizes = [shifted(size, -j.exponent) for j, size in zip(sources, sizes)]
@@ -85,31 +94,110 @@ def call_error(
         for j, v in zip(sources, sizes)
     ]
     sizes = [size + late for size, late in zip(sizes, off)]
-    return shifted(
-        _off(node.calls or (Call(node.op.map),), sizes, off, dtype) * SLACK, node.exponent
-    )
+    within = None
+    if ranges is not None:
+        within = [_executed_range(*given) for given in zip(sources, ranges, off)]
+    calls = node.calls or (Call(node.op.map),)
+    return shifted(_off(calls, sizes, off, dtype, within) * SLACK, node.exponent)
+
+
+def _executed_range(
+    source: Node, around: tuple[Tensor, Tensor], late: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The range of a node's values in the model's own scale, with what the product of a leaky ReLU
+    is off by; a point stays a point.
+    """
+    low, high = (shifted(side, -source.exponent) for side in around)
+    if source.calls and isinstance(source.op, Relu):
+        return low - late, high + late
+    return (low, low) if around[0] is around[1] else (low, high)
 
 
 def _off(
-    calls: Sequence[Call], sizes: Sequence[Tensor], off: Sequence[Tensor], dtype: torch.dtype
+    calls: Sequence[Call],
+    sizes: Sequence[Tensor],
+    off: Sequence[Tensor],
+    dtype: torch.dtype,
+    ranges: Sequence[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
     """The error after some calls, of inputs that are at most `sizes` and are off by at most
-    `off`.
+    `off`; ranges: of those inputs, where they are known.
     """
     for call in calls:
-        rough = call.map.magnitude()
+        rough = magnitude_map(call.map)
         size = rough.forward(*sizes)
         size = size if call.bias is None else size + call.bias
         error = rough.forward(*off)
         if call.roundings:
             rate = gamma(call.roundings, dtype)
-            error = error + rate * size + call.roundings * LEAST[dtype]
+            lost = rate * size
+            if ranges is not None and is_dot(call):
+                lost = torch.fmin(lost, dot_error(call, *ranges[0], dtype))  # NaN is no bound
+            error = error + lost + call.roundings * LEAST[dtype]
             error = torch.where(size * (1 + 2 * rate) < torch.finfo(dtype).max, error, torch.inf)
         if call.noise is not None:
             error = error + call.noise
         off = [error]
         sizes = [size + error]
+        ranges = None  # the signs of what follows are not known
     return off[0]
+
+
+def is_dot(call: Call) -> bool:
+    """Whether each of its entries is one sum of products and a bias."""
+    return call.map.coefficients is not None and call.roundings == call.map.fan_in + 2
+
+
+def dot_error(call: Call, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a sum of products and a bias in any order may lose, for inputs in a range; without
+    underflow.
+
+    With P the sum of the positive terms and N that of the negative ones, in size, every partial sum
+    is at most M = max(P, N): its terms of one sign take from those of the other. Each addition is
+    off by u of the sum of its two computed numbers, which is off from a partial sum by at most
+    `gamma (P + N)`. So n additions, and the products before them, lose at most
+
+        u (P + N) + n u (M + gamma (P + N)),
+
+    about half of `gamma (P + N)` where both signs weigh the same. Where the inputs of a matrix are
+    one point (`low is high`) its products are known, and short partial sums are smaller. `P + N =
+    |W| (v+ + v-)` and `P - N = W (v+ - v-)`. The sign of the bias is not known: it is in both.
+    """
+    plus = high.clamp(min=0)
+    minus = (-low).clamp(min=0)
+    both = magnitude_map(call.map).forward(plus + minus)
+    apart = call.map.forward(plus - minus).abs()
+    bias = 0.0 if call.bias is None else call.bias
+    most = (both + apart) / 2 + call.map.terms * UNIT * both + bias
+    partial = (call.roundings - 2) * most
+    weight = call.map.coefficients
+    known = isinstance(call.map, Matrix) and low is high and low.ndim == 2
+    if known and weight is not None and len(low) * weight.numel() <= SORTED_UP_TO:
+        partial = torch.fmin(
+            partial, _largest_parts(weight * low[:, None]) + call.map.fan_in * bias
+        )
+    return _summed(call, both + bias, partial, dtype)
+
+
+def _largest_parts(terms: Tensor) -> Tensor:
+    """At least the sum of all partial sums in size, whatever the order of the additions, `(..., n)
+    -> (...)`, for n terms and a bias, which is not counted.
+
+    The k-th addition that is done adds up at most k + 1 of the terms, since those before it made at
+    most k - 1 of its parts. So its sum is at most that of the k + 1 largest terms of one sign.
+    """
+    above, below = (
+        side.clamp(min=0).sort(-1, descending=True).values.cumsum(-1) for side in (terms, -terms)
+    )
+    most = torch.maximum(above, below)
+    return most[..., 1:].sum(-1) + most[..., -1]
+
+
+def _summed(call: Call, total: Tensor, partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """From the sum of all terms in size, and of all partial sums in size."""
+    unit = TINY[dtype] + 2 * TINY[torch.float64]
+    rate = gamma(call.roundings, dtype)
+    return unit * (total + partial + (call.roundings - 2) * rate * total)
 
 
 @torch.no_grad()
@@ -147,7 +235,7 @@ def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:
             case Affine(map_):
                 total = total + ((w.abs() + r) * sweep.executed[i][k]).flatten(1).sum(1)
                 r = r + (4 + node.size) * UNIT * w.abs()  # of the products themselves
-                parts = zip(node.inputs, map_.transpose(w), map_.magnitude().transpose(r))
+                parts = zip(node.inputs, map_.transpose(w), magnitude_map(map_).transpose(r))
             case Relu(slope):
                 j = node.inputs[0]
                 c, (low, high) = sweep.centre[j][k], (side[k] for side in sweep.spans[j])

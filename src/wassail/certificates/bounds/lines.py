@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.rows import Span, Turned, add_to, of_owner, row_dot
+from wassail.certificates.bounds.rows import (
+    Span,
+    Turned,
+    add_to,
+    of_owner,
+    rounded_up,
+    row_dot,
+)
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.planes import Plane
 from wassail.rounding import FLOOR, TINY, UNIT
-from wassail.ties import steep_below
+from wassail.ties import loud, steep_below
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +66,35 @@ class Planes:
         return row_dot(w, of_owner(self.off, owner)), row_dot(w.abs(), of_owner(self.far, owner))
 
 
+class LinesByNode:
+    """The lines of activation nodes in one arithmetic, each made when it is first asked for: most
+    sweeps use a part of them.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, Lines] = {}
+        self._makers: dict[int, Callable[[], Lines]] = {}
+
+    def later(self, i: int, make: Callable[[], Lines]) -> None:
+        """How the lines of node i are made."""
+        self._makers[i] = make
+        self._made.pop(i, None)
+
+    def __getitem__(self, i: int) -> Lines:
+        """The lines of node i."""
+        if i not in self._made:
+            self._made[i] = self._makers[i]()
+        return self._made[i]
+
+    def __iter__(self) -> Iterator[int]:
+        """The nodes, in the order of the sweep."""
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        """How many nodes have lines."""
+        return len(self._makers)
+
+
 class Arithmetic:
     """What a backward pass needs in one floating-point type: the maps, the lines of each
     activation, the errors of the rest.
@@ -80,7 +118,7 @@ class Arithmetic:
             }
         self.errors: dict[int, Tensor] = {} if like is None else like.errors
         self.floors: dict[int, Tensor] = {} if like is None else like.floors
-        self.lines: dict[int, Lines] = {}
+        self.lines = LinesByNode()
         self.planes: dict[int, Planes] = {} if like is None else like.planes
 
 
@@ -142,6 +180,90 @@ class Bend:
 
 
 @dataclass(frozen=True, eq=False)
+class Slopes:
+    """The lines of an activation node as a choice of slopes below sees them.
+
+    A coefficient w > 0 becomes `w up` of the input plus `w above`; w < 0 becomes `w a` plus `w (a c
+    - drop)`, with a slope a for each row where `crossing` is 1, and `down` elsewhere, where c is
+    0. For a neuron that may change sides `f(v) >= a v` for every a between its two slopes, so
+    `f(c + d) - f(c) >= a d + a c - f(c)`: drop is `f(c)` and what rounding may take. `(N, *shape)`
+    each, or a row for each coefficient vector.
+    """
+
+    up: Tensor
+    above: Tensor
+    down: Tensor
+    c: Tensor
+    drop: Tensor
+    crossing: Tensor
+
+    @classmethod
+    def of(cls, line: Lines, bend: Bend | None, kind: Arithmetic) -> Slopes:
+        """From the lines of a node in float64; bend: None where no neuron may change sides.
+
+        A product with w, and a sum over the node, are off by `rounding_of` of `|c| + |drop|`, which
+        is in `drop`. So is the error of the input, times the largest slope, 1.
+        """
+        up = line.mid + line.rad
+        above = rounded_up(line.off + line.far)
+        down = line.mid - line.rad
+        drop = rounded_up(line.far - line.off)
+        if bend is None:
+            none = torch.zeros_like(up)
+            return cls(up, above, down, none, drop, none)
+        c = bend.shape.c
+        here = bend.shape.here
+        size = c.abs() + here.abs()
+        lost = (
+            bend.error + 4 * UNIT * size + kind.floor * (1 + 2 * (bend.shape.high - bend.shape.low))
+        )
+        rate = rounding_of(bend.shape.node, kind)
+        lost = (lost + rate * (size + lost)) * (1 + 8 * UNIT)
+        crossing = laid_out(bend.crossing)
+        return cls(
+            up,
+            above,
+            down,
+            torch.where(crossing, c, 0.0),
+            torch.where(crossing, rounded_up(here + lost), drop),
+            crossing.to(kind.dtype),
+        )
+
+    def to(self, dtype: torch.dtype) -> Slopes:
+        """In another type, rounded anyhow: for an ascent."""
+        return Slopes(*(laid_out(v.to(dtype)) for v in self._parts))
+
+    def take(self, owner: Tensor) -> Slopes:
+        """For rows that belong to samples `owner` `(R,)`."""
+        return Slopes(*(of_owner(v, owner) for v in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Tensor, ...]:
+        return (self.up, self.above, self.down, self.c, self.drop, self.crossing)
+
+    def pull(self, w: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients `(R, *shape)` of the output as those of the input, and a constant `(R,)`."""
+        plus = w.clamp(min=0)
+        minus = w - plus
+        below = minus * a
+        constant = row_dot(plus, self.above) - row_dot(minus, self.drop) + row_dot(below, self.c)
+        return torch.addcmul(below, plus, self.up), constant
+
+    def push(self, w: Tensor, a: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        """The way back of a gradient: of the coefficients w, from that of the input's, and of a.
+
+        moved: the gradient of the input's coefficients, which is the deviation that reaches a row's
+        bound. No gradient for a coefficient that is 0 but for rounding (`ties.loud`).
+        """
+        positive, negative = (v.reshape(w.shape) for v in loud(w.reshape(len(w), -1)))
+        bent = moved + self.c
+        grown = positive * torch.addcmul(self.above, self.up, moved)
+        return torch.addcmul(grown, negative, a * bent - self.drop), (
+            negative * w * bent * self.crossing
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Shape:
     """An activation over the spans of its input, `(N, *shape)` each.
 
@@ -155,10 +277,27 @@ class Shape:
     high: Tensor
     within: Span | None = None
 
-    @property
+    @cached_property
     def ends(self) -> Span:
         """The input itself, rounded outward."""
         return self.within or ends_of(self.c, self.low, self.high)
+
+    @cached_property
+    def here(self) -> Tensor:
+        """The value at the samples."""
+        if isinstance(self.node.op, Smooth):
+            return self.node.op.function.value(self.c)
+        return self._relu(self.c)
+
+    @cached_property
+    def _corners(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Of a ReLU: both ends and the kink, stacked, the values there, and the larger end in
+        size.
+        """
+        low, high = self.ends
+        kink = torch.zeros_like(low).clamp(low, high)
+        points = torch.stack([low, high, kink])
+        return points, self._relu(points), torch.maximum(low.abs(), high.abs())
 
     def slopes(self) -> Span:
         """CROWN's slopes of the line above and the line below."""
@@ -201,19 +340,18 @@ class Shape:
         `f(c)` is the number that `output` returns, so its own error does not count; `touch` pays
         for those of the function elsewhere.
         """
-        low, high = self.ends
         sign = 1.0 if above else -1.0
         if isinstance(self.node.op, Smooth):
+            low, high = self.ends
             f = self.node.op.function
             v, slack = f.touch(slope, low, high, above)
-            here = f.value(self.c)
             gap = f.value(v) - slope * v
         else:  # piecewise linear: the extremum is at an end or at the kink
-            here = self._relu(self.c)
-            kink = torch.zeros_like(low).clamp(low, high)
-            gaps = [sign * (self._relu(v) - slope * v) for v in (low, high, kink)]
-            gap = sign * torch.maximum(torch.maximum(gaps[0], gaps[1]), gaps[2])
-            slack = 4 * UNIT * (1 + slope.abs()) * torch.maximum(low.abs(), high.abs())
+            points, values, size = self._corners
+            gaps = values - slope * points
+            gap = gaps.amax(0) if above else gaps.amin(0)
+            slack = 4 * UNIT * (1 + slope.abs()) * size
+        here = self.here
         tilt = slope * self.c
         return (
             gap - (here - tilt) + sign * (slack + 4 * UNIT * (gap.abs() + here.abs() + tilt.abs()))
@@ -229,12 +367,11 @@ class Shape:
 
     def output(self) -> tuple[Tensor, Span]:
         """The value at the samples and the span of the output's deviation."""
-        low, high = self.ends
+        here = self.here
         if isinstance(self.node.op, Smooth):
-            f = self.node.op.function
-            here, (least, most) = f.value(self.c), f.span(low, high)
+            least, most = self.node.op.function.span(*self.ends)
         else:
-            here, least, most = (self._relu(v) for v in (self.c, low, high))
+            least, most, _ = self._corners[1]
         slack = 2 * UNIT * (here.abs() + torch.maximum(least.abs(), most.abs()))
         return here, ((least - here - slack).clamp(max=0), (most - here + slack).clamp(min=0))
 

@@ -39,7 +39,7 @@ from wassail.certificates.graph.graph import (
     Relu,
     Smooth,
 )
-from wassail.certificates.graph.maps import rounding_map
+from wassail.certificates.graph.maps import magnitude_map, rounding_map
 from wassail.certificates.graph.region import Region
 from wassail.rounding import UNIT, length, sized
 from wassail.ties import firm, steep_below
@@ -159,7 +159,7 @@ def _affine(op: Affine, given: list[Span], slack: float) -> Span:
     middle = [(a + b) / 2 for a, b in given]
     radius = [(b - a) / 2 for a, b in given]
     centre = op.map.forward(*middle)
-    reach = op.map.magnitude().forward(*radius)
+    reach = magnitude_map(op.map).forward(*radius)
     sizes = [torch.maximum(a.abs(), b.abs()) for a, b in given]
     error = slack * rounding_map(op.map).forward(*sizes)
     if op.bias is not None:
@@ -496,7 +496,7 @@ def gradients(bounds: Bounds, rows: Tensor, tighten: bool = True) -> Gradients:
             )
             continue
         map_ = node.op.map
-        absolute = map_.magnitude()
+        absolute = magnitude_map(map_)
         for j, centre, reach, much in zip(
             node.inputs,
             map_.transpose((low + high) / 2),

@@ -23,7 +23,7 @@ from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
-from wassail.certificates.graph.maps import Concat, Matrix, rounding_map
+from wassail.certificates.graph.maps import Concat, Matrix, magnitude_map, rounding_map
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.rounding import FLOOR, UNIT
@@ -136,7 +136,7 @@ class Forward:
             error = error + executed
             self.lost[i] = (self.lost[i] + length) * UP
         self.radius[i] = self._stretched(i, op) + self.lost[i]
-        entry = op.map.magnitude().forward(*most)
+        entry = magnitude_map(op.map).forward(*most)
         lengths = op.map.row_norms(2.0)
         if lengths is not None and len(node.inputs) == 1:
             before = self.radius[node.inputs[0]].reshape(-1, *[1] * len(node.shape))
@@ -162,7 +162,9 @@ class Forward:
         dtype = self.graph.execution.dtype
         sources = [self.graph.nodes[j] for j in node.inputs]
         largest = [c + m for c, m in zip(sizes, most)]
-        error = call_error(node, largest, dtype, sources)
+        centres = [self.centre[j] for j in node.inputs]
+        around = [(c - far, c + far) for c, far in zip(centres, _wider(sizes, most))]
+        error = call_error(node, largest, dtype, sources, around)
         length = length_above(error)
         calls = node.calls or ()
         plain = len(sources) == 1 and not (sources[0].calls and isinstance(sources[0].op, Relu))
@@ -173,7 +175,10 @@ class Forward:
         one, all_ = (map_norm(call.map, s, *shapes) for s in (1.0, math.inf))
         # The root of their product bounds `|| |W| ||_2`; 2^-20: of the roundings of this product.
         rate = gamma(call.roundings, dtype) * math.sqrt(one * all_) * (1 + 2.0**-20)
-        here = length_above(call_error(node, sizes, dtype, sources))
+        # It holds for the halved bound on a sum, too: its partial sums move by `|W|` times the
+        # deviation at most.
+        at = [(c, c) for c in centres]
+        here = length_above(call_error(node, sizes, dtype, sources, at))
         apart = (here + rate * self.radius[node.inputs[0]]) * UP
         return error, torch.where(torch.isfinite(length), torch.minimum(length, apart), length)
 
@@ -192,6 +197,11 @@ class Forward:
         if first and isinstance(op.map, Conv):
             return self.balls.radius * longest_column(op.map, node.shape)
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
+
+
+def _wider(sizes: list[Tensor], most: list[Tensor]) -> list[Tensor]:
+    """How far values may lie from the sample's, with room for the roundings of a sum."""
+    return [far + 2.0**-50 * (size + far) for size, far in zip(sizes, most)]
 
 
 def longest_column(map_: Conv, output: tuple[int, ...]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -77,11 +78,19 @@ class Turned:
     """
 
     def __init__(self, map_: Linear, dtype: torch.dtype) -> None:
-        self.map = map_.turned(dtype)
+        self.dtype = dtype
+        self.map = map_.kept(dtype, partial(map_.turned, dtype))
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(R, *output) -> (R, *shape)` for each input."""
         return tuple(laid_out(part) for part in self.map.transpose(g))
+
+    def rows(self, place: Tensor, node: Node) -> tuple[Tensor, ...]:
+        """The transpose of unit vectors for entries `(R,)` of a node's output."""
+        own = self.map.rows(place) if len(node.inputs) == 1 and len(node.shape) in (1, 3) else None
+        if own is not None:
+            return (laid_out(own),)
+        return self.transpose(units_of(node, place, self.dtype))
 
     def forward(self, *x: Tensor) -> Tensor:
         """The map itself: `(R, *shape)` for each input `-> (R, *output)`."""

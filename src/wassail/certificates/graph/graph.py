@@ -249,6 +249,15 @@ class Graph:
         """The nodes that something nonlinear reads."""
         return {j for node in self.nodes if not isinstance(node.op, Affine) for j in node.inputs}
 
+    @cached_property
+    def users(self) -> list[list[int]]:
+        """For each node the nodes that read it, one that reads it twice twice."""
+        found: list[list[int]] = [[] for _ in self.nodes]
+        for i, node in enumerate(self.nodes):
+            for j in node.inputs:
+                found[j].append(i)
+        return found
+
     @property
     def neurons(self) -> int:
         """H, the number of ReLUs."""

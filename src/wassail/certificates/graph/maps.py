@@ -2,15 +2,18 @@
 
 Matrices, scales, moves, sums and concatenations stand here, since the graph itself is built with
 them. Convolutions and poolings stand in `operators/` with their spelling.
+
+Long because the small maps share what is said of all.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +23,9 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.execution import FEW
 from wassail.certificates.graph.matrix_norms import UP, matrix_norm
 from wassail.rounding import FLOOR, UNIT, shifted, sized
+
+KEPT_UP_TO = 2**18  # weights of a map that keeps what is made of them: 5 MB
+_T = TypeVar("_T")
 
 
 class Linear(ABC):
@@ -103,6 +109,12 @@ class Linear(ABC):
             return self, None
         return self.reweighted(weight.clamp(min=0)), self.reweighted((-weight).clamp(min=0))
 
+    def rows(self, place: Tensor) -> Tensor | None:
+        """Its rows for some entries of the output, `(R,) -> (R, *shape)`: the transpose of unit
+        vectors without a product; None where a product is as good.
+        """
+        return None
+
     def turned(self, dtype: torch.dtype) -> Turnable:
         """What computes the transpose in another floating-point type."""
         return self if self.coefficients is None else self.reweighted(self.coefficients.to(dtype))
@@ -156,6 +168,23 @@ class Linear(ABC):
         assert self.coefficients is not None
         return self.coefficients
 
+    def kept(self, name: object, make: Callable[[], _T]) -> _T:
+        """What `make` returns: made once if the map has few weights, and kept with it, since a map
+        does not change.
+        """
+        weight = self.coefficients
+        if weight is None or weight.numel() > KEPT_UP_TO:
+            return make()
+        store: dict[object, Any] = self.__dict__.setdefault("_made", {})
+        if name not in store:
+            store[name] = make()
+        found: _T = store[name]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what can be made again."""
+        return {key: value for key, value in self.__dict__.items() if key != "_made"}
+
 
 def dense_norm(map_: Linear, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
     """The spectral norm by the eigenvalues of `A A^T` or `A^T A`, whichever is smaller."""
@@ -179,6 +208,9 @@ class Turnable(Protocol):
 
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """One tensor for each input."""
+
+    def rows(self, place: Tensor) -> Tensor | None:
+        """The transpose of unit vectors; None: not known."""
 
 
 def exactly_shifted(values: Tensor, exponent: int) -> Tensor:
@@ -205,6 +237,10 @@ class Matrix(Linear):
     def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
         """`(m, ..., out) -> (m, ..., in)`."""
         return (g @ self.weight,)
+
+    def rows(self, place: Tensor) -> Tensor | None:
+        """Those of the matrix, for nodes of one token: their entries are its rows."""
+        return self.weight[place]
 
     @property
     def coefficients(self) -> Tensor:
@@ -309,7 +345,12 @@ class Sizes(Linear):
 
 def rounding_map(map_: Linear) -> Sizes:
     """The map of magnitudes that rounding errors are relative to."""
-    return map_.rough()
+    return map_.kept("rough", map_.rough)
+
+
+def magnitude_map(map_: Linear) -> Linear:
+    """The map with the absolute values of its weights."""
+    return map_.kept("magnitude", map_.magnitude)
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,7 +136,9 @@ class Turned:
         )
         weight = conv.weight.flip(2, 3).transpose(0, 1) if self.plain else conv.weight
         self.weight = laid_out(weight.to(dtype))
-        self.ahead: Tensor | None = None  # the kernel of the map itself, made when it is asked for
+        # made when they are asked for: the kernel of the map itself, and its rows
+        self.ahead: Tensor | None = None
+        self.stamps: Tensor | None = None
         # Patches that do not overlap (of a transformer) are a matrix product, which is much faster
         # in float32.
         patches = (
@@ -179,6 +181,36 @@ class Turned:
                     g, self.weight, None, m.stride, m.padding, rest, m.groups, m.dilation
                 ),
             )
+
+    def rows(self, place: Tensor) -> Tensor | None:
+        """The transpose of unit vectors: the kernel of an entry's channel, where it stands.
+
+        place: entries `(R,)` of the output, whose shape follows from that of the input.
+        """
+        m = self.conv
+        if m.groups > 1:
+            return None
+        channels, tall, wide = m.shape
+        _, _, height, width = m.weight.shape
+        if self.stamps is None:
+            self.stamps = m.weight.permute(0, 2, 3, 1).flatten(1).to(self.weight.dtype)
+        down, across = (
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, p, d, k, s in zip(m.shape[1:], m.padding, m.dilation, (height, width), m.stride)
+        )
+        channel = place // (down * across)
+        first = place // across % down * m.stride[0] - m.padding[0]
+        second = place % across * m.stride[1] - m.padding[1]
+        y = first[:, None] + m.dilation[0] * torch.arange(height, device=place.device)
+        x = second[:, None] + m.dilation[1] * torch.arange(width, device=place.device)
+        inside = ((y >= 0) & (y < tall))[:, :, None] & ((x >= 0) & (x < wide))[:, None]
+        where = (y.clamp(0, tall - 1) * wide)[:, :, None] + x.clamp(0, wide - 1)[:, None]
+        where = where[..., None] * channels + torch.arange(channels, device=place.device)
+        stamp = self.stamps[channel].reshape(len(place), height, width, channels)
+        stamp = torch.where(inside[..., None], stamp, 0.0)  # what stands in the padding adds 0
+        flat = stamp.new_zeros(len(place), tall * wide * channels)
+        flat.scatter_add_(1, where.reshape(len(place), -1), stamp.reshape(len(place), -1))
+        return flat.reshape(-1, tall, wide, channels).permute(0, 3, 1, 2)
 
 
 def _unpatched(g: Tensor, weight: Tensor, conv: Conv) -> Tensor:
