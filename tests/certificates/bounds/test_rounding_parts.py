@@ -199,6 +199,7 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
             owner,
         ),
         inputs=SimpleNamespace(upper=lambda a, owner: reach),
+        sectors=None,
     )
     assert torch.equal(
         owners, next(chunks.chunks_of(torch.ones(n, k, dtype=torch.bool), 2**19 // k))[0]

@@ -95,6 +95,7 @@ POLISH = 4  # steps of the ascent on the slopes for the margins themselves, wher
 SHALLOW = 6
 WIDE = 1024
 STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
+ALIKE = 1e-6  # of a bound: a difference that rounding can make
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 
 
@@ -170,7 +171,7 @@ class Sweep:
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
         self.rows = 0  # coefficient vectors substituted so far
-        self.sectors = Sectors(self) if balls.norm in (1, 2) else None
+        self.sectors = Sectors(self) if balls.norm in (1, 2) and len(balls.x) else None
         # Of the margins, once they are bounded: at least `first - second rho / radius`, `(N, K)`
         # each, on balls of radius rho up to the one here.
         self.falls: Span | None = None
@@ -988,16 +989,19 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH)
         )
         reach = sweep.inputs.upper(a, owner)
-        near = constant + reach
-        fall = (near, torch.zeros_like(near))
+        fixed = torch.full_like(reach, math.inf)
+        growth = torch.zeros_like(reach)
         if sweep.sectors is not None and sweep.sectors.layers:
             other, b, across = sweep.sectors.bound(last, eye[rival] - eye[y[owner]], owner)
-            better = other.constant + across < constant + reach
+            near = constant + reach
+            # Where both are equal but for rounding CROWN's stay.
+            better = other.constant + across < near - ALIKE * (constant.abs() + reach)
             constant = torch.where(better, other.constant, constant)
             reach = torch.where(better, across, reach)
             a = torch.where(better[:, None], b, a)
-            fall = (other.fixed, other.growth)
-        found.append((constant, a, reach, *fall))
+            fixed = other.fixed
+            growth = other.growth
+        found.append((constant, a, reach, fixed, growth))
     constant, a, reach, fixed, growth = (torch.cat(parts) for parts in zip(*found))
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
@@ -1008,7 +1012,7 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     fixed = fixed.reshape(n, outputs)
     growth = growth.reshape(n, outputs)
     clear = here - fixed - 4 * UNIT * (z.abs().amax(1, keepdim=True) + fixed.abs())
-    sweep.falls = (clear, growth)
+    sweep.falls = None if sweep.sectors is None else (clear, growth)
     lower = torch.fmax(lower, clear - growth - 4 * UNIT * (clear.abs() + growth))
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower = lower.scatter(1, y[:, None], 0.0)

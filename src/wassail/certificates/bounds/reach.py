@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -81,8 +82,8 @@ class Forward:
                         )
                     case Affine():
                         self._affine(i, node.op)
-                    case Relu(slope):
-                        self._activation(i, node.op, max(1.0, float(slope.abs().max())))
+                    case Relu():
+                        self._activation(i, node.op, node.op.steepest)
                     case Smooth(name):
                         self._activation(i, node.op, steepest_slope(name))
                     case Curved():
@@ -193,15 +194,32 @@ class Forward:
         shape = self.graph.nodes[node.inputs[0]].shape
         first = isinstance(self.graph.nodes[node.inputs[0]].op, Input) and self.balls.norm == 1
         if first and isinstance(op.map, Matrix) and len(node.shape) == 1:
-            return self.balls.radius * matrix_norm(op.map.weight, 1.0, 2.0) * UP
+            return self.balls.radius * _first_norm(op.map) * UP
         if first and isinstance(op.map, Conv):
-            return self.balls.radius * longest_column(op.map, node.shape)
+            return self.balls.radius * _first_column(op.map, node.shape)
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
 
 
 def _wider(sizes: list[Tensor], most: list[Tensor]) -> list[Tensor]:
     """How far values may lie from the sample's, with room for the roundings of a sum."""
     return [far + 2.0**-50 * (size + far) for size, far in zip(sizes, most)]
+
+
+def _first_norm(map_: Matrix) -> float:
+    """`||W||_{1 -> 2}` of a matrix, kept for as long as the map lives."""
+    if map_ not in _COLUMNS:
+        _COLUMNS[map_] = matrix_norm(map_.weight, 1.0, 2.0)
+    return _COLUMNS[map_]
+
+
+def _first_column(map_: Conv, output: tuple[int, ...]) -> float:
+    """The same of a convolution."""
+    if map_ not in _COLUMNS:
+        _COLUMNS[map_] = longest_column(map_, output)
+    return _COLUMNS[map_]
+
+
+_COLUMNS: WeakKeyDictionary[Linear, float] = WeakKeyDictionary()
 
 
 def longest_column(map_: Conv, output: tuple[int, ...]) -> float:

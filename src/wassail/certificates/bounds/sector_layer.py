@@ -100,7 +100,7 @@ class Layer:
 
     def reach(self, bent: Tensor, owner: Tensor) -> Span:
         """`<b, e>` is at most `fixed + rate N`, for every length N of `e / root`: `(R,)` each,
-        rounded up, the best for N = eps.
+        rounded up, the best for N = eps; any level gives such a pair.
 
         A coefficient is the sum of two, at least 0 both: one is paid by the ball, the other by the
         box.
@@ -111,7 +111,8 @@ class Layer:
             kept = self.bent.columns[int(owner)]
             down = down[:, kept]
             up = up[:, kept]
-        eps = self.eps.amax(1)[owner].expand(len(bent))
+        # A little less, so that where ball and box are equally large the ball is taken.
+        eps = self.eps.amax(1)[owner].expand(len(bent)) * (1 - 2.0**-20)
         size = bent.abs()
         room = torch.where(bent > 0, up, down)
         length = rounding.length(torch.where(room > 0, size, 0.0), 2, 1)

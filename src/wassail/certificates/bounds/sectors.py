@@ -114,28 +114,29 @@ class Sectors:
         open_ = self.sweep.open_entries(j, low, high)
         if isinstance(self.graph.nodes[i].op, Smooth):
             open_ = low < high
-        counts = open_.sum(1).tolist()
+        lengths = open_.sum(1)
+        counts = lengths.tolist()
         places = torch.nonzero_static(open_, size=sum(counts))[:, 1]
         known = self._known[i] = Lengths.nothing(open_.reshape(-1, *node.shape), self.sweep.inputs)
-        start = 0
-        for group in _groups(counts, self._together(j)):
+        begun = 0
+        for first, after in _groups(counts, self._together(j)):
             clock.check()
-            most = max(counts[s] for s in group)
-            total = sum(counts[s] for s in group)
-            own = places[start : start + total]
-            start += total
+            most = max(counts[first:after])
+            total = sum(counts[first:after])
+            own = places[begun : begun + total]
+            begun += total
             # The columns of the first matrix need no product.
             keep = most <= MOST or (self.sweep.balls.norm == 1 and not self.layers)
             if not most or not (keep or self.layers):
                 continue
-            owner, place, there = _padded(own, [counts[s] for s in group], group, most)
-            pulled = self._narrowed(j, owner, place, there, low, high, keep)
+            part = torch.arange(first, after, device=low.device)
+            owner, place, there = _padded(own, lengths[first:after], part, most)
+            pulled = self._narrowed(j, owner, place, low, high, keep)
             if pulled is None:
                 continue
-            part = torch.tensor(group, device=low.device)
             shape = self._shape(i, part, low, high)
             root = flattened_root(shape, self.kind)
-            root = root.gather(1, place.reshape(len(group), most)) * there.reshape(len(group), -1)
+            root = root.gather(1, place.reshape(len(part), most)) * there.reshape(len(part), -1)
             self._measure(known, pulled, root, part)
 
     def _together(self, j: int) -> int:
@@ -153,19 +154,9 @@ class Sectors:
         )
 
     def _narrowed(
-        self,
-        j: int,
-        owner: Tensor,
-        place: Tensor,
-        there: Tensor,
-        low: Tensor,
-        high: Tensor,
-        keep: bool,
+        self, j: int, owner: Tensor, place: Tensor, low: Tensor, high: Tensor, keep: bool
     ) -> Pulled | None:
-        """Bounds on some entries of node j; and their rows, if they are kept.
-
-        there: rows that count; the others fill up the batch.
-        """
+        """Bounds on some entries of node j; and their rows, if they are kept."""
         node = self.graph.nodes[j]
         kept: list[Pulled] = []
         for part in torch.split(torch.arange(len(place), device=place.device), self._together(j)):
@@ -175,8 +166,6 @@ class Sectors:
             if self.layers:
                 along = self._along(pulled.a, mine)
                 top, bottom = (self._top(pulled, mine, sign, along) for sign in (1.0, -1.0))
-                top = torch.where(there[part], top, math.inf)
-                bottom = torch.where(there[part], bottom, math.inf)
                 narrow_to(low, high, mine, place[part], -bottom, top)
             if keep:
                 kept.append(pulled)
@@ -445,7 +434,7 @@ def _sizes(graph: Graph, tiny: float) -> dict[int, float]:
             both = (map_norm(map_, s, shape, node.shape) for s in (1.0, math.inf))
             wide = math.sqrt(math.prod(both)) * (1 + 2.0**-20)
         elif isinstance(node.op, Relu):
-            wide = max(1.0, float(node.op.slope.abs().max()))
+            wide = node.op.steepest
         elif isinstance(node.op, Smooth):
             wide = steepest_slope(node.op.name)
         before = sum(size[j] for j in node.inputs)
@@ -454,29 +443,28 @@ def _sizes(graph: Graph, tiny: float) -> dict[int, float]:
     return lost
 
 
-def _groups(counts: list[int], most: int) -> Iterator[list[int]]:
-    """Samples that go together: at most so many rows, filled up to the longest."""
-    group: list[int] = []
-    for s, count in enumerate(counts):
-        longest = max([count, *(counts[k] for k in group)])
-        if group and longest * (len(group) + 1) > most:
-            yield group
-            group = []
-        group.append(s)
-    if group:
-        yield group
+def _groups(counts: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """Samples that go together, the first one and the one after the last: at most so many rows,
+    filled up to the longest.
+    """
+    first = 0
+    for s in range(1, len(counts) + 1):
+        if s == len(counts) or max(counts[first : s + 1]) * (s + 1 - first) > most:
+            yield first, s
+            first = s
 
 
 def _padded(
-    places: Tensor, counts: list[int], group: list[int], most: int
+    places: Tensor, lengths: Tensor, part: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries of some samples with as many rows for each: owner, place, and which rows count."""
-    device = places.device
-    if len(group) == 1:
-        owner = torch.tensor(group, device=device)
-        return owner, places, torch.ones_like(places, dtype=torch.bool)
-    length = torch.tensor(counts, device=device)
-    there = torch.arange(most, device=device) < length[:, None]
-    place = places.new_zeros(len(group), most).masked_scatter(there, places)
-    owner = torch.tensor(group, device=device).repeat_interleave(most)
-    return owner, place.flatten(), there.flatten()
+    """Entries of some samples with as many rows for each: owner, place, and which rows count.
+
+    Rows that only fill up are copies of the sample's first one: so nothing is written twice with
+    different values.
+    """
+    if len(part) == 1:
+        return part, places, torch.ones_like(places, dtype=torch.bool)
+    there = torch.arange(most, device=places.device) < lengths[:, None]
+    begun = (lengths.cumsum(0) - lengths).clamp(max=len(places) - 1)
+    place = places[begun][:, None].expand(-1, most).masked_scatter(there, places)
+    return part.repeat_interleave(most), place.flatten(), there.flatten()

@@ -68,6 +68,11 @@ class Relu:
 
     slope: Tensor
 
+    @cached_property
+    def steepest(self) -> float:
+        """The largest slope in size. A device is asked once."""
+        return max(1.0, float(self.slope.abs().max()))
+
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`."""
         return torch.where(given[0] > 0, given[0], self.slope * given[0])
