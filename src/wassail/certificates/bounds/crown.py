@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -54,6 +55,7 @@ from wassail.certificates.bounds.lines import (
     Planes,
     Shape,
     Spread,
+    Surface,
     ends_of,
     entrywise,
     rounding_of,
@@ -155,6 +157,7 @@ class Sweep:
         self.smooth: dict[
             int, tuple[Shape, Tensor]
         ] = {}  # of smooth activations, with the error of the input in float64
+        self.surfaces: dict[int, Surface] = {}  # of curves
         self._unasked: dict[
             int, tuple[Tensor, partial[Bend]]
         ] = {}  # whether there are any, and how to make them
@@ -353,42 +356,31 @@ class Sweep:
         """
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
+        lengths: list[Tensor] = []
         if isinstance(curve, Normalise):
             along = self._along(node.inputs[0], curve.direction(centres[0], spans[0]))
             plane = curve.plane(
                 centres, spans, along, self._length(node.inputs[0], (len(node.shape) - 1,))
             )
         elif isinstance(curve, Product):
-            plane = curve.plane(
-                centres,
-                spans,
-                [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())],
-            )
+            lengths = [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())]
+            plane = curve.plane(centres, spans, lengths)
         else:
             plane = curve.plane(centres, spans)
         for j in node.inputs:
             if self.users[j][-1] == i:
                 self.spreads.pop(j, None)
         reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
-        count = plane.terms + 8 + max(len(self.users[j]) for j in node.inputs)
+        users = max(len(self.users[j]) for j in node.inputs)
+        surface = Surface(node, curve, tuple(centres), tuple(spans), tuple(lengths), users)
         total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         much = total + reach.reshape(len(reach), -1).sum(1)  # a plane may be several products
         for kind in (self.exact, self.fast):
-            self._sink(kind, i, 2 * count, much)
-            error = (
-                plane.reach(*[self._moved(kind, j) for j in node.inputs])
-                + 1.01 * kind.tiny * count * reach
-            )
-            off, far = (
-                plane.off.to(kind.dtype),
-                plane.far + error + kind.floor * (1 + much.reshape(-1, *[1] * len(node.shape))),
-            )
-            rest = (plane.off - off.double()).abs() + rounding_of(node, kind) * (
-                far + off.double().abs()
-            )
-            kind.planes[i] = Planes(
-                plane.to(kind.dtype), laid_out(off), laid_out(rounding.up(far + rest, kind.dtype))
-            )
+            self._sink(kind, i, 2 * surface.count(plane), much)
+            errors = tuple(self._moved(kind, j) for j in node.inputs)
+            kind.planes[i] = Planes.make(kind, surface, plane, errors, reach, much)
+            if kind is self.exact:
+                self.surfaces[i] = replace(surface, errors=errors)
         value = self.centre[i] = curve.value(*centres)
         ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
         bottom, top = curve.span(*ends)

@@ -5,7 +5,8 @@ to it on a part of its interval. So a domain fixes the interval of some neurons 
 `[m, high]`, m shared by both (GenBaB, Shi et al. 2025): the lines of such a neuron are made anew,
 with slopes of their own, and `v <= m` or `v >= m` enters the bound with a multiplier >= 0. The
 lines of all other neurons have the slopes that were best for the whole ball, one pair for each
-rival of a sample (`tilt`).
+rival of a sample (`tilt`). The inputs of curves, products and softmax, are cut in the same way
+(`sheets`): their columns come after those of the neurons.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines, Shape
-from wassail.certificates.bounds.rows import Span, flattened, of_owner, row_dot
+from wassail.certificates.bounds.rows import (
+    Span,
+    add_to,
+    flattened,
+    of_owner,
+    row_dot,
+    unflattened,
+)
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import Activation
 from wassail.certificates.graph.graph import Node, Smooth
+from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.search.cuts import Cuts
+from wassail.certificates.search.sheets import Sheet, Sheets, pull_curve
 from wassail.rounding import FAINT, UNIT
 
 TILTS = 20  # steps of the ascent on the slopes for the whole ball
@@ -40,12 +50,15 @@ class Held:
 
     root `(R,)` or `(1,)`: its row of the lines for the whole ball; lines: of each type, of each
     node, `(R, size)` or `(1, size)`; place: of each node, where its cut neurons are, `(R, D)`, size
-    for none; the rest is of the cut neurons, `(R, D)`: steepness, the width of the range of `f'` on
-    their intervals, and steepest, the largest `|f'|` on the whole ball, in float32.
+    for none; entries: the same for nodes that curves read, and sheets: the planes of those curves;
+    the rest is of the cut neurons, `(R, D)`: steepness, the width of the range of `f'` on their
+    intervals, and steepest, the largest `|f'|` on the whole ball, in float32.
     """
 
     lines: Mapping[torch.dtype, Mapping[int, Lines]]
     place: Mapping[int, Tensor]
+    entries: Mapping[int, Tensor]
+    sheets: Mapping[int, Sheet]
     c: Tensor
     here: Tensor
     error: Tensor
@@ -73,7 +86,8 @@ class Intervals:
     parts: of each smooth node, its columns. c, here: the input and the output at the sample; error:
     what rounding may add to the input; low, high: the interval on the whole ball; gain_above,
     gain_below: by how much the gap of a line shrinks where its neuron is cut; steepest: the largest
-    `|f'|`.
+    `|f'|`. sheets: the curves, whose inputs have the columns after those of the neurons; an entry
+    is a neuron with the slope 1 and no lines.
     """
 
     def __init__(self, sweep: Sweep, samples: Tensor) -> None:
@@ -96,11 +110,15 @@ class Intervals:
             least, most = node.op.function.derivative_range(low, high)
             steepest = torch.maximum(least.abs(), most.abs())
             columns.append([c, here, rounded, low, high, *gains, steepest])
+        self.sheets = Sheets(sweep, samples, start)
+        for c, rounded, low, high in self.sheets.tables:
+            zero = torch.zeros_like(c)
+            columns.append([c, zero, rounded, low, high, zero, zero, zero + 1])
         none = torch.zeros(len(samples), 0, dtype=torch.float64, device=samples.device)
         whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
         self.c, self.here, self.error, self.low, self.high, *rest = whole
         self.gain_above, self.gain_below, self.steepest = rest
-        self.count = start
+        self.count = self.sheets.stop
 
     def node(self, i: int) -> Node:
         """The node itself."""
@@ -119,6 +137,8 @@ class Intervals:
             own: the sample of each root, `(Q,)`.
             bound: lower bounds on the margins `(Q,)` with given lines, to be climbed.
         """
+        if not self.parts:
+            return
         shapes = {i: self.shape_of(i, own) for i in self.parts}
         unknowns = [slope.float() for shape in shapes.values() for slope in shape.slopes()]
         widths = [_steepness(shape) for shape in shapes.values() for _ in range(2)]
@@ -180,7 +200,9 @@ class Intervals:
             wide = _steepness(self.shape(name, c, (cuts.low, cuts.high)))
             steepness = torch.where(mask, wide, steepness)
         steepest = self.at(self.steepest, own, cuts.column).float()
-        return Held(lines, place, c, here, error, most, steepness, steepest, own)
+        entries = self.sheets.places(cuts.column)
+        sheets = self.sheets.on(entries, own, cuts)
+        return Held(lines, place, entries, sheets, c, here, error, most, steepness, steepest, own)
 
     def at(self, table: Tensor, own: Tensor, column: Tensor) -> Tensor:
         """The entries of a table `(S, V)` for neurons `(R, D)` of samples `own`; 0 for none."""
@@ -196,7 +218,7 @@ class Intervals:
 
     def which(self, column: Tensor) -> dict[str, Tensor]:
         """Of each activation, which neurons have it: bool, of the shape of column."""
-        if len(self.names) == 1:
+        if len(self.names) == 1 and not self.sheets.parts:
             return {name: torch.ones_like(column, dtype=torch.bool) for name in self.names}
         found = {}
         for name, nodes in self.names.items():
@@ -375,6 +397,7 @@ class Pass:
         self.forms = forms
         self.size = torch.zeros_like(cuts.up)
         self.scores: dict[int, Tensor] = {}
+        self.gains: dict[int, Tensor] = {}  # of nodes that curves read
 
     @classmethod
     def make(
@@ -394,14 +417,57 @@ class Pass:
             self.scores[i] = self.intervals.scores(i, w, self.held, self.cuts)
         return flat, added
 
+    def curve(
+        self,
+        kind: Arithmetic,
+        i: int,
+        w: Tensor,
+        owner: Tensor,
+        weight: dict[int, Tensor],
+        scored: bool,
+    ) -> Tensor:
+        """Adds to `weight` the coefficients of a curve's inputs; what the bound grows by."""
+        sheet = self.held.sheets.get(i)
+        sheets = self.intervals.sheets
+        if scored and i in sheets.surfaces:
+            for j, gain in sheets.gains(i, w, owner, sheet):
+                add_to(self.gains, j, gain)
+        return pull_curve(kind, i, self.intervals.node(i).inputs, w, owner, weight, sheet)
+
+    def push(self, kind: Arithmetic, j: int, w: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+        """The coefficients of node j, and the constant of the bound, with the multipliers of its
+        cut entries.
+        """
+        place = self.held.entries.get(j)
+        if place is None or self.forms is None:
+            return w, constant
+        shape = self.intervals.node(j).shape
+        flat = F.pad(flattened(w), (0, 1))
+        self.size = self.size + flat.detach().gather(1, place).abs()
+        mine = place < flat.shape[1] - 1
+        under = torch.where(mine, self.forms.under, 0.0)
+        over = torch.where(mine, self.forms.over, 0.0)
+        flat = flat.scatter_add(1, place, under - over)[:, :-1]
+        cuts = self.cuts
+        held = self.held
+        added = under * (held.c - cuts.low).to(w.dtype) + over * (cuts.high - held.c).to(w.dtype)
+        if kind is self.intervals.sweep.exact:
+            # of the differences, the products and their sum; and of the entry itself
+            ends = held.c.abs() + torch.maximum(cuts.low.abs(), cuts.high.abs())
+            rounded = (cuts.width + 64) * UNIT * (ends + held.most + FAINT)
+            added = added + (under + over) * (held.error + rounded) + FAINT * mine.double()
+        return laid_out(unflattened(flat, shape)), constant + added.double().sum(1)
+
     def in_order(self) -> list[Tensor]:
         """The scores in the order of the columns; 0 for nodes that do not matter."""
-        if not self.scores:
+        kinds = ((self.scores, self.intervals.parts), (self.gains, self.intervals.sheets.parts))
+        known = [v for scores, _ in kinds for v in scores.values()]
+        if not known:
             return []
-        like = next(iter(self.scores.values()))
         return [
-            self.scores.get(i, like.new_zeros(len(like), part.stop - part.start))
-            for i, part in self.intervals.parts.items()
+            scores[i] if i in scores else known[0].new_zeros(len(known[0]), part.stop - part.start)
+            for scores, parts in kinds
+            for i, part in parts.items()
         ]
 
 

@@ -99,13 +99,19 @@ class Product:
         )
 
     def plane(
-        self, centres: Sequence[Tensor], spans: Sequence[Span], lengths: Sequence[Tensor] = ()
+        self,
+        centres: Sequence[Tensor],
+        spans: Sequence[Span],
+        lengths: Sequence[Tensor] = (),
+        cut: Sequence[Tensor] = (),
     ) -> Plane:
         """`(b + mb) da + (a + ma) db - ma mb`, m the middles of the spans, +- the product of their
         half widths.
 
         lengths: bounds on the Euclidean norms of the rows of `da - ma` and `db - mb` along the
-        summed axes, which have length 1 there: `|<u, v>| <= |u| |v|`.
+        summed axes, which have length 1 there: `|<u, v>| <= |u| |v|`. cut: which entries the
+        lengths know nothing of, as their spans were narrowed since, `(N, *shape)` bool each. What
+        they are factors of is added by itself.
         """
         a, b, out = self._letters
         sizes = self._sizes(*(tuple(c.shape[1:]) for c in centres))
@@ -123,12 +129,32 @@ class Product:
         )  # what `flushed` drops, and more
         rest = self.value(*radius)
         if lengths:
-            rest = torch.minimum(
-                rest,
-                self.value(*(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))),
+            rows = self.value(
+                *(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))
             )
+            if cut:
+                first_cut, second_cut = (torch.where(mask, r, 0.0) for mask, r in zip(cut, radius))
+                uncut = radius[0] - first_cut
+                rows = rows + self.value(first_cut, radius[1]) + self.value(uncut, second_cut)
+            rest = torch.minimum(rest, rows)
         far = rest + UNIT * ((terms + 4) * size + plane.reach(*reach)) + lost
         return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * UNIT) + TINY)
+
+    def gains(
+        self, w: Tensor, centres: Sequence[Tensor], spans: Sequence[Span], far: Tensor
+    ) -> tuple[Tensor, ...]:
+        """By how much `<w, far>` may shrink where the span of an entry is halved, for each entry:
+        w `(R, *out)`, >= 0; `(R, *in)` for each input.
+
+        Half of its part in the product of half widths. Where lengths made far smaller than that
+        product, by half or more, it gains nothing.
+        """
+        a, b, out = self._letters
+        first, second = (halves_of(*span)[1] for span in spans)
+        whole = self.value(first, second)
+        share = (2 * far / torch.where(whole > 0, whole, 1.0) - 1).clamp(0, 1)
+        w = w * share / 2
+        return first * self._times(out, b, a, w, second), second * self._times(out, a, b, w, first)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The gradient at a factor is the einsum of g with the other factor, in interval
@@ -162,6 +188,14 @@ class _ProductPlane:
         first = take_entries(self.first, owner)
         second = take_entries(self.second, owner)
         return self.product._times(out, b, a, w, second), self.product._times(out, a, b, w, first)
+
+    def forward(self, *d: Tensor) -> Tensor:
+        first = self.first.double()
+        second = self.second.double()
+        return self.product.value(d[0], second) + self.product.value(first, d[1])
+
+    def moved(self, shift: Tensor, slack: Tensor) -> _ProductPlane:
+        return replace(self, off=self.off + shift, far=self.far + slack)
 
     def reach(self, *sizes: Tensor) -> Tensor:
         first = self.first.abs().double()

@@ -1,0 +1,255 @@
+"""The curves of some samples, and domains that cut the interval of one of their inputs in two.
+
+A product or a softmax lies between two planes around the sample, and they are nearer to it on a
+part of its box. So a domain fixes the interval of some entries of a node that curves read: of a
+factor of a product, of the logits of a softmax. The planes of every curve that reads the entry are
+made anew on the part, and `v <= m` or `v >= m` enters the bound with a multiplier >= 0, where the
+coefficients of the node are known. A normalisation is not cut: its planes hang on all entries of a
+token, and a part of one entry moves them little.
+
+A part may lie beside the sample. Planes are made around a point of the box, so they are made around
+`c'`, the point of the part next to the sample's value c, and moved:
+`f(v) - f(c) = (f(v) - f(c')) + (f(c') - f(c))`, and `J (v - c') = J (v - c) + J (c - c')`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.lines import Arithmetic, Planes, Surface, ends_of
+from wassail.certificates.bounds.rows import (
+    Span,
+    add_to,
+    flattened,
+    of_owner,
+    row_dot,
+    unflattened,
+)
+from wassail.certificates.device import HOST
+from wassail.certificates.graph.maps import laid_out
+from wassail.certificates.graph.operators.products import Product
+from wassail.certificates.graph.operators.softmax import Softmax
+from wassail.certificates.search.cuts import Cuts
+from wassail.rounding import FAINT, UNIT
+
+BESIDE = 0.5  # of a gain: a ReLU gains about twice its score, a curve its score
+ABOVE = 1 + 2.0**-20  # of a sum of magnitudes: more than rounding takes from it
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """The planes of a curve node on the domains of a batch that cut one of its inputs.
+
+    rows `(r,)`: those domains; planes: of each type, for them; floor `(r,)`: what underflow may
+    take; centres, spans: of the inputs on the parts, `(r, *in)` each; far: `(r, *out)`.
+    """
+
+    rows: Tensor
+    planes: Mapping[torch.dtype, Planes]
+    floor: Tensor
+    centres: list[Tensor]
+    spans: list[Span]
+    far: Tensor
+
+
+class Sheets:
+    """The curves of S samples of a sweep that are cut.
+
+    parts: of each node that such a curve reads, its columns among those of all cut values, from
+    `start` on. tables: of each such node, what is known of its entries, `(S, size)` each: the value
+    at the sample, what rounding may add to it, and the ends of its interval.
+    """
+
+    def __init__(self, sweep: Sweep, samples: Tensor, start: int) -> None:
+        self.sweep = sweep
+        self.samples = samples
+        self.surfaces: dict[int, Surface] = {}
+        self.parts: dict[int, slice] = {}
+        self.tables: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        for i, surface in sweep.surfaces.items():
+            if not isinstance(surface.curve, Product | Softmax):
+                continue
+            self.surfaces[i] = surface
+            inputs = zip(surface.node.inputs, surface.centres, surface.spans, surface.errors)
+            for j, c, (low, high), error in inputs:
+                if j in self.parts:
+                    continue
+                size = sweep.graph.nodes[j].size
+                self.parts[j] = slice(start, start + size)
+                start += size
+                # of the sum of the coefficients of all that read it
+                reach = torch.maximum(-low, high)
+                error = error + 1.01 * UNIT * (8 + len(sweep.users[j])) * reach
+                table = (c, error, *ends_of(c, low, high))
+                c, error, low, high = (flattened(of_owner(v, samples)) for v in table)
+                self.tables.append((c, error, low, high))
+        self.stop = start
+
+    def places(self, column: Tensor) -> dict[int, Tensor]:
+        """Of each node with cut entries, where they are, `(R, D)`; its size for none."""
+        found = {}
+        for j, part in self.parts.items() if column.shape[1] else ():
+            mine = (column >= part.start) & (column < part.stop)
+            if mine.device != HOST or bool(mine.any()):
+                found[j] = torch.where(mine, column - part.start, part.stop - part.start)
+        return found
+
+    def on(self, places: Mapping[int, Tensor], own: Tensor, cuts: Cuts) -> dict[int, Sheet]:
+        """The planes of the curves that read cut entries, for a batch of domains of samples own,
+        `(R,)` or `(1,)`.
+        """
+        found = {}
+        for i, surface in self.surfaces.items():
+            read = [j for j in surface.node.inputs if j in places]
+            if not read:
+                continue
+            sizes = [self.sweep.graph.nodes[j].size for j in read]
+            cut = torch.stack([(places[j] < n).any(1) for j, n in zip(read, sizes)]).any(0)
+            if cut.device == HOST:
+                rows = cut.nonzero()[:, 0]
+            else:  # a device is not asked
+                rows = torch.arange(len(cut), device=cut.device)
+            owner = self.samples[own].expand(len(cut))[rows]
+            some = {j: places[j][rows] for j in read}
+            found[i] = self._sheet(i, surface, rows, owner, some, cuts.take(rows))
+        return found
+
+    def _sheet(
+        self,
+        i: int,
+        surface: Surface,
+        rows: Tensor,
+        owner: Tensor,
+        places: Mapping[int, Tensor],
+        cuts: Cuts,
+    ) -> Sheet:
+        """The planes of node i on the parts of some domains."""
+        centres: list[Tensor] = []
+        spans: list[Span] = []
+        masks: list[Tensor] = []
+        steps: list[Tensor] = []  # from `c'` to c
+        sizes: list[Tensor] = []  # of the deviations from c
+        for j, c, span in zip(surface.node.inputs, surface.centres, surface.spans):
+            old = of_owner(c, owner)
+            low, high = (of_owner(side, owner) for side in span)
+            sizes.append(torch.maximum(-low, high))
+            new, low, high, mask = self._narrowed(j, old, (low, high), places, cuts)
+            centres.append(new)
+            spans.append((low, high))
+            masks.append(mask)
+            steps.append(old - new)
+        curve = surface.curve
+        if isinstance(curve, Product):
+            lengths = [of_owner(v, owner) for v in surface.lengths]
+            plane = curve.plane(centres, spans, lengths, masks)
+        else:
+            plane = curve.plane(centres, spans)
+        # Both values are numbers. The difference, the step and `J step` are rounded.
+        here = curve.value(*centres)
+        value = of_owner(self.sweep.centre[i], owner)
+        moved = plane.forward(*steps)
+        terms = (plane.terms + 8) * plane.reach(*(v.abs() for v in steps))
+        terms = terms + 8 * (here.abs() + value.abs() + moved.abs() + plane.off.abs())
+        plane = plane.moved(moved + (here - value), UNIT * terms * ABOVE + FAINT)
+        reach = plane.reach(*sizes)
+        every = [*(v.flatten(1) for v in sizes), reach.flatten(1)]
+        total = torch.stack([v.sum(1) for v in every]).sum(0) * ABOVE
+        exact = self.sweep.exact
+        errors = [of_owner(v, owner) for v in surface.errors]
+        sure = Planes.make(exact, surface, plane, errors, reach, total)
+        fast = Planes(sure.plane.to(torch.float32), sure.off.float(), sure.far.float())
+        floor = exact.floor * (2 * surface.count(plane) * total + 16 * surface.node.size)
+        planes = {torch.float64: sure, torch.float32: fast}
+        return Sheet(rows, planes, floor, centres, spans, plane.far)
+
+    def _narrowed(
+        self, j: int, c: Tensor, span: Span, places: Mapping[int, Tensor], cuts: Cuts
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of an input, on the parts: the point next to c, the span around it, and which entries
+        are cut.
+        """
+        if j not in places:
+            return c, *span, torch.zeros_like(c, dtype=torch.bool)
+        place = places[j]
+        shape = self.sweep.graph.nodes[j].shape
+        flat = F.pad(flattened(c), (0, 1))
+        new = flat.gather(1, place).maximum(cuts.low).minimum(cuts.high)
+        slack = UNIT * (new.abs() + torch.maximum(cuts.low.abs(), cuts.high.abs()))
+        low = (cuts.low - new - slack).clamp(max=0)
+        high = (cuts.high - new + slack).clamp(min=0)
+        values = [(flat, new)]
+        values += [(F.pad(flattened(v), (0, 1)), w) for v, w in zip(span, (low, high))]
+        found = [
+            laid_out(unflattened(old.scatter(1, place, other)[:, :-1], shape))
+            for old, other in values
+        ]
+        mask = torch.zeros_like(flat, dtype=torch.bool).scatter(1, place, True)[:, :-1]
+        return found[0], found[1], found[2], unflattened(mask, shape)
+
+    def gains(
+        self, i: int, w: Tensor, owner: Tensor, sheet: Sheet | None
+    ) -> list[tuple[int, Tensor]]:
+        """What a cut of each entry that node i reads may gain, for coefficients `(R, *shape)`: of
+        each input, `(R, size)`.
+        """
+        surface = self.surfaces[i]
+        curve = surface.curve
+        assert isinstance(curve, Product | Softmax)
+        size = w.abs().double()
+        far = of_owner(self.sweep.exact.planes[i].far, owner)
+        centres = [of_owner(v, owner) for v in surface.centres]
+        spans = [(of_owner(low, owner), of_owner(high, owner)) for low, high in surface.spans]
+        found = [flattened(v) for v in curve.gains(size, centres, spans, far)]
+        if sheet is not None:
+            parts = curve.gains(size[sheet.rows], sheet.centres, sheet.spans, sheet.far)
+            found = [
+                whole.index_copy(0, sheet.rows, flattened(v)) for whole, v in zip(found, parts)
+            ]
+        return [(j, BESIDE * gain) for j, gain in zip(surface.node.inputs, found)]
+
+
+def pull_curve(
+    kind: Arithmetic,
+    i: int,
+    inputs: tuple[int, ...],
+    w: Tensor,
+    owner: Tensor,
+    weight: dict[int, Tensor],
+    sheet: Sheet | None,
+) -> Tensor:
+    """Adds to `weight` what coefficients w `(R, *shape)` of a curve are of its inputs; what the
+    bound grows by, `(R,)`.
+
+    Args:
+        kind: the arithmetic.
+        i: the node.
+        inputs: the nodes that it reads.
+        w: the coefficients.
+        owner: the samples of the rows, in the sweep.
+        weight: the coefficients of earlier nodes.
+        sheet: its planes where its inputs are cut.
+    """
+    root = kind.planes[i]
+    if sheet is None:
+        off, far = root.pull(weight, inputs, w, owner)
+        return off + far
+    rows = sheet.rows
+    every = torch.arange(len(rows), device=w.device)
+    planes = sheet.planes[kind.dtype]
+    own = w[rows]
+    parts = planes.plane.transpose(own, every)
+    grown = row_dot(own, planes.off) + row_dot(own.abs(), planes.far) + sheet.floor
+    if len(rows) < len(w):
+        whole = root.plane.transpose(w, owner)
+        parts = tuple(old.index_copy(0, rows, new) for old, new in zip(whole, parts))
+        all_ = row_dot(w, of_owner(root.off, owner)) + row_dot(w.abs(), of_owner(root.far, owner))
+        grown = all_.index_copy(0, rows, grown)
+    for j, part in zip(inputs, parts):
+        add_to(weight, j, laid_out(part))
+    return grown
