@@ -432,7 +432,19 @@ class Pass:
         if scored and i in sheets.surfaces:
             for j, gain in sheets.gains(i, w, owner, sheet):
                 add_to(self.gains, j, gain)
+        if sheet is not None and kind is self.intervals.sweep.fast:
+            self._measure(kind, i, w.detach(), owner)
         return pull_curve(kind, i, self.intervals.node(i).inputs, w, owner, weight, sheet)
+
+    def _measure(self, kind: Arithmetic, i: int, w: Tensor, owner: Tensor) -> None:
+        """How large multipliers of a curve's cut entries may have to be: the coefficients that its
+        planes on the whole ball give count too, since those on a part may be flat.
+        """
+        parts = kind.planes[i].plane.transpose(w, owner)
+        for j, part in zip(self.intervals.node(i).inputs, parts):
+            if j in self.held.entries:
+                flat = F.pad(flattened(part), (0, 1))
+                self.size = self.size + flat.gather(1, self.held.entries[j]).abs()
 
     def push(self, kind: Arithmetic, j: int, w: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients of node j, and the constant of the bound, with the multipliers of its

@@ -132,24 +132,25 @@ class Sheets:
         """The planes of node i on the parts of some domains."""
         centres: list[Tensor] = []
         spans: list[Span] = []
-        masks: list[Tensor] = []
-        steps: list[Tensor] = []  # from `c'` to c
-        sizes: list[Tensor] = []  # of the deviations from c
+        whole: list[tuple[Tensor, Span]] = []
         for j, c, span in zip(surface.node.inputs, surface.centres, surface.spans):
-            old = of_owner(c, owner)
-            low, high = (of_owner(side, owner) for side in span)
-            sizes.append(torch.maximum(-low, high))
-            new, low, high, mask = self._narrowed(j, old, (low, high), places, cuts)
+            old = (of_owner(c, owner), (of_owner(span[0], owner), of_owner(span[1], owner)))
+            whole.append(old)
+            new, part = self._narrowed(j, *old, places, cuts)
             centres.append(new)
-            spans.append((low, high))
-            masks.append(mask)
-            steps.append(old - new)
+            spans.append(part)
         curve = surface.curve
         if isinstance(curve, Product):
-            lengths = [of_owner(v, owner) for v in surface.lengths]
-            plane = curve.plane(centres, spans, lengths, masks)
+            given = zip(surface.lengths, curve.summed(), whole, zip(centres, spans))
+            lengths = [
+                _length(of_owner(length, owner), [k + 1 for k in axes], old, new)
+                for length, axes, old, new in given
+            ]
+            plane = curve.plane(centres, spans, lengths)
         else:
             plane = curve.plane(centres, spans)
+        steps = [old - new for new, (old, _) in zip(centres, whole)]
+        sizes = [torch.maximum(-low, high) for _, (low, high) in whole]  # of deviations from c
         # Both values are numbers. The difference, the step and `J step` are rounded.
         here = curve.value(*centres)
         value = of_owner(self.sweep.centre[i], owner)
@@ -170,12 +171,10 @@ class Sheets:
 
     def _narrowed(
         self, j: int, c: Tensor, span: Span, places: Mapping[int, Tensor], cuts: Cuts
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of an input, on the parts: the point next to c, the span around it, and which entries
-        are cut.
-        """
+    ) -> tuple[Tensor, Span]:
+        """Of an input, on the parts: the point next to c, and the span around it."""
         if j not in places:
-            return c, *span, torch.zeros_like(c, dtype=torch.bool)
+            return c, span
         place = places[j]
         shape = self.sweep.graph.nodes[j].shape
         flat = F.pad(flattened(c), (0, 1))
@@ -189,8 +188,7 @@ class Sheets:
             laid_out(unflattened(old.scatter(1, place, other)[:, :-1], shape))
             for old, other in values
         ]
-        mask = torch.zeros_like(flat, dtype=torch.bool).scatter(1, place, True)[:, :-1]
-        return found[0], found[1], found[2], unflattened(mask, shape)
+        return found[0], (found[1], found[2])
 
     def gains(
         self, i: int, w: Tensor, owner: Tensor, sheet: Sheet | None
@@ -212,6 +210,42 @@ class Sheets:
                 whole.index_copy(0, sheet.rows, flattened(v)) for whole, v in zip(found, parts)
             ]
         return [(j, BESIDE * gain) for j, gain in zip(surface.node.inputs, found)]
+
+
+def _length(
+    length: Tensor, axes: list[int], old: tuple[Tensor, Span], new: tuple[Tensor, Span]
+) -> Tensor:
+    """A bound on the Euclidean norm of `v - z'` along some axes, z' the middle of the parts, for
+    one of `u = v - z`, z the middle of the whole spans.
+
+    With `e = z' - z`: `|u - e|^2 = |u|^2 - 2 <u - e, e> - |e|^2`, and `|u - e| <= r` entry by
+    entry, r the half widths of the parts. A part that lies far from the middle makes it smaller.
+
+    Args:
+        length: of u.
+        axes: the axes that are summed over.
+        old: the centre and the span of the whole.
+        new: those of the parts.
+    """
+    (c, (low, high)), (other, (left, right)) = old, new
+    m, middle = (low + high) / 2, (left + right) / 2
+    r = torch.maximum(right - middle, middle - left) * (1 + UNIT)
+    same = (c == other) & (m == middle)
+    e = (other - c) + (middle - m)
+    doubt = 8 * UNIT * (c.abs() + other.abs() + m.abs() + middle.abs())
+    grown = 2 * e.abs() * r - e.square() + doubt * (2 * r + 2 * e.abs() + doubt)
+    size = 2 * e.abs() * r + e.square()
+    grown, size = (_summed(torch.where(same, 0.0, v), axes) for v in (grown, size))
+    square = length.square()
+    count = c.shape[1:].numel() + 16
+    found = (square + grown + count * UNIT * (square + size)).clamp(min=0).sqrt()
+    moved = _summed((~same).double(), axes) > 0
+    return torch.where(moved, found * (1 + 8 * UNIT) + FAINT, length)
+
+
+def _summed(values: Tensor, axes: list[int]) -> Tensor:
+    """Along some axes, which have length 1 then; torch takes no axes for all of them."""
+    return values.sum(axes, keepdim=True) if axes else values
 
 
 def pull_curve(

@@ -103,15 +103,12 @@ class Product:
         centres: Sequence[Tensor],
         spans: Sequence[Span],
         lengths: Sequence[Tensor] = (),
-        cut: Sequence[Tensor] = (),
     ) -> Plane:
         """`(b + mb) da + (a + ma) db - ma mb`, m the middles of the spans, +- the product of their
         half widths.
 
         lengths: bounds on the Euclidean norms of the rows of `da - ma` and `db - mb` along the
-        summed axes, which have length 1 there: `|<u, v>| <= |u| |v|`. cut: which entries the
-        lengths know nothing of, as their spans were narrowed since, `(N, *shape)` bool each. What
-        they are factors of is added by itself.
+        summed axes, which have length 1 there: `|<u, v>| <= |u| |v|`.
         """
         a, b, out = self._letters
         sizes = self._sizes(*(tuple(c.shape[1:]) for c in centres))
@@ -129,14 +126,10 @@ class Product:
         )  # what `flushed` drops, and more
         rest = self.value(*radius)
         if lengths:
-            rows = self.value(
-                *(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))
+            rest = torch.minimum(
+                rest,
+                self.value(*(v.expand_as(c) / math.sqrt(terms) for v, c in zip(lengths, centres))),
             )
-            if cut:
-                first_cut, second_cut = (torch.where(mask, r, 0.0) for mask, r in zip(cut, radius))
-                uncut = radius[0] - first_cut
-                rows = rows + self.value(first_cut, radius[1]) + self.value(uncut, second_cut)
-            rest = torch.minimum(rest, rows)
         far = rest + UNIT * ((terms + 4) * size + plane.reach(*reach)) + lost
         return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * UNIT) + TINY)
 

@@ -39,7 +39,6 @@ from wassail.certificates.graph.planes import (
 )
 from wassail.rounding import UNIT
 
-
 SEEN = 0.4  # of the sum of second derivatives: what a cut of a logit gained, measured
 
 
@@ -129,18 +128,23 @@ class Softmax:
         w `(R, *out)`, >= 0; `(R, *in)`.
 
         Half of what the entry's row adds to `sum_kl |H_kl| r_k r_l / 2`, H the second derivatives
-        of `p_j` in the middle of the box: `p_j ((1_jk - p_k) (1_jl - p_l) - p_k (1_kl - p_l))`. The
-        terms cancel in part; `SEEN` is what is left of the sum on trained networks.
+        of `p_j`: `p_j ((1_jk - p_k) (1_jl - p_l) - p_k (1_kl - p_l))`, with p in the middle of its
+        range. The terms cancel in part; `SEEN` is what is left of the sum on trained networks. On a
+        wide box the sum is larger than far, and scaled to it.
         """
-        z, _, r = middle_of(centres[0], *spans[0])
-        p = self.value(z)
+        low, high = end_points(centres[0], *spans[0])
+        r = (high - low) / 2
+        least, most = self.span((low, high))
+        p = (least + most) / 2
         mean = (p * r).sum(-1, keepdim=True)
-        own = w * p
-        along = own * (mean + (1 - 2 * p) * r)  # times the sum of |1_jl - p_l| r_l
-        total = along.sum(-1, keepdim=True)
-        first = p * (total - along) + (1 - p) * along
+        square = (p * r.square()).sum(-1, keepdim=True)
+        along = mean + (1 - 2 * p) * r  # the sum of |1_jl - p_l| r_l
+        bend = SEEN * p * (along.square() + square + mean.square()) / 2
+        own = SEEN * w * p * torch.minimum(far / bend.clamp(min=TINY), torch.ones_like(bend))
+        total = (own * along).sum(-1, keepdim=True)
+        first = p * (total - own * along) + (1 - p) * own * along
         second = p * (r + mean) * own.sum(-1, keepdim=True)
-        return (SEEN * r * (first + second) / 4,)
+        return (r * (first + second) / 4,)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """`p_j ((1 - p_j) h_j - sum_{k != j} p_k h_k)` with `h = g - mean`, and `p_j (1 - p_j)`
