@@ -4,8 +4,9 @@ A product or a softmax lies between two planes around the sample, and they are n
 part of its box. So a domain fixes the interval of some entries of a node that curves read: of a
 factor of a product, of the logits of a softmax. The planes of every curve that reads the entry are
 made anew on the part, and `v <= m` or `v >= m` enters the bound with a multiplier >= 0, where the
-coefficients of the node are known. A normalisation is not cut: its planes hang on all entries of a
-token, and a part of one entry moves them little.
+coefficients of the node are known. A curve that reads another one has that one's range on the
+part: a cut of a logit narrows all weights of its row. A normalisation is not cut: its planes hang
+on all entries of a token, and a part of one entry moves them little.
 
 A part may lie beside the sample. Planes are made around a point of the box, so they are made around
 `c'`, the point of the part next to the sample's value c, and moved:
@@ -14,12 +15,12 @@ A part may lie beside the sample. Planes are made around a point of the box, so 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Planes, Surface, ends_of
@@ -35,9 +36,11 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.maps import laid_out
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.operators.softmax import Softmax
+from wassail.certificates.graph.planes import Curve
 from wassail.certificates.search.cuts import Cuts
 from wassail.rounding import FAINT, UNIT
 
+CUT: tuple[type[Curve], ...] = (Product, Softmax)  # curves whose inputs are cut
 BESIDE = 0.5  # of a gain: a ReLU gains about twice its score, a curve its score
 ABOVE = 1 + 2.0**-20  # of a sum of magnitudes: more than rounding takes from it
 
@@ -46,16 +49,41 @@ ABOVE = 1 + 2.0**-20  # of a sum of magnitudes: more than rounding takes from it
 class Sheet:
     """The planes of a curve node on the domains of a batch that cut one of its inputs.
 
-    rows `(r,)`: those domains; planes: of each type, for them; floor `(r,)`: what underflow may
-    take; centres, spans: of the inputs on the parts, `(r, *in)` each; far: `(r, *out)`.
+    rows `(r,)`: those domains; among `(R,)`: the place of each domain there, or -1; planes: of each
+    type, for them; floor `(r,)`: what underflow may take; centres, spans: of the inputs on the
+    parts, `(r, *in)` each; far, ends: of the planes and of the value there, `(r, *out)`.
     """
 
     rows: Tensor
+    among: Tensor
     planes: Mapping[torch.dtype, Planes]
     floor: Tensor
     centres: list[Tensor]
     spans: list[Span]
     far: Tensor
+    ends: Span
+
+    def within(self, rows: Tensor) -> Span:
+        """The range of the value on some domains of the batch; infinite where it is not
+        narrowed.
+        """
+        place = self.among[rows]
+        known = (place >= 0).reshape(-1, *[1] * (self.far.ndim - 1))
+        low, high = (side[place.clamp(min=0)] for side in self.ends)
+        return torch.where(known, low, -math.inf), torch.where(known, high, math.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What is narrowed on r domains.
+
+    places: of each node with cut entries, where they are, `(r, D)`; cuts: their intervals; ranges:
+    of nodes that are curves with narrowed inputs themselves, `(r, *shape)`.
+    """
+
+    places: Mapping[int, Tensor]
+    cuts: Cuts
+    ranges: Mapping[int, Span]
 
 
 class Sheets:
@@ -73,7 +101,7 @@ class Sheets:
         self.parts: dict[int, slice] = {}
         self.tables: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for i, surface in sweep.surfaces.items():
-            if not isinstance(surface.curve, Product | Softmax):
+            if not isinstance(surface.curve, CUT):
                 continue
             self.surfaces[i] = surface
             inputs = zip(surface.node.inputs, surface.centres, surface.spans, surface.errors)
@@ -104,30 +132,38 @@ class Sheets:
         """The planes of the curves that read cut entries, for a batch of domains of samples own,
         `(R,)` or `(1,)`.
         """
-        found = {}
+        found: dict[int, Sheet] = {}
         for i, surface in self.surfaces.items():
-            read = [j for j in surface.node.inputs if j in places]
-            if not read:
+            inputs = surface.node.inputs
+            cut = [(places[j] < self._size(j)).any(1) for j in inputs if j in places]
+            cut += [found[j].among >= 0 for j in inputs if j in found]
+            if not cut:
                 continue
-            sizes = [self.sweep.graph.nodes[j].size for j in read]
-            cut = torch.stack([(places[j] < n).any(1) for j, n in zip(read, sizes)]).any(0)
-            if cut.device == HOST:
-                rows = cut.nonzero()[:, 0]
+            any_cut = torch.stack(cut).any(0)
+            if any_cut.device == HOST:
+                rows = any_cut.nonzero()[:, 0]
             else:  # a device is not asked
-                rows = torch.arange(len(cut), device=cut.device)
-            owner = self.samples[own].expand(len(cut))[rows]
-            some = {j: places[j][rows] for j in read}
-            found[i] = self._sheet(i, surface, rows, owner, some, cuts.take(rows))
+                rows = torch.arange(len(any_cut), device=any_cut.device)
+            owner = self.samples[own].expand(len(any_cut))[rows]
+            among = torch.full_like(any_cut, -1, dtype=torch.int64)
+            among[rows] = torch.arange(len(rows), device=rows.device)
+            some = {j: places[j][rows] for j in inputs if j in places}
+            ranges = {j: found[j].within(rows) for j in inputs if j in found}
+            parts = _Parts(some, cuts.take(rows), ranges)
+            found[i] = self._sheet(i, surface, rows, among, owner, parts)
         return found
+
+    def _size(self, j: int) -> int:
+        return self.sweep.graph.nodes[j].size
 
     def _sheet(
         self,
         i: int,
         surface: Surface,
         rows: Tensor,
+        among: Tensor,
         owner: Tensor,
-        places: Mapping[int, Tensor],
-        cuts: Cuts,
+        parts: _Parts,
     ) -> Sheet:
         """The planes of node i on the parts of some domains."""
         centres: list[Tensor] = []
@@ -136,7 +172,7 @@ class Sheets:
         for j, c, span in zip(surface.node.inputs, surface.centres, surface.spans):
             old = (of_owner(c, owner), (of_owner(span[0], owner), of_owner(span[1], owner)))
             whole.append(old)
-            new, part = self._narrowed(j, *old, places, cuts)
+            new, part = self._narrowed(j, *old, parts)
             centres.append(new)
             spans.append(part)
         curve = surface.curve
@@ -167,28 +203,35 @@ class Sheets:
         fast = Planes(sure.plane.to(torch.float32), sure.off.float(), sure.far.float())
         floor = exact.floor * (2 * surface.count(plane) * total + 16 * surface.node.size)
         planes = {torch.float64: sure, torch.float32: fast}
-        return Sheet(rows, planes, floor, centres, spans, plane.far)
+        ends = curve.span(*(ends_of(c, *span) for c, span in zip(centres, spans)))
+        return Sheet(rows, among, planes, floor, centres, spans, plane.far, ends)
 
-    def _narrowed(
-        self, j: int, c: Tensor, span: Span, places: Mapping[int, Tensor], cuts: Cuts
-    ) -> tuple[Tensor, Span]:
-        """Of an input, on the parts: the point next to c, and the span around it."""
-        if j not in places:
+    def _narrowed(self, j: int, c: Tensor, span: Span, parts: _Parts) -> tuple[Tensor, Span]:
+        """Of an input, on the parts: the point next to c, and the span around it. Entries that are
+        not narrowed stay as they are, and so do those of a part with no point.
+        """
+        if j not in parts.places and j not in parts.ranges:
             return c, span
-        place = places[j]
-        shape = self.sweep.graph.nodes[j].shape
-        flat = F.pad(flattened(c), (0, 1))
-        new = flat.gather(1, place).maximum(cuts.low).minimum(cuts.high)
-        slack = UNIT * (new.abs() + torch.maximum(cuts.low.abs(), cuts.high.abs()))
-        low = (cuts.low - new - slack).clamp(max=0)
-        high = (cuts.high - new + slack).clamp(min=0)
-        values = [(flat, new)]
-        values += [(F.pad(flattened(v), (0, 1)), w) for v, w in zip(span, (low, high))]
-        found = [
-            laid_out(unflattened(old.scatter(1, place, other)[:, :-1], shape))
-            for old, other in values
-        ]
-        return found[0], (found[1], found[2])
+        bottom, top = ends = ends_of(c, *span)
+        if j in parts.ranges:
+            bottom = torch.maximum(bottom, parts.ranges[j][0])
+            top = torch.minimum(top, parts.ranges[j][1])
+        if j in parts.places:
+            bottom = torch.maximum(bottom, self._put(j, -math.inf, parts, parts.cuts.low))
+            top = torch.minimum(top, self._put(j, math.inf, parts, parts.cuts.high))
+        changed = ((bottom > ends[0]) | (top < ends[1])) & (bottom <= top)
+        new = torch.where(changed, c.maximum(bottom).minimum(top), c)
+        slack = UNIT * (new.abs() + torch.maximum(bottom.abs(), top.abs()))
+        low = torch.where(changed, (bottom - new - slack).clamp(max=0), span[0])
+        high = torch.where(changed, (top - new + slack).clamp(min=0), span[1])
+        return new, (low, high)
+
+    def _put(self, j: int, rest: float, parts: _Parts, values: Tensor) -> Tensor:
+        """The ends of cut entries of node j, and `rest` elsewhere: `(r, *shape)`."""
+        place = parts.places[j]
+        flat = values.new_full((len(place), self._size(j) + 1), rest)
+        flat = flat.scatter(1, place, values)[:, :-1]
+        return unflattened(flat, self.sweep.graph.nodes[j].shape)
 
     def gains(
         self, i: int, w: Tensor, owner: Tensor, sheet: Sheet | None
