@@ -77,7 +77,7 @@ from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node,
 from wassail.certificates.graph.maps import Scale, laid_out, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
-from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.planes import Curve, Plane
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
@@ -356,23 +356,16 @@ class Sweep:
         """
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
+        users = max(len(self.users[j]) for j in node.inputs)
         lengths: list[Tensor] = []
-        if isinstance(curve, Normalise):
-            along = self._along(node.inputs[0], curve.direction(centres[0], spans[0]))
-            plane = curve.plane(
-                centres, spans, along, self._length(node.inputs[0], (len(node.shape) - 1,))
-            )
-        elif isinstance(curve, Product):
+        if isinstance(curve, Product):
             lengths = [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())]
-            plane = curve.plane(centres, spans, lengths)
-        else:
-            plane = curve.plane(centres, spans)
+        surface = Surface(node, curve, tuple(centres), tuple(spans), tuple(lengths), users)
+        plane = self._plane(surface)
         for j in node.inputs:
             if self.users[j][-1] == i:
                 self.spreads.pop(j, None)
         reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
-        users = max(len(self.users[j]) for j in node.inputs)
-        surface = Surface(node, curve, tuple(centres), tuple(spans), tuple(lengths), users)
         total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         much = total + reach.reshape(len(reach), -1).sum(1)  # a plane may be several products
         for kind in (self.exact, self.fast):
@@ -391,6 +384,20 @@ class Sweep:
             torch.maximum(low, -wide).clamp(max=0),
             torch.minimum(high, wide).clamp(min=0),
         )
+
+    def _plane(self, surface: Surface) -> Plane:
+        """The plane of a curve around the samples, with what is known beyond the spans."""
+        curve = surface.curve
+        centres = surface.centres
+        spans = surface.spans
+        if isinstance(curve, Normalise):
+            j = surface.node.inputs[0]
+            along = self._along(j, curve.direction(centres[0], spans[0]))
+            length = self._length(j, (len(surface.node.shape) - 1,))
+            return curve.plane(centres, spans, along, length)
+        if isinstance(curve, Product):
+            return curve.plane(centres, spans, surface.lengths)
+        return curve.plane(centres, spans)
 
     def _along(self, j: int, direction: Tensor) -> Span:
         """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ...,

@@ -41,6 +41,9 @@ from wassail.certificates.search.cuts import Cuts
 from wassail.rounding import FAINT, UNIT
 
 CUT: tuple[type[Curve], ...] = (Product, Softmax)  # curves whose inputs are cut
+# Entries that curves read, up to which they are cut: what a cut may gain is known of each of them,
+# for each domain.
+MOST = 2**18
 BESIDE = 0.5  # of a gain: a ReLU gains about twice its score, a curve its score
 ABOVE = 1 + 2.0**-20  # of a sum of magnitudes: more than rounding takes from it
 
@@ -100,9 +103,11 @@ class Sheets:
         self.surfaces: dict[int, Surface] = {}
         self.parts: dict[int, slice] = {}
         self.tables: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        for i, surface in sweep.surfaces.items():
-            if not isinstance(surface.curve, CUT):
-                continue
+        cut = {i: v for i, v in sweep.surfaces.items() if isinstance(v.curve, CUT)}
+        read = {j for surface in cut.values() for j in surface.node.inputs}
+        if sum(sweep.graph.nodes[j].size for j in read) > MOST:
+            cut = {}
+        for i, surface in cut.items():
             self.surfaces[i] = surface
             inputs = zip(surface.node.inputs, surface.centres, surface.spans, surface.errors)
             for j, c, (low, high), error in inputs:

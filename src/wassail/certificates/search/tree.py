@@ -28,9 +28,10 @@ from wassail.certificates.graph.graph import Smooth
 from wassail.certificates.search.climb import Climb, climbs
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.domains import Domains, Margin, Unknowns, largest
-from wassail.certificates.search.intervals import Held, Pass
+from wassail.certificates.search.intervals import Held
 from wassail.certificates.search.leaves import Leaves
 from wassail.certificates.search.neurons import Neurons, Rows
+from wassail.certificates.search.passes import Pass
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm, first_largest
 
