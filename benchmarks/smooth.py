@@ -1,7 +1,7 @@
 """Smooth networks and transformers: linear bounds beside auto_LiRPA's, verified beside attacked
 accuracy, branching, local slopes.
 
-    python benchmarks/smooth.py --part peer|verified|branched|lipschitz [--state FOLDER]
+    python benchmarks/smooth.py --part peer|verified|branched|slack|lipschitz [--state FOLDER]
     [--only NAME] [--images N] [--show]
 
 Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start
@@ -27,7 +27,8 @@ import wassail as ws
 from radii import Units, rivals
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
-from wassail.certificates.graph.graph import Graph
+from wassail.certificates.bounds.rows import add_to, row_dot
+from wassail.certificates.graph.graph import Curved, Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import sheets
 from wassail.certificates.search.margins import branch_margins
@@ -63,7 +64,13 @@ BRANCHED = {
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    parts = {"peer": peer, "verified": verified, "branched": branched, "lipschitz": lipschitz}
+    parts = {
+        "peer": peer,
+        "verified": verified,
+        "branched": branched,
+        "slack": slack,
+        "lipschitz": lipschitz,
+    }
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=parts)
     parser.add_argument(
@@ -374,6 +381,85 @@ def growth(graph: Graph, x: Tensor, y: Tensor, crown: Tensor, norm: float) -> di
             break
         found["factor"] = factor
     return found
+
+
+# Part slack: which nodes the linear bound loses its margin at.
+
+SLACK_TEXT = """\
+At 1.1 times CROWN's radius, linf, at the input where the linear bound on the lowest margin is
+least: what the margin has there, what the bound says, and the share of the difference that the
+lines or planes of each kind of node add. The shares of an image add up to 1; the mean over images.
+"""
+SLACK = ("digits-vit", "digits-vit-adv", "cifar_vit_pgd_2_3_16", "cifar_vit_ibp_3_3_8")
+KINDS = ("normalise", "product", "softmax", "activation")
+
+
+def slack(units: Units, options: argparse.Namespace) -> None:
+    wanted = 3 if options.images is None else options.images
+    print("\n## What the linear bound loses\n")
+    print(f"`python benchmarks/smooth.py --part slack --images {wanted}`\n\n{SLACK_TEXT}")
+    print("| network | images | margin | bound | LayerNorm | product | softmax | activation |")
+    print("|" + 8 * "---|")
+    for name in SLACK:
+        if options.only not in name:
+            continue
+        rows = [units.get(f"{name} {i}", lost, name, i) for i in range(wanted)]
+        rows = [row for row in rows if row]
+        if rows:
+            margin = ", ".join(f"{row['true']:.2f}" for row in rows)
+            bound = ", ".join(f"{row['bound']:.2f}" for row in rows)
+            shares = (f"{sum(row[kind] for row in rows) / len(rows):.2f}" for kind in KINDS)
+            print(f"| `{name}` | {len(rows)} | {margin} | {bound} | {' | '.join(shares)} |")
+
+
+def lost(name: str, i: int) -> dict[str, Any]:
+    """One unit: the shares for the i-th image that is classified correctly."""
+    model, graph, x, y = network(name)
+    right = (model(x[:50]).argmax(1) == y[:50]).nonzero()[:, 0]
+    x = x[right[i : i + 1]].double()
+    label = int(y[right[i]])
+    radius = 1.1 * ws.radii(model, x.float(), y[right[i : i + 1]], INF, BOX, "crown").values
+    sweep = Sweep(graph, Balls.make(x, radius, INF, BOX)).run()
+    lower = margins(sweep, torch.tensor([label]))[0][0]
+    lower[label] = INF
+    rival = int(lower.argmin())
+    row = torch.zeros(1, graph.outputs, dtype=torch.float64)
+    row[0, rival] = 1
+    row[0, label] = -1
+    owner = torch.zeros(1, dtype=torch.int64)
+    last = len(graph.nodes) - 1
+    _, a, _ = sweep.bound(last, row, owner)
+    step = torch.zeros_like(a[0])
+    step[sweep.order] = radius * a[0].sign()
+    values = graph.values((x + step.reshape(x.shape)).clamp(*BOX))
+    shares = dict.fromkeys(KINDS, 0.0)
+    weight = {last: row}
+    for k in range(last, 0, -1):
+        if k not in weight:
+            continue
+        node = graph.nodes[k]
+        w = weight.pop(k)
+        if node.map is not None:
+            for j, part in zip(node.inputs, sweep.exact.maps[k].transpose(w)):
+                add_to(weight, j, part)
+            continue
+        parts: dict[int, Tensor] = {}
+        if k in sweep.exact.planes:
+            off, far = sweep.exact.planes[k].pull(parts, node.inputs, w, owner)
+        else:
+            line = sweep.exact.lines[k].take(owner)
+            off = row_dot(w, line.off)
+            far = row_dot(w.abs(), line.far)
+            parts[node.inputs[0]] = w * line.mid + w.abs() * line.rad
+        above = off + far - (w * (values[k] - sweep.centre[k])).sum()
+        for j, part in parts.items():
+            above = above + (part * (values[j] - sweep.centre[j])).sum()
+            add_to(weight, j, part)
+        kind = node.op.name if isinstance(node.op, Curved) else "activation"
+        shares[kind] += float(above)
+    total = sum(shares.values())
+    true = float(values[-1][0, label] - values[-1][0, rival])
+    return {"true": true, "bound": true - total} | {k: v / total for k, v in shares.items()}
 
 
 # Part lipschitz: local slopes of the margins.
