@@ -240,7 +240,7 @@ def peer_row(name: str, eps: float, found: list[dict[str, Any]]) -> None:
 VERIFIED_TEXT = """\
 linf, cut by the box. `attacked`: images that `ws.nearest(passes=100)` does not flip within eps;
 `crown` and `branch`: images that `ws.verify` proves there by linear bounds, and with two seconds of
-branching (on ReLUs, where there are any) for each that these leave open. What lies between is not
+branching for each that these leave open. What lies between is not
 known. `above`: images proved and flipped, which would be an error. Time in processor seconds an
 image.
 """
