@@ -1,8 +1,8 @@
 """Smooth networks and transformers: linear bounds beside auto_LiRPA's, verified beside attacked
-accuracy, local slopes.
+accuracy, branching, local slopes.
 
-    python benchmarks/smooth.py --part peer|verified|lipschitz [--state FOLDER] [--only NAME]
-    [--images N] [--show]
+    python benchmarks/smooth.py --part peer|verified|branched|slack|lipschitz [--state FOLDER]
+    [--only NAME] [--images N] [--show]
 
 Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start
 as you like. `--show` prints what is there and computes nothing. Without --part all sections are
@@ -25,9 +25,13 @@ from torch import Tensor, nn
 
 import wassail as ws
 from radii import Units, rivals
-from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.graph.graph import Graph
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
+from wassail.certificates.bounds.rows import add_to, row_dot
+from wassail.certificates.graph.graph import Curved, Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.search import sheets
+from wassail.certificates.search.margins import branch_margins
 from wassail.threat import show
 from zoo_path import ZOO, images, load
 
@@ -44,12 +48,29 @@ NETWORKS = {  # eps at which accuracy is verified, linf
     "cifar_vit_pgd_2_3_16": 1 / 255,
     "cifar_vit_ibp_3_3_8": 1 / 255,
 }
+GROWTH = (1.01, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5)
+DOMAINS = 2000
+BRANCHED = {
+    "digits-vit": (1.0, 2.0, INF),
+    "digits-vit-adv": (1.0, 2.0, INF),
+    "cifar_vit_pgd_2_3_16": (1.0, 2.0, INF),
+    "cifar_vit_ibp_3_3_8": (INF,),
+    "mnist_trades": (2.0, INF),
+    "mnist_convnet_maxpool": (2.0, INF),
+    "mnist_smallcnn_ddn": (2.0, INF),
+}
 
 
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    parts = {"peer": peer, "verified": verified, "lipschitz": lipschitz}
+    parts = {
+        "peer": peer,
+        "verified": verified,
+        "branched": branched,
+        "slack": slack,
+        "lipschitz": lipschitz,
+    }
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=parts)
     parser.add_argument(
@@ -89,6 +110,9 @@ def network(name: str, tanh: bool = False) -> tuple[nn.Module, Graph, Tensor, Te
             ws.zoo.load_onnx(ZOO / "models" / f"{name}.onnx", mean=MEAN, std=STD),
             images("cifar10", 100),
         )
+    elif name == "mnist_convnet_maxpool":
+        model = ws.zoo.load_onnx(ZOO / "models" / f"{name}.onnx")
+        x, y = images("mnist", 100)
     else:
         model, data = load(name)
         x, y = images(data, 100)
@@ -216,7 +240,7 @@ def peer_row(name: str, eps: float, found: list[dict[str, Any]]) -> None:
 VERIFIED_TEXT = """\
 linf, cut by the box. `attacked`: images that `ws.nearest(passes=100)` does not flip within eps;
 `crown` and `branch`: images that `ws.verify` proves there by linear bounds, and with two seconds of
-branching (on ReLUs, where there are any) for each that these leave open. What lies between is not
+branching for each that these leave open. What lies between is not
 known. `above`: images proved and flipped, which would be an error. Time in processor seconds an
 image.
 """
@@ -274,6 +298,168 @@ def proofs(name: str, eps: float, start: int, count: int) -> dict[str, Any]:
         unit |= {method: int(proved.sum()), f"{method} seconds": time.process_time() - began}
         above |= proved & (distances <= eps)
     return unit | {"above": int(above.sum())}
+
+
+# Part branched: radii by branching, with and without cuts of products and softmaxes.
+
+BRANCHED_TEXT = f"""\
+The largest of the balls with {", ".join(f"{f:g}" for f in GROWTH)} times CROWN's radius that
+branching proves with {DOMAINS} domains, from the smallest on until one fails: `without` cuts of
+products and softmaxes (ReLUs and smooth neurons only), and `with` them. Factors image by image, the
+first images that are classified correctly; domains and processor seconds for all balls of an image,
+the mean, without the linear bounds before them. `above`: radii above the distance that
+`ws.nearest(passes=100)` finds, which would be an error. The max-pooling networks have no curves:
+there both are the same.
+"""
+
+
+def branched(units: Units, options: argparse.Namespace) -> None:
+    wanted = 3 if options.images is None else options.images
+    print("\n## Branching\n")
+    print(f"`python benchmarks/smooth.py --part branched --images {wanted}`\n\n{BRANCHED_TEXT}")
+    print(
+        "| network | norm | crown / distance | without | domains | s | with | domains | s | above |"
+    )
+    print("|" + 10 * "---|")
+    for name, norms in BRANCHED.items():
+        for norm in norms if options.only in name else ():
+            keys = [f"{name} {norm:g} {i}" for i in range(wanted)]
+            rows = [units.get(key, growths, name, norm, i) for i, key in enumerate(keys)]
+            rows = [row for row in rows if row]
+            if rows:
+                print(branched_row(name, norm, rows), flush=True)
+
+
+def branched_row(name: str, norm: float, rows: list[dict[str, Any]]) -> str:
+    """One line of the table."""
+    shares = ", ".join(f"{row['crown'] / row['distance']:.2f}" for row in rows)
+    cells = [f"`{name}`", f"l{norm:g}", shares]
+    for kind in ("without", "with"):
+        known = [row[kind] for row in rows if kind in row]
+        if not known:
+            cells += ["the same", "", ""]
+            continue
+        cells.append(", ".join(f"{row['factor']:g}" for row in known))
+        cells.append(f"{sum(row['domains'] for row in known) / len(known):.0f}")
+        cells.append(f"{sum(row['seconds'] for row in known) / len(known):.1f}")
+    cells.append(str(sum(row["above"] for row in rows)))
+    return f"| {' | '.join(cells)} |"
+
+
+def growths(name: str, norm: float, i: int) -> dict[str, Any]:
+    """One unit: how far branching grows CROWN's radius of the i-th image."""
+    model, graph, x, y = network(name)
+    right = (model(x[:50]).argmax(1) == y[:50]).nonzero()[:, 0]
+    x = x[right[i : i + 1]]
+    y = y[right[i : i + 1]]
+    distance = float(ws.nearest(model, x, y, norm, BOX, passes=100).distances[0])
+    crown = ws.radii(model, x, y, norm, BOX, "crown", arithmetic="exact").values
+    unit: dict[str, Any] = {"crown": float(crown[0]), "distance": distance, "above": 0}
+    kinds = {"without": (), "with": sheets.CUT} if graph.curved else {"without": ()}
+    for kind, cut in kinds.items():
+        sheets.CUT, kept = cut, sheets.CUT
+        try:
+            unit[kind] = growth(graph, x, y, crown, norm)
+        finally:
+            sheets.CUT = kept
+        unit["above"] += unit[kind]["factor"] * unit["crown"] > distance
+    return unit
+
+
+def growth(graph: Graph, x: Tensor, y: Tensor, crown: Tensor, norm: float) -> dict[str, float]:
+    """The largest factor that is proved, what it took."""
+    found = {"factor": 1.0, "domains": 0, "seconds": 0.0}
+    for factor in GROWTH:
+        sweep = Sweep(graph, Balls.make(x, factor * crown, norm, BOX)).run()
+        lower = margins(sweep, y)[0][0]
+        rivals = [j for j in range(len(lower)) if j != int(y[0]) and not lower[j] > 0]
+        began = time.process_time()
+        good, count = branch_margins(sweep, 0, int(y[0]), torch.tensor(rivals), DOMAINS)
+        found["seconds"] += time.process_time() - began
+        found["domains"] += count
+        if rivals and not good:
+            break
+        found["factor"] = factor
+    return found
+
+
+# Part slack: which nodes the linear bound loses its margin at.
+
+SLACK_TEXT = """\
+At 1.1 times CROWN's radius, linf, at the input where the linear bound on the lowest margin is
+least: what the margin has there, what the bound says, and the share of the difference that the
+lines or planes of each kind of node add. The shares of an image add up to 1; the mean over images.
+"""
+SLACK = ("digits-vit", "digits-vit-adv", "cifar_vit_pgd_2_3_16", "cifar_vit_ibp_3_3_8")
+KINDS = ("normalise", "product", "softmax", "activation")
+
+
+def slack(units: Units, options: argparse.Namespace) -> None:
+    wanted = 3 if options.images is None else options.images
+    print("\n## What the linear bound loses\n")
+    print(f"`python benchmarks/smooth.py --part slack --images {wanted}`\n\n{SLACK_TEXT}")
+    print("| network | images | margin | bound | LayerNorm | product | softmax | activation |")
+    print("|" + 8 * "---|")
+    for name in SLACK:
+        if options.only not in name:
+            continue
+        rows = [units.get(f"{name} {i}", lost, name, i) for i in range(wanted)]
+        rows = [row for row in rows if row]
+        if rows:
+            margin = ", ".join(f"{row['true']:.2f}" for row in rows)
+            bound = ", ".join(f"{row['bound']:.2f}" for row in rows)
+            shares = (f"{sum(row[kind] for row in rows) / len(rows):.2f}" for kind in KINDS)
+            print(f"| `{name}` | {len(rows)} | {margin} | {bound} | {' | '.join(shares)} |")
+
+
+def lost(name: str, i: int) -> dict[str, Any]:
+    """One unit: the shares for the i-th image that is classified correctly."""
+    model, graph, x, y = network(name)
+    right = (model(x[:50]).argmax(1) == y[:50]).nonzero()[:, 0]
+    x = x[right[i : i + 1]].double()
+    label = int(y[right[i]])
+    radius = 1.1 * ws.radii(model, x.float(), y[right[i : i + 1]], INF, BOX, "crown").values
+    sweep = Sweep(graph, Balls.make(x, radius, INF, BOX)).run()
+    lower = margins(sweep, torch.tensor([label]))[0][0]
+    lower[label] = INF
+    rival = int(lower.argmin())
+    row = torch.zeros(1, graph.outputs, dtype=torch.float64)
+    row[0, rival] = 1
+    row[0, label] = -1
+    owner = torch.zeros(1, dtype=torch.int64)
+    last = len(graph.nodes) - 1
+    _, a, _ = sweep.bound(last, row, owner)
+    step = torch.zeros_like(a[0])
+    step[sweep.order] = radius * a[0].sign()
+    values = graph.values((x + step.reshape(x.shape)).clamp(*BOX))
+    shares = dict.fromkeys(KINDS, 0.0)
+    weight = {last: row}
+    for k in range(last, 0, -1):
+        if k not in weight:
+            continue
+        node = graph.nodes[k]
+        w = weight.pop(k)
+        if node.map is not None:
+            for j, part in zip(node.inputs, sweep.exact.maps[k].transpose(w)):
+                add_to(weight, j, part)
+            continue
+        parts: dict[int, Tensor] = {}
+        if k in sweep.exact.planes:
+            off, far = sweep.exact.planes[k].pull(parts, node.inputs, w, owner)
+        else:
+            line = sweep.exact.lines[k].take(owner)
+            off = row_dot(w, line.off)
+            far = row_dot(w.abs(), line.far)
+            parts[node.inputs[0]] = w * line.mid + w.abs() * line.rad
+        above = off + far - (w * (values[k] - sweep.centre[k])).sum()
+        for j, part in parts.items():
+            above = above + (part * (values[j] - sweep.centre[j])).sum()
+            add_to(weight, j, part)
+        kind = node.op.name if isinstance(node.op, Curved) else "activation"
+        shares[kind] += float(above)
+    total = sum(shares.values())
+    true = float(values[-1][0, label] - values[-1][0, rival])
+    return {"true": true, "bound": true - total} | {k: v / total for k, v in shares.items()}
 
 
 # Part lipschitz: local slopes of the margins.

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -55,6 +56,7 @@ from wassail.certificates.bounds.lines import (
     Shape,
     Slopes,
     Spread,
+    Surface,
     ends_of,
     entrywise,
     rounding_of,
@@ -80,7 +82,7 @@ from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node,
 from wassail.certificates.graph.maps import Pick, Scale, Sum, laid_out, magnitude_map, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
-from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.planes import Curve, Plane
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
@@ -161,6 +163,7 @@ class Sweep:
         self.smooth: dict[
             int, tuple[Shape, Tensor]
         ] = {}  # of smooth activations, with the error of the input in float64
+        self.surfaces: dict[int, Surface] = {}  # of curves
         self._unasked: dict[
             int, tuple[Tensor, partial[Bend]]
         ] = {}  # whether there are any, and how to make them
@@ -371,42 +374,24 @@ class Sweep:
         """
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
-        if isinstance(curve, Normalise):
-            along = self._along(node.inputs[0], curve.direction(centres[0], spans[0]))
-            plane = curve.plane(
-                centres, spans, along, self._length(node.inputs[0], (len(node.shape) - 1,))
-            )
-        elif isinstance(curve, Product):
-            plane = curve.plane(
-                centres,
-                spans,
-                [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())],
-            )
-        else:
-            plane = curve.plane(centres, spans)
+        users = max(len(self.users[j]) for j in node.inputs)
+        lengths: list[Tensor] = []
+        if isinstance(curve, Product):
+            lengths = [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())]
+        surface = Surface(node, curve, tuple(centres), tuple(spans), tuple(lengths), users)
+        plane = self._plane(surface)
         for j in node.inputs:
             if self.users[j][-1] == i:
                 self.spreads.pop(j, None)
         reach = plane.reach(*[torch.maximum(-low, high) for low, high in spans])
-        count = plane.terms + 8 + max(len(self.users[j]) for j in node.inputs)
         total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         much = total + reach.reshape(len(reach), -1).sum(1)  # a plane may be several products
         for kind in (self.exact, self.fast):
-            self._sink(kind, i, 2 * count, much)
-            error = (
-                plane.reach(*[self._moved(kind, j) for j in node.inputs])
-                + 1.01 * kind.tiny * count * reach
-            )
-            off, far = (
-                plane.off.to(kind.dtype),
-                plane.far + error + kind.floor * (1 + much.reshape(-1, *[1] * len(node.shape))),
-            )
-            rest = (plane.off - off.double()).abs() + rounding_of(node, kind) * (
-                far + off.double().abs()
-            )
-            kind.planes[i] = Planes(
-                plane.to(kind.dtype), laid_out(off), laid_out(rounding.up(far + rest, kind.dtype))
-            )
+            self._sink(kind, i, 2 * surface.count(plane), much)
+            errors = tuple(self._moved(kind, j) for j in node.inputs)
+            kind.planes[i] = Planes.make(kind, surface, plane, errors, reach, much)
+            if kind is self.exact:
+                self.surfaces[i] = replace(surface, errors=errors)
         value = self.centre[i] = curve.value(*centres)
         ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
         bottom, top = curve.span(*ends)
@@ -417,6 +402,20 @@ class Sweep:
             torch.maximum(low, -wide).clamp(max=0),
             torch.minimum(high, wide).clamp(min=0),
         )
+
+    def _plane(self, surface: Surface) -> Plane:
+        """The plane of a curve around the samples, with what is known beyond the spans."""
+        curve = surface.curve
+        centres = surface.centres
+        spans = surface.spans
+        if isinstance(curve, Normalise):
+            j = surface.node.inputs[0]
+            along = self._along(j, curve.direction(centres[0], spans[0]))
+            length = self._length(j, (len(surface.node.shape) - 1,))
+            return curve.plane(centres, spans, along, length)
+        if isinstance(curve, Product):
+            return curve.plane(centres, spans, surface.lengths)
+        return curve.plane(centres, spans)
 
     def _along(self, j: int, direction: Tensor) -> Span:
         """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ...,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from wassail.certificates.bounds.rows import (
 )
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
-from wassail.certificates.graph.planes import Plane
+from wassail.certificates.graph.planes import Curve, Plane
 from wassail.rounding import FLOOR, TINY, UNIT
 from wassail.ties import loud, steep_below
 
@@ -54,6 +54,37 @@ class Planes:
     plane: Plane
     off: Tensor
     far: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        kind: Arithmetic,
+        surface: Surface,
+        plane: Plane,
+        errors: Sequence[Tensor],
+        reach: Tensor,
+        total: Tensor,
+    ) -> Planes:
+        """In a type, with all that rounding may add.
+
+        Args:
+            kind: the type.
+            surface: the node and what it is a function of.
+            plane: in float64.
+            errors: of the deviations of the inputs, `(N, *in)` each.
+            reach: of the plane, for the deviations.
+            total: the sum of the magnitudes that underflow may be multiplied by, `(N,)`.
+        """
+        node = surface.node
+        count = surface.count(plane)
+        error = plane.reach(*errors) + 1.01 * kind.tiny * count * reach
+        off = plane.off.to(kind.dtype)
+        far = plane.far + error + kind.floor * (1 + total.reshape(-1, *[1] * len(node.shape)))
+        rest = (plane.off - off.double()).abs() + rounding_of(node, kind) * (
+            far + off.double().abs()
+        )
+        far = rounding.up(far + rest, kind.dtype)
+        return cls(plane.to(kind.dtype), laid_out(off), laid_out(far))
 
     def pull(
         self, weight: dict[int, Tensor], inputs: tuple[int, ...], w: Tensor, owner: Tensor
@@ -93,6 +124,28 @@ class LinesByNode:
     def __len__(self) -> int:
         """How many nodes have lines."""
         return len(self._makers)
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """A curve node on the balls of N samples, as its planes were made.
+
+    centres, spans: of its inputs, `(N, *in)` each; lengths: what its planes know beyond the spans;
+    users: the most that one of its inputs is read by; errors: of the inputs' deviations in float64,
+    as far as they are charged here.
+    """
+
+    node: Node
+    curve: Curve
+    centres: tuple[Tensor, ...]
+    spans: tuple[Span, ...]
+    lengths: tuple[Tensor, ...]
+    users: int
+    errors: tuple[Tensor, ...] = ()
+
+    def count(self, plane: Plane) -> int:
+        """Roundings of a coefficient vector that goes through a plane and meets others."""
+        return plane.terms + 8 + self.users
 
 
 class Arithmetic:

@@ -24,7 +24,13 @@ from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
-from wassail.certificates.graph.maps import Concat, Matrix, magnitude_map, rounding_map
+from wassail.certificates.graph.maps import (
+    Concat,
+    Linear,
+    Matrix,
+    magnitude_map,
+    rounding_map,
+)
 from wassail.certificates.graph.matrix_norms import matrix_norm
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.rounding import FLOOR, UNIT

@@ -58,10 +58,18 @@ class Plane(Protocol):
         *in)` for each input.
         """
 
+    def forward(self, *d: Tensor) -> Tensor:
+        """`J d`: `(N, *in)` in float64 for each input, to `(N, *out)`; off by at most `(terms + 4)
+        UNIT reach(|d|)`.
+        """
+
     def reach(self, *sizes: Tensor) -> Tensor:
         """`|J| sizes`, by the magnitudes of J's factors: `(N, *in)` in float64 for each input,
         >= 0, to `(N, *out)`.
         """
+
+    def moved(self, shift: Tensor, slack: Tensor) -> Plane:
+        """The same J with off larger by a shift and far by a slack, `(N, *out)` each."""
 
     def to(self, dtype: torch.dtype) -> Plane:
         """J's numbers in another type; off and far stay float64.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.intervals import Pass
+from wassail.certificates.search.passes import Pass
 
 SLOPES = 1.0  # steps of the slopes of cut neurons, beside those of multipliers
 TIE = 2.0**-13  # scores that differ by less, relative to the largest, are equal

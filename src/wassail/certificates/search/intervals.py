@@ -5,7 +5,8 @@ to it on a part of its interval. So a domain fixes the interval of some neurons 
 `[m, high]`, m shared by both (GenBaB, Shi et al. 2025): the lines of such a neuron are made anew,
 with slopes of their own, and `v <= m` or `v >= m` enters the bound with a multiplier >= 0. The
 lines of all other neurons have the slopes that were best for the whole ball, one pair for each
-rival of a sample (`tilt`).
+rival of a sample (`tilt`). The inputs of curves, products and softmax, are cut in the same way
+(`sheets`): their columns come after those of the neurons.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic, Lines, Shape
-from wassail.certificates.bounds.rows import Span, flattened, of_owner, row_dot
+from wassail.certificates.bounds.rows import (
+    Span,
+    flattened,
+    of_owner,
+    row_dot,
+)
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import Activation
 from wassail.certificates.graph.graph import Node, Smooth
 from wassail.certificates.search.cuts import Cuts
+from wassail.certificates.search.sheets import Sheet, Sheets
 from wassail.rounding import FAINT, UNIT
 
 TILTS = 20  # steps of the ascent on the slopes for the whole ball
@@ -40,12 +47,15 @@ class Held:
 
     root `(R,)` or `(1,)`: its row of the lines for the whole ball; lines: of each type, of each
     node, `(R, size)` or `(1, size)`; place: of each node, where its cut neurons are, `(R, D)`, size
-    for none; the rest is of the cut neurons, `(R, D)`: steepness, the width of the range of `f'` on
-    their intervals, and steepest, the largest `|f'|` on the whole ball, in float32.
+    for none; entries: the same for nodes that curves read, and sheets: the planes of those curves;
+    the rest is of the cut neurons, `(R, D)`: steepness, the width of the range of `f'` on their
+    intervals, and steepest, the largest `|f'|` on the whole ball, in float32.
     """
 
     lines: Mapping[torch.dtype, Mapping[int, Lines]]
     place: Mapping[int, Tensor]
+    entries: Mapping[int, Tensor]
+    sheets: Mapping[int, Sheet]
     c: Tensor
     here: Tensor
     error: Tensor
@@ -73,7 +83,8 @@ class Intervals:
     parts: of each smooth node, its columns. c, here: the input and the output at the sample; error:
     what rounding may add to the input; low, high: the interval on the whole ball; gain_above,
     gain_below: by how much the gap of a line shrinks where its neuron is cut; steepest: the largest
-    `|f'|`.
+    `|f'|`. sheets: the curves, whose inputs have the columns after those of the neurons; an entry
+    is a neuron with the slope 1 and no lines.
     """
 
     def __init__(self, sweep: Sweep, samples: Tensor) -> None:
@@ -96,11 +107,15 @@ class Intervals:
             least, most = node.op.function.derivative_range(low, high)
             steepest = torch.maximum(least.abs(), most.abs())
             columns.append([c, here, rounded, low, high, *gains, steepest])
+        self.sheets = Sheets(sweep, samples, start)
+        for c, rounded, low, high in self.sheets.tables:
+            zero = torch.zeros_like(c)
+            columns.append([c, zero, rounded, low, high, zero, zero, zero + 1])
         none = torch.zeros(len(samples), 0, dtype=torch.float64, device=samples.device)
         whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
         self.c, self.here, self.error, self.low, self.high, *rest = whole
         self.gain_above, self.gain_below, self.steepest = rest
-        self.count = start
+        self.count = self.sheets.stop
 
     def node(self, i: int) -> Node:
         """The node itself."""
@@ -119,6 +134,8 @@ class Intervals:
             own: the sample of each root, `(Q,)`.
             bound: lower bounds on the margins `(Q,)` with given lines, to be climbed.
         """
+        if not self.parts:
+            return
         shapes = {i: self.shape_of(i, own) for i in self.parts}
         unknowns = [slope.float() for shape in shapes.values() for slope in shape.slopes()]
         widths = [_steepness(shape) for shape in shapes.values() for _ in range(2)]
@@ -180,7 +197,9 @@ class Intervals:
             wide = _steepness(self.shape(name, c, (cuts.low, cuts.high)))
             steepness = torch.where(mask, wide, steepness)
         steepest = self.at(self.steepest, own, cuts.column).float()
-        return Held(lines, place, c, here, error, most, steepness, steepest, own)
+        entries = self.sheets.places(cuts.column)
+        sheets = self.sheets.on(entries, own, cuts)
+        return Held(lines, place, entries, sheets, c, here, error, most, steepness, steepest, own)
 
     def at(self, table: Tensor, own: Tensor, column: Tensor) -> Tensor:
         """The entries of a table `(S, V)` for neurons `(R, D)` of samples `own`; 0 for none."""
@@ -196,7 +215,7 @@ class Intervals:
 
     def which(self, column: Tensor) -> dict[str, Tensor]:
         """Of each activation, which neurons have it: bool, of the shape of column."""
-        if len(self.names) == 1:
+        if len(self.names) == 1 and not self.sheets.parts:
             return {name: torch.ones_like(column, dtype=torch.bool) for name in self.names}
         found = {}
         for name, nodes in self.names.items():
@@ -363,46 +382,6 @@ class Intervals:
             cuts, low=torch.where(empty, low, left), high=torch.where(empty, high, right)
         )
         return kept, empty.any(1)
-
-
-class Pass:
-    """The smooth neurons in one backward pass."""
-
-    def __init__(self, intervals: Intervals, held: Held, cuts: Cuts, forms: Forms | None) -> None:
-        self.intervals = intervals
-        self.held = held
-        self.cuts = cuts
-        self.forms = forms
-        self.size = torch.zeros_like(cuts.up)
-        self.scores: dict[int, Tensor] = {}
-
-    @classmethod
-    def make(
-        cls, intervals: Intervals, held: Held | None, cuts: Cuts, kind: Arithmetic
-    ) -> Pass | None:
-        """None where there are no smooth neurons."""
-        if held is None:
-            return None
-        forms = intervals.forms(held, cuts, kind.dtype) if cuts.width else None
-        return cls(intervals, held, cuts, forms)
-
-    def pull(self, kind: Arithmetic, i: int, w: Tensor, scored: bool) -> tuple[Tensor, Tensor]:
-        """The coefficients of node i's input, and what the bound grows by."""
-        flat, added, chosen = self.intervals.pull(kind, i, w, self.held, self.cuts, self.forms)
-        self.size = self.size + chosen.detach().abs()
-        if scored:
-            self.scores[i] = self.intervals.scores(i, w, self.held, self.cuts)
-        return flat, added
-
-    def in_order(self) -> list[Tensor]:
-        """The scores in the order of the columns; 0 for nodes that do not matter."""
-        if not self.scores:
-            return []
-        like = next(iter(self.scores.values()))
-        return [
-            self.scores.get(i, like.new_zeros(len(like), part.stop - part.start))
-            for i, part in self.intervals.parts.items()
-        ]
 
 
 def gaps_of(function: Activation, low: Tensor, high: Tensor) -> Tensor:

@@ -28,9 +28,10 @@ from wassail.certificates.graph.graph import Smooth
 from wassail.certificates.search.climb import Climb, climbs
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.domains import Domains, Margin, Unknowns, largest
-from wassail.certificates.search.intervals import Held, Pass
+from wassail.certificates.search.intervals import Held
 from wassail.certificates.search.leaves import Leaves
 from wassail.certificates.search.neurons import Neurons, Rows
+from wassail.certificates.search.passes import Pass
 from wassail.rounding import FAINT, UNIT
 from wassail.ties import firm, first_largest
 
@@ -59,7 +60,7 @@ class Tree(Neurons):
 
         In parts that memory holds, as in `bounded`.
         """
-        if not self.intervals.parts:
+        if not self.intervals.count:
             return
         whole = self.roots(rivals)
         for some in torch.split(torch.arange(len(whole)), self._together(len(whole))):
@@ -164,7 +165,7 @@ class Tree(Neurons):
         pick = chosen.repeat(2).to(children.sign.device, non_blocking=True)
         on = parents.sign.new_ones(len(parents), 1)
         side = torch.cat([on, -on])
-        if not self.intervals.parts:
+        if not self.intervals.count:
             sign = children.sign.scatter(1, pick.clamp(min=0)[:, None], side)
             return replace(children, depth=depth, sign=sign)
         relus = children.sign.shape[1]
@@ -291,7 +292,7 @@ class Tree(Neurons):
 
     def _held(self, domains: Domains, rows: Rows) -> Held | None:
         """What the bounds of domains need of the smooth neurons; None where there are none."""
-        if not self.intervals.parts:
+        if not self.intervals.count:
             return None
         root = self.root[domains.owner, domains.rival]
         assert bool((root >= 0).all()), "lines of another sample would prove nothing"
@@ -334,6 +335,8 @@ class Tree(Neurons):
                 continue
             node = nodes[i]
             w = weight.pop(i)
+            if smooth is not None:
+                w, constant = smooth.push(kind, i, w, constant)
             if node.map is not None:
                 if sure and i in kind.errors:
                     constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], rows.owner))
@@ -341,8 +344,13 @@ class Tree(Neurons):
                     add_to(weight, j, back)
                 continue
             if i in kind.planes:
-                off, far = kind.planes[i].pull(weight, node.inputs, firm(w), rows.owner)
-                constant = constant + off + far
+                w = firm(w)
+                if smooth is None:
+                    off, far = kind.planes[i].pull(weight, node.inputs, w, rows.owner)
+                    constant = constant + off + far
+                else:
+                    added = smooth.curve(kind, i, w, rows.owner, weight, scored)
+                    constant = constant + added
                 continue
             if isinstance(node.op, Smooth):
                 assert smooth is not None
@@ -367,6 +375,8 @@ class Tree(Neurons):
                 sizes[i] = chosen.detach()
                 through = self.replaced(i, through, place, coefficient)
             add_to(weight, node.inputs[0], unflattened(through, node.shape))
+        if smooth is not None:
+            weight[0], constant = smooth.push(kind, 0, weight[0], constant)
         a = firm(flattened(weight[0]))
         z = of_owner(sweep.centre[last], rows.owner)
         here = (

@@ -225,6 +225,15 @@ class RankOne:
         alpha, gain, unit = (take_entries(v, owner) for v in (self.alpha, self.gain, self.unit))
         return (torch.addcmul(alpha * w, unit, (gain * w).sum(-1, keepdim=True)),)
 
+    def forward(self, *d: Tensor) -> Tensor:
+        """The map itself."""
+        alpha, gain, unit = (v.double() for v in (self.alpha, self.gain, self.unit))
+        return alpha * d[0] + gain * (unit * d[0]).sum(-1, keepdim=True)
+
+    def moved(self, shift: Tensor, slack: Tensor) -> RankOne:
+        """The same map with other heights."""
+        return replace(self, off=self.off + shift, far=self.far + slack)
+
     def reach(self, *sizes: Tensor) -> Tensor:
         """The largest values for inputs of these sizes."""
         alpha, gain, unit = (v.abs().double() for v in (self.alpha, self.gain, self.unit))

@@ -99,7 +99,10 @@ class Product:
         )
 
     def plane(
-        self, centres: Sequence[Tensor], spans: Sequence[Span], lengths: Sequence[Tensor] = ()
+        self,
+        centres: Sequence[Tensor],
+        spans: Sequence[Span],
+        lengths: Sequence[Tensor] = (),
     ) -> Plane:
         """`(b + mb) da + (a + ma) db - ma mb`, m the middles of the spans, +- the product of their
         half widths.
@@ -129,6 +132,22 @@ class Product:
             )
         far = rest + UNIT * ((terms + 4) * size + plane.reach(*reach)) + lost
         return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * UNIT) + TINY)
+
+    def gains(
+        self, w: Tensor, centres: Sequence[Tensor], spans: Sequence[Span], far: Tensor
+    ) -> tuple[Tensor, ...]:
+        """By how much `<w, far>` may shrink where the span of an entry is halved, for each entry:
+        w `(R, *out)`, >= 0; `(R, *in)` for each input.
+
+        Half of its part in the product of half widths. Where lengths made far smaller than that
+        product, by half or more, it gains nothing.
+        """
+        a, b, out = self._letters
+        first, second = (halves_of(*span)[1] for span in spans)
+        whole = self.value(first, second)
+        share = (2 * far / torch.where(whole > 0, whole, 1.0) - 1).clamp(0, 1)
+        w = w * share / 2
+        return first * self._times(out, b, a, w, second), second * self._times(out, a, b, w, first)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The gradient at a factor is the einsum of g with the other factor, in interval
@@ -162,6 +181,14 @@ class _ProductPlane:
         first = take_entries(self.first, owner)
         second = take_entries(self.second, owner)
         return self.product._times(out, b, a, w, second), self.product._times(out, a, b, w, first)
+
+    def forward(self, *d: Tensor) -> Tensor:
+        first = self.first.double()
+        second = self.second.double()
+        return self.product.value(d[0], second) + self.product.value(first, d[1])
+
+    def moved(self, shift: Tensor, slack: Tensor) -> _ProductPlane:
+        return replace(self, off=self.off + shift, far=self.far + slack)
 
     def reach(self, *sizes: Tensor) -> Tensor:
         first = self.first.abs().double()
