@@ -240,6 +240,7 @@ class _Closing:
         self.lower = self.radii.values.clone()
         self.proved_by = list(self.radii.proved_by or [""] * len(self.x))
         self.cut = bool(self.radii.info["cut"])
+        self.step = self.prover.first_step(self.lower, self.distances, STEP)
         self._note()
 
     def _first_flips(self, known: Flips | None) -> Flips:
@@ -403,6 +404,7 @@ class _Closing:
         """One attempt, and what its failures point at."""
         rows = self._chosen(ratio, best, self.level, self.prover.together)
         level = int(self.level[rows[0]])
+        least = self.prover.least_step(level, LEAST_STEP)
         record = self.proofs.setdefault(level, Promises(PROOFS_KEEP))
         found = self.prover.attempt(rows, radius[rows], level)
         self.work += found.work
@@ -414,9 +416,9 @@ class _Closing:
             if found.proved[k]:
                 self.lower[i] = radius[i]
                 self.proved_by[i] = found.by[k]
-                self.step[i] = min(2 * float(self.step[i]), 0.5)
+                self.step[i] = self._grown(i)
                 self.failed[i] = 0
-            elif self.step[i] > LEAST_STEP and self.threat.order < math.inf:
+            elif self.step[i] > least and self.threat.order < math.inf:
                 self.step[i] = self.step[i] / 2
                 self.failed[i] += 1
             else:
@@ -425,6 +427,11 @@ class _Closing:
         failed = (~found.proved).nonzero()[:, 0]
         if len(failed):
             self._follow(rows[failed], found.points[failed])
+
+    def _grown(self, i: int) -> float:
+        """The next step of a sample after a proof."""
+        doubled = min(2 * float(self.step[i]), 0.5)
+        return float(self.prover.first_step(self.lower[i], self.distances[i], doubled))
 
     def _follow(self, rows: Tensor, points: Tensor) -> None:
         """Flips on the rays through the points where bounds are lowest."""
