@@ -20,9 +20,10 @@ rely on the factorisation: `A - L L'` is computed, and what it lacks to be 0 is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -36,8 +37,8 @@ from wassail.certificates.graph.graph import Affine, Graph, Input, Relu
 from wassail.certificates.graph.maps import rounding_map
 from wassail.rounding import FAINT, UNIT
 
-VARIABLES = 800  # at most: a step takes about a fifth of their third power of operations
-CUBE = 0.2  # operations of a step, of the third power of the number of variables
+VARIABLES = 800  # at most: the operations of a step grow with their third power
+CUBE = 0.08  # operations of a step, of the third power of the number of variables
 NUMBERS = 2**25  # of all affine functions of one node, at most
 SURE = 1 + 2.0**-20  # covers the rounding of sums of errors
 LARGE = 2.0**300  # magnitudes stay below this, so that underflow is below `FAINT`
@@ -82,6 +83,11 @@ class Forms:
     logits: Tensor
     logit_base: Tensor
     logit_error: Tensor
+
+    def single(self) -> Forms:
+        """The same in float32, for an ascent."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Forms(**{k: v.float() if isinstance(v, Tensor) else v for k, v in own.items()})
 
     @property
     def variables(self) -> int:
@@ -170,6 +176,74 @@ def _affine_error(graph: Graph, op: Affine, given: list[Tensor], errors: list[Te
     return (passed + unit * (rough.forward(*sizes) + op.bias_size + FAINT)) * SURE
 
 
+class Split:
+    """The matrix of a quadratic function, taken apart: neurons of one node are no product with each
+    other, so that their block is diagonal and costs little to eliminate.
+
+    out: the variables of the node with most undecided neurons; kept: all others. own: the neurons
+    that are eliminated; other: those that are not, at the places from `first` on of `kept`.
+    """
+
+    def __init__(self, forms: Forms) -> None:
+        m = len(forms.base)
+        self.first = forms.variables - m
+        part = max(forms.parts, key=lambda p: p.stop - p.start)
+        self.own = torch.arange(part.start, part.stop)
+        self.other = torch.cat([torch.arange(part.start), torch.arange(part.stop, m)])
+        self.out = self.first + self.own
+        self.kept = torch.cat([torch.arange(self.first), self.first + self.other])
+        self.half = forms.half
+        rows = forms.rows
+        self.own_kept = rows[self.own][:, self.kept]
+        self.other_kept = rows[self.other][:, self.kept]
+        self.out_other = rows[self.other][:, self.out].T.contiguous()
+
+    def peak(
+        self, values: tuple[Tensor, ...], pull: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where the function is largest, `(n,)`, and the derivatives of `log det` of its matrix by
+        d, `(n,)`, and by c, `(m,)`; None if it is not concave.
+
+        Args:
+            values: a, b, c, e, d.
+            pull: its linear coefficients.
+        """
+        _, _, c, _, d = values
+        bent = -0.5 * c * self.half
+        own_bent = bent[self.own]
+        other_bent = bent[self.other]
+        square = c * self.half**2
+        own = d[self.out] + square[self.own]
+        across = own_bent[:, None] * self.own_kept
+        across[:, self.first :].addcmul_(self.out_other, other_bent)
+        inner = torch.zeros(len(self.kept), len(self.kept), dtype=c.dtype)
+        torch.mul(self.other_kept, other_bent[:, None], out=inner[self.first :])
+        inner = inner + inner.T
+        inner.diagonal().add_(d[self.kept])
+        inner.diagonal()[self.first :] += square[self.other]
+        scaled = across / own[:, None]
+        factor, info = torch.linalg.cholesky_ex(inner.addmm_(across.T, scaled, alpha=-1))
+        if int(info) or not bool(own.min() > 0):
+            return None
+        inverse = torch.cholesky_inverse(factor)
+        mixed = scaled @ inverse  # minus the block of the inverse between the two
+        s = torch.empty_like(pull)
+        spread = torch.empty_like(pull)
+        products = torch.empty_like(c)
+        alone = pull[self.out] / own
+        inside = 0.5 * (inverse @ (pull[self.kept] - across.T @ alone))
+        s[self.kept] = inside
+        s[self.out] = 0.5 * alone - scaled @ inside
+        spread[self.kept] = inverse.diagonal()
+        spread[self.out] = 1 / own + (mixed * scaled).sum(1)
+        products[self.own] = -(self.own_kept * mixed).sum(1)
+        products[self.other] = (self.other_kept * inverse[self.first :]).sum(1) - (
+            self.out_other * mixed[:, self.first :]
+        ).sum(0)
+        bend = self.half * (self.half * spread[self.first :] - products)
+        return s, spread, bend
+
+
 class Relaxation:
     """The bound on one margin, `theta_y - theta_rival`, as a function of its multipliers.
 
@@ -188,7 +262,6 @@ class Relaxation:
         self.error = forms.logit_error[rival] + forms.logit_error[y]
         # Rounded up, so that the line is above the neuron.
         self.slope = forms.high / (forms.high - forms.low) * (1 + 4 * UNIT)
-        self.diagonal = self.first + torch.arange(self.m)
 
     def begun(self) -> Tensor:
         """Logarithms of the first multipliers, near those of CROWN: a, b, c, e, then d."""
@@ -204,14 +277,14 @@ class Relaxation:
             below = torch.where(steep[part], w.clamp(max=0), 0.0)
             pull = pull + (w.clamp(min=0) * self.slope[part] + below) @ forms.rows[part]
         size = weight.abs()
-        mean = size.mean() + FAINT
+        mean = size.mean() + 1e-30
         least = BELOW * (mean + size)
         minus = -weight.clamp(max=0)
         a = torch.where(steep, 0.0, minus) + least
         b = torch.where(steep, minus, 0.0) + least
         e = weight.clamp(min=0) + least
         c = CURVATURE * size.clamp(min=0.1 * mean) / forms.half
-        d = pull.abs() / 2 + SPREAD * pull.abs().mean() / 2 + FAINT
+        d = pull.abs() / 2 + SPREAD * pull.abs().mean() / 2 + 1e-30
         d[self.first :] += 2 * c * forms.half**2
         return torch.cat([a, b, c, e, d]).log()
 
@@ -219,9 +292,9 @@ class Relaxation:
         """a, b, c, e and d."""
         return values.split([self.m] * 4 + [self.n])
 
-    def quadratic(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`constant + <pull, s> - <s, matrix s>`, which is at least the difference of the logits
-        for all s of the ball.
+    def linear(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The constant and the coefficients of the function `constant + <pull, s> - <s, matrix s>`,
+        which is at least the difference of the logits for all s of the ball.
         """
         f = self.forms
         a, b, c, e, d = self.parts(values)
@@ -232,20 +305,33 @@ class Relaxation:
         constant = constant + bent @ (f.base - f.half) + d.sum()
         pull = self.pull + (inner + bent) @ f.rows
         pull[self.first :] += f.half * outer + bent * (f.base - 2 * f.half)
-        matrix = torch.zeros(self.n, self.n, dtype=torch.float64)
+        return constant, pull
+
+    def matrix(self, values: Tensor) -> Tensor:
+        """The matrix of that function, `(n, n)`."""
+        f = self.forms
+        _, _, c, _, d = self.parts(values)
+        bent = c * f.half
+        matrix = torch.zeros(self.n, self.n, dtype=values.dtype)
         matrix[self.first :] = (-0.5 * bent)[:, None] * f.rows
         matrix = matrix + matrix.T
         matrix.diagonal().copy_(d)
-        matrix[self.diagonal, self.diagonal] += bent * f.half
-        return constant, pull, matrix
+        matrix.diagonal()[self.first :] += bent * f.half
+        return matrix
 
-    def climbed(self, scale: float, steps: int, goal: float) -> tuple[float, int]:
-        """A lower bound on the margin, proved, and the steps it took. It stops above the goal.
+    def climbed(
+        self, claimed: Callable[[Tensor], float], scale: float, steps: int, goal: float
+    ) -> tuple[bool, int]:
+        """Whether a lower bound on the margin above the goal is found, and the steps it took.
 
-        scale: the margin at the sample, from which the weight of the barrier is taken. -inf where
-        no bound above the goal was found.
+        Args:
+            claimed: the bound at some multipliers, with all rounding errors.
+            scale: the margin at the sample, from which the weight of the barrier is taken.
+            steps: at most.
+            goal: what the bound is to exceed.
         """
         f = self.forms
+        split = Split(f)
         logs = self.begun()
         first = torch.zeros_like(logs)
         second = torch.zeros_like(logs)
@@ -257,9 +343,9 @@ class Relaxation:
             rate = RATES[0] * (RATES[1] / RATES[0]) ** share
             barrier = scale / self.n * BARRIER[0] * (BARRIER[1] / BARRIER[0]) ** share
             values = logs.exp()
-            constant, pull, matrix = self.quadratic(values)
-            factor, info = torch.linalg.cholesky_ex(matrix)
-            if int(info) or not math.isfinite(float(constant)):
+            constant, pull = self.linear(values)
+            peak = split.peak(self.parts(values), pull)
+            if peak is None:
                 if moved:
                     logs = last + BACK * (logs - last)
                     first = first * BACK
@@ -267,46 +353,38 @@ class Relaxation:
                     logs = logs.clone()
                     logs[4 * self.m :] += math.log(2)
                 continue
-            inverse = torch.cholesky_inverse(factor)
-            s = 0.5 * (inverse @ pull)
-            height = float(constant + 0.5 * (pull @ s))
-            if -height > goal:
-                proved = self.claimed(values, factor, s)
-                if proved > goal:
-                    return proved, step + 1
+            s, spread, bend = peak
+            if -float(constant + 0.5 * (pull @ s)) > goal:
+                if claimed(values) > goal:
+                    return True, step + 1
             z = f.base + f.rows @ s
             v = f.half * (1 + s[self.first :])
-            spread = inverse.diagonal()
-            bend = f.half * (
-                f.half * spread[self.first :] - (f.rows * inverse[self.first :]).sum(1)
-            )
             bent = v * (z - v) - barrier * bend
-            gradient = torch.cat(
-                [v, v - z, bent, self.slope * (z - f.low) - v, 1 - s * s - barrier * spread]
-            )
-            gradient = gradient * values
+            above = self.slope * (z - f.low) - v
+            gradient = torch.cat([v, v - z, bent, above, 1 - s * s - barrier * spread]) * values
             last = logs
             moved += 1
             first = 0.9 * first + 0.1 * gradient
             second = 0.98 * second + 0.02 * gradient**2
             size = (second / (1 - 0.98**moved)).sqrt() + 1e-9 * scale
             logs = last - rate * first / (1 - 0.9**moved) / size
-        return -math.inf, steps
+        return False, steps
 
-    def claimed(self, values: Tensor, factor: Tensor, s: Tensor) -> float:
+    def claimed(self, multipliers: Tensor) -> float:
         """The bound at some multipliers with all rounding errors; -inf if it is none.
 
-        Any `factor` and any point `s` give a bound. It is good if the one is a Cholesky factor of
-        the matrix, and the other where the function is largest.
-
-        Args:
-            values: multipliers >= 0.
-            factor: lower triangular, `(n, n)`.
-            s: `(n,)`.
+        Any factor and any point s give a bound. It is good if the one is a Cholesky factor of the
+        matrix, and the other where the function is largest.
         """
         f = self.forms
         n = self.n
-        constant, pull, matrix = self.quadratic(values)
+        values = multipliers.double()
+        constant, pull = self.linear(values)
+        matrix = self.matrix(values)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        if int(info) or not bool((values >= 0).all()):
+            return -math.inf
+        s = 0.5 * torch.cholesky_solve(pull[:, None], factor)[:, 0]
         a, b, c, e, d = self.parts(values)
         outer = a + b + e
         inner = e * self.slope + b
@@ -333,7 +411,7 @@ class Relaxation:
         terms = (4 * n + 64) * UNIT * (constant.abs() + pull.abs() @ reach + reach @ far)
         upper = height + (rounded + off + room + terms) * SURE + FAINT
         largest = torch.stack([sizes, pulls.sum(), solid.sum(), reach.sum(), lost.sum()]).max()
-        if not bool((largest < LARGE) & upper.isfinite()) or not bool((values >= 0).all()):
+        if not bool((largest < LARGE) & upper.isfinite()):
             return -math.inf
         return -float(upper)
 
@@ -352,6 +430,7 @@ def proves(
         steps: for each rival; the first that is not proved in as many ends it.
     """
     work = 0.0
+    single = forms.single()
     for rival in lower.argsort(stable=True).tolist():
         if rival == y or bool(lower[rival] > 0):
             continue
@@ -359,9 +438,11 @@ def proves(
         if not 0 < scale < math.inf or not len(forms.base):
             return False, work
         goal = float(slack[rival])
-        found, taken = Relaxation(forms, y, rival).climbed(scale, steps, goal)
+        exact = Relaxation(forms, y, rival)
+        quick = Relaxation(single, y, rival)
+        found, taken = quick.climbed(exact.claimed, scale, steps, goal)
         work += taken * forms.operations
-        if not found > goal:
+        if not found:
             return False, work
     return True, work
 
