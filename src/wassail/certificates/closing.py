@@ -17,7 +17,12 @@ from wassail.certificates import clock
 from wassail.certificates.ball_radii import proved_by_balls
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.quadratic import CUBE, VARIABLES, covers, proved_samples
+from wassail.certificates.bounds.quadratic import (
+    CUBE,
+    QUADRATIC,
+    has_quadratics,
+    proved_samples,
+)
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.radius_search import batch_of, branched, least_value
 from wassail.certificates.search.leaves import Forest
@@ -28,10 +33,9 @@ from wassail.threat import Domain
 # Domains of a sample, from the least effort to the most. More steps on the slopes of inner bounds
 # cost ten times as much as the first branching, and prove less.
 EFFORTS = (48, 192, 768, 3072, 12288)
-# Steps of quadratic bounds for a rival, before any branching, on networks that have them. A proof
-# takes one sample much farther than the least branching does, so that steps are long: a share of
-# the way from the radius to the flip, and the next effort after the second failure.
-QUADRATIC = (200, 800)
+# Quadratic bounds come before any branching. A proof takes one sample much farther than the least
+# branching does, so that radii grow by a share of the way to the flip, and the next effort comes
+# once that is short.
 WAY = 0.35
 SHORT_WAY = 0.1
 FEW = 16  # samples in one attempt then
@@ -59,21 +63,11 @@ class Outcome:
 class Prover:
     """Attempts on the samples of one problem.
 
-    graph: the network; x `(N, *shape)` and y `(N,)` on its device; norm; domain; threads: that
-    share the samples of quadratic bounds.
+    graph: the network; x `(N, *shape)` and y `(N,)` on its device; norm; domain.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        x: Tensor,
-        y: Tensor,
-        norm: float,
-        domain: Domain,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> None:
         self.graph = graph
-        self.threads = threads
         self.x = x
         self.y = y
         self.norm = norm
@@ -83,8 +77,8 @@ class Prover:
         self.balls = norm in (1, 2) and not graph.smooth
         self.splits = not graph.curved
         self.forest = Forest()
-        small = graph.inputs + graph.neurons <= 2 * VARIABLES
-        self.quadratic = small and covers(graph, norm)
+        self.provers = 1  # threads that share the samples of quadratic bounds
+        self.quadratic = has_quadratics(graph, norm)
         # Of each level: steps of quadratic bounds, domains of branching.
         branching = EFFORTS[1:] if self.quadratic else EFFORTS if self.splits else (0,)
         self.efforts = [(steps, 0) for steps in QUADRATIC if self.quadratic]
@@ -159,7 +153,7 @@ class Prover:
         domains = 0
         steps, count = self.efforts[level]
         if steps and len(left):
-            given = (sweep, left.tolist(), labels, lower, steps, self.threads)
+            given = (sweep, left.tolist(), labels, lower, steps, self.provers)
             closed, spent = proved_samples(*given)
             work += spent
             for k, good in zip(left.tolist(), closed):

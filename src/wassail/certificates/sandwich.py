@@ -33,7 +33,15 @@ from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress
 from wassail.records import Record, check_equal
-from wassail.threat import Number, Threat, ceil_percent, floor_percent, number, parse_threat
+from wassail.threat import (
+    Number,
+    Threat,
+    ceil_percent,
+    floor_percent,
+    number,
+    parse_threat,
+    whole,
+)
 from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve, risk_curve
 from wassail.transport.flips import Flips
@@ -128,6 +136,7 @@ def sandwich(
     start: Radii | None = None,
     seed: int = 0,
     batch_size: int | None = None,
+    provers: int = 1,
     progress: Progress | Callable[[float, float], None] = False,
 ) -> Sandwich:
     """Attack and certify together until the bracket on the accuracy is as tight as asked.
@@ -154,6 +163,8 @@ def sandwich(
             without the first linear bounds; default None.
         seed: int, keys the random draws of attacks; default 0.
         batch_size: int, most samples in one call of the model; default None, 250.
+        provers: int, threads that prove samples side by side, where quadratic bounds are used; give
+            torch one thread then (`torch.set_num_threads(1)`); default 1.
         progress: bool, or a callable that is given the certified and the attacked accuracy whenever
             one of them moves; default False.
 
@@ -179,6 +190,7 @@ def sandwich(
     with BracketReporter(progress) as report, clock.limited(limit):
         task = _Closing(model, x, y, threat, weights, arithmetic, seed, batch_size, report)
         task.begin(flips, start)
+        task.prover.provers = whole(provers, "provers")
         task.close(wanted, each * len(x))
     return task.result(time.monotonic() - began, wanted, each)
 

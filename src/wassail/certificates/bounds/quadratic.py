@@ -32,13 +32,13 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import margin_errors
 from wassail.certificates.bounds.rows import Span
-from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Affine, Graph, Input, Relu
 from wassail.certificates.graph.maps import rounding_map
 from wassail.rounding import FAINT, UNIT
 
 VARIABLES = 800  # at most: the operations of a step grow with their third power
 CUBE = 0.08  # operations of a step, of the third power of the number of variables
+QUADRATIC = (200, 800)  # steps for a rival, the least effort first
 NUMBERS = 2**25  # of all affine functions of one node, at most
 SURE = 1 + 2.0**-20  # covers the rounding of sums of errors
 LARGE = 2.0**300  # magnitudes stay below this, so that underflow is below `FAINT`
@@ -53,14 +53,18 @@ SPREAD = 0.05  # the least d of the inputs, relative to their mean
 BACK = 0.3  # of a step that left the concave functions
 
 
-def covers(graph: Graph, norm: float) -> bool:
-    """Whether a network has nothing but affine maps and ReLUs, on the CPU, and balls are boxes."""
+def has_quadratics(graph: Graph, norm: float) -> bool:
+    """Whether quadratic bounds are tried: a network of ReLUs that is not too large, balls that are
+    boxes.
+    """
     plain = all(
         isinstance(node.op, Input | Affine)
         or (isinstance(node.op, Relu) and not bool(node.op.slope.any()))
         for node in graph.nodes
     )
-    return plain and norm == math.inf and graph.device == HOST
+    if not plain or norm != math.inf:
+        return False
+    return 0 < graph.neurons <= 2 * VARIABLES - graph.inputs  # about half are undecided
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +105,7 @@ class Forms:
 
 
 def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
-    """The forms of sample k of a sweep; None if they are too many, or not finite.
+    """The forms of sample k of a sweep, on the CPU; None if they are too many, or not finite.
 
     ranges: what `sweep.proved` returns.
     """
@@ -138,16 +142,17 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
             on = (low >= 0).double()
             after = flat * on
             after[0, places] = high[places] / 2
-            after[1 + start + torch.arange(len(places)), places] = high[places] / 2
+            variable = 1 + start + torch.arange(len(places), device=places.device)
+            after[variable, places] = high[places] / 2
             start += len(places)
             forms[i] = after.reshape(-1, *node.shape)
             errors[i] = (error * on).reshape(1, *node.shape)
     last = len(nodes) - 1
-    rows, base, error, low, high = (torch.cat(v) for v in zip(*found))
+    rows, base, error, low, high = (torch.cat(v).cpu() for v in zip(*found))
     ends = torch.tensor([0, *(len(own[1]) for own in found)]).cumsum(0).tolist()
     parts = tuple(slice(a, b) for a, b in zip(ends, ends[1:]))
-    out = forms[last].flatten(1)
-    logits = (out[1:].T.contiguous(), out[0], errors[last].flatten())
+    out = forms[last].flatten(1).cpu()
+    logits = (out[1:].T.contiguous(), out[0], errors[last].flatten().cpu())
     every = (rows.contiguous(), base, error, low, high)
     if not all(bool((v.abs() < LARGE).all()) for v in (*every, *logits)):
         return None
@@ -162,7 +167,7 @@ def _input_rows(sweep: Sweep, k: int, n: int) -> Tensor:
     size = x.abs() + torch.maximum(-low, high)
     rows = x.new_zeros(n + 1, len(x))
     rows[0] = x + (low + high) / 2
-    place = torch.arange(len(x))
+    place = torch.arange(len(x), device=x.device)
     rows[1 + place, place] = (high - low) / 2 + 8 * UNIT * size
     return rows.reshape(-1, *shape)
 
@@ -448,19 +453,19 @@ def proves(
 
 
 def proved_samples(
-    sweep: Sweep, rows: list[int], y: Tensor, lower: Tensor, steps: int, threads: int = 1
+    sweep: Sweep, rows: list[int], y: Tensor, lower: Tensor, steps: int, provers: int = 1
 ) -> tuple[list[bool], float]:
     """Which samples of a sweep are proved, and the operations it took.
 
-    Every sample is a problem of its own, so that nothing depends on the others or on the threads.
+    Every sample is a problem of its own, so that nothing depends on the others.
 
     Args:
-        sweep: of a network that `covers` allows.
+        sweep: of a network that `has_quadratics`.
         rows: places of the samples in the sweep.
-        y: labels of all samples of the sweep, `(N,)`.
-        lower: bounds on all their margins, `(N, K)`.
+        y: labels of all samples of the sweep, `(N,)` on the CPU.
+        lower: bounds on all their margins, `(N, K)` on the CPU.
         steps: for each rival.
-        threads: that share the samples.
+        provers: threads, each with samples of its own; matrices are too small to be shared.
     """
     if not rows:
         return [], 0.0
@@ -468,7 +473,7 @@ def proved_samples(
     slack = torch.zeros_like(lower)
     if sweep.graph.arithmetic == "executed":
         slack = margin_errors(sweep, y)
-    z = sweep.centre[len(sweep.graph.nodes) - 1]
+    z = sweep.centre[len(sweep.graph.nodes) - 1].cpu()
     clean = z.gather(1, y[:, None]) - z
 
     def one(k: int) -> tuple[bool, float]:
@@ -478,10 +483,10 @@ def proved_samples(
                 return False, 0.0
             return proves(forms, int(y[k]), clean[k], lower[k], slack[k], steps)
 
-    if threads == 1 or len(rows) == 1:
+    if provers == 1 or len(rows) == 1:
         found = [one(k) for k in rows]
     else:
-        with ThreadPoolExecutor(threads) as pool:  # each with the limits of the caller
+        with ThreadPoolExecutor(provers) as pool:  # with the limits of the caller
             jobs = [pool.submit(copy_context().run, one, k) for k in rows]
             found = [job.result() for job in jobs]
     return [good for good, _ in found], sum(work for _, work in found)
