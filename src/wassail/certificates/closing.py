@@ -125,6 +125,8 @@ class Prover:
     def attempt(self, rows: Tensor, radius: Tensor, level: int) -> Outcome:
         """Try to prove samples at their radii.
 
+        Long because the methods share the samples that are left.
+
         Args:
             rows: which samples, `(M,)` on the CPU.
             radius: float64 `(M,)`, on the CPU.
@@ -153,11 +155,11 @@ class Prover:
         domains = 0
         steps, count = self.efforts[level]
         if steps and len(left):
-            given = (sweep, left.tolist(), labels, lower, steps, self.provers)
-            closed, spent = proved_samples(*given)
+            rest = left.tolist()
+            found, spent = proved_samples(sweep, rest, labels, lower, steps, self.provers)
             work += spent
-            for k, good in zip(left.tolist(), closed):
-                if good:
+            for k, done in zip(rest, found):
+                if done:
                     proved[k] = True
                     by[k] = "quadratic"
             left = left[~proved[left]]

@@ -1,4 +1,7 @@
-"""Certified radii: for each sample a distance within which nothing flips, proved (THEORY 6)."""
+"""Certified radii: for each sample a distance within which nothing flips, proved (THEORY 6).
+
+Long because the parameters of two public functions are listed.
+"""
 
 from __future__ import annotations
 

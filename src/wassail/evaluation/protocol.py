@@ -118,6 +118,8 @@ def evaluate(
     """How badly a model can fail on data over every threat: attacked, and if asked certified,
     sample by sample.
 
+    Long because it has many parameters.
+
     The result depends on model, data and settings, not on how often the run was interrupted: its
     files are the same to the byte, but for those in `log/`, with radii limited by the clock the one
     exception.

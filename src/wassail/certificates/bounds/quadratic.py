@@ -19,11 +19,13 @@ rely on the factorisation: `A - L L'` is computed, and what it lacks to be 0 is 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,12 +92,15 @@ class Forms:
 
     def single(self) -> Forms:
         """The same in float32, for an ascent."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Forms(**{k: v.float() if isinstance(v, Tensor) else v for k, v in own.items()})
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in found.items():
+            if isinstance(value, Tensor):
+                found[name] = value.float()
+        return Forms(**found)
 
     @property
     def variables(self) -> int:
-        """n."""
+        """N."""
         return self.logits.shape[1]
 
     @property
@@ -106,6 +111,8 @@ class Forms:
 
 def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     """The forms of sample k of a sweep, on the CPU; None if they are too many, or not finite.
+
+    Long because forms and their errors go through all kinds of nodes together.
 
     ranges: what `sweep.proved` returns.
     """
@@ -128,9 +135,7 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
             forms[i] = node.op.map.forward(*given)
             if node.op.bias is not None:
                 forms[i][:1] = forms[i][:1] + node.op.bias
-            errors[i] = _affine_error(
-                sweep.graph, node.op, given, [errors[j] for j in node.inputs]
-            )
+            errors[i] = _affine_error(sweep.graph, node.op, given, [errors[j] for j in node.inputs])
         elif isinstance(node.op, Relu):
             j = node.inputs[0]
             low, high = sides[j]
@@ -150,7 +155,7 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     last = len(nodes) - 1
     rows, base, error, low, high = (torch.cat(v).cpu() for v in zip(*found))
     ends = torch.tensor([0, *(len(own[1]) for own in found)]).cumsum(0).tolist()
-    parts = tuple(slice(a, b) for a, b in zip(ends, ends[1:]))
+    parts = tuple(slice(a, b) for a, b in itertools.pairwise(ends))
     out = forms[last].flatten(1).cpu()
     logits = (out[1:].T.contiguous(), out[0], errors[last].flatten().cpu())
     every = (rows.contiguous(), base, error, low, high)
@@ -295,7 +300,7 @@ class Relaxation:
 
     def parts(self, values: Tensor) -> tuple[Tensor, ...]:
         """a, b, c, e and d."""
-        return values.split([self.m] * 4 + [self.n])
+        return torch.split(values, [self.m] * 4 + [self.n])
 
     def linear(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The constant and the coefficients of the function `constant + <pull, s> - <s, matrix s>`,
@@ -359,9 +364,9 @@ class Relaxation:
                     logs[4 * self.m :] += math.log(2)
                 continue
             s, spread, bend = peak
-            if -float(constant + 0.5 * (pull @ s)) > goal:
-                if claimed(values) > goal:
-                    return True, step + 1
+            # float32 says that it may be proved: only then is it evaluated in float64.
+            if -float(constant + 0.5 * (pull @ s)) > goal and claimed(values) > goal:
+                return True, step + 1
             z = f.base + f.rows @ s
             v = f.half * (1 + s[self.first :])
             bent = v * (z - v) - barrier * bend
