@@ -504,6 +504,11 @@ class _Closing:
         self.work += 2 * passes * len(rows) * self.prover.unit
         self.flips = self.flips.merge(self.flips.put(rows, found))
 
+    def _method(self) -> str:
+        """The dearest method that proved a radius; that of the first radii if none did more."""
+        dearer = [name for name in ("branch", "quadratic") if name in self.proved_by]
+        return dearer[0] if dearer else "branch" if self.attempts else self.radii.method
+
     def result(self, seconds: float, gap: float, each: float) -> Sandwich:
         """Everything that is known now."""
         info = {
@@ -524,7 +529,7 @@ class _Closing:
             self.radii,
             values=self.lower,
             exact=self.radii.exact | met,
-            method="branch" if self.attempts else self.radii.method,
+            method=self._method(),
             proved_by=tuple(self.proved_by),
         )
         return Sandwich(self.flips, known, self.threat, self.mu, tuple(self.history), info)
