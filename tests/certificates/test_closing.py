@@ -125,8 +125,8 @@ def test_the_bracket_shrinks_and_holds(order: float) -> None:
     at = found.radii.values
     assert ws.verify(model, x, y, threat, "branch", at=at, time_limit=120).all()
     assert (model(found.flips.points).argmax(1) != y)[found.flips.success].all()
-    assert found.radii.proved_by is not None and "branch" in found.radii.proved_by
-    assert found.info["domains"] > 0
+    assert found.radii.proved_by is not None
+    assert {"quadratic", "branch"} & set(found.radii.proved_by)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_the_same_answer_whatever_the_batches(tmp_path: Path) -> None:
     threat = ws.Threat("inf", 1, 0.03)
     one = ws.sandwich(model, x, y, threat, work=3e7)
     two = ws.sandwich(model, x, y, threat, work=3e7, batch_size=2)
-    assert len(one.history) > 2 and one.info["domains"] > 0
+    assert len(one.history) > 2 and one.info["attempts"] > 0
     assert torch.allclose(one.radii.values, two.radii.values, rtol=1e-9)
     assert torch.allclose(one.flips.distances, two.flips.distances, rtol=1e-9)
     assert [row[0] for row in one.history] == [row[0] for row in two.history]

@@ -636,7 +636,8 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
         "--help must not wait for torch"
     )
     command = [sys.executable, "-m", "wassail.cli", "demo", "--out", str(tmp_path)]
-    done = subprocess.run([*command, "-n", "20"], capture_output=True, text=True)
+    command += ["-n", "20", "--time-limit", "5"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     names = ("none (clean)", "WDA, kappa 2", "WDA, kappa 1", "WDA++", "nearest", "all, pooled")
     for words in (
@@ -644,6 +645,7 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
         "on 20 samples of digits",
         "From both sides",
         "stay correct over Omega_1(0.05)",
+        "The first 20 of 500 samples",
         "torch",
     ):
         assert words in done.stdout

@@ -1,4 +1,7 @@
-"""Certified radii: for each sample a distance within which nothing flips, proved (THEORY 6)."""
+"""Certified radii: for each sample a distance within which nothing flips, proved (THEORY 6).
+
+Long because the parameters of two public functions are listed.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.bounds.norms import pair_products
+from wassail.certificates.bounds.quadratic import QUADRATIC, has_quadratics, proved_samples
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
@@ -345,6 +349,7 @@ class _Fixed:
             lower = margins(bounds, self.y[some])[0].cpu()
             self.proved[part] = least_value(lower, self.labels[part]) > 0
             self._balls(part[~self.proved[part]])
+            self._quadratics(part, bounds, lower)
             open_ = (~self.proved[part]).nonzero()[:, 0].tolist() if self.most else []
             for group in sample_groups(open_, self.graph):
                 rest = len(left) - done * self.batch_size - group[0]
@@ -361,6 +366,16 @@ class _Fixed:
             where = (self.wanted[rest], self.threat.norm, self.threat.domain)
             with suppress(clock.Late):
                 self.proved[rest] = proved_by_balls(self.graph, x, y, *where)
+
+    def _quadratics(self, part: Tensor, bounds: Sweep, lower: Tensor) -> None:
+        """Quadratic bounds for what is left, before any branching."""
+        if not self.most or not has_quadratics(self.graph, self.threat.norm):
+            return
+        for steps in QUADRATIC:
+            left = (~self.proved[part]).nonzero()[:, 0]
+            with suppress(clock.Late):
+                good, _ = proved_samples(bounds, left.tolist(), self.labels[part], lower, steps)
+                self.proved[part[left]] = torch.tensor(good, dtype=torch.bool)
 
     def close(self, left: Tensor, each: float) -> None:
         """Exact distances of samples, as far as needed; those with one radius together. each:

@@ -33,7 +33,15 @@ from wassail.errors import InputError, instance
 from wassail.network import Model, versions
 from wassail.progress import Progress
 from wassail.records import Record, check_equal
-from wassail.threat import Number, Threat, ceil_percent, floor_percent, number, parse_threat
+from wassail.threat import (
+    Number,
+    Threat,
+    ceil_percent,
+    floor_percent,
+    number,
+    parse_threat,
+    whole,
+)
 from wassail.transport.allocation import sample_weights
 from wassail.transport.curve import RiskCurve, risk_curve
 from wassail.transport.flips import Flips
@@ -128,6 +136,7 @@ def sandwich(
     start: Radii | None = None,
     seed: int = 0,
     batch_size: int | None = None,
+    provers: int = 1,
     progress: Progress | Callable[[float, float], None] = False,
 ) -> Sandwich:
     """Attack and certify together until the bracket on the accuracy is as tight as asked.
@@ -154,6 +163,8 @@ def sandwich(
             without the first linear bounds; default None.
         seed: int, keys the random draws of attacks; default 0.
         batch_size: int, most samples in one call of the model; default None, 250.
+        provers: int, threads that prove samples side by side, where quadratic bounds are used; give
+            torch one thread then (`torch.set_num_threads(1)`); default 1.
         progress: bool, or a callable that is given the certified and the attacked accuracy whenever
             one of them moves; default False.
 
@@ -179,6 +190,7 @@ def sandwich(
     with BracketReporter(progress) as report, clock.limited(limit):
         task = _Closing(model, x, y, threat, weights, arithmetic, seed, batch_size, report)
         task.begin(flips, start)
+        task.prover.provers = whole(provers, "provers")
         task.close(wanted, each * len(x))
     return task.result(time.monotonic() - began, wanted, each)
 
@@ -240,6 +252,7 @@ class _Closing:
         self.lower = self.radii.values.clone()
         self.proved_by = list(self.radii.proved_by or [""] * len(self.x))
         self.cut = bool(self.radii.info["cut"])
+        self.step = self.prover.first_step(self.lower, self.distances, STEP)
         self._note()
 
     def _first_flips(self, known: Flips | None) -> Flips:
@@ -403,6 +416,7 @@ class _Closing:
         """One attempt, and what its failures point at."""
         rows = self._chosen(ratio, best, self.level, self.prover.together)
         level = int(self.level[rows[0]])
+        least = self.prover.least_step(level, LEAST_STEP)
         record = self.proofs.setdefault(level, Promises(PROOFS_KEEP))
         found = self.prover.attempt(rows, radius[rows], level)
         self.work += found.work
@@ -414,9 +428,9 @@ class _Closing:
             if found.proved[k]:
                 self.lower[i] = radius[i]
                 self.proved_by[i] = found.by[k]
-                self.step[i] = min(2 * float(self.step[i]), 0.5)
+                self.step[i] = self._grown(i)
                 self.failed[i] = 0
-            elif self.step[i] > LEAST_STEP and self.threat.order < math.inf:
+            elif self.step[i] > least and self.threat.order < math.inf:
                 self.step[i] = self.step[i] / 2
                 self.failed[i] += 1
             else:
@@ -425,6 +439,11 @@ class _Closing:
         failed = (~found.proved).nonzero()[:, 0]
         if len(failed):
             self._follow(rows[failed], found.points[failed])
+
+    def _grown(self, i: int) -> float:
+        """The next step of a sample after a proof."""
+        doubled = min(2 * float(self.step[i]), 0.5)
+        return float(self.prover.first_step(self.lower[i], self.distances[i], doubled))
 
     def _follow(self, rows: Tensor, points: Tensor) -> None:
         """Flips on the rays through the points where bounds are lowest."""
@@ -485,6 +504,11 @@ class _Closing:
         self.work += 2 * passes * len(rows) * self.prover.unit
         self.flips = self.flips.merge(self.flips.put(rows, found))
 
+    def _method(self) -> str:
+        """The dearest method that proved a radius; that of the first radii if none did more."""
+        dearer = [name for name in ("branch", "quadratic") if name in self.proved_by]
+        return dearer[0] if dearer else "branch" if self.attempts else self.radii.method
+
     def result(self, seconds: float, gap: float, each: float) -> Sandwich:
         """Everything that is known now."""
         info = {
@@ -505,7 +529,7 @@ class _Closing:
             self.radii,
             values=self.lower,
             exact=self.radii.exact | met,
-            method="branch" if self.attempts else self.radii.method,
+            method=self._method(),
             proved_by=tuple(self.proved_by),
         )
         return Sandwich(self.flips, known, self.threat, self.mu, tuple(self.history), info)

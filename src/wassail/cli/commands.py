@@ -108,6 +108,8 @@ def evaluate_command(options: argparse.Namespace) -> int:
             certify=options.certify,
             arithmetic=options.arithmetic,
             gap=None if asked.gap is None else asked.gap / 100,
+            closing=getattr(options, "closing", None),
+            provers=getattr(options, "provers", 1),
             time_limit=asked.seconds,
             passes=options.passes,
             seed=options.seed,

@@ -22,8 +22,21 @@ def demo_command(options: argparse.Namespace) -> int:
     """Evaluate the network, and show what training for the distributional threat buys."""
     code = evaluate_command(options)
     with quiet_output(options):
+        print_share(options)
         print_trainings()
     return code
+
+
+def print_share(options: argparse.Namespace) -> None:
+    """Say that the figures are of some samples, not of all, and what all of them take."""
+    import wassail as ws
+
+    every = len(ws.zoo.data("digits")[0])
+    if options.n is not None and options.n < every:
+        print(
+            f"\nThe first {options.n} of {every} samples: a proof takes a second or two of a core "
+            f"for each. All of them: wassail demo -n {every} --time-limit 900 --out all"
+        )
 
 
 def print_trainings() -> None:

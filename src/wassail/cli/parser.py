@@ -25,6 +25,8 @@ from wassail.cli.config import apply_config, config_in, init_command
 from wassail.cli.demo import demo_command
 from wassail.cli.options import (
     CHUNK,
+    DEMO_GAP,
+    DEMO_SAMPLES,
     DEMO_SECONDS,
     RUN_FILES,
     SUMMARY,
@@ -140,18 +142,22 @@ def _parser() -> argparse.ArgumentParser:
 def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
     """`wassail demo`."""
     demo = children.add_parser(
-        "demo", help="attack and certify the embedded model on the embedded data: a minute"
+        "demo",
+        help=f"attack and certify the embedded model on {DEMO_SAMPLES} of its samples: a minute",
     )
     demo.add_argument(
         "model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)"
     )
     threat_options(
         demo, eps="0.05", threads=1, out=f"{RUN_FILES} (default: wassail-demo)"
-    )  # a tiny network needs one thread
-    run_options(demo, certify="auto", seconds=DEMO_SECONDS)
+    )  # a tiny network needs one thread; proofs of two samples run side by side
+    run_options(demo, certify="auto", seconds=DEMO_SECONDS, gap=DEMO_GAP)
     demo.set_defaults(
         run=demo_command,
         data="digits",
+        n=DEMO_SAMPLES,
+        closing=1,
+        provers=2,
         out="wassail-demo",
         resume=True,
         look=True,

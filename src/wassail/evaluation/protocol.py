@@ -98,6 +98,8 @@ def evaluate(
     certify: str | None = None,
     arithmetic: str = "auto",
     gap: Number | None = None,
+    closing: int | None = None,
+    provers: int = 1,
     time_limit: float | None = None,
     passes: int | str = PASSES,
     seed: int = 0,
@@ -115,6 +117,8 @@ def evaluate(
 ) -> Evaluation:
     """How badly a model can fail on data over every threat: attacked, and if asked certified,
     sample by sample.
+
+    Long because it has many parameters.
 
     The result depends on model, data and settings, not on how often the run was interrupted: its
     files are the same to the byte, but for those in `log/`, with radii limited by the clock the one
@@ -138,6 +142,9 @@ def evaluate(
         arithmetic: what the radii hold for, as in `radii`; default "auto".
         gap: with certify, all samples are attacked and certified together (`sandwich`) until the
             accuracies of every threat differ by at most this, a fraction; default None.
+        closing: int, with gap, how many of the threats are closed, from the first on; the others
+            are told by what that proves; default None, all.
+        provers: int, with gap, threads that prove samples side by side (`sandwich`); default 1.
         time_limit: seconds for all radii; samples that are not reached have radius 0; default None,
             no limit.
         passes: int, passes of a sample for `nearest`, default 100; or "auto", which doubles them
@@ -181,6 +188,8 @@ def evaluate(
             arithmetic,
             points,
             None if gap is None else number(gap, "gap"),
+            closing,
+            whole(provers, "provers"),
         )
     )
     if landmarks is not None and mu is not None:
@@ -289,6 +298,8 @@ def _checked(settings: Settings) -> Settings:
         raise InputError(
             f"gap is {settings.gap}: give a fraction from 0 to below 1, together with certify."
         )
+    if settings.closing is not None:
+        whole(settings.closing, "closing")
     if settings.gradients not in PRECISIONS:
         raise unknown("precision", settings.gradients, PRECISIONS)
     return settings
@@ -315,6 +326,7 @@ def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -
             "arithmetic": settings.arithmetic,
             "time_limit": settings.time_limit,
             **({} if settings.gap is None else {"gap": settings.gap}),
+            **({} if settings.closing is None else {"closing": settings.closing}),
         }
     return {
         "format": FORMAT,

@@ -70,6 +70,8 @@ class Settings:
     arithmetic: str = "auto"
     points: Tensor | None = None
     gap: float | None = None
+    closing: int | None = None
+    provers: int = 1
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -386,7 +388,7 @@ class Worker:
         self, x: Tensor, y: Tensor, limit: float | None, known: Tensors | None
     ) -> tuple[Radii, Flips]:
         """Radii and flips of all samples, closed until the bracket of each threat is as tight as
-        asked, one threat after the other.
+        asked, one threat after the other; only the first `closing` of them, if that is given.
 
         What closes the first serves the others: each may take half of the time that is left.
         known: the nearest flips of the attacks, judged once more.
@@ -404,8 +406,9 @@ class Worker:
                 batch_size=settings.batch_size,
             )
         found: Radii | None = None
-        for done, threat in enumerate(settings.threats):
-            left = len(settings.threats) - done
+        chosen = settings.threats[: settings.closing]
+        for done, threat in enumerate(chosen):
+            left = len(chosen) - done
             began = time.monotonic()
             closed = sandwich(
                 self.model,
@@ -420,6 +423,7 @@ class Worker:
                 start=found,
                 seed=settings.seed,
                 batch_size=settings.batch_size,
+                provers=settings.provers,
                 progress=partial(_told, threat),
             )
             flips = closed.flips
