@@ -1,6 +1,7 @@
 """Balls and boxes together at l2: the networks of SDP-CROWN, and 1-Lipschitz ones.
 
     python benchmarks/spheres.py [--images 200]
+    python benchmarks/spheres.py --radii 3
 
 Prints docs/spheres.md.
 """
@@ -8,13 +9,17 @@ Prints docs/spheres.md.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 
 import wassail as ws
 import zoo_path
+from wassail.certificates.bounds import crown
 from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.reader import read
@@ -26,6 +31,18 @@ PUBLISHED = {
     "sdp_cifar_cnn_a": (24 / 255, "49", "20", "39", "55.5"),
 }
 BATCH = 5
+NETWORKS = (
+    "cifar_base_kw",
+    "cifar_small_kw_l2_36px",
+    "mnist_kw_01",
+    "fashion_kw_01",
+    "cifar_cnn_a_adv",
+    "mnist_cnn_a_adv",
+    "vnn_resnet2b",
+    "mnist_mlp_spectral",
+    "mnist_mlp_6_100",
+    "cifar_conv_small_sigmoid",
+)
 
 
 def data(name: str, n: int) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -103,14 +120,65 @@ def lipschitz(n: int) -> None:
         )
 
 
+def radii_beside_flips(n: int, only: str, first: int) -> None:
+    """Radii over the distance of the nearest flip, by CROWN without sectors, with them, and ball.
+
+    Images from `first` on that are classified rightly.
+    """
+    print("\n| network | norm | images | CROWN alone | s | crown | s | price | ball | s | price |")
+    print("|---" * 11 + "|")
+    for name, norm in itertools.product(NETWORKS, ("2", "1")):
+        if only not in name:
+            continue
+        model, dataset = zoo_path.load(name)
+        x, y = zoo_path.images(dataset)[:2]
+        x = x[first : first + 4 * n]
+        y = y[first : first + 4 * n]
+        with torch.no_grad():
+            right = (model(x).argmax(1) == y).nonzero()[:n, 0]
+        x = x[right]
+        y = y[right]
+        flips = ws.nearest(model, x, y, norm, passes=150).distances
+        cells = [f"`{name}`", norm, str(len(x))]
+        base = 0.0
+        for what in ("alone", "crown", "ball"):
+            begun = time.process_time()
+            with sectors_off() if what == "alone" else contextlib.nullcontext():
+                method = "crown" if what == "alone" else what
+                radii = ws.radii(model, x, y, norm, method=method, tolerance=0.03)
+            seconds = (time.process_time() - begun) / len(x)
+            assert bool((radii.values <= flips).all())
+            cells += [f"{(radii.values / flips).mean():.3f}", f"{seconds:.1f}"]
+            base = base or seconds
+            if what != "alone":
+                cells.append(f"{seconds / base:.1f}")
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+@contextlib.contextmanager
+def sectors_off() -> Iterator[None]:
+    """CROWN as it was: sweeps without sectors."""
+    made = crown.Sectors
+    crown.Sectors = lambda sweep: None  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        crown.Sectors = made  # type: ignore[misc]
+
+
 def main() -> None:
     """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--lipschitz", type=int, default=5)
     parser.add_argument("--only", default="", help="networks whose name contains this word")
+    parser.add_argument("--radii", type=int, default=0, help="only radii of so many images each")
+    parser.add_argument("--first", type=int, default=0, help="their first image")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.radii:
+        radii_beside_flips(options.radii, options.only, options.first)
+        return
     print(
         f"""# Balls and boxes together
 
