@@ -33,7 +33,7 @@ def test_a_ball_holds_the_whole_box_only_if_it_is_as_large(
         for radius, holds in ((inside, False), (2.0 * n, True)):
             tried = torch.tensor([radius], dtype=DOUBLE)
             balls = SimpleNamespace(radius=tried, below=zero, above=zero + 1)
-            sweep = SimpleNamespace(balls=balls, rows=0, proved=dict, falls=None)
+            sweep = SimpleNamespace(balls=balls, rows=0, proved=dict)
             monkeypatch.setattr(
                 radius_search, "Sweep", lambda *_, sweep=sweep: SimpleNamespace(run=lambda: sweep)
             )

@@ -582,11 +582,6 @@ class RadiusSearch:
         free = (base / length.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1) * (
             1 - 1e-9
         )
-        if sweep.falls is not None:
-            # The same for bounds that grow in proportion to the radius.
-            clear, growth = sweep.falls
-            share = (clear / growth.clamp(min=1e-300)).scatter(1, y[:, None], math.inf).amin(1)
-            free = torch.maximum(free, share.clamp(max=1.0) * tried * (1 - 1e-9))
         free = torch.minimum(free, tried * 0.999)
         rest = (base - length * free[:, None]).scatter(1, y[:, None], math.inf).amin(1).clamp(min=0)
         corner = torch.linalg.vector_norm(

@@ -4,6 +4,7 @@ slopes of their own, sums in any order.
 
 import math
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -214,12 +215,13 @@ def test_planes_pay_for_long_sums(mode: str) -> None:
     x = torch.zeros(1, width, dtype=DOUBLE)
     graph = Graph((start(width), Node((0, 0), (width,), "", Curved(Product("k,k->k")))))
     sweep = SimpleNamespace(
-        centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={}, graph=graph,
+        centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={}, surfaces={}, graph=graph,
         exact=Arithmetic(graph, DOUBLE), fast=Arithmetic(graph, SINGLE),
         _length=lambda j, axes: torch.full((1, width), 1e9, dtype=DOUBLE),
         _total=lambda j: torch.ones(1, dtype=DOUBLE), _sink=lambda *rest: None,
         _moved=lambda kind, j: torch.zeros_like(x),
     )  # fmt: skip
+    sweep._plane = partial(Sweep._plane, sweep)  # type: ignore[arg-type]
     Sweep._curve(sweep, 1, graph.nodes[1], Product("k,k->k"))  # type: ignore[arg-type]
     with rounded(mode):
         total = in_a_row(sweep.exact.planes[1].far)

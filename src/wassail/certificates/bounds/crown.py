@@ -175,9 +175,6 @@ class Sweep:
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
         self.rows = 0  # coefficient vectors substituted so far
         self.sectors = Sectors(self) if balls.norm in (1, 2) and len(balls.x) else None
-        # Of the margins, once they are bounded: at least `first - second rho / radius`, `(N, K)`
-        # each, on balls of radius rho up to the one here.
-        self.falls: Span | None = None
 
     def run(self) -> Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""
@@ -988,8 +985,7 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH)
         )
         reach = sweep.inputs.upper(a, owner)
-        fixed = torch.full_like(reach, math.inf)
-        growth = torch.zeros_like(reach)
+        together = torch.full_like(reach, math.inf)
         if sweep.sectors is not None and sweep.sectors.layers:
             other, b, across = sweep.sectors.bound(last, eye[rival] - eye[y[owner]], owner)
             near = constant + reach
@@ -998,21 +994,18 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             constant = torch.where(better, other.constant, constant)
             reach = torch.where(better, across, reach)
             a = torch.where(better[:, None], b, a)
-            fixed = other.fixed
-            growth = other.growth
-        found.append((constant, a, reach, fixed, growth))
-    constant, a, reach, fixed, growth = (torch.cat(parts) for parts in zip(*found))
+            together = other.together
+        found.append((constant, a, reach, together))
+    constant, a, reach, together = (torch.cat(parts) for parts in zip(*found))
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
     constant = constant.reshape(n, outputs)
     reach = reach.reshape(n, outputs)
     base = here - constant - 4 * UNIT * (z.abs().amax(1, keepdim=True) + constant)
     lower = base - reach - 4 * UNIT * (base.abs() + reach)
-    fixed = fixed.reshape(n, outputs)
-    growth = growth.reshape(n, outputs)
-    clear = here - fixed - 4 * UNIT * (z.abs().amax(1, keepdim=True) + fixed.abs())
-    sweep.falls = None if sweep.sectors is None else (clear, growth)
-    lower = torch.fmax(lower, clear - growth - 4 * UNIT * (clear.abs() + growth))
+    together = together.reshape(n, outputs)
+    slack = 4 * UNIT * (z.abs().amax(1, keepdim=True) + together.abs())
+    lower = torch.fmax(lower, here - together - slack)
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower = lower.scatter(1, y[:, None], 0.0)
     return lower, base, -a.reshape(n, outputs, -1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.graph import Node
-from wassail.certificates.graph.maps import Linear, laid_out
+from wassail.certificates.graph.maps import Linear, Matrix, laid_out
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
 # How far some entries of a node move together, `(N,)`, and which ones, `(N, *shape)`.
@@ -87,7 +87,10 @@ class Turned:
 
     def rows(self, place: Tensor, node: Node) -> tuple[Tensor, ...]:
         """The transpose of unit vectors for entries `(R,)` of a node's output."""
-        own = self.map.rows(place) if len(node.inputs) == 1 and len(node.shape) in (1, 3) else None
+        # A matrix acts on the last axis: its rows are those of one token.
+        axes = 1 if isinstance(self.map, Matrix) else 3
+        plain = len(node.inputs) == 1 and len(node.shape) == axes
+        own = self.map.rows(place) if plain else None
         if own is not None:
             return (laid_out(own),)
         return self.transpose(units_of(node, place, self.dtype))

@@ -88,8 +88,9 @@ class Layer:
     """An activation, and how long `e / root` is at most.
 
     eps: that length, `(N, 1)`; for r = 1 at each corner of the ball, `(N, n)`. direct: whether it
-    comes from matrices, `(N,)`. links: layer before -> `||B sqrt k||_2`, `(N,)`. rest: what
-    rounding adds to a length, `(N,)`.
+    comes from linear maps of the input and of the layers before, so that a forward pass along one
+    direction says more, `(N,)`; else it is one number for all directions. links: layer before ->
+    `||B sqrt k||_2`, `(N,)`. rest: what rounding adds to a length, `(N,)`.
     """
 
     bent: Bent
@@ -132,7 +133,7 @@ class Layer:
 @dataclass(frozen=True, eq=False)
 class Lengths:
     """What is known of the lengths of a layer before its activation: see `Layer`; open: the
-    neurons that are in them; plain: the length of t itself over these, `(N,)`.
+    neurons that may be in them; plain: the length of t itself, `(N,)`, over the neurons `those`.
     """
 
     open: Tensor
@@ -140,13 +141,16 @@ class Lengths:
     links: dict[int, Tensor]
     rest: Tensor
     plain: Tensor
+    those: Tensor
 
     @classmethod
     def nothing(cls, open_: Tensor, balls: Balls) -> Lengths:
         """Before anything is measured."""
         wide = balls.x.shape[1] if balls.norm == 1 else 1
         eps = torch.full((len(open_), wide), math.inf, dtype=torch.float64, device=open_.device)
-        return cls(open_, eps, {}, torch.zeros_like(eps[:, 0]), eps[:, 0].clone())
+        return cls(
+            open_, eps, {}, torch.zeros_like(eps[:, 0]), eps[:, 0].clone(), torch.zeros_like(open_)
+        )
 
 
 def sector_of(shape: Shape, kind: Arithmetic) -> Span:

@@ -11,10 +11,10 @@ entries of `sqrt(k) t` are such rows themselves: their coefficients make matrice
 
     N(d_0)  <=  ||A d_0||_2  +  sum over layers before  ||B sqrt k||_2 N'(d_0)  +  rounding.
 
-So all of a bound is a convex function of d_0, which grows in proportion to it. Over an l1 ball it
-is largest at a corner. On an l2 ball let x be the share of d_0 along a: the first term is
-`x ||a|| r`, and `||A d_0||_2 <= x ||A a|| r / ||a|| + sqrt(1 - x^2) ||A||_2 r`; the largest value
-over x is a square root. A direction in which all neurons bend is seldom that of a.
+So all of a bound is a convex function of d_0. Over an l1 ball it is largest at a corner. On an l2
+ball let x be the share of d_0 along a: the first term is `x ||a|| r`, and `||A d_0||_2 <=
+x ||A a|| r / ||a|| + sqrt(1 - x^2) ||A||_2 r`; the largest value over x is a square root. A
+direction in which all neurons bend is seldom that of a.
 
 CROWN pays for every bent neuron of a layer as if all of them bent as far as each can. On a ball
 they do not: most of what CROWN loses at l1 and l2 is this. There is nothing to optimise here, and
@@ -71,13 +71,12 @@ class Pulled:
 
 @dataclass(frozen=True, eq=False)
 class Bounded:
-    """`<row, d> <= constant + <a, d_0>` on the balls, and `<row, d> <= fixed + growth rho / radius`
-    on balls of radius rho up to theirs: `(R,)` each, rounded up.
+    """`<row, d> <= constant + <a, d_0>` and `<row, d> <= together` on the balls, `(R,)` each,
+    rounded up.
     """
 
     constant: Tensor
-    fixed: Tensor
-    growth: Tensor
+    together: Tensor
 
 
 class Sectors:
@@ -135,8 +134,9 @@ class Sectors:
             if pulled is None:
                 continue
             shape = self._shape(i, part, low, high)
-            root = flattened_root(shape, self.kind)
-            root = root.gather(1, place.reshape(len(part), most)) * there.reshape(len(part), -1)
+            every = flattened_root(shape, self.kind)
+            known.those[part] = ((every > 0) & open_[part]).reshape(-1, *node.shape)
+            root = every.gather(1, place.reshape(len(part), most)) * there.reshape(len(part), -1)
             self._measure(known, pulled, root, part)
 
     def _together(self, j: int) -> int:
@@ -182,7 +182,7 @@ class Sectors:
         across = self.sweep.inputs.upper(a, owner)
         found = self.upper(pulled, a, across, owner, sign, along)
         apart = found.constant + across
-        return torch.minimum(apart + 2 * UNIT * apart.abs(), found.fixed + found.growth)
+        return torch.fmin(apart + 2 * UNIT * apart.abs(), found.together)
 
     def _measure(self, known: Lengths, pulled: Pulled, root: Tensor, part: Tensor) -> None:
         """The lengths of one layer, of some samples, from their rows, as many of each.
@@ -238,37 +238,55 @@ class Sectors:
         known.plain[part] = found * (1 + (len(pulled.bent) + 16) * UNIT)
 
     def _along(self, a: Tensor, owner: Tensor) -> dict[int, Tensor]:
-        """`||sqrt(k) t||_2` of each layer for the deviation of length `radius` along a, `(R,)`:
-        forward with the middle slopes. For r = 2.
+        """`||sqrt(k) t||_2` of each layer for the deviation of length `radius` along a, `(R,)`,
+        from above: forward with the middle slopes, in float64. For r = 2; {}: nothing is known.
         """
         if self.sweep.balls.norm != 2 or self.graph.curved or not self.layers:
             return {}
         nodes = self.graph.nodes
-        kind = self.kind
+        exact = self.sweep.exact
         radius = self.sweep.balls.radius[owner].expand(len(a))
-        length = torch.linalg.vector_norm(a, dim=1, keepdim=True)
-        unit = a / length.clamp(min=1e-30)
+        # Scaled first: the square of a length may not overflow or vanish.
+        unit = a.double()
+        unit = unit / unit.abs().amax(1, keepdim=True).clamp(min=2.0**-1000)
+        unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp(min=2.0**-500)
         value = {0: laid_out(unflattened(unit, nodes[0].shape))}
         found: dict[int, Tensor] = {}
         last = max(self.layers)
         for i, node in enumerate(nodes[: last + 1]):
             if isinstance(node.op, Affine):
-                value[i] = kind.maps[i].forward(*(value[j] for j in node.inputs))
+                value[i] = exact.maps[i].forward(*(value[j] for j in node.inputs))
             elif i in self.layers:
                 layer = self.layers[i]
                 j = node.inputs[0]
                 root = of_owner(layer.bent.root, owner)
-                moved = rounding.length(flattened(value[j]).double() * root, 2, 1)
+                moved = rounding.length(flattened(value[j]) * root, 2, 1)
                 # The rounding of this pass, and of the rows that it stands for.
-                moved = moved * (1 + (node.size + 16) * UNIT)
-                moved = (moved + self.sizes[j] * root.amax(1)) * radius * (1 + 2.0**-20)
+                moved = moved * (1 + (node.size + 16) * UNIT) + self.sizes[j] * root.amax(1)
+                moved = moved * radius * (1 + 2.0**-20)
+                floors = self.kind.floors[j][owner] * math.sqrt(node.size) * root.amax(1)
                 for k, norms in layer.links.items():
                     moved = moved + norms[owner] * found[k]
-                moved = (moved + layer.rest[owner]) * (1 + (len(layer.links) + 16) * UNIT)
+                moved = moved + floors + layer.rest[owner]
+                moved = moved * (1 + (len(layer.links) + 16) * UNIT)
                 eps = layer.eps[:, 0][owner].expand(len(a))
+                # Less than eps may be said: that is the length for every deviation of the ball.
                 found[i] = torch.where(layer.direct[owner], torch.fmin(moved, eps), eps)
-                value[i] = value[j] * of_owner(layer.bent.mid, owner)
+                value[i] = value[j] * of_owner(layer.bent.mid, owner).double()
         return found
+
+    def _off(self, j: int) -> Tensor | None:
+        """`d_j = W d_0 + e`: the length of e is at most this, `(N,)`; None if several nodes meet on
+        the way from the input.
+        """
+        node = self.graph.nodes[j]
+        if not node.inputs:
+            return torch.zeros_like(self.reach.radius[0])
+        before = self._off(node.inputs[0])
+        if before is None or len(node.inputs) > 1 or not isinstance(node.op, Affine):
+            return None
+        shape = self.graph.nodes[node.inputs[0]].shape
+        return (before * map_norm(node.op.map, 2.0, shape, node.shape) + self.reach.lost[j]) * UP
 
     def add(self, i: int, shape: Shape, error: Tensor) -> None:
         """Activation i with its final spans.
@@ -284,7 +302,7 @@ class Sectors:
             known = Lengths.nothing(none, self.sweep.inputs)
         if self.sweep.lengths is not None:
             plain = torch.where(known.plain.isnan(), math.inf, known.plain)
-            self.sweep.lengths[i] = (plain, known.open)
+            self.sweep.lengths[i] = (plain, known.those)
         bent = Bent.make(shape, error, known.open, self.kind)
         # By the norms of the layers, for rows that are too many for a matrix.
         whole = bent.root.amax(1) * self.reach.radius[shape.node.inputs[0]] * UP
@@ -292,14 +310,17 @@ class Sectors:
         least = torch.fmin(whole, bent.box)
         direct = known.eps.amax(1) * ALIKE < least
         eps = torch.where(direct[:, None], known.eps, least[:, None])
-        if not self.layers and self.sweep.balls.norm == 2:
+        rest = known.rest
+        off = None if self.layers else self._off(shape.node.inputs[0])
+        if off is not None and self.sweep.balls.norm == 2:
             # The first layer is a map of the input alone, and its norm holds in every direction.
             given = self.reach.radius[0]
             every = whole * (self.sweep.balls.radius / torch.where(given > 0, given, 1.0)) * UP
             linear = ~direct & (every < bent.box / ALIKE)
             eps = torch.where(linear[:, None], every[:, None], eps)
+            rest = torch.where(linear, bent.root.amax(1) * off * UP, rest)
             direct = direct | linear
-        self.layers[i] = Layer(bent, eps, direct, known.links, known.rest)
+        self.layers[i] = Layer(bent, eps, direct, known.links, rest)
 
     def pull(self, last: int, rows: Tensor, owner: Tensor) -> Pulled:
         """Rows of node `last` backward to the input, `(R, *shape)`; owner as in `of_owner`."""
@@ -384,8 +405,8 @@ class Sectors:
             growth = (free * radius[:, None] + corners).amax(1)
         else:
             growth = self._widest(a, across, owner, ahead, sides)
-        slack = 1 + (a.shape[1] + 64 + 8 * len(pulled.bent)) * UNIT
-        return Bounded(constant, fixed, growth * slack)
+        slack = (a.shape[1] + 64 + 8 * len(pulled.bent)) * UNIT
+        return Bounded(constant, fixed + growth + slack * (fixed.abs() + growth))
 
     def _widest(
         self, a: Tensor, across: Tensor, owner: Tensor, ahead: Tensor, sides: Tensor

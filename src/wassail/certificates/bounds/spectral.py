@@ -22,7 +22,8 @@ def matrix_norms(a: Tensor) -> Tensor:
     if not a.numel():
         return a.new_zeros(len(a))
     # Squares of numbers near 1 do not underflow, and the trace is that of the scaled matrix.
-    scale = a.abs().amax((1, 2)).clamp(min=2.0**-500)
+    largest = a.abs().amax((1, 2))
+    scale = largest.clamp(min=2.0**-1000)
     a = a / scale[:, None, None]
     a = a if a.shape[1] <= a.shape[2] else a.mT
     m, n = a.shape[1:]
@@ -34,6 +35,8 @@ def matrix_norms(a: Tensor) -> Tensor:
     slack = (m + n + 64) * 4 * UNIT * trace
     top = _top(gram, trace)
     found: Tensor = (top.clamp(min=0) + slack).sqrt() * scale * (1 + 16 * UNIT)
+    # Entries that are smaller than that are as long as this together.
+    found = found + (largest < scale).double() * (math.sqrt(m * n) * 2.0**-1000)
     return torch.where(known, found, math.nan)
 
 
