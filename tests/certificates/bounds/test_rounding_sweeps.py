@@ -215,7 +215,8 @@ def test_planes_pay_for_long_sums(mode: str) -> None:
     x = torch.zeros(1, width, dtype=DOUBLE)
     graph = Graph((start(width), Node((0, 0), (width,), "", Curved(Product("k,k->k")))))
     sweep = SimpleNamespace(
-        centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={}, surfaces={}, graph=graph,
+        centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={}, surfaces={},
+        graph=graph,
         exact=Arithmetic(graph, DOUBLE), fast=Arithmetic(graph, SINGLE),
         _length=lambda j, axes: torch.full((1, width), 1e9, dtype=DOUBLE),
         _total=lambda j: torch.ones(1, dtype=DOUBLE), _sink=lambda *rest: None,
