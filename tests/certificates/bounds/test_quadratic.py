@@ -255,3 +255,45 @@ def test_single_keeps_everything() -> None:
             assert other.dtype == torch.float32 and torch.allclose(own, other.double(), rtol=1e-5)
         else:
             assert own == other
+
+
+class Shifted(nn.Module):
+    """A reshape, a constant that is added to it, and a skip connection past both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.inner = nn.Linear(8, 2)
+        self.skip = nn.Linear(8, 2)
+        self.register_buffer("shift", torch.full((2, 4), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x))
+        moved = h.reshape(-1, 2, 4) + self.get_buffer("shift")
+        return self.inner(torch.relu(moved).flatten(1)) + self.skip(h)
+
+
+@pytest.mark.parametrize("arithmetic", ["executed", "exact"])
+def test_a_shift_of_a_view_changes_no_other_reader(arithmetic: str) -> None:
+    """Corners and middles of the boxes against what is proved: some samples are, some are not."""
+    torch.manual_seed(0)
+    model = Shifted().eval()
+    x = torch.rand(20, 4)
+    with torch.no_grad():
+        model.skip.weight[0] = 1.0
+        model.skip.weight[1] = 0.0
+        model.inner.weight.mul_(0.05)
+        z = model(x)
+        model.skip.bias[1] += (z[:, 0] - z[:, 1]).median() - 0.3
+        y = model(x).argmax(1)
+    x = x[y == 0]
+    y = y[y == 0]
+    eps = 0.2
+    proved = ws.verify(model, x, y, ws.Threat(eps=eps), arithmetic=arithmetic)
+    steps = torch.cartesian_prod(*[torch.tensor([-eps, 0.0, eps])] * 4)
+    points = (x[:, None] + steps).clamp(0, 1)
+    with torch.no_grad():
+        found = model(points.flatten(0, 1)).argmax(1).reshape(len(x), -1)
+    wrong = (found != 0).any(1)
+    assert proved.any() and wrong.any()
+    assert not (proved & wrong).any()

@@ -134,7 +134,8 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
             given = [forms[j] for j in node.inputs]
             forms[i] = node.op.map.forward(*given)
             if node.op.bias is not None:
-                forms[i][:1] = forms[i][:1] + node.op.bias
+                # Not in place: a reshape returns a view of its input's form.
+                forms[i] = torch.cat([forms[i][:1] + node.op.bias, forms[i][1:]])
             errors[i] = _affine_error(sweep.graph, node.op, given, [errors[j] for j in node.inputs])
         elif isinstance(node.op, Relu):
             j = node.inputs[0]

@@ -200,9 +200,9 @@ class Forward:
         shape = self.graph.nodes[node.inputs[0]].shape
         first = isinstance(self.graph.nodes[node.inputs[0]].op, Input) and self.balls.norm == 1
         if first and isinstance(op.map, Matrix) and len(node.shape) == 1:
-            return self.balls.radius * _first_norm(op.map) * UP
+            return self.balls.radius * _first_norm(op.map, node.shape) * UP
         if first and isinstance(op.map, Conv):
-            return self.balls.radius * _first_column(op.map, node.shape)
+            return self.balls.radius * _first_norm(op.map, node.shape)
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
 
 
@@ -211,21 +211,19 @@ def _wider(sizes: list[Tensor], most: list[Tensor]) -> list[Tensor]:
     return [far + 2.0**-50 * (size + far) for size, far in zip(sizes, most)]
 
 
-def _first_norm(map_: Matrix) -> float:
-    """`||W||_{1 -> 2}` of a matrix, kept for as long as the map lives."""
-    if map_ not in _COLUMNS:
-        _COLUMNS[map_] = matrix_norm(map_.weight, 1.0, 2.0)
-    return _COLUMNS[map_]
+def _first_norm(map_: Matrix | Conv, output: tuple[int, ...]) -> float:
+    """`||W||_{1 -> 2}`, kept for as long as the map lives."""
+    known = _COLUMNS.setdefault(map_, {})
+    if output not in known:
+        known[output] = (
+            longest_column(map_, output)
+            if isinstance(map_, Conv)
+            else matrix_norm(map_.weight, 1.0, 2.0)
+        )
+    return known[output]
 
 
-def _first_column(map_: Conv, output: tuple[int, ...]) -> float:
-    """The same of a convolution."""
-    if map_ not in _COLUMNS:
-        _COLUMNS[map_] = longest_column(map_, output)
-    return _COLUMNS[map_]
-
-
-_COLUMNS: WeakKeyDictionary[Linear, float] = WeakKeyDictionary()
+_COLUMNS: WeakKeyDictionary[Linear, dict[tuple[int, ...], float]] = WeakKeyDictionary()
 
 
 def longest_column(map_: Conv, output: tuple[int, ...]) -> float:

@@ -315,7 +315,8 @@ class Sectors:
         if off is not None and self.sweep.balls.norm == 2:
             # The first layer is a map of the input alone, and its norm holds in every direction.
             given = self.reach.radius[0]
-            every = whole * (self.sweep.balls.radius / torch.where(given > 0, given, 1.0)) * UP
+            wider = self.sweep.balls.radius / torch.where(given > 0, given, 1.0)
+            every = whole * torch.where(given > 0, wider, 1.0) * UP
             linear = ~direct & (every < bent.box / ALIKE)
             eps = torch.where(linear[:, None], every[:, None], eps)
             rest = torch.where(linear, bent.root.amax(1) * off * UP, rest)

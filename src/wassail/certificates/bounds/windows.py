@@ -86,7 +86,7 @@ class Windows:
         if 2 * tall * wide > math.prod(graph.nodes[i].shape[1:]):
             return None
         grid = (graph.nodes[j].shape[1], graph.nodes[j].shape[2])
-        return second.kept(("windows", first), lambda: cls._made(i, grid, first, second))
+        return second.kept(("windows", first, i, grid), lambda: cls._made(i, grid, first, second))
 
     @classmethod
     def _made(cls, act: int, grid: Pair, first: Conv, second: Conv) -> Windows:
