@@ -275,7 +275,9 @@ class Shifted(nn.Module):
 
 @pytest.mark.parametrize("arithmetic", ["executed", "exact"])
 def test_a_shift_of_a_view_changes_no_other_reader(arithmetic: str) -> None:
-    """Corners and middles of the boxes against what is proved: some samples are, some are not."""
+    """Corners and middles of the boxes against what is proved, by the exact search and by quadratic
+    bounds: some samples are, some are not. The dense form is the network.
+    """
     torch.manual_seed(0)
     model = Shifted().eval()
     x = torch.rand(20, 4)
@@ -290,6 +292,11 @@ def test_a_shift_of_a_view_changes_no_other_reader(arithmetic: str) -> None:
     y = y[y == 0]
     eps = 0.2
     proved = ws.verify(model, x, y, ws.Threat(eps=eps), arithmetic=arithmetic)
+    graph = read(model, (4,))
+    assert torch.allclose(graph.piecewise().logits(x.double()), graph.logits(x))
+    sweep = Sweep(graph, Balls.make(x, torch.full((len(x),), eps), INF, BOX)).run()
+    lower = margins(sweep, y)[0]
+    alone, _ = proved_samples(sweep, list(range(len(x))), y, lower, 200)
     steps = torch.cartesian_prod(*[torch.tensor([-eps, 0.0, eps])] * 4)
     points = (x[:, None] + steps).clamp(0, 1)
     with torch.no_grad():
@@ -297,3 +304,5 @@ def test_a_shift_of_a_view_changes_no_other_reader(arithmetic: str) -> None:
     wrong = (found != 0).any(1)
     assert proved.any() and wrong.any()
     assert not (proved & wrong).any()
+    assert any(alone)
+    assert not (torch.tensor(alone) & wrong).any()

@@ -389,8 +389,8 @@ class Graph:
                     level = level + (count > 0)
                 case Affine(map_, bias):
                     out = map_.forward(*given)
-                    if bias is not None:
-                        out[-1] = out[-1] + bias
+                    if bias is not None:  # not in place: a reshape returns a view of its input
+                        out = torch.cat([out[:-1], out[-1:] + bias])
                     value.append(out)
                 case Input():
                     eye = torch.eye(n, dtype=torch.float64)
