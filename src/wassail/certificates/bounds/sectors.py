@@ -414,6 +414,8 @@ class Sectors:
     ) -> Tensor:
         """The largest `x p + sqrt(1 - x^2) q` over the shares x of a deviation along a, `(R,)`, up
         to relative errors: p has the input's part, and x is so large only as the box lets it.
+
+        No x below 0 gives more: there the layers add q at most, which is the value at x = 0.
         """
         radius = self.sweep.inputs.radius[owner].expand(len(a))
         whole = rounding.length(a.double(), 2, 1) * radius
@@ -422,7 +424,9 @@ class Sectors:
         most = (across / whole.clamp(min=1e-300)).clamp(max=1.0) * (1 + 2.0**-40)
         best = torch.hypot(p, q)
         beyond = p > most * best
-        cut = most * p + (1 - most.square()).clamp(min=0).sqrt() * (1 + 2.0**-30) * q
+        # As a product: the difference of two squares would cancel near 1.
+        beside = ((1 - most) * (1 + most)).clamp(min=0).sqrt() * (1 + 2.0**-40)
+        cut = most * p + beside * q
         return torch.where(beyond & (most < 1), torch.minimum(cut, best), best)
 
     def bound(self, last: int, rows: Tensor, owner: Tensor) -> tuple[Bounded, Tensor, Tensor]:
