@@ -3,6 +3,7 @@ and not by grace of CROWN's; their lengths hold; they meet closed forms; they wi
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -210,6 +211,33 @@ def test_smooth_neurons_bend_as_far_as_their_slopes_differ() -> None:
     assert (low >= 1.15 * reached).all()
 
 
+def test_a_direction_in_which_two_layers_bend() -> None:
+    """`10 x + relu(|x| - 0.01)`: the second layer moves by what the first one bends, and by nothing
+    else, in the very direction of the row.
+    """
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))
+    weights = [
+        ([[1.0], [-1.0], [1.0]], [0.0, 0.0, 100.0]),
+        ([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [-0.01, 0.0]),
+        ([[1.0, 10.0], [0.0, 0.0]], [0.0, 0.0]),
+    ]
+    model = model.double()
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(model[::2], weights):
+            layer.weight.copy_(torch.tensor(weight))
+            layer.bias.copy_(torch.tensor(bias))
+    graph = read(model, (1,))
+    x = torch.zeros(1, 1, dtype=torch.float64)
+    balls = Balls.make(x, torch.tensor([1.0], dtype=torch.float64), 2.0, None)
+    sweep = Sweep(graph, balls).run()
+    assert sweep.sectors is not None
+    row = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    found = sweep.sectors.bound(len(graph.nodes) - 1, row, torch.tensor([0]))[0]
+    reached = float((graph.logits(x + 1.0) - graph.logits(x))[0, 0])
+    assert float(found.together) >= reached
+    assert float(found.together) <= 1.1 * reached
+
+
 def test_a_ball_of_undecided_neurons_takes_the_place_of_a_link() -> None:
     """Bounds with random slopes and multipliers, not only with those an ascent finds: never below
     what points reach, where the balls of inner layers are those around undecided neurons.
@@ -231,6 +259,15 @@ def test_a_ball_of_undecided_neurons_takes_the_place_of_a_link() -> None:
     spheres = Spheres(sweep, Reach.make(graph, balls), moved)
     replaced = [i for i in spheres.balls.links if not bool(spheres.balls.links[i].good)]
     assert replaced
+    # A layer after it hands nothing on to a ball that leaves neurons out.
+    links = Spheres(sweep, spheres.reach).balls
+    first, second = links.links
+    good = torch.ones(1, dtype=torch.bool)
+    links.links[second] = replace(links.links[second], good=good)
+    links._part(first, *moved[first])
+    assert links.links[second].source == first
+    assert not bool(links.links[first].good) and not bool(links.links[second].good)
+    assert not bool((links.free[first] & ~moved[first][1]).any())
     last = len(graph.nodes) - 1
     rows = torch.eye(3, dtype=torch.float64)
     owner = torch.zeros(3, dtype=torch.int64)

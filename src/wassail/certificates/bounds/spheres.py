@@ -277,7 +277,6 @@ class Spheres:
         goal: Tensor,
         sides: Sides | None = None,
         slopes: Slopes | None = None,
-        quick: bool = False,
     ) -> tuple[Tensor, Slopes]:
         """Upper bounds on `<row, d_last>`, `(R,)` in float64, and the slopes that gave them.
 
@@ -289,7 +288,6 @@ class Spheres:
             goal: rows whose bound falls below this are finished, `(R,)`.
             sides: neurons that are split; default None.
             slopes: where the ascent begins; default None, the better one of two starts.
-            quick: whether the input pays for length and direction apart; default False.
         """
         sides = sides or {}
         layers = self._layers(self.sweep.fast, last, owner, sides)
@@ -319,7 +317,7 @@ class Spheres:
             now = _by_layer(now, [v.requires_grad_(True) for v in moved])
         kept = _leaves(begun) if ascent is None else ascent.kept
         best = _by_layer(begun, [v.detach().double() for v in kept])
-        return self._claim(last, rows, owner, best, sides, quick), best
+        return self._claim(last, rows, owner, best, sides), best
 
     def _value(self, last: int, moving: _Moving, slopes: Slopes) -> Tensor:
         """About the bound, in float32, with its gradients; the entry's next step is taken, too."""
@@ -341,7 +339,6 @@ class Spheres:
         owner: Tensor,
         slopes: Slopes,
         sides: Sides,
-        quick: bool = False,
     ) -> Tensor:
         """The bound with these slopes, in float64."""
         exact = self.sweep.exact
@@ -352,9 +349,8 @@ class Spheres:
             plain = constant + self.sweep.inputs.upper(a, owner)
             door = self.balls.door
             if lam is not None and door is not None and self.balls.entry is not None:
-                if not quick:
-                    both = self.balls.entry.bound(a, lam * door.square[owner], owner)
-                    cuts.append(constant + both)
+                both = self.balls.entry.bound(a, lam * door.square[owner], owner)
+                cuts.append(constant + both)
                 ball = lam / 2 * self.balls.radius[self.balls.first][owner].square() * UP
                 plain = plain + torch.where(door.good[owner], ball, 0.0)
             found = torch.stack([plain, *cuts])
