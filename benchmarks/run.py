@@ -25,6 +25,7 @@ PAGES = {
     "spheres.py": "spheres.md",
     "closing.py": "closing-measured.md",
     "domains.py": "domains.txt",
+    "inner.py": "inner.md",
     "smoothing.py": "smoothing.md",
     "hardening.py": "hardening.md",
 }
