@@ -62,7 +62,7 @@ class Bent:
         most = flattened(laid_out(torch.maximum(-shape.low, shape.high)))
         box = rounding.length(most * root, 2, 1) * (1 + (root.shape[1] + 16) * UNIT)
         inside = laid_out(bend > 0)
-        small = _always(shape, line.mid, error, kind)
+        small = always(shape, line.mid, error, kind)
         return cls(
             line.mid,
             torch.where(inside, 0.0, line.off),
@@ -187,7 +187,7 @@ def flattened_root(shape: Shape, kind: Arithmetic) -> Tensor:
     return sector_of(shape, kind)[1].flatten(1).sqrt() * (1 + 4 * UNIT)
 
 
-def _always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
+def always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
     """What is paid for a neuron in the ball in any case: the error of its input, and that of its
     value at the sample.
     """

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +57,17 @@ if TYPE_CHECKING:
 
 MOST = 1024  # bent neurons of a layer whose matrices are made; more are bounded by their boxes
 ALIKE = 0.7  # lengths by matrices are taken below the others divided by this
+
+
+class Slanted(Protocol):
+    """An activation as a slope for each neuron and what is paid besides: as in `Bent`."""
+
+    @property
+    def mid(self) -> Tensor: ...
+    @property
+    def off(self) -> Tensor: ...
+    @property
+    def far(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +105,11 @@ class Sectors:
         self.layers: dict[int, Layer] = {}
         self._known: dict[int, Lengths] = {}
         self.sizes = _sizes(self.graph, self.kind.tiny)
+
+    @property
+    def known(self) -> bool:
+        """Whether there are layers."""
+        return bool(self.layers)
 
     def _user(self, j: int) -> int | None:
         """The first activation that reads node j."""
@@ -347,17 +363,23 @@ class Sectors:
                 shift = shift + off
                 spread = spread + far
             else:
-                layer = self.layers[i]
-                shift = shift + row_dot(w, of_owner(layer.bent.off, owner))
-                spread = spread + row_dot(w.abs(), of_owner(layer.bent.far, owner))
-                own = layer.bent.coefficients(w, owner)
+                line = self._bent(i)
+                shift = shift + row_dot(w, of_owner(line.off, owner))
+                spread = spread + row_dot(w.abs(), of_owner(line.far, owner))
+                own = self._coefficients(i, w, owner)
                 if own.shape[1]:
                     bent[i] = own
-                add_to(weight, node.inputs[0], w * of_owner(layer.bent.mid, owner))
+                add_to(weight, node.inputs[0], w * of_owner(line.mid, owner))
         if 0 in weight:
             return Pulled(shift, spread, flattened(weight[0]), bent)
         a = spread.new_zeros(len(rows), self.graph.inputs, dtype=kind.dtype)
         return Pulled(shift, spread, a, bent)
+
+    def _bent(self, i: int) -> Slanted:
+        return self.layers[i].bent
+
+    def _coefficients(self, i: int, w: Tensor, owner: Tensor) -> Tensor:
+        return self.layers[i].bent.coefficients(w, owner)
 
     def upper(
         self,
