@@ -214,7 +214,7 @@ class CornerSectors(Sectors):
     ) -> tuple[Tensor, Corners]:
         """Bounds on some entries of node j of one sample; and what goes beyond their |c|."""
         node = self.graph.nodes[j]
-        owner = torch.tensor([sample], device=place.device)
+        owner = torch.arange(sample, sample + 1, device=place.device)
         wide = 2 * self.graph.inputs
         sparse = low.device == HOST and len(place) * wide > DENSE
         starts = [low.new_zeros(0)]
@@ -242,7 +242,7 @@ class CornerSectors(Sectors):
     def _pulled(self, last: int, rows: Tensor, sample: int) -> Pulled:
         """Rows of one sample backward to the input."""
         self._sample = sample
-        return self.pull(last, rows, torch.tensor([sample], device=rows.device))
+        return self.pull(last, rows, torch.arange(sample, sample + 1, device=rows.device))
 
     def _bent(self, i: int) -> Turns:
         return self.turns[i]
@@ -252,9 +252,7 @@ class CornerSectors(Sectors):
         turn = self.turns[i].samples[self._sample]
         return flattened(w)[:, turn.place].double() * turn.gain
 
-    def _values(
-        self, pulled: Pulled, sign: Tensor, sample: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _values(self, pulled: Pulled, sign: Tensor, sample: int) -> tuple[Tensor, Tensor, Tensor]:
         """`sign <row, d>` is at most `fixed`, and a convex function that is 0 at the sample and has
         these values at the corners, `(R, 2 n)`: -inf where the box blocks one.
 
@@ -333,7 +331,7 @@ class CornerSectors(Sectors):
         together = torch.zeros_like(constant)
         for sample in sorted(set(owners)):
             mine = [row for row, own in enumerate(owners) if own == sample]
-            some = torch.tensor(mine, device=rows.device)
+            some = torch.tensor(mine).to(rows.device, non_blocking=True)
             pulled = self._pulled(last, rows[some].to(self.kind.dtype), sample)
             sign = torch.ones_like(constant[some])
             values, fixed, above = self._values(pulled, sign, sample)
