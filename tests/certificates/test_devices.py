@@ -17,7 +17,7 @@ from wassail.certificates.bounds import corners
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.corners import CornerSectors
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.graph import Graph, Relu
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import margins as split
 from wassail.certificates.search.domains import Domains
@@ -353,14 +353,18 @@ def test_corners_of_l1_balls(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = read(model, (1, 4, 4))
     y = graph.logits(x).argmax(1)
     expected = margins(Sweep(graph, Balls.make(x, ball, 1.0, BOX)).run(), y)[0]
+    asked = {}
     with second_device() as second:
         there = read(model.to(second.device), (1, 4, 4))
         balls = Balls.make(x.to(second.device), ball.to(second.device), 1.0, BOX)
-        for _ in range(2):  # the first one finds out about the weights
+        for small in (0, 2**60, 0):  # the first one finds out about the weights
+            monkeypatch.setattr(corners, "SMALL", small)
             second.waits.clear()
             sweep = Sweep(there, balls).run()
-            assert isinstance(sweep.sectors, CornerSectors)
             found = margins(sweep, y.to(second.device))[0]
-            asked = second.total
-            assert torch.equal(found.cpu(), expected)
-    assert asked <= 4 * layers(graph), second.worst()
+            asked[small] = second.total
+            if not small:
+                assert isinstance(sweep.sectors, CornerSectors)
+                assert torch.equal(found.cpu(), expected)
+    bent = sum(isinstance(node.op, Relu) for node in graph.nodes)
+    assert asked[0] <= asked[2**60] + bent + 2, second.worst()

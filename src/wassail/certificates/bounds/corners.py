@@ -31,7 +31,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.balls import fill_one
 from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
 from wassail.certificates.bounds.rows import flattened, narrow_to, units_of
-from wassail.certificates.bounds.sector_layer import always
+from wassail.certificates.bounds.sector_layer import Slanted, always
 from wassail.certificates.bounds.sectors import Bounded, Pulled, Sectors
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Relu
@@ -50,7 +50,7 @@ FAINTEST = 2.0**-960  # more than products that underflow take away
 class Part(NamedTuple):
     """Values of some functions at the corners: all, or those that are not 0, and where."""
 
-    count: int
+    functions: int
     values: Tensor
     row: Tensor | None
     column: Tensor
@@ -88,7 +88,7 @@ class Corners:
             wide: `2 n`.
             like: for its type and device.
         """
-        count = sum(part.count for part in parts)
+        count = sum(part.functions for part in parts)
         values = [part.values for part in parts]
         if not parts or parts[0].row is None:
             return cls(count, torch.cat([like.new_zeros(0, wide), *values]), None, None)
@@ -97,7 +97,7 @@ class Corners:
         for part in parts:
             assert part.row is not None
             rows.append(part.row + begun)
-            begun += part.count
+            begun += part.functions
         corner, order = torch.cat([part.column for part in parts]).sort(stable=True)
         counts = torch.bincount(corner, minlength=wide)
         index = torch.cat(rows)[order]
@@ -138,12 +138,9 @@ class Turn:
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
-    """An activation with the slopes that it has at the samples: mid, off and far as in `Bent`."""
+class Turns(Slanted):
+    """An activation with the slopes that it has at the samples."""
 
-    mid: Tensor
-    off: Tensor
-    far: Tensor
     samples: list[Turn]
 
 
@@ -193,12 +190,13 @@ class CornerSectors(Sectors):
         """
         if self.other is not None:
             self.other.narrow(j, low, high)
-        i = self._user(j)
+        i = self.user(j)
         if i is None:
             return
         open_ = self.sweep.open_entries(j, low, high)
         counts = open_.sum(1).tolist()
-        places = torch.nonzero_static(open_, size=sum(counts))[:, 1].split(counts)
+        where = torch.nonzero_static(open_, size=sum(counts))[:, 1]
+        places = torch.split(where, counts)
         starts = []
         corners = []
         for sample, place in enumerate(places):
@@ -219,7 +217,7 @@ class CornerSectors(Sectors):
         sparse = low.device == HOST and len(place) * wide > DENSE
         starts = [low.new_zeros(0)]
         parts = []
-        for some in torch.split(place, self._together(j)):
+        for some in torch.split(place, self.together(j)):
             if not len(some):
                 continue
             c = self.sweep.centre[j].flatten(1)[sample, some]
@@ -244,10 +242,11 @@ class CornerSectors(Sectors):
         self._sample = sample
         return self.pull(last, rows, torch.arange(sample, sample + 1, device=rows.device))
 
-    def _bent(self, i: int) -> Turns:
+    def bent(self, i: int) -> Turns:
+        """Activation i as rows go through it."""
         return self.turns[i]
 
-    def _coefficients(self, i: int, w: Tensor, owner: Tensor) -> Tensor:
+    def coefficients(self, i: int, w: Tensor, owner: Tensor) -> Tensor:
         """`b g`, the coefficients of u, `(R, neurons)`."""
         turn = self.turns[i].samples[self._sample]
         return flattened(w)[:, turn.place].double() * turn.gain
