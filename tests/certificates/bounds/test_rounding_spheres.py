@@ -175,11 +175,15 @@ def test_radii_after_a_map(mode: str) -> None:
             Node((2,), (4,), "", Affine(matrix)),
         )
         balls = SimpleNamespace(norm=1, radius=a)
-        given = SimpleNamespace(graph=Graph(nodes), radius={0: a, 1: b, 2: b}, balls=balls)
+        given = object.__new__(Forward)
+        given.graph = Graph(nodes)
+        given.radius = {0: a, 1: b, 2: b}
+        given.balls = balls  # type: ignore[assignment]
 
-        def found(i: int, given: SimpleNamespace = given) -> Fraction:
+        def found(i: int, given: Forward = given) -> Fraction:
             op = given.graph.nodes[i].op
-            return Fraction(float(Forward._stretched(given, i, op)))  # type: ignore[arg-type]
+            assert isinstance(op, Affine)
+            return Fraction(float(given._stretched(i, op)))
 
         with rounded(mode):
             columns = found(2)
@@ -196,8 +200,11 @@ def test_radii_that_are_joined_may_be_small() -> None:
     """The squares of 1e-200 underflow."""
     small = torch.full((1,), 1e-200, dtype=DOUBLE)
     graph = Graph((start(3), start(3), Node((0, 1), (6,), "", Affine(Concat(0, (3, 3))))))
-    given = SimpleNamespace(graph=graph, radius={0: small, 1: small}, balls=None)
-    found = Forward._stretched(given, 2, graph.nodes[2].op)  # type: ignore[arg-type]
+    given = object.__new__(Forward)
+    given.graph = graph
+    op = graph.nodes[2].op
+    assert isinstance(op, Affine)
+    found = given._by_norms(2, op, {0: small, 1: small})
     assert float(found) >= 1.4e-200
 
 
@@ -211,11 +218,13 @@ def test_what_only_sorts_moves_as_far_as_what_it_sorts(mode: str) -> None:
             sorted={3: SimpleNamespace(base=0, between=(1, 2))},
             lost={1: lost[0], 2: lost[1]},
             radius={0: base, 3: base + INF},
+            off={0: base, 3: base + INF},
         )
         with rounded(mode):
             Forward._contracted(given, 3)  # type: ignore[arg-type]
         exact = Fraction(float(base)) + 4 * sum(Fraction(float(v)) for v in lost)
         assert Fraction(float(given.radius[3])) >= exact
+        assert Fraction(float(given.off[3])) >= exact
 
 
 def layer(n: int, error: float) -> BallLayer:
