@@ -71,13 +71,12 @@ class Reach:
         """
         last = len(graph.nodes) - 1
         node = graph.nodes[last]
+        y = y.to(self.off[0].device)
         own = y[:, None]
         if isinstance(node.op, Affine) and isinstance(node.op.map, Matrix) and len(node.shape) == 1:
             weight = node.op.map.weight
             ways = rounding.length(weight[y][:, None] - weight, 2, 2) * (1 + 2.0**-20)
             error = self.executed[last]
-            wide = (graph.rounding + 2.0**-50) * weight.abs().sum(1)
-            ways = ways + wide + wide[y][:, None]
             found = ways * self.off[node.inputs[0]][:, None] + error + error.gather(1, own)
         else:
             found = math.sqrt(2) * self.off[last][:, None].expand(-1, graph.outputs)
