@@ -85,6 +85,26 @@ def test_activations_at_a_point_and_around_0(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_lengths_of_errors_after_an_activation(mode: str) -> None:
+    """Those before it times the steepest slope."""
+    slope = 1.7
+    node = relu(1, slope)
+    assert isinstance(node.op, Relu)
+    for k in range(30):
+        given = object.__new__(Forward)
+        given.graph = Graph((start(1), node))
+        given.centre = {0: torch.zeros(1, 1, dtype=DOUBLE)}
+        given.lost = {}
+        length = 1 + uniform(1, seed=k)
+        given.off = {0: length}
+        given.radius = {0: length}
+        given.most = {0: length[:, None]}
+        with rounded(mode):
+            given._activation(1, node.op, slope)
+        assert Fraction(float(given.off[1])) >= Fraction(float(length)) * Fraction(slope)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("off", [0.0, 1e-7])
 def test_affine_maps_at_a_point(off: float, mode: str) -> None:
     """off: by how much the weights and biases may be wrong, here all of them one way."""
