@@ -110,9 +110,10 @@ def radii(
             balls, searched over the radius), "alpha-crown" (with `steps` of an ascent on the
             slopes), "branch" (branch and bound on neurons, ReLU or smooth, networks of any size),
             "ball" (crown and products of norms, then bounds that know how far all neurons of a
-            layer move at once, for l1 and l2), "exact" (the distance itself, for small ReLU networks; larger ones are
-            branched), or "auto" (the default): exact for small ReLU networks, with a limit on its
-            work; else crown, products of norms, and for l1 and l2 ball (`Radii.proved_by`).
+            layer move at once, for l1 and l2), "exact" (the distance itself, for small ReLU
+            networks; larger ones are branched), or "auto" (the default): exact for small ReLU
+            networks, with a limit on its work; else crown, products of norms, and for l1 and l2
+            ball (`Radii.proved_by`).
         arithmetic: "executed": for the network as it runs in its own floating-point type, all
             margins proved above a bound on its rounding errors; "exact": for the exact function, of
             which the network that runs is a rounded copy; "auto" (the default): executed where the
