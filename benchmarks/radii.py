@@ -526,13 +526,17 @@ SOUND = {  # name: (samples, methods)
 
 
 FEW = 3  # samples of each network where proofs get real time
+FEWER = 2  # of the larger ones
 BRANCHED_TEXT = """\
 The same for the dearer methods: linear bounds (`crown`), balls and boxes together (`ball`; l1 and
 l2), branching (`branch`) and exact distances (`exact`, where branching takes over when the 10 s for
-all samples are over), the first 3 samples of each network. `ratio` is the mean here; `s`: processor
-seconds a sample.
+all samples are over), the first 3 samples of the small networks and the first 2 of the larger ones
+(from `mnist_madry_tiny` on), where `ball` and `branch` have 60 s for both samples. `ratio` is the
+mean here; `s`: processor seconds a sample.
 """
 SMALL = ("random", "digits-mlp", "mnist_mlp", "mnist_fc")
+LIMITS = {"exact": 10.0}  # seconds for all samples
+LARGE_LIMITS = {"exact": 10.0, "ball": 60.0, "branch": 60.0}
 
 
 def few_methods(name: str, norm: float) -> tuple[str, ...]:
@@ -540,6 +544,11 @@ def few_methods(name: str, norm: float) -> tuple[str, ...]:
     balls = ("ball",) if norm < INF and not re.search("tanh|gelu|sigmoid", name) else ()
     exact = ("exact",) if name.startswith(SMALL) and "tanh" not in name else ()
     return ("crown", *balls, "branch", *exact)
+
+
+def few_samples(name: str) -> int:
+    """How many samples of a network get real time."""
+    return FEW if name.startswith((*SMALL, "digits")) else FEWER
 
 
 def branched(units: Units, options: argparse.Namespace) -> None:
@@ -555,9 +564,12 @@ def branched(units: Units, options: argparse.Namespace) -> None:
     for name, norm in itertools.product(SOUND, (INF, 2.0, 1.0)):
         if options.only not in name:
             continue
-        flips = units.get(f"{name} {norm:g} flips", attacked, name, FEW, norm)
+        few = few_samples(name)
+        limits = LIMITS if few == FEW else LARGE_LIMITS
+        flips = units.get(f"{name} {norm:g} flips", attacked, name, few, norm)
         for method in few_methods(name, norm) if flips else ():
-            found = units.get(f"{name} {norm:g} {method}", proved, name, FEW, norm, method)
+            task = (proved, name, few, norm, method, limits.get(method))
+            found = units.get(f"{name} {norm:g} {method}", *task)
             if not found:
                 continue
             single = torch.tensor(flips["float32"], dtype=torch.float64)
@@ -571,7 +583,7 @@ def branched(units: Units, options: argparse.Namespace) -> None:
             count += int(right.sum())
             print(
                 f"| `{name}` | {norm:g} | {int(right.sum())} | {method} | {found['exact']} | "
-                f"{float(ratio.mean()):.3f} | {found['seconds'] / FEW:.1f} | {wrong} | {only} |",
+                f"{float(ratio.mean()):.3f} | {found['seconds'] / few:.1f} | {wrong} | {only} |",
                 flush=True,
             )
     print(f"\n{count} radii: {bad} violations.")
@@ -602,7 +614,8 @@ def soundness(units: Units, options: argparse.Namespace) -> None:
             )
             right = single > 0
             for place, method in enumerate(methods):
-                found = units.get(f"{name} {norm:g} {method}", proved, name, count, norm, method)
+                task = (proved, name, count, norm, method, LIMITS.get(method))
+                found = units.get(f"{name} {norm:g} {method}", *task)
                 if not found:
                     continue
                 pairs += 0 if place else int(right.sum())
@@ -722,13 +735,13 @@ def attacked(name: str, count: int, norm: float) -> dict[str, Any]:
     return {"float32": single.tolist(), "float64": torch.stack(checked).amin(0).tolist()}
 
 
-def proved(name: str, count: int, norm: float, method: str) -> dict[str, Any]:
+def proved(name: str, count: int, norm: float, method: str, limit: float | None) -> dict[str, Any]:
     """Certified radii by one method. It is not told of the flips: a wrong radius must be able
     to show.
     """
     model, x, y = any_network(name, count)
     began = time.process_time()
-    found = ws.radii(model, x, y, norm, BOX, method, time_limit=10.0 if method == "exact" else None)
+    found = ws.radii(model, x, y, norm, BOX, method, time_limit=limit)
     return {
         "values": found.values.tolist(),
         "exact": int((found.exact & (found.values > 0)).sum()),

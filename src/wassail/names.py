@@ -166,7 +166,7 @@ RADIUS_METHODS: dict[str, str] = {
     "lipschitz": "the margin over its Lipschitz constant",
     "crown": "linear bounds by back-substitution",
     "alpha-crown": "the same with optimised slopes",
-    "ball": "crown, then balls and boxes together in every layer, for l1 and l2",
+    "ball": "crown, norms, then balls and boxes together in every layer, for l1 and l2",
     "branch": "branch and bound on unstable neurons",
     "exact": "the distance of the nearest flip itself, for small networks",
 }

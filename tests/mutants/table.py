@@ -105,6 +105,15 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/bounds/links.py": _tests("entry", "spheres"),
     "certificates/bounds/reach.py": _tests("rounding_spheres", "ball_sweep"),
     "certificates/bounds/spheres.py": _tests("rounding_spheres", "spheres"),
+    "certificates/bounds/quadratic.py": _tests("quadratic"),
+    "certificates/bounds/sectors.py": _tests("sectors"),
+    "certificates/bounds/sector_layer.py": _tests("sectors"),
+    "certificates/bounds/spectral.py": _tests("rounding_spectral"),
+    "certificates/bounds/windows.py": _tests("windows"),
+    "certificates/product_radii.py": _tests("product_radii::rounding linear"),
+    "certificates/search/neurons.py": _SEARCH,
+    "certificates/search/passes.py": _SEARCH,
+    "certificates/search/sheets.py": _SEARCH,
     "certificates/graph/operators/hardswish.py": _tests("rounding_activations"),
     "certificates/graph/operators/mish.py": _tests("rounding_activations"),
     "certificates/graph/operators/smooth.py": _tests("rounding_activations"),
@@ -124,11 +133,21 @@ WITHOUT: dict[str, str] = {
     "certificates/search/frontier.py": "`error` is an exception there",
     "certificates/lipschitz/layout.py": "tells two maps apart at random points",
     "transport/picture.py": "where a curve is drawn",
+    "certificates/sandwich.py": "1e-12 of a comparison that says what is noted in a history",
     "certificates/search/programs.py": "what it returns is a proposal, checked where it is used",
 }
 # Files whose terms are not all guarded yet, and why: what survives there is printed and counted,
 # but does not fail the run.
-OPEN: dict[str, str] = {}
+_LATER = "newer than the tests for rounding: not all of its terms have one yet"
+OPEN: dict[str, str] = {
+    "certificates/bounds/quadratic.py": _LATER,
+    "certificates/bounds/sectors.py": _LATER,
+    "certificates/bounds/sector_layer.py": _LATER,
+    "certificates/bounds/windows.py": _LATER,
+    "certificates/search/neurons.py": _LATER,
+    "certificates/search/passes.py": _LATER,
+    "certificates/search/sheets.py": _LATER,
+}
 STEERS = "steers a search: no claim rests on it"
 EXCUSED: dict[tuple[str, str, str], str] = {
     # (end of the file's name, end of the function's name, what stands there): why no test must
@@ -217,6 +236,9 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "",
         "room_of(",
     ): "how many rows go at a time, not a number of a bound",
+    ("bounds/sectors.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("bounds/windows.py", "", "room_of("): "how many rows go at a time, not a number of a bound",
+    ("bounds/quadratic.py", "Relaxation.begun", "1e-30"): STEERS,
     (
         "bounds/crown.py",
         "open_entries",
@@ -296,6 +318,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "UNIT)\n        free",
     ): "the radius is taken 1e-9 smaller, which is more than n units",
     ("radii.py", "_over_slopes", "slack is None"): "a question, not a number",
+    ("product_radii.py", "_beyond", "slack is None"): "a question, not a number",
     ("search/constants.py", "cut", "CLOSE"): "when a node is done: its bound counts whatever it is",
     (
         "search/constants.py",
@@ -316,11 +339,6 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("search/pieces.py", "_smear", "1e-300"): STEERS,
     ("transport/confidence.py", "price_of", "error"): "every price gives a limit: no rounding term",
     (
-        "transport/confidence.py",
-        "_quantile",
-        "1e-12, xtol",
-    ): "an end of the bracket of a root; the width that is returned is checked after it",
-    (
         "transport/side.py",
         "_most",
         "slack * float(self.mass[k])",
@@ -330,6 +348,21 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "_slope",
         "UNIT",
     ): "`UP` in `stretch` is more than 4000 terms lose",
+    (
+        "bounds/executed.py",
+        "_by_sign",
+        "UNIT * (left + right)",
+    ): "`total` is at least half of p P + q N, of which `SLACK` takes more for 2^19 terms",
+    (
+        "bounds/reach.py",
+        "_executed",
+        "error), torch.fmin(",
+    ): "a question, not a number",
+    (
+        "bounds/spectral.py",
+        "matrix_norms",
+        "UNIT)\n    # Entries",
+    ): "the 64 units of `slack` are 128 of the root, which loses one and its product two",
     (
         "bounds/norms.py",
         "product",

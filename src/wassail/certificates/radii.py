@@ -25,6 +25,7 @@ from wassail.certificates.bounds.quadratic import QUADRATIC, has_quadratics, pro
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
+from wassail.certificates.product_radii import beyond_a_ball
 from wassail.certificates.radius_search import (
     BATCH,
     Radii,
@@ -108,10 +109,11 @@ def radii(
         method: "lipschitz" (margins over global Lipschitz constants), "crown" (linear bounds on
             balls, searched over the radius), "alpha-crown" (with `steps` of an ascent on the
             slopes), "branch" (branch and bound on neurons, ReLU or smooth, networks of any size),
-            "ball" (crown, then bounds that know how far all neurons of a layer move at once, for l1
-            and l2), "exact" (the distance itself, for small ReLU networks; larger ones are
-            branched), or "auto" (the default): exact for small ReLU networks, with a limit on its
-            work; else crown, products of norms, and for l1 and l2 ball (`Radii.proved_by`).
+            "ball" (crown and products of norms, then bounds that know how far all neurons of a
+            layer move at once, for l1 and l2), "exact" (the distance itself, for small ReLU
+            networks; larger ones are branched), or "auto" (the default): exact for small ReLU
+            networks, with a limit on its work; else crown, products of norms, and for l1 and l2
+            ball (`Radii.proved_by`).
         arithmetic: "executed": for the network as it runs in its own floating-point type, all
             margins proved above a bound on its rounding errors; "exact": for the exact function, of
             which the network that runs is a rounded copy; "auto" (the default): executed where the
@@ -192,8 +194,8 @@ def radii(
 def _run(
     search: RadiusSearch, method: str, resumed: bool, steps: int, pool: Pool | None, all_: bool
 ) -> None:
-    """The search by one method; the better ones start from linear bounds. all_: whether the
-    products of norms are tried, too.
+    """The search by one method; the better ones start from linear bounds. all_: for "auto", which
+    tries the products of norms, too, as "ball" does.
     """
     if method == "lipschitz":
         where = (search.graph, search.x, search.y, search.norm, search.domain)
@@ -204,9 +206,11 @@ def _run(
         with clock.limited(clock.seconds_left() / parts):
             search.run(0)
     search.note("lipschitz" if method == "lipschitz" else "crown")
-    if all_ and method != "exact" and _has_products(search.graph):
+    if (all_ or method == "ball") and method != "exact" and _has_products(search.graph):
         where = (search.graph, search.x, search.y, search.norm, search.domain)
-        search.raise_to(_by_products(*where))
+        alone = _by_products(*where)
+        search.raise_to(alone)
+        search.raise_to(beyond_a_ball(*where, alone, search.lower))
         search.note("lipschitz")
     if method == "alpha-crown":
         search.run(steps)
@@ -292,9 +296,13 @@ def verify(
     most = (domains(graph) if limit is None else 10**6) if branching else 0
     cheap = _cheap(graph, threat.norm) if method == "auto" else method
     task = _Fixed(graph, x, y, threat, wanted, batch_size, most, cheap == "ball")
-    if method == "auto" and not exact and _has_products(graph):
+    if method in ("auto", "ball") and not exact and _has_products(graph):
         with clock.limited(limit):
-            values = _by_products(graph, x, y, threat.norm, threat.domain)
+            where = (graph, x, y, threat.norm, threat.domain)
+            # They are a hair inside: there is room for the roundings of another batch.
+            values = _by_products(*where) * (1 + 2.0**-40)
+            open_ = torch.where((values >= wanted) | wrong, 0.0, wanted)
+            values = torch.maximum(values, beyond_a_ball(*where, values, open_) * (1 + 2.0**-40))
         task.proved = (values >= wanted) & ~wrong
     with progress_bar(progress, "verification") as report, clock.limited(limit):
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):

@@ -14,11 +14,12 @@ from wassail.certificates.bounds import ball_margins as margins_of
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.executed import arithmetic_of, call_error
+from wassail.certificates.bounds.executed import arithmetic_of, call_error, gamma
 from wassail.certificates.bounds.lines import Lines
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import Forward, Reach, length_above
 from wassail.certificates.bounds.spheres import Spheres
+from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Concat, Matrix, Scale, Sum
 from wassail.certificates.graph.matrix_norms import matrix_norm
@@ -81,6 +82,26 @@ def test_activations_at_a_point_and_around_0(mode: str) -> None:
         assert Fraction(float(around.radius[1])) >= Fraction(float(around.radius[0])) * Fraction(
             slope
         )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lengths_of_errors_after_an_activation(mode: str) -> None:
+    """Those before it times the steepest slope."""
+    slope = 1.7
+    node = relu(1, slope)
+    assert isinstance(node.op, Relu)
+    for k in range(30):
+        given = object.__new__(Forward)
+        given.graph = Graph((start(1), node))
+        given.centre = {0: torch.zeros(1, 1, dtype=DOUBLE)}
+        given.lost = {}
+        length = 1 + uniform(1, seed=k)
+        given.off = {0: length}
+        given.radius = {0: length}
+        given.most = {0: length[:, None]}
+        with rounded(mode):
+            given._activation(1, node.op, slope)
+        assert Fraction(float(given.off[1])) >= Fraction(float(length)) * Fraction(slope)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -162,6 +183,66 @@ def test_executed_errors_of_a_ball_have_a_length() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_executed_errors_of_a_ball_entry_by_entry(mode: str) -> None:
+    """Those at the sample, and what a deviation of known length adds: the length of a row times its
+    own. Short balls, where that is below the last digit, and rows of a million entries.
+    """
+    units = torch.randint(2**26, 2**27, (1, 2**20), generator=torch.Generator().manual_seed(21))
+    wide = units.double() * 2.0**-26
+    narrow = uniform(3, 300, seed=22) - 0.5
+    for weight, size, radius in ((wide, 0.0, 0.5), (narrow, 1.0, 1e-16), (narrow, 0.0, 0.5)):
+        n = weight.shape[1]
+        call = Call(Matrix(weight), None, n + 2)
+        node = Node((0,), (len(weight),), "", Affine(Matrix(weight)), calls=(call,))
+        graph = Graph((start(n), node), arithmetic="executed", execution=Execution(torch.float32))
+        x = torch.full((1, n), size, dtype=DOUBLE)
+        with rounded(mode):
+            found = forward(graph, x, radius, 2.0).executed[1]
+            here = call_error(node, [x], torch.float32, [graph.nodes[0]], [(x, x)])
+        rate = Fraction(gamma(n + 2, torch.float32)) * Fraction(radius)
+        for k, row in enumerate(weight):
+            if n > 300:  # fractions take too long
+                exact = Fraction(sum(int(v * 2**26) ** 2 for v in row.tolist()), 2**52)
+            else:
+                exact = square(fractions(row))
+            more = Fraction(float(found[0, k])) - Fraction(float(here[0, k]))
+            assert more > 0 and more**2 >= rate**2 * exact
+    with rounded(mode):  # where a sum may overflow nothing is known
+        far = forward(graph, x + 1e38, 1.0, 2.0)
+    assert far.executed[1].isinf().all() and far.lost[1].isinf().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_errors_before_the_last_matrix_and_its_own_are_those_of_the_margins(mode: str) -> None:
+    """The length of a difference of two rows times that before it, and both errors; each of them
+    alone, and logits that are no matrix.
+    """
+    n = 2**20
+    units = torch.randint(2**26, 2**27, (1, n), generator=torch.Generator().manual_seed(23))
+    row = units.double() * 2.0**-26
+    weight = torch.cat([row, 0 * row])
+    off = 1 + uniform(1, seed=24)
+    error = 1 + uniform(1, 2, seed=25)
+    y = torch.tensor([0])
+    graph = Graph((start(n), Node((0,), (2,), "", Affine(Matrix(weight)))))
+    plain = Graph((start(2),))
+
+    def found(off: Tensor, error: Tensor, graph: Graph = graph) -> Fraction:
+        with rounded(mode):
+            reach = Reach({}, {}, {}, {1: error}, {0: off})
+            return Fraction(float(reach.margin_errors(graph, y)[0, 1]))
+
+    long = Fraction(sum(v * v for v in units[0].tolist()), 2**52)
+    before = Fraction(float(off))
+    own = sum(fractions(error)[0])
+    assert found(off, 0 * error) ** 2 >= long * before**2
+    assert found(0 * off, error) >= own
+    assert (found(off, error) - own) ** 2 >= long * before**2
+    assert found(off, error, plain) ** 2 >= 2 * before**2
+    assert float(found(off, error)) < 1.001 * (float(long) ** 0.5 * float(off) + float(own))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_radii_after_a_map(mode: str) -> None:
     """Given those before it: joined, added, and times a norm."""
     matrix = Matrix(uniform(4, 3, seed=9))
@@ -175,11 +256,15 @@ def test_radii_after_a_map(mode: str) -> None:
             Node((2,), (4,), "", Affine(matrix)),
         )
         balls = SimpleNamespace(norm=1, radius=a)
-        given = SimpleNamespace(graph=Graph(nodes), radius={0: a, 1: b, 2: b}, balls=balls)
+        given = object.__new__(Forward)
+        given.graph = Graph(nodes)
+        given.radius = {0: a, 1: b, 2: b}
+        given.balls = balls  # type: ignore[assignment]
 
-        def found(i: int, given: SimpleNamespace = given) -> Fraction:
+        def found(i: int, given: Forward = given) -> Fraction:
             op = given.graph.nodes[i].op
-            return Fraction(float(Forward._stretched(given, i, op)))  # type: ignore[arg-type]
+            assert isinstance(op, Affine)
+            return Fraction(float(given._stretched(i, op)))
 
         with rounded(mode):
             columns = found(2)
@@ -196,8 +281,11 @@ def test_radii_that_are_joined_may_be_small() -> None:
     """The squares of 1e-200 underflow."""
     small = torch.full((1,), 1e-200, dtype=DOUBLE)
     graph = Graph((start(3), start(3), Node((0, 1), (6,), "", Affine(Concat(0, (3, 3))))))
-    given = SimpleNamespace(graph=graph, radius={0: small, 1: small}, balls=None)
-    found = Forward._stretched(given, 2, graph.nodes[2].op)  # type: ignore[arg-type]
+    given = object.__new__(Forward)
+    given.graph = graph
+    op = graph.nodes[2].op
+    assert isinstance(op, Affine)
+    found = given._by_norms(2, op, {0: small, 1: small})
     assert float(found) >= 1.4e-200
 
 
@@ -211,11 +299,13 @@ def test_what_only_sorts_moves_as_far_as_what_it_sorts(mode: str) -> None:
             sorted={3: SimpleNamespace(base=0, between=(1, 2))},
             lost={1: lost[0], 2: lost[1]},
             radius={0: base, 3: base + INF},
+            off={0: base, 3: base + INF},
         )
         with rounded(mode):
             Forward._contracted(given, 3)  # type: ignore[arg-type]
         exact = Fraction(float(base)) + 4 * sum(Fraction(float(v)) for v in lost)
         assert Fraction(float(given.radius[3])) >= exact
+        assert Fraction(float(given.off[3])) >= exact
 
 
 def layer(n: int, error: float) -> BallLayer:

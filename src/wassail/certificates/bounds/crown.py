@@ -332,7 +332,10 @@ class Sweep:
         ]
         sources = [self.graph.nodes[j] for j in node.inputs]
         ranges = [ends_of(self.centre[j], *self.spans[j]) for j in node.inputs]
-        self.executed[i] = call_error(node, sizes, self.graph.execution.dtype, sources, ranges)
+        error = call_error(node, sizes, self.graph.execution.dtype, sources, ranges)
+        if self.sectors is not None:  # which know how far the inputs move together
+            error = torch.fmin(error, self.sectors.reach.executed[i])
+        self.executed[i] = error
         return self.executed[i]
 
     def _moved(self, kind: Arithmetic, j: int) -> Tensor:

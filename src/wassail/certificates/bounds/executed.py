@@ -59,7 +59,8 @@ SLACK = (
 )
 
 
-SORTED_UP_TO = 2**22  # products that are sorted for a bound on their sum at a point
+SORTED_UP_TO = 2**19  # products of one sample that are sorted for a bound on their sum at a point
+SORTED_AT_ONCE = 2**22
 
 
 def gamma(roundings: int, dtype: torch.dtype) -> float:
@@ -171,11 +172,11 @@ def dot_error(call: Call, low: Tensor, high: Tensor, dtype: torch.dtype) -> Tens
     most = (both + apart) / 2 + call.map.terms * UNIT * both + bias
     partial = (call.roundings - 2) * most
     weight = call.map.coefficients
-    known = isinstance(call.map, Matrix) and low is high and low.ndim == 2
-    if known and weight is not None and len(low) * weight.numel() <= SORTED_UP_TO:
-        partial = torch.fmin(
-            partial, _largest_parts(weight * low[:, None]) + call.map.fan_in * bias
-        )
+    known = isinstance(call.map, Matrix) and low is high and low.ndim == 2 and len(low) > 0
+    if known and weight is not None and weight.numel() <= SORTED_UP_TO:
+        some = torch.split(low, max(1, SORTED_AT_ONCE // weight.numel()))
+        parts = torch.cat([_largest_parts(weight * v[:, None]) for v in some])
+        partial = torch.fmin(partial, parts + call.map.fan_in * bias)
     return _summed(call, both + bias, partial, dtype)
 
 
@@ -183,14 +184,49 @@ def _largest_parts(terms: Tensor) -> Tensor:
     """At least the sum of all partial sums in size, whatever the order of the additions, `(..., n)
     -> (...)`, for n terms and a bias, which is not counted.
 
-    The k-th addition that is done adds up at most k + 1 of the terms, since those before it made at
-    most k - 1 of its parts. So its sum is at most that of the k + 1 largest terms of one sign.
+    By count: the k-th addition that is done adds up at most k + 1 of the terms, since those before
+    it made at most k - 1 of its parts. So its sum is at most that of the k + 1 largest terms of one
+    sign. By sign: a sum of terms of both signs is smaller than that (`_by_sign`). The bias is one
+    more addition, to a sum that counts twice then.
     """
-    above, below = (
-        side.clamp(min=0).sort(-1, descending=True).values.cumsum(-1) for side in (terms, -terms)
-    )
-    most = torch.maximum(above, below)
-    return most[..., 1:].sum(-1) + most[..., -1]
+    above, below = (side.clamp(min=0).sort(-1, descending=True).values for side in (terms, -terms))
+    most = torch.maximum(above.cumsum(-1), below.cumsum(-1))
+    by_count = most[..., 1:].sum(-1)
+    return torch.fmin(by_count, _by_sign(above, below, (terms < 0).sum(-1))) + most[..., -1]
+
+
+def _by_sign(above: Tensor, below: Tensor, negative: Tensor) -> Tensor:
+    """At least the sum of all partial sums in size, `(..., n) -> (...)`: with P and N the sums of
+    the positive and of the negative terms in size,
+
+        A(P) + A(N) + m |P - N|,
+
+    where A adds up the sums of the k largest terms of one sign, for every k, and m counts the terms
+    of the sign that weighs less. For every tree of additions, by induction: two trees, with
+    `D = P - N` of each, are put together, and |D1 + D2| is to be paid. `A(P1 and P2)` is more than
+    `A(P1) + A(P2)` by at least `P1 + P2`, if neither is empty, and by at least `p2 P1`, with p2 the
+    count of P2, since one may add the terms of P2 to P1 one by one.
+
+    Both D of one sign: `P1 + P2` or `N1 + N2` pays. D1 >= 0 > D2 and D >= 0: `p2 P1` pays for
+    `p2 |D2|`, since `|D2| <= D1 <= P1`; `q1 N2 + q1 D` pays for `q1 D1`, since `|D2| <= N2`; and
+    `q2 D` for D. D < 0 likewise. Terms that are 0 count as positive.
+
+    Args:
+        above: the positive terms, the largest first, then zeros.
+        below: the negative ones in size, likewise.
+        negative: how many there are of them.
+    """
+    n = above.shape[-1]
+    place = torch.arange(n, device=above.device)
+    positive = n - negative
+    left = above.sum(-1)
+    right = below.sum(-1)
+    total = torch.zeros_like(left)
+    for side, count in ((above, positive), (below, negative)):
+        total = total + (side * (count[..., None] - place).clamp(min=0)).sum(-1)
+    minor = torch.where(left >= right, negative, positive)
+    off = 2 * n * UNIT * (left + right)  # of the difference
+    return total + minor * (left - right).abs() + n * off
 
 
 def _summed(call: Call, total: Tensor, partial: Tensor, dtype: torch.dtype) -> Tensor:
@@ -207,14 +243,16 @@ def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
 
     sweep: of the executed network. The errors of all nodes go to the margins through the same
     network: both values of a neuron lie in its span, so it passes the difference on with one of its
-    slopes, or with one between them if it is undecided.
+    slopes, or with one between them if it is undecided. Or their lengths go there through the norms
+    of the layers (`Reach.margin_errors`).
     """
     found = [_margin_error(sweep, k, label) for k, label in enumerate(y.tolist())]
-    return (
-        torch.stack(found).cpu()
-        if found
-        else torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
-    )
+    if not found:
+        return torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
+    entries = torch.stack(found)
+    if sweep.sectors is not None:
+        entries = torch.fmin(entries, sweep.sectors.reach.margin_errors(sweep.graph, y))
+    return entries.cpu()
 
 
 def _margin_error(sweep: Sweep, k: int, y: int) -> Tensor:

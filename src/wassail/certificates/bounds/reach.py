@@ -44,17 +44,44 @@ class Reach:
 
     radius: node -> `||v - centre||_2` is at most this, `(N,)`, inf where nothing is known. ranges:
     node -> the values of affine nodes, `(N, *shape)` each. lost: node -> `d_i = W d_j + e` with
-    `||e||_2` at most this, `(N,)`.
+    `||e||_2` at most this, `(N,)`. Where the network is executed, executed: affine node -> what its
+    own rounding adds, at most, `(N, *shape)`; off: node -> the length of what all rounding so far
+    has added, at most, `(N,)`.
     """
 
     radius: Mapping[int, Tensor]
     ranges: Mapping[int, Span]
     lost: Mapping[int, Tensor]
+    executed: Mapping[int, Tensor]
+    off: Mapping[int, Tensor]
 
     @classmethod
     def make(cls, graph: Graph, balls: Balls) -> Reach:
         """Forward, by the norms of the layers and of their rows."""
         return Forward(graph, balls).run()
+
+    def margin_errors(self, graph: Graph, y: Tensor) -> Tensor:
+        """How far the executed margins `theta_y - theta_j` are from the exact ones on each ball,
+        `(N, K)`, rounded up: the length of the error before the last matrix, times that of the
+        difference of two of its rows, and its own errors.
+
+        Args:
+            graph: the network, executed.
+            y: labels `(N,)`.
+        """
+        last = len(graph.nodes) - 1
+        node = graph.nodes[last]
+        y = y.to(self.off[0].device)
+        own = y[:, None]
+        if isinstance(node.op, Affine) and isinstance(node.op.map, Matrix) and len(node.shape) == 1:
+            weight = node.op.map.weight
+            ways = rounding.length(weight[y][:, None] - weight, 2, 2) * (1 + 2.0**-20)
+            error = self.executed[last]
+            found = ways * self.off[node.inputs[0]][:, None] + error + error.gather(1, own)
+        else:
+            found = math.sqrt(2) * self.off[last][:, None].expand(-1, graph.outputs)
+        found = torch.where(found.isnan(), math.inf, found * UP)
+        return found.scatter(1, own, 0.0)
 
 
 class Forward:
@@ -68,6 +95,8 @@ class Forward:
         self.most: dict[int, Tensor] = {}
         self.ranges: dict[int, Span] = {}
         self.lost: dict[int, Tensor] = {}  # what rounding moves the values of a node by, a length
+        self.executed: dict[int, Tensor] = {}
+        self.off: dict[int, Tensor] = {}
         self.sorted = contractions(graph)
 
     def run(self) -> Reach:
@@ -86,6 +115,7 @@ class Forward:
                         self.radius[0] = (
                             torch.minimum(across, self.balls.radius) if short else across
                         )
+                        self.off[0] = torch.zeros_like(self.radius[0])
                     case Affine():
                         self._affine(i, node.op)
                     case Relu():
@@ -95,11 +125,12 @@ class Forward:
                     case Curved():
                         self.centre[i] = node.op.value(*[self.centre[j] for j in node.inputs])
                         self.radius[i] = torch.full_like(self.radius[0], math.inf)
+                        self.off[i] = self.radius[i]
                         self.most[i] = torch.full_like(self.centre[i], math.inf)
                     case _:
                         assert_never(node.op)
                 self._contracted(i)
-        return Reach(self.radius, self.ranges, self.lost)
+        return Reach(self.radius, self.ranges, self.lost, self.executed, self.off)
 
     def _contracted(self, i: int) -> None:
         """What only sorts entries of another node moves no farther than that one.
@@ -111,8 +142,9 @@ class Forward:
             return
         between = self.sorted[i].between
         lost = torch.stack([self.lost[k] for k in between]).sum(0)
-        least = (self.radius[self.sorted[i].base] + 4 * lost) * UP
-        self.radius[i] = torch.minimum(self.radius[i], least)
+        for known in (self.radius, self.off):
+            least = (known[self.sorted[i].base] + 4 * lost) * UP
+            known[i] = torch.minimum(known[i], least)
 
     def _activation(self, i: int, op: Relu | Smooth, steep: float) -> None:
         j = self.graph.nodes[i].inputs[0]
@@ -122,6 +154,7 @@ class Forward:
         self.most[i] = (self.most[j] * steep + lost) * UP
         self.lost[i] = length_above(lost)
         self.radius[i] = (self.radius[j] * steep + self.lost[i]) * UP
+        self.off[i] = (self.off[j] * steep + self.lost[i]) * UP
 
     def _affine(self, i: int, op: Affine) -> None:
         """`d_i = W d_j + e`: the radius by norms, an entry by its row.
@@ -140,9 +173,11 @@ class Forward:
         self.lost[i] = length_above(error)
         if self.graph.arithmetic == "executed":
             executed, length = self._executed(i, sizes, most)
+            self.executed[i] = executed
             error = error + executed
             self.lost[i] = (self.lost[i] + length) * UP
         self.radius[i] = self._stretched(i, op) + self.lost[i]
+        self.off[i] = self._by_norms(i, op, self.off) + self.lost[i]
         entry = magnitude_map(op.map).forward(*most)
         lengths = op.map.row_norms(2.0)
         if lengths is not None and len(node.inputs) == 1:
@@ -185,24 +220,37 @@ class Forward:
         # It holds for the halved bound on a sum, too: its partial sums move by `|W|` times the
         # deviation at most.
         at = [(c, c) for c in centres]
-        here = length_above(call_error(node, sizes, dtype, sources, at))
-        apart = (here + rate * self.radius[node.inputs[0]]) * UP
-        return error, torch.where(torch.isfinite(length), torch.minimum(length, apart), length)
+        here = call_error(node, sizes, dtype, sources, at)
+        far = self.radius[node.inputs[0]]
+        apart = (length_above(here) + rate * far) * UP
+        length = torch.where(torch.isfinite(length), torch.fmin(length, apart), length)
+        rows = call.map.row_norms(2.0)
+        if rows is not None:
+            # So does an entry, by the length of its row times that of the deviation.
+            rows = gamma(call.roundings, dtype) * (1 + 2.0**-20) * rows
+            near = (here + rows * far.reshape(-1, *[1] * len(node.shape))) * UP
+            error = torch.where(torch.isfinite(error), torch.fmin(error, near), error)
+        return error, length
 
     def _stretched(self, i: int, op: Affine) -> Tensor:
         """`||W d_j||_2`."""
         node = self.graph.nodes[i]
-        given = [self.radius[j] for j in node.inputs]
-        if isinstance(op.map, Concat):
-            return rounding.length(torch.stack(given), 2, 0) * UP
-        if len(given) > 1:
-            return torch.stack(given).sum(0) * UP
-        shape = self.graph.nodes[node.inputs[0]].shape
         first = isinstance(self.graph.nodes[node.inputs[0]].op, Input) and self.balls.norm == 1
         if first and isinstance(op.map, Matrix) and len(node.shape) == 1:
             return self.balls.radius * _first_norm(op.map, node.shape) * UP
         if first and isinstance(op.map, Conv):
             return self.balls.radius * _first_norm(op.map, node.shape)
+        return self._by_norms(i, op, self.radius)
+
+    def _by_norms(self, i: int, op: Affine, lengths: Mapping[int, Tensor]) -> Tensor:
+        """The length of `W v` for inputs of these lengths."""
+        node = self.graph.nodes[i]
+        given = [lengths[j] for j in node.inputs]
+        if isinstance(op.map, Concat):
+            return rounding.length(torch.stack(given), 2, 0) * UP
+        if len(given) > 1:
+            return torch.stack(given).sum(0) * UP
+        shape = self.graph.nodes[node.inputs[0]].shape
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
 
 
