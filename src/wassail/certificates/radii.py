@@ -204,9 +204,9 @@ def _run(
         with clock.limited(clock.seconds_left() / parts):
             search.run(0)
     search.note("lipschitz" if method == "lipschitz" else "crown")
-    if all_ and method != "exact" and _has_products(search.graph):
+    if all_ and method != "exact" and has_products(search.graph):
         where = (search.graph, search.x, search.y, search.norm, search.domain)
-        search.raise_to(_by_products(*where))
+        search.raise_to(by_products(*where))
         search.note("lipschitz")
     if method == "alpha-crown":
         search.run(steps)
@@ -219,7 +219,7 @@ def _run(
     search.note(method)
 
 
-def _has_products(graph: Graph) -> bool:
+def has_products(graph: Graph) -> bool:
     """Whether "auto" tries the products of norms: they are finite."""
     return not graph.curved
 
@@ -292,9 +292,9 @@ def verify(
     most = (domains(graph) if limit is None else 10**6) if branching else 0
     cheap = _cheap(graph, threat.norm) if method == "auto" else method
     task = _Fixed(graph, x, y, threat, wanted, batch_size, most, cheap == "ball")
-    if method == "auto" and not exact and _has_products(graph):
+    if method == "auto" and not exact and has_products(graph):
         with clock.limited(limit):
-            values = _by_products(graph, x, y, threat.norm, threat.domain)
+            values = by_products(graph, x, y, threat.norm, threat.domain)
         task.proved = (values >= wanted) & ~wrong
     with progress_bar(progress, "verification") as report, clock.limited(limit):
         for turn, inner in enumerate((0, steps) if method == "alpha-crown" else (0,)):
@@ -463,7 +463,7 @@ def _by_lipschitz(
     return found, cut or late or more
 
 
-def _by_products(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> Tensor:
+def by_products(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> Tensor:
     """The same with the products of the layers' norms: cheap, and 0 where the clock stopped it."""
     exact = replace(graph, arithmetic="exact")
     here, _ = _clean_margins(exact, x, y, norm, domain)
