@@ -236,7 +236,7 @@ def test_radii_at_the_price_count_for_what_they_are_worth_together() -> None:
     task = closing([1.0, 1.0, 1.0, 1.0], [4.0, 4.0, 4.0, 4.0], eps=0.5)
     assert task._price(task.lower) == 1.0
     won = task._won(task.lower, task.lower + 0.1)
-    assert torch.allclose(won, torch.full_like(won, 0.2 * 0.1 / 1.15 / 4), rtol=1e-9)
+    assert torch.allclose(won, torch.full_like(won, 0.05 * 0.1 / 1.15 / 4), rtol=1e-9)
     # Below the price a step counts in full, and no farther than distances may.
     task.lower[0] = 0.5
     assert math.isclose(float(task._won(task.lower, task.lower + 0.1)[0]), 0.1 / 4, rel_tol=1e-9)
