@@ -1,10 +1,11 @@
 """Closing the bracket: the gap against processor seconds, beside the two sides on their own.
 
-    python benchmarks/closing.py [--images 100] [--work 1e10] [--alone crown] [NETWORK ...]
+    python benchmarks/closing.py [--images 100] [--first 0] [--work 1e10] [--alone crown]
+        [NETWORK ...]
 
 Prints the rows of docs/closing-measured.md, and draws a plot for each network. `--work` is for one
 image; `--alone` names the methods beside it, crown and branch. The bracket as it shrinks goes to
-standard error.
+standard error, and in the end what radii and distances add up to, as shares of the budget.
 """
 
 from __future__ import annotations
@@ -93,16 +94,25 @@ def cell(point: Point) -> list[str]:
     ]
 
 
-def measured(name: str, images: int, work: float, alone: list[str], folder: Path) -> None:
+def told_sums(name: str, found: ws.Sandwich, first: Tensor) -> None:
+    """What radii and distances add up to: where radii are below 1, nothing is certified."""
+    budget = len(first) * found.threat.eps
+    sums = [float(v.sum()) / budget for v in (first, found.radii.values, found.flips.distances)]
+    words = " -> ".join(f"{value:.3f}" for value in sums[:2])
+    print(f"{name}: radii {words} of the budget, distances {sums[2]:.3f}", file=sys.stderr)
+
+
+def measured(name: str, some: slice, work: float, alone: list[str], folder: Path) -> None:
     """One row, and one plot."""
     norm, eps = NETWORKS[name]
     model, dataset = zoo_path.load(name)
     x, y = zoo_path.images(dataset)[:2]
     threat = ws.Threat(norm, 1, eps)
-    x = x[:images]
-    y = y[:images]
+    x = x[some]
+    y = y[some]
     shrinking, found = together(model, x, y, threat, work)
     others = {method: apart(model, x, y, threat, method) for method in alone}
+    told_sums(name, found, ws.radii(model, x, y, norm, method="crown").values)
     assert bool((found.radii.values <= found.flips.distances).all())
     drawn(name, shrinking, others, folder)
     cells = [f"`{name}`", f"l{norm} {eps:.4g}", str(len(x))]
@@ -117,6 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", default=list(NETWORKS))
     parser.add_argument("--images", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--work", type=float, default=1e10)
     parser.add_argument("--alone", nargs="*", default=list(ALONE), choices=ALONE)
     parser.add_argument("--plots", type=Path, default=Path("docs/closing"))
@@ -125,8 +136,9 @@ def main() -> None:
     options.plots.mkdir(parents=True, exist_ok=True)
     print("| network | norm, eps | images | crown % | gap | s | branch % | gap | s |", end="")
     print(" sandwich % | gap | s | domains |\n" + "|---" * 13 + "|", flush=True)
+    some = slice(options.first, options.first + options.images)
     for name in options.networks:
-        measured(name, options.images, options.work, options.alone, options.plots)
+        measured(name, some, options.work, options.alone, options.plots)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.devices import there
-from wassail.certificates.closing import Prover
+from wassail.certificates.closing import Outcome, Prover
 from wassail.certificates.graph.reader import read
 from wassail.evaluation import work
 
@@ -203,6 +205,102 @@ def test_what_is_known_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> N
         ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), flips=flips, work=0)
     with pytest.raises(ws.InputError, match="differ in norm"):
         ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), start=start, work=0)
+
+
+def closing(radii: list[float], distances: list[float], eps: float) -> Any:
+    """A bracket of order 1 over samples of equal weight."""
+    n = len(radii)
+    x = torch.rand(n, 6, dtype=torch.float64)
+    mu = torch.full((n,), 1 / n, dtype=torch.float64)
+    task = module._Closing(
+        linear(), x, torch.zeros(n), ws.Threat(INF, 1, eps), mu, "auto", 0, None, lambda a, b: None
+    )
+    task.flips = SimpleNamespace(distances=torch.tensor(distances, dtype=torch.float64))
+    task.lower = torch.tensor(radii, dtype=torch.float64)
+    return task
+
+
+def test_radii_below_the_budget_count_alike() -> None:
+    """They add up to 0.25 of it: the price is that of the distances, and the largest counts."""
+    task = closing([0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0], eps=1.0)
+    assert task._price(task.lower) == 3.0  # 1/4 (1 + 2 + 3) is the first above 1
+    won = task._won(task.lower, task.lower + 0.04)
+    assert torch.allclose(won, torch.full_like(won, 0.04 / 3 / 4), rtol=1e-9)
+    # Not beyond that price.
+    won = task._won(task.lower, torch.full_like(task.lower, 5.0))
+    assert torch.allclose(won, (1 - task.lower / 3) / 4, rtol=1e-9)
+
+
+def test_radii_at_the_price_count_for_what_they_are_worth_together() -> None:
+    """Four alike: to raise one of them is worth nothing at once."""
+    task = closing([1.0, 1.0, 1.0, 1.0], [4.0, 4.0, 4.0, 4.0], eps=0.5)
+    assert task._price(task.lower) == 1.0
+    won = task._won(task.lower, task.lower + 0.1)
+    assert torch.allclose(won, torch.full_like(won, 0.05 * 0.1 / 1.15 / 4), rtol=1e-9)
+    # Below the price a step counts in full, and no farther than distances may.
+    task.lower[0] = 0.5
+    assert math.isclose(float(task._won(task.lower, task.lower + 0.1)[0]), 0.1 / 4, rel_tol=1e-9)
+    task = closing([1.0, 1.0], [1.0, 1.0], eps=0.6)
+    assert not task._won(task.lower, task.lower + 0.1).any()
+
+
+def leaky() -> tuple[nn.Module, Tensor, Tensor]:
+    """A network without quadratic bounds."""
+    model = perceptron()
+    model = nn.Sequential(*(nn.LeakyReLU(0.1) if isinstance(m, nn.ReLU) else m for m in model))
+    return (model, *data(model, 3))
+
+
+def test_no_radius_is_tried_beyond_one_that_failed_with_the_same_effort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prover that reaches a little farther with every effort."""
+    model, x, y = leaky()
+    flips = ws.nearest(model, x, y, passes=100)
+    start = ws.radii(model, x, y, method="crown", upper=flips.distances)
+    reach = start.values[:, None] * torch.tensor([1.1, 1.2, 1.25, 1.3, 1.32], dtype=torch.float64)
+    failed: dict[tuple[int, int], float] = {}
+    levels = set()
+
+    def attempt(self: Prover, rows: Tensor, radius: Tensor, level: int) -> Outcome:
+        good = radius <= reach[rows, level]
+        for i, r, proved in zip(rows.tolist(), radius.tolist(), good.tolist()):
+            assert r < failed.get((i, level), INF)
+            levels.add(level)
+            if not proved:
+                failed[i, level] = r
+        return Outcome(good, ["branch" if g else "" for g in good], x[rows].double(), 1e6, 1)
+
+    monkeypatch.setattr(Prover, "attempt", attempt)
+    threat = ws.Threat("inf", 1, 0.9 * float(flips.distances.mean()))
+    found = ws.sandwich(model, x, y, threat, flips=flips, start=start, work=1e9)
+    assert levels == {0, 1, 2, 3, 4} and len(failed) >= 5
+    assert (found.radii.values <= reach[:, -1]).all()
+    assert (found.radii.values >= 0.95 * reach[:, 2]).all()
+
+
+@pytest.mark.parametrize(("norm", "levels"), [(2.0, 2), (INF, 4)])
+def test_no_effort_proves_a_ball_with_a_flip(norm: float, levels: int) -> None:
+    """With deeper balls and with better slopes; the more effort, the more is proved."""
+    model, x, y = leaky()
+    flips = ws.nearest(model, x, y, norm, passes=300)
+    known = ws.radii(model, x, y, norm, method="crown", upper=flips.distances)
+    graph = read(model, (8,))
+    rows = torch.arange(len(x))
+    wide = flips.distances * (1 + 1e-6)
+    near = 0.4 * known.values + 0.6 * flips.distances
+    counts = []
+    for level in range(levels):
+        prover = Prover(graph, x, y, norm, BOX)
+        assert not prover.attempt(rows, wide, level).proved.any()
+        found = prover.attempt(rows, near, level)
+        assert [bool(name) for name in found.by] == found.proved.tolist()
+        assert found.work > 0
+        counts.append(int(found.proved.sum()))
+    assert counts == sorted(counts) and counts[0] < counts[-1]
+    asked = ws.Threat(norm, 1, 0.1)
+    sure = ws.verify(model, x, y, asked, "branch", at=near, time_limit=120)
+    assert counts[-1] <= int(sure.sum())
 
 
 def test_with_a_time_limit_it_ends() -> None:

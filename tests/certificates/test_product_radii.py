@@ -18,7 +18,7 @@ from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.product_radii import beyond_a_ball
-from wassail.certificates.radii import _by_products
+from wassail.certificates.radii import by_products
 
 SIZE = 48
 
@@ -92,7 +92,7 @@ def test_a_ball_and_products_beyond_it(
     model, x, y = network
     graph = arithmetic_of(read(model, (SIZE,)), "executed")
     where = (norm, (0.0, 1.0))
-    alone = _by_products(graph, x, y, *where)
+    alone = by_products(graph, x, y, *where)
     found = beyond_a_ball(graph, x, y, *where, alone, alone)
     assert (found > alone).all()
     assert (found <= ws.nearest(model, x, y, norm, (0.0, 1.0), passes=60).distances).all()

@@ -548,7 +548,7 @@ def test_auto_takes_the_best_of_all_that_is_cheap(
     for method in ("lipschitz", "crown", *(("ball",) if norm < math.inf else ())):
         alone = radii(*where, method=method, tolerance=0.1)
         assert (auto.values >= alone.values * (1 - 0.1)).all()
-    monkeypatch.setattr(of_radii, "_by_products", lambda *rest: torch.full((3,), 50.0).double())
+    monkeypatch.setattr(of_radii, "by_products", lambda *rest: torch.full((3,), 50.0).double())
     auto = radii(*where, tolerance=0.1, upper=torch.full((3,), 50.0))
     assert (auto.values >= 50).all()
     assert auto.proved_by is not None and "lipschitz" in auto.proved_by

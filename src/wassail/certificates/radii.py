@@ -206,9 +206,9 @@ def _run(
         with clock.limited(clock.seconds_left() / parts):
             search.run(0)
     search.note("lipschitz" if method == "lipschitz" else "crown")
-    if (all_ or method == "ball") and method != "exact" and _has_products(search.graph):
+    if (all_ or method == "ball") and method != "exact" and has_products(search.graph):
         where = (search.graph, search.x, search.y, search.norm, search.domain)
-        alone = _by_products(*where)
+        alone = by_products(*where)
         search.raise_to(alone)
         search.raise_to(beyond_a_ball(*where, alone, search.lower))
         search.note("lipschitz")
@@ -223,7 +223,7 @@ def _run(
     search.note(method)
 
 
-def _has_products(graph: Graph) -> bool:
+def has_products(graph: Graph) -> bool:
     """Whether "auto" tries the products of norms: they are finite."""
     return not graph.curved
 
@@ -296,11 +296,11 @@ def verify(
     most = (domains(graph) if limit is None else 10**6) if branching else 0
     cheap = _cheap(graph, threat.norm) if method == "auto" else method
     task = _Fixed(graph, x, y, threat, wanted, batch_size, most, cheap == "ball")
-    if method in ("auto", "ball") and not exact and _has_products(graph):
+    if method in ("auto", "ball") and not exact and has_products(graph):
         with clock.limited(limit):
             where = (graph, x, y, threat.norm, threat.domain)
             # They are a hair inside: there is room for the roundings of another batch.
-            values = _by_products(*where) * (1 + 2.0**-40)
+            values = by_products(*where) * (1 + 2.0**-40)
             open_ = torch.where((values >= wanted) | wrong, 0.0, wanted)
             values = torch.maximum(values, beyond_a_ball(*where, values, open_) * (1 + 2.0**-40))
         task.proved = (values >= wanted) & ~wrong
@@ -471,7 +471,7 @@ def _by_lipschitz(
     return found, cut or late or more
 
 
-def _by_products(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> Tensor:
+def by_products(graph: Graph, x: Tensor, y: Tensor, norm: float, domain: Domain) -> Tensor:
     """The same with the products of the layers' norms: cheap, and 0 where the clock stopped it."""
     exact = replace(graph, arithmetic="exact")
     here, _ = _clean_margins(exact, x, y, norm, domain)

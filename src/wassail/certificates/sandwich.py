@@ -25,9 +25,9 @@ from torch import Tensor
 
 from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
-from wassail.certificates.closing import Prover
+from wassail.certificates.closing import BALL_STEP, Prover
 from wassail.certificates.promises import BracketReporter, Promises, kept_share
-from wassail.certificates.radii import TOLERANCE, prepared, radii
+from wassail.certificates.radii import TOLERANCE, by_products, has_products, prepared, radii
 from wassail.certificates.radius_search import Radii, is_small
 from wassail.errors import InputError, instance
 from wassail.network import Model, versions
@@ -64,6 +64,8 @@ COARSE = 0.08  # relative precision of the first radii: attempts go on from ther
 PROOFS_KEEP = 0.5
 ATTACKS_KEEP = 0.05
 MANY = 64  # in one attack
+AHEAD = 1.15  # of the price: how far beyond it a radius counts
+LATER = 0.05  # of what it would count below
 CLOSE = 0.7  # of the best ratio of value and price: attempts that go along with it
 SAME = 1e-12  # accuracies that differ by less are one: only rounding tells them apart
 PUSHES = (1.0, 1.1, 1.25, 1.5)  # from the sample through a candidate, to meet a flip
@@ -198,8 +200,8 @@ def sandwich(
 class _Closing:
     """The samples of one problem with what is known of each, on the CPU.
 
-    step, level: of the next attempt to prove; tries: attacks so far; bounds: operations that the
-    last attempt of each level took.
+    step, level: of the next attempt to prove; ceiling: the least radius that failed at this level;
+    tries: attacks so far; cost: operations that the last attempt of each level took.
     """
 
     def __init__(
@@ -227,6 +229,7 @@ class _Closing:
         self.step = torch.full((n,), STEP, dtype=torch.float64)
         self.level = torch.zeros(n, dtype=torch.int64)
         self.tries = torch.zeros(n, dtype=torch.int64)
+        self.ceiling = torch.full((n,), math.inf, dtype=torch.float64)
         self.failed = torch.zeros(n, dtype=torch.int64)  # attempts in a row
         self.work = 0.0
         self.attempts = 0
@@ -239,20 +242,21 @@ class _Closing:
 
     def begin(self, flips: Flips | None, start: Radii | None) -> None:
         """The first bracket: a short attack and the cheap radii, unless they are known."""
-        graph, x, y, _, _ = prepared(
+        graph, x, y, wrong, _ = prepared(
             self.model, self.x, self.y, self.threat.domain, self.arithmetic
         )
         self.prover = Prover(graph, x, y, self.threat.norm, self.threat.domain)
         self.small = is_small(graph)  # an exact search finds its distances
         self.flips = self._first_flips(flips)
-        self.radii = self._first_radii(start, graph.arithmetic)
+        self.radii = self._first_radii(start, ~wrong)
         met = self.radii.flips(self.model, self.x, self.y)
         if met is not None:
             self.flips = self.flips.merge(met)
         self.lower = self.radii.values.clone()
         self.proved_by = list(self.radii.proved_by or [""] * len(self.x))
         self.cut = bool(self.radii.info["cut"])
-        self.step = self.prover.first_step(self.lower, self.distances, STEP)
+        first = BALL_STEP if self.prover.balls else STEP
+        self.step = self.prover.first_step(self.lower, self.distances, first)
         self._note()
 
     def _first_flips(self, known: Flips | None) -> Flips:
@@ -275,23 +279,28 @@ class _Closing:
         found = nearest(self.model, some.x, some.y, aim.norm, aim.domain, **common)
         return known.merge(known.put(rows, found))
 
-    def _first_radii(self, known: Radii | None, arithmetic: str) -> Radii:
-        """The cheap radii, roughly: what is known needs none, attempts go on from there."""
+    def _first_radii(self, known: Radii | None, right: Tensor) -> Radii:
+        """The cheap radii, roughly: what is known needs none, attempts go on from there.
+
+        Where "auto" has balls it is left to attempts which samples are worth them.
+        """
         aim = self.threat
+        graph = self.prover.graph
         if known is not None:
-            check_equal("arithmetic", known.arithmetic, arithmetic)
+            check_equal("arithmetic", known.arithmetic, graph.arithmetic)
             check_equal("norm", known.norm, aim.norm)
             check_equal("domain", known.domain, aim.domain)
             check_equal("number of samples", len(known), len(self.x))
             return known
         half = clock.seconds_left() / 2
-        return radii(
+        cheap = self.prover.balls and not self.small
+        found = radii(
             self.model,
             self.x,
             self.y,
             aim.norm,
             aim.domain,
-            "auto",
+            "crown" if cheap else "auto",
             arithmetic=self.arithmetic,
             upper=self.flips.distances,
             eps=aim.eps,
@@ -300,6 +309,21 @@ class _Closing:
             tolerance=COARSE,
             time_limit=None if half == math.inf else max(half, 1e-3),
             batch_size=self.prover.together,
+        )
+        return self._with_products(found, right) if cheap and has_products(graph) else found
+
+    def _with_products(self, known: Radii, right: Tensor) -> Radii:
+        """The radii, or those by the products of the layers' norms where they are larger."""
+        aim = self.threat
+        other = by_products(
+            self.prover.graph, self.prover.x, self.prover.y, aim.norm, aim.domain
+        ).cpu()
+        better = (other > known.values) & right & ~known.exact
+        names = zip(better.tolist(), known.proved_by or [""] * len(known))
+        return replace(
+            known,
+            values=torch.where(better, other, known.values),
+            proved_by=tuple("lipschitz" if good else name for good, name in names),
         )
 
     def close(self, gap: float, budget: float) -> None:
@@ -351,18 +375,44 @@ class _Closing:
         share = (values / unit).clamp(max=1) ** self.threat.order
         return self.mu * (1 - share)
 
+    def _won(self, lower: Tensor, radius: Tensor) -> Tensor:
+        """What each sample would count less of lost accuracy at a larger radius, `(N,)`.
+
+        Radii that have grown up to the price u pay only together: to raise one of many that are
+        alike raises nothing, to raise all of them does. So a radius a little beyond u counts, too,
+        for a part of what it would below.
+        """
+        unit = self._price(lower)
+        now = self._lost(lower, unit) - self._lost(radius, unit)
+        if self.threat.order == math.inf:
+            return now
+        beyond = max(unit, min(AHEAD * unit, self._price(self.distances)))
+        later = self._lost(lower, beyond) - self._lost(radius, beyond)
+        return torch.maximum(now, LATER * later)
+
     def _price(self, values: Tensor) -> float:
-        """The radius at which the budget runs out: the dearest that is bought."""
+        """The radius at which the budget runs out: the dearest that is bought.
+
+        Radii that do not add up to the budget buy nothing yet. What counts is then how far they
+        grow in all, the largest as much as the others, up to the price of the distances.
+        """
         if self.threat.order == math.inf:
             return self.threat.eps
+        paid = self._paid(values)
+        if paid is None and values is not self.distances:
+            paid = self._paid(self.distances)
+        if paid is not None:
+            return paid
+        some = values[torch.isfinite(values)]
+        return max(float(some.max()) if len(some) else 0.0, self.threat.eps)
+
+    def _paid(self, values: Tensor) -> float | None:
+        """The dearest of some radii that the budget buys; None if it buys all of them."""
         known, where = values.sort()
         bill = (self.mu[where] * known**self.threat.order).cumsum(0)
         paid = bill >= self.threat.eps**self.threat.order
-        some = known[torch.isfinite(known)]
         last = float(known[paid][0]) if bool(paid.any()) else math.inf
-        if math.isfinite(last) and last > 0:
-            return last
-        return max(float(some.max()) if len(some) else 0.0, self.threat.eps)
+        return last if math.isfinite(last) and last > 0 else None
 
     def _proofs(self) -> tuple[Tensor, Tensor]:
         """What an attempt on each sample promises for its price, and at which radius, `(N,)`."""
@@ -377,8 +427,7 @@ class _Closing:
             radius = torch.where(last, far * (1 - EXACT / 2), radius)
         open_ = (self.lower < far * (1 - EXACT)) & ~self.radii.exact & (radius < far)
         open_ &= torch.isfinite(self.lower) & (self.level < self.prover.levels) & (far > 0)
-        unit = self._price(torch.minimum(self.lower, self.distances))
-        gain = self._lost(self.lower, unit) - self._lost(radius, unit)
+        gain = self._won(torch.minimum(self.lower, self.distances), radius)
         prices = [self.cost.get(k, self.prover.price(k)) for k in range(self.prover.levels)]
         cost = torch.tensor([*prices, math.inf], dtype=torch.float64)[self.level]
         self.promised = torch.where(open_, gain, 0.0)
@@ -428,22 +477,42 @@ class _Closing:
             if found.proved[k]:
                 self.lower[i] = radius[i]
                 self.proved_by[i] = found.by[k]
-                self.step[i] = self._grown(i)
                 self.failed[i] = 0
+                self._grow(i, least)
             elif self.step[i] > least and self.threat.order < math.inf:
+                self.ceiling[i] = radius[i]
                 self.step[i] = self.step[i] / 2
                 self.failed[i] += 1
             else:
-                self.level[i] += 1
-                self.failed[i] = 0
+                self._enlist(i)
         failed = (~found.proved).nonzero()[:, 0]
         if len(failed):
             self._follow(rows[failed], found.points[failed])
 
-    def _grown(self, i: int) -> float:
-        """The next step of a sample after a proof."""
-        doubled = min(2 * float(self.step[i]), 0.5)
-        return float(self.prover.first_step(self.lower[i], self.distances[i], doubled))
+    def _grow(self, i: int, least: float) -> None:
+        """The next step of a sample after a proof.
+
+        Not to a radius that has failed at this level: half of the way there. Where that is short
+        there is more effort instead.
+        """
+        step = float(self.step[i])
+        if not self.prover.balls:  # with balls, which are dear, a step is as long as the last one
+            step = min(2 * step, 0.5)
+        self.step[i] = self.prover.first_step(self.lower[i], self.distances[i], step)
+        if self.prover.quadratic or self.threat.order == math.inf:
+            return
+        way = float(self.ceiling[i] / self.lower[i]) - 1
+        if way > 2 * least or self.level[i] == self.prover.levels - 1:
+            self.step[i] = min(float(self.step[i]), way / 2)
+        else:
+            self._enlist(i)
+            self.step[i] = self.prover.next_step(int(self.level[i]), min(way, least))
+
+    def _enlist(self, i: int) -> None:
+        """More effort for a sample."""
+        self.level[i] += 1
+        self.failed[i] = 0
+        self.ceiling[i] = math.inf
 
     def _follow(self, rows: Tensor, points: Tensor) -> None:
         """Flips on the rays through the points where bounds are lowest."""

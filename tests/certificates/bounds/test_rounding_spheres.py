@@ -378,9 +378,11 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
     k = 4
     z = 100 * uniform(n, k, seed=12)
     taken = 100 * uniform(n * (k - 1), seed=13)
-    sweep = SimpleNamespace(centre={0: z}, bends={0: 0}, proved=dict)
+    graph = Graph((start(k),))
+    balls = SimpleNamespace(norm=2.0, take=lambda rows: None)
+    sweep = SimpleNamespace(graph=graph, balls=balls, centre={0: z}, bends={0: 0}, proved=dict)
     sweep.run = lambda: sweep
-    settled = SimpleNamespace(bends={})  # the second sweep proves nothing more
+    settled = SimpleNamespace(bends={}, passes=0.0)  # the second sweep proves nothing more
     settled.run = lambda: settled
     monkeypatch.setattr(
         margins_of, "Reach", SimpleNamespace(make=lambda *a: SimpleNamespace(ranges={}))
@@ -392,7 +394,6 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
     )
     bound = SimpleNamespace(bound=lambda *rest: (taken, {}))
     monkeypatch.setattr(margins_of, "Spheres", lambda *rest: bound)
-    graph = Graph((start(k),))
     y = torch.arange(n) % k
     with rounded(mode):
         given_x = torch.zeros(n, k).double()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.ball_sweep import BallSweep
+from wassail.certificates.bounds.ball_sweep import BallSweep, passes_of
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.crown import Sweep, margins
@@ -29,6 +30,23 @@ NEAR = 0.3  # of a margin: bounds that miss it by at most this are split
 DEPTH = 6  # splits one after the other
 WIDTH = 8  # domains of one bound that are left at a time
 MORE = 25  # steps of the ascent after a split
+
+
+@dataclass(frozen=True)
+class BallEffort:
+    """What is spent on the margins that CROWN leaves open.
+
+    depth: splits, one after the other, of neurons of samples that are nearly proved; width: domains
+    of one margin that may be open at a time; near: the share of a margin that a bound may miss to
+    be split; inner: whether samples that are left get narrower inner boxes, for several times the
+    price; early: whether there are splits before these, too.
+    """
+
+    depth: int = DEPTH
+    width: int = WIDTH
+    near: float = NEAR
+    inner: bool = True
+    early: bool = True
 
 
 def ball_margins(
@@ -60,27 +78,54 @@ def ball_margins(
     x = x.to(graph.device)
     y = y.to(graph.device)
     radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
-    balls = Balls.make(x, radius, norm, domain)
-    reach = Reach.make(graph, balls)
     moved: dict[int, Length] = {}
-    sweep = Sweep(graph, balls, 0, None, moved).run()
+    sweep = Sweep(graph, Balls.make(x, radius, norm, domain), 0, None, moved).run()
     lower = margins(sweep, y)[0]
+    effort = BallEffort(depth, inner=inner)
+    return raised_margins(sweep, moved, y, lower, effort, steps)[0]
+
+
+def raised_margins(
+    sweep: Sweep,
+    moved: Mapping[int, Length],
+    y: Tensor,
+    lower: Tensor,
+    effort: BallEffort,
+    steps: int = STEPS,
+) -> tuple[Tensor, float]:
+    """The margins of a sweep, better where they were not proved, and the passes that it took.
+
+    Args:
+        sweep: of the samples' balls.
+        moved: how far the undecided neurons of each layer move together, from the same sweep.
+        y: labels `(N,)`, where the network is.
+        lower: what the sweep says of the margins, `(N, K)`.
+        effort: what may be spent.
+        steps: of the ascent on slopes and multipliers.
+    """
+    graph = sweep.graph
     if not sweep.bends or not steps:
-        return lower
-    lower = _raised(graph, sweep, reach, moved, y, lower, steps, depth)
+        return lower, 0.0
+    inner = effort.inner and has_inner(graph, sweep.balls.norm)
+    first = replace(effort, depth=0) if inner and not effort.early else effort
+    reach = Reach.make(graph, sweep.balls)
+    lower, passes = _raised(sweep, reach, moved, y, lower, steps, first)
     left = _open(lower, y).any(1).nonzero()[:, 0]
-    if not inner or not len(left) or not has_inner(graph, norm):
-        return lower
+    if not inner or not len(left):
+        return lower, passes
     known = {j: (low[left], high[left]) for j, (low, high) in sweep.proved().items()}
     moved = {i: (length[left], those[left]) for i, (length, those) in moved.items()}
-    balls = Balls.make(x[left], radius.to(x.device)[left], norm, domain)
+    balls = sweep.balls.take(left)
     reach = Reach.make(graph, balls)
-    sweep = BallSweep(graph, balls, known, reach, moved).run()
-    found = margins(sweep, y[left])[0]
-    if sweep.bends:
-        found = _raised(graph, sweep, reach, moved, y[left], found, steps, depth)
+    narrow = BallSweep(graph, balls, known, reach, moved)
+    narrow.run()
+    found = margins(narrow, y[left])[0]
+    passes = passes + narrow.passes
+    if narrow.bends:
+        found, more = _raised(narrow, reach, moved, y[left], found, steps, effort)
+        passes = passes + more
     lower[left] = torch.maximum(lower[left], found)
-    return lower
+    return lower, passes
 
 
 def has_inner(graph: Graph, norm: float) -> bool:
@@ -99,19 +144,20 @@ def _open(lower: Tensor, y: Tensor) -> Tensor:
 
 
 def _raised(
-    graph: Graph,
     sweep: Sweep,
     reach: Reach,
     moved: Mapping[int, Length],
     y: Tensor,
     lower: Tensor,
     steps: int,
-    depth: int,
-) -> Tensor:
-    """The margins `(N, K)`, better where they were not proved."""
+    effort: BallEffort,
+) -> tuple[Tensor, float]:
+    """The margins `(N, K)`, better where they were not proved, and the passes that it took."""
+    graph = sweep.graph
     owner, rival = _open(lower, y).nonzero().T
     if not len(owner):
-        return lower
+        return lower, 0.0
+    passes = 0.0
     last = len(graph.nodes) - 1
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
@@ -126,13 +172,16 @@ def _raised(
         rows = eye[other] - eye[y[mine]]
         goal = here[mine, other]
         found, slopes = spheres.bound(last, rows, mine, steps, goal * (1 - SPARE))
-        if depth:
-            found = _Splits(spheres, rows, mine, goal).run(found, slopes, depth)
+        passes = passes + passes_of(len(part), steps)
+        if effort.depth:
+            splits = _Splits(spheres, rows, mine, goal, effort)
+            found = splits.run(found, slopes)
+            passes = passes + splits.passes
         slack = 2.0**-50 * (z[mine].abs().amax(1) + found.abs())
         better = here[mine, other] - found - slack
         better = torch.where(better.isnan(), -math.inf, better)
         lower[mine, other] = torch.maximum(lower[mine, other], better)
-    return lower
+    return lower, passes
 
 
 class _Splits:
@@ -143,19 +192,24 @@ class _Splits:
         rows: `(R, K)`.
         owner: the sample of each, `(R,)`.
         goal: a row is proved where its bound is below this, `(R,)`.
+        effort: how deep, how wide, and how near a row has to be.
     """
 
-    def __init__(self, spheres: Spheres, rows: Tensor, owner: Tensor, goal: Tensor) -> None:
+    def __init__(
+        self, spheres: Spheres, rows: Tensor, owner: Tensor, goal: Tensor, effort: BallEffort
+    ) -> None:
         self.spheres = spheres
         self.last = len(spheres.graph.nodes) - 1
         self.rows = rows
         self.owner = owner
         self.goal = goal * (1 - 2.0**-20)
+        self.effort = effort
+        self.passes = 0.0  # through the network, of all rows
 
-    def run(self, found: Tensor, slopes: Slopes, depth: int) -> Tensor:
+    def run(self, found: Tensor, slopes: Slopes) -> Tensor:
         """The bounds `(R,)`, after splits where they prove a row.
 
-        A row is left when more than `WIDTH` of its domains are open.
+        A sample is left as it is when too many domains of one of its rows are open.
         """
         left = self._close(found)
         found = found.clone()
@@ -164,17 +218,18 @@ class _Splits:
         most = torch.full_like(found, -math.inf)  # of the domains that are proved
         sides: dict[int, Tensor] = {}
         slopes = _rows(slopes, left)
-        for _ in range(depth):
+        for _ in range(self.effort.depth):
             clock.check()
             left, sides, slopes = self._halved(left, sides, slopes)
             near = self.goal[left] * (1 - SPARE)
+            self.passes += passes_of(len(left), MORE)
             now, slopes = self.spheres.bound(
                 self.last, self.rows[left], self.owner[left], MORE, near, sides, slopes
             )
             good = now < self.goal[left]
             most.scatter_reduce_(0, left[good], now[good], "amax")
             count = torch.zeros_like(self.owner).scatter_add_(0, left, (~good).long())
-            stay = (~good & (count[left] <= WIDTH)).nonzero()[:, 0]
+            stay = (~good & ~self._wide(count)[self.owner[left]]).nonzero()[:, 0]
             done = torch.zeros_like(found, dtype=torch.bool)
             done[left] = True
             done = done & (count == 0)
@@ -189,10 +244,18 @@ class _Splits:
     def _close(self, found: Tensor) -> Tensor:
         """The rows that are open, of the samples of which no row is hopeless."""
         open_ = found >= self.goal
-        far = open_ & ~(found < self.goal * (1 + NEAR))
-        hopeless = torch.zeros(int(self.owner.amax()) + 1, dtype=torch.bool, device=found.device)
-        hopeless[self.owner[far]] = True
-        return (open_ & ~hopeless[self.owner]).nonzero()[:, 0]
+        far = open_ & ~(found < self.goal * (1 + self.effort.near))
+        return (open_ & ~self._of_samples(far)[self.owner]).nonzero()[:, 0]
+
+    def _wide(self, count: Tensor) -> Tensor:
+        """Samples with a row that has more open domains, `(R,)`, than it may have."""
+        return self._of_samples(count > self.effort.width)
+
+    def _of_samples(self, rows: Tensor) -> Tensor:
+        """Samples with one of some rows, which are given as bool `(R,)`."""
+        found = torch.zeros(int(self.owner.amax()) + 1, dtype=torch.bool, device=rows.device)
+        found[self.owner[rows]] = True
+        return found
 
     def _halved(
         self, left: Tensor, sides: dict[int, Tensor], slopes: Slopes

@@ -24,6 +24,14 @@ from wassail.certificates.graph.graph import Graph
 FEW = 100  # open neurons of a sample in one layer, up to which an ascent is worth its time
 STEPS = 6  # of that ascent
 SPARE = 0.03  # how far beyond its kink a neuron's ascent goes on, since its values are rough
+# What a step of an ascent costs: passes for each row, and overhead that is worth so many rows.
+PASSES = 3
+OVERHEAD = 6
+
+
+def passes_of(rows: int, steps: int) -> float:
+    """Passes through the network that an ascent takes."""
+    return PASSES * steps * (rows + OVERHEAD)
 
 
 class BallSweep(Sweep):
@@ -49,6 +57,7 @@ class BallSweep(Sweep):
         self.sectors = None  # what they say is known
         self.reach = reach
         self.moved = moved
+        self.passes = 0.0  # through the network, of all rows
 
     def _tighten(self, j: int) -> None:
         """The open entries of node j, the input of an activation, by balls: where they are few."""
@@ -76,4 +85,5 @@ class BallSweep(Sweep):
         goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
         # An ascent drops rows, so that each needs its own owner.
         twice = owner.expand(len(place)).repeat(2)
+        self.passes += passes_of(len(rows), STEPS)
         return spheres.bound(j, rows, twice, STEPS, goal)[0]

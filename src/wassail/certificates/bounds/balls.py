@@ -51,6 +51,16 @@ class Balls:
             self.above, self.radius[:, None]
         )
 
+    def take(self, rows: Tensor) -> Balls:
+        """Those of some samples."""
+        return replace(
+            self,
+            x=self.x[rows],
+            radius=self.radius[rows],
+            below=self.below[rows],
+            above=self.above[rows],
+        )
+
     def reordered(self, order: Tensor) -> Balls:
         """The same balls with their coordinates in another order."""
         return replace(
