@@ -346,7 +346,7 @@ class _Fixed:
             some = part.to(self.x.device)
             balls = Balls.make(self.x[some], self.wanted[part], norm, domain)
             bounds = Sweep(self.graph, balls, steps).run()
-            lower = margins(bounds, self.y[some])[0].cpu()
+            lower = margins(bounds, self.y[some], "open")[0].cpu()
             self.proved[part] = least_value(lower, self.labels[part]) > 0
             self._balls(part[~self.proved[part]])
             self._quadratics(part, bounds, lower)
