@@ -357,6 +357,7 @@ class _Fixed:
                 counts = [self.most] * len(group)
                 decided = branched(bounds, lower, group, self.labels[part], counts, share)
                 self.proved[part[group]] = torch.tensor([good for good, _ in decided])
+            del bounds  # before the next one takes as much memory
 
     def _balls(self, rest: Tensor) -> None:
         """The bounds of "ball" for what crown left, if they are wanted."""
