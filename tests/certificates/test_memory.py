@@ -2,6 +2,7 @@
 
 import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 import wassail as ws
 from wassail.certificates import radius_search
-from wassail.certificates.bounds.crown import Sweep
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 
@@ -80,6 +82,23 @@ def alive() -> int:
             store = value.untyped_storage()
             stores[store.data_ptr()] = store.nbytes()
     return sum(stores.values())
+
+
+@pytest.mark.parametrize("norm", [math.inf, 2.0, 1.0])
+@pytest.mark.parametrize("polish", ["all", "open", "none"])
+def test_a_sweep_is_freed_with_its_last_name(norm: float, polish: str) -> None:
+    """Without the garbage collector: what lies in a circle would wait for it, sweep after sweep."""
+    graph, x, y = problem(3)
+    gc.collect()
+    gc.disable()
+    try:
+        sweep = Sweep(graph, Balls.make(x, torch.full((3,), 0.1), norm, BOX)).run()
+        margins(sweep, y, polish)
+        watched = [weakref.ref(v) for v in (sweep, sweep.exact, sweep.fast, sweep.parallel)]
+        del sweep
+        assert [ref() for ref in watched] == [None] * 4
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -53,6 +53,7 @@ from wassail.certificates.bounds.lines import (
     Arithmetic,
     Bend,
     Lines,
+    LinesByNode,
     Planes,
     Shape,
     Slopes,
@@ -380,13 +381,14 @@ class Sweep:
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
             if kind is self.fast:
-                self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind))
-            kind.lines.later(i, partial(shape.lines, up, down, error, kind))
+                self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind.precision))
+            kind.lines.later(i, partial(shape.lines, up, down, error, kind.precision))
             if self.sectors is not None and kind is self.sectors.kind:
                 self.sectors.add(i, shape, error)
             if kind is self.exact and isinstance(node.op, Relu):
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
-                make = partial(self._bend, i, node.op.slope, shape, crossing, error, up, down)
+                slope = node.op.slope
+                make = partial(_bend, kind.lines, i, slope, shape, crossing, error, up, down)
                 self._unasked[i] = (crossing.any(), make)
             if kind is self.exact and isinstance(node.op, Smooth):
                 self.smooth[i] = (shape, error)
@@ -465,22 +467,6 @@ class Sweep:
         top = torch.where(torch.isnan(top), math.inf, top)  # an overflow is no bound
         high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
         return low, high
-
-    def _bend(
-        self,
-        i: int,
-        slope: Tensor,
-        shape: Shape,
-        crossing: Tensor,
-        error: Tensor,
-        up: Tensor,
-        down: Tensor,
-    ) -> Bend:
-        """What an ascent or a branching needs to know of node i."""
-        line = self.exact.lines[i]
-        parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
-        up, above, down, c, here = (laid_out(v.float()) for v in parts)
-        return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
 
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it
@@ -993,6 +979,23 @@ class Sweep:
         far = (bend.above - below) / 2
         pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
         return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
+
+
+def _bend(
+    lines: LinesByNode,
+    i: int,
+    slope: Tensor,
+    shape: Shape,
+    crossing: Tensor,
+    error: Tensor,
+    up: Tensor,
+    down: Tensor,
+) -> Bend:
+    """What an ascent or a branching needs to know of node i; lines: in float64."""
+    line = lines[i]
+    parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
+    up, above, down, c, here = (laid_out(v.float()) for v in parts)
+    return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
 
 
 def _check_precision(graph: Graph) -> None:

@@ -162,7 +162,20 @@ class Surface:
         return plane.terms + 8 + self.users
 
 
-class Arithmetic:
+class Precision:
+    """A floating-point type, and what is lost in it.
+
+    sums: additions beyond those of a product with one node.
+    """
+
+    def __init__(self, dtype: torch.dtype, sums: int) -> None:
+        self.dtype = dtype
+        self.tiny = TINY[dtype]
+        self.floor = FLOOR[dtype]
+        self.sums = sums
+
+
+class Arithmetic(Precision):
     """What a backward pass needs in one floating-point type: the maps, the lines of each
     activation, the errors of the rest.
 
@@ -172,10 +185,10 @@ class Arithmetic:
     """
 
     def __init__(self, graph: Graph, dtype: torch.dtype, like: Arithmetic | None = None) -> None:
-        self.dtype = dtype
-        self.tiny = TINY[dtype]
-        self.floor = FLOOR[dtype]
-        self.sums = 8 + 2 * len(graph.nodes)  # additions beyond those of a product with one node
+        super().__init__(dtype, 8 + 2 * len(graph.nodes))
+        # For what is made later. That may not hold the lines it will be one of: such a circle, with
+        # all values of a sweep in it, is freed by chance only.
+        self.precision = Precision(dtype, self.sums)
         self.maps: dict[int, Turned] = {} if like is None else like.maps
         if like is None:
             self.maps = {
@@ -383,7 +396,7 @@ class Shape:
         )
         return up, torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
 
-    def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Arithmetic) -> Lines:
+    def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Precision) -> Lines:
         """The lines with about these slopes: slopes are rounded first, then the shifts are made to
         hold for them.
 
@@ -462,6 +475,6 @@ def undecided(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (c + low < 0) & (c + high > 0)
 
 
-def rounding_of(node: Node, kind: Arithmetic) -> float:
+def rounding_of(node: Node, kind: Precision) -> float:
     """The relative error of a sum over the entries of a node, and of its terms."""
     return 1.01 * kind.tiny * (node.size + kind.sums)
