@@ -1,7 +1,7 @@
 """Certified radii and verified accuracy on real networks: beside auto_LiRPA, beside published
 figures, beside attacks.
 
-    python benchmarks/radii.py --part peer|batches|alpha|full|soundness|branched|sandwich
+    python benchmarks/radii.py --part peer|batches|memory|alpha|full|soundness|branched|sandwich
     [--state FOLDER] [--only NAME] [--images 500] [--show]
 
 Every finished unit of work is one line of FOLDER/<part>.jsonl and is not done again: stop and start
@@ -12,6 +12,8 @@ that holds the package `auto_LiRPA`; without it its columns stay empty.
 
 import argparse
 import copy
+import ctypes
+import gc
 import itertools
 import json
 import math
@@ -29,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from wassail.certificates import radius_search
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
@@ -81,6 +84,7 @@ def main() -> None:
     parts = {
         "peer": peer,
         "batches": batches,
+        "memory": memory,
         "alpha": alpha,
         "full": full,
         "soundness": soundness,
@@ -352,38 +356,53 @@ BATCHES = {  # name: (eps of training, batch sizes)
 GROUPS = {1: 8, 2: 6, 4: 4, 8: 3}  # batches of one size, of different images; else 2
 TURNS = 3  # how often each batch is timed; the shortest counts
 BATCHES_TEXT = """\
-The first correctly classified images, linf, eps of training, cut by the box. Both libraries in turn
-in one process, the structure read and one batch done before the clock starts. A time is that of
-the fastest of 3 turns, processor milliseconds for a batch, mean over several batches of different
-images; `ratio`: auto_LiRPA's over ours, the time of all batches. `looser`: our bounds below
-auto_LiRPA's by more than 1e-4 of the larger of the two in size, of `entries`; `median`: of ours
-minus auto_LiRPA's, in logits.
+The first correctly classified images, linf, eps of training, cut by the box. All in turn in one
+process, the structure read and one batch done before the clock starts. `plain`: our bounds without
+steps on the slopes of the margins' own lines, the same work as auto_LiRPA's CROWN; `steps`: with
+the four steps that `ws.radii` and `ws.loss_curve` take (`ws.verify` takes them where a margin is
+not proved without). A time is that of the fastest of 3 turns, processor milliseconds for a batch,
+mean over several batches of different images; `ratio`: auto_LiRPA's over ours, the time of all
+batches. `looser`: our bounds below auto_LiRPA's by more than 1e-4 of the larger of the two in size,
+of `entries`, plain and with steps; `median`: of ours with steps minus auto_LiRPA's, in logits.
 """
 
 
 def batches(units: Units, options: argparse.Namespace) -> None:
     print("\n## CROWN at small batches\n")
     print(f"`python benchmarks/radii.py --part batches`\n\n{BATCHES_TEXT}")
-    print("| network | eps | batch | ours, ms | auto_LiRPA | ratio | entries | looser | median |")
-    print("|" + 9 * "---|")
+    print(
+        "| network | eps | batch | plain, ms | steps | auto_LiRPA | ratio, plain | steps | "
+        "entries | looser, plain | steps | median |"
+    )
+    print("|" + 12 * "---|")
     for name, (eps, sizes) in BATCHES.items():
         if options.only not in name:
             continue
         for size in sizes:
             found = units.get(f"{name} {size}", in_turn, name, eps, size)
-            if not found:
-                continue
-            ours, theirs = (torch.tensor(found[side]) for side in ("ours", "theirs"))
-            scale = torch.maximum(theirs.abs(), ours.abs())
-            looser = int((theirs - ours > 1e-4 * scale).sum())
-            mine, other = (sum(found[f"{side} seconds"]) for side in ("ours", "theirs"))
-            count = len(found["ours seconds"])
-            print(
-                f"| `{name}` | {show(eps)} | {size} | {1e3 * mine / count:.1f} | "
-                f"{1e3 * other / count:.1f} | {other / mine:.2f} | {len(ours)} | {looser} | "
-                f"{float((ours - theirs).median()):+.1e} |",
-                flush=True,
-            )
+            if found:
+                batch_row(name, eps, size, found)
+
+
+def batch_row(name: str, eps: float, size: int, found: dict[str, Any]) -> None:
+    """One line of the table."""
+    values = {side: torch.tensor(found[side]) for side in SIDES}
+    spent = {side: sum(found[f"{side} seconds"]) for side in SIDES}
+    theirs = values["theirs"]
+    looser = []
+    for side in ("none", "all"):
+        scale = torch.maximum(theirs.abs(), values[side].abs())
+        looser.append(int((theirs - values[side] > 1e-4 * scale).sum()))
+    times = " | ".join(f"{1e3 * spent[side] / len(found['all seconds']):.1f}" for side in SIDES)
+    ratios = " | ".join(f"{spent['theirs'] / spent[side]:.2f}" for side in ("none", "all"))
+    print(
+        f"| `{name}` | {show(eps)} | {size} | {times} | {ratios} | {len(theirs)} | "
+        f"{looser[0]} | {looser[1]} | {float((values['all'] - theirs).median()):+.1e} |",
+        flush=True,
+    )
+
+
+SIDES = ("none", "all", "theirs")  # which of our margins get steps, and auto_LiRPA
 
 
 def in_turn(name: str, eps: float, size: int) -> dict[str, Any]:
@@ -395,23 +414,92 @@ def in_turn(name: str, eps: float, size: int) -> dict[str, Any]:
         right = model(x).argmax(1) == y
     x = x[right][: groups * size]
     y = y[right][: groups * size]
-    unit: dict[str, Any] = {"ours": [], "theirs": [], "ours seconds": [], "theirs seconds": []}
-    margin_bounds(graph, x[:size], y[:size], eps, INF, BOX)
-    lirpa(name, x[:size], y[:size], eps)
+    unit: dict[str, Any] = {side: [] for side in SIDES}
+    unit |= {f"{side} seconds": [] for side in SIDES}
+    timed("all", name, graph, x[:size], y[:size], eps)
+    timed("theirs", name, graph, x[:size], y[:size], eps)
     for start in range(0, len(x), size):
         own = (x[start : start + size], y[start : start + size])
-        times = []
-        for _ in range(TURNS):
-            began = time.process_time()
-            ours = margin_bounds(graph, *own, eps, INF, BOX)
-            spent = time.process_time() - began
-            theirs, other = lirpa(name, *own, eps)
-            times.append((spent, other))
-        unit["ours seconds"].append(min(first for first, _ in times))
-        unit["theirs seconds"].append(min(second for _, second in times))
-        for side, found in (("ours", ours), ("theirs", theirs)):
-            unit[side] += [v for row in rivals(found, own[1]) for v in row]
+        turns = [
+            {side: timed(side, name, graph, *own, eps) for side in SIDES} for _ in range(TURNS)
+        ]
+        for side in SIDES:
+            unit[f"{side} seconds"].append(min(turn[side][1] for turn in turns))
+            unit[side] += [v for row in rivals(turns[0][side][0], own[1]) for v in row]
     return unit
+
+
+def timed(
+    side: str, name: str, graph: Graph, x: Tensor, y: Tensor, eps: float
+) -> tuple[Tensor, float]:
+    """Margin bounds of one side and their processor time."""
+    if side == "theirs":
+        return lirpa(name, x, y, eps)
+    began = time.process_time()
+    found = margin_bounds(graph, x, y, eps, INF, BOX, polish=side)
+    return found, time.process_time() - began
+
+
+# Part memory: what each image takes.
+
+MEMORY_TEXT = """\
+The most memory that a call takes beyond what the process had before it, for the first images and
+for twice as many, linf, a ball of 1e-4 that most images are proved on at once. `KB an image`: the
+slope between the two; `GB`: that slope times 10,000 images, not measured. The images themselves (12
+KB each in float32) are not counted. `radii` keeps spans of at most 256 MB; here they are held to 8
+MB, so that the rest shows.
+"""
+MEMORY = {"verify": (400, 800), "radii": (200, 400)}  # images of the two runs
+
+
+def memory(units: Units, options: argparse.Namespace) -> None:
+    """What is kept for each image."""
+    print("\n## Memory\n")
+    print(f"`python benchmarks/radii.py --part memory`\n\n{MEMORY_TEXT}")
+    print("| network | call | images | MB | images | MB | KB an image | GB of 10,000 |")
+    print("|" + 8 * "---|")
+    for name, (call, counts) in itertools.product(
+        ("cifar_base_kw", "vnn_resnet2b"), MEMORY.items()
+    ):
+        if options.only not in name:
+            continue
+        found = units.get(f"{name} {call}", peaks, name, call, counts)
+        if found:
+            few, many = found
+            slope = (many - few) / (counts[1] - counts[0])
+            print(
+                f"| `{name}` | `{call}` | {counts[0]} | {few / 2**20:.0f} | {counts[1]} | "
+                f"{many / 2**20:.0f} | {slope / 2**10:.1f} | {1e4 * slope / 2**30:.2f} |",
+                flush=True,
+            )
+
+
+def peaks(name: str, call: str, counts: tuple[int, int]) -> list[int]:
+    """Bytes that a call takes at most, for two numbers of images. Linux only."""
+    model, _, x, y = network(name)
+    near = 1e-4
+    radius_search.KEPT = 2**20
+    found = []
+    for count in (16, *counts):  # the first call warms up
+        a = x[:count]
+        b = y[:count]
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now
+        before = resident("VmRSS")
+        if call == "verify":
+            ws.verify(model, a, b, ws.Threat(INF, INF, near, BOX), "crown")
+        else:
+            upper = torch.full((len(a),), near, dtype=torch.float64)
+            ws.radii(model, a, b, INF, BOX, "crown", upper=upper)
+        found.append(resident("VmHWM") - before)
+    return found[1:]
+
+
+def resident(what: str) -> int:
+    """Bytes of memory of this process, as Linux tells."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(what)).split()[1])
 
 
 # Part full: the whole test set.

@@ -44,18 +44,23 @@ def quiet(pulls: Sequence[Tensor | None]) -> list[Tensor | None]:
     Adam takes steps of one size whatever the gradient's: where that is 0 but for rounding, chance
     would choose the side.
     """
-    known = [g.abs().reshape(len(g), -1).amax(1) for g in pulls if g is not None and g[0].numel()]
+    sizes = [None if g is None else g.abs() for g in pulls]
+    known = [
+        size if size.ndim == 1 else size.amax(tuple(range(1, size.ndim)))
+        for size in sizes
+        if size is not None and size.shape[1:].numel()
+    ]
     if not known:
         return list(pulls)
     most = torch.stack(known).amax(0)
 
-    def cleaned(g: Tensor) -> Tensor:
-        least = (BAND if g.dtype == torch.float64 else COARSE) * most.reshape(
-            -1, *[1] * (g.ndim - 1)
-        )
-        return torch.where(g.abs() > least, g, 0.0)
+    def cleaned(g: Tensor, size: Tensor) -> Tensor:
+        least = (BAND if g.dtype == torch.float64 else COARSE) * most
+        return torch.where(size > least.reshape(-1, *[1] * (g.ndim - 1)), g, 0.0)
 
-    return [None if g is None else cleaned(g) for g in pulls]
+    return [
+        None if g is None or size is None else cleaned(g, size) for g, size in zip(pulls, sizes)
+    ]
 
 
 def firm(rows: Tensor) -> Tensor:

@@ -354,7 +354,7 @@ class _Fixed:
             some = part.to(self.x.device)
             balls = Balls.make(self.x[some], self.wanted[part], norm, domain)
             bounds = Sweep(self.graph, balls, steps).run()
-            lower = margins(bounds, self.y[some])[0].cpu()
+            lower = margins(bounds, self.y[some], "open")[0].cpu()
             self.proved[part] = least_value(lower, self.labels[part]) > 0
             self._balls(part[~self.proved[part]])
             self._quadratics(part, bounds, lower)
@@ -365,6 +365,7 @@ class _Fixed:
                 counts = [self.most] * len(group)
                 decided = branched(bounds, lower, group, self.labels[part], counts, share)
                 self.proved[part[group]] = torch.tensor([good for good, _ in decided])
+            del bounds  # before the next one takes as much memory
 
     def _balls(self, rest: Tensor) -> None:
         """The bounds of "ball" for what crown left, if they are wanted."""

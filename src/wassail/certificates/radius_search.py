@@ -419,31 +419,30 @@ class RadiusSearch:
         """The distance at which the margins, continued as straight lines, meet 0; an
         over-estimate for most networks.
         """
-        found = []
-        for part, y in zip(torch.split(self.x, 64), torch.split(self.y, 64)):
-            if not len(y):
-                return torch.zeros(0, dtype=torch.float64)
-            if clock.late():  # nothing will be tried
-                found.append(torch.zeros(len(y), dtype=torch.float64))
-                continue
-            flat = jacobians(self.graph, part.double().flatten(1))
-            rows = flat.take_along_dim(y[:, None, None], 1) - flat
-            length = torch.linalg.vector_norm(rows, dual(self.norm), dim=2)
-            z = self.graph.logits(part)
-            ratio = (z.gather(1, y[:, None]) - z) / length.clamp(min=1e-300)
-            found.append(ratio.scatter(1, y[:, None], math.inf).amin(1))
+        if not len(self.x):
+            return torch.zeros(0, dtype=torch.float64)
+        # Not all samples at once: what is made of them takes several times their own memory.
+        pairs = zip(torch.split(self.x, 64), torch.split(self.y, 64))
+        return torch.cat([self._guessed(part, y) for part, y in pairs]).cpu()
+
+    def _guessed(self, part: Tensor, y: Tensor) -> Tensor:
+        """`_first_guess` of some samples, `(m,)`."""
+        if clock.late():  # nothing will be tried
+            return torch.zeros(len(y), dtype=torch.float64, device=part.device)
+        flat = part.double().flatten(1)
+        slopes = jacobians(self.graph, flat)
+        rows = slopes.take_along_dim(y[:, None, None], 1) - slopes
+        length = torch.linalg.vector_norm(rows, dual(self.norm), dim=2)
+        z = self.graph.logits(part)
+        ratio = (z.gather(1, y[:, None]) - z) / length.clamp(min=1e-300)
+        found = ratio.scatter(1, y[:, None], math.inf).amin(1)
         # Where the margin is flat that may be anywhere: not beyond the domain, on R^n not beyond
         # the sample's own size.
-        flat = self.x.double().flatten(1)
-        reach = (
-            flat.abs()
-            if self.domain is None
-            else torch.maximum(flat - self.domain[0], self.domain[1] - flat)
-        )
-        size = torch.linalg.vector_norm(reach, self.norm, dim=1)
-        return torch.minimum(
-            torch.cat(found), size if self.domain is not None else 10 * size.clamp(min=1)
-        ).cpu()
+        if self.domain is None:
+            size = torch.linalg.vector_norm(flat, self.norm, dim=1)
+            return torch.minimum(found, 10 * size.clamp(min=1))
+        reach = torch.maximum(flat - self.domain[0], self.domain[1] - flat)
+        return torch.minimum(found, torch.linalg.vector_norm(reach, self.norm, dim=1))
 
     def run(self, steps: int) -> None:
         """Rounds of one sweep for every open sample, each at a radius of its own, until the
@@ -681,7 +680,7 @@ class RadiusSearch:
                     self.graph, Balls.make(self.x[here], radius[part], self.norm, self.domain)
                 ).run()
                 self.sweeps += 1
-                lower = margins(sweep, self.y[here])[0].cpu()
+                lower = margins(sweep, self.y[here], "open")[0].cpu()
                 label = self.labels[part]
                 proved = least_value(lower, label) > 0
                 rows = (~proved).nonzero()[:, 0].tolist()

@@ -184,34 +184,34 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
     n = 60
     k = 4
     z = scattered(n, k, seed=12)
-    constant = scattered(n * k, seed=13).abs()
-    reach = scattered(n * k, seed=14).abs()
-    constant = torch.where(torch.arange(n * k) % 3 == 0, 0.0, constant)
+    rivals = n * (k - 1)
+    constant = scattered(rivals, seed=13).abs()
+    reach = scattered(rivals, seed=14).abs()
+    constant = torch.where(torch.arange(rivals) % 4 == 0, 0.0, constant)
     y = torch.arange(n) % k
-    owners = torch.arange(n).repeat_interleave(k)
+    owners = torch.arange(n).repeat_interleave(k - 1)
     sweep = SimpleNamespace(
         graph=SimpleNamespace(nodes=(SimpleNamespace(size=k),), outputs=k, inputs=1),
         centre={0: z},
         steps=0,
-        bound=lambda last, rows, owner, steps: (
+        bound=lambda last, rows, owner: (
             constant,
             torch.zeros(len(rows), 1, dtype=DOUBLE),
             owner,
         ),
+        climbed=lambda last, rows, owner, steps, constant, a: (constant, a),
         inputs=SimpleNamespace(upper=lambda a, owner: reach),
         sectors=None,
     )
     assert torch.equal(
-        owners, next(chunks.chunks_of(torch.ones(n, k, dtype=torch.bool), 2**19 // k))[0]
+        owners, next(chunks.chunks_of(torch.ones(n, k - 1, dtype=torch.bool), 2**19 // k))[0]
     )
     with rounded(mode):
         lower, base, _ = margins(sweep, y)  # type: ignore[arg-type]
     here = np.take_along_axis(long(z), y.numpy()[:, None], 1) - long(z)
     others = np.arange(k) != y.numpy()[:, None]
-    assert (long(base) <= here - long(constant).reshape(n, k))[others].all()
-    assert (long(lower) <= here - long(constant).reshape(n, k) - long(reach).reshape(n, k))[
-        others
-    ].all()
+    assert (long(base)[others] <= here[others] - long(constant)).all()
+    assert (long(lower)[others] <= here[others] - long(constant) - long(reach)).all()
 
 
 @pytest.mark.parametrize("mode", MODES)

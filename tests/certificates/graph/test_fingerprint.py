@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates.graph import reader
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 
 CAP = 9.0
@@ -246,6 +248,34 @@ def test_models_are_not_kept_alive_and_few_structures_are_kept() -> None:
     del model
     gc.collect()
     assert watched() is None
+
+
+def test_one_reading_serves_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    x = torch.rand(4, 3)
+    y = model(x).argmax(1)
+    threat = ws.Threat("inf", 1, 0.01, (0, 1))
+    translate = reader._translated
+    read_anew: list[int] = []
+
+    def counted(*args: Any) -> tuple[Graph, Tensor]:
+        read_anew.append(1)
+        return translate(*args)
+
+    monkeypatch.setattr(reader, "_translated", counted)
+
+    def everything() -> None:
+        ws.radii(model, x, y, "inf", (0, 1), "crown")
+        ws.verify(model, x, y, threat, "crown")
+        ws.loss_curve(model, x, y, "inf", grid=[0.01], time_limit=1)
+        ws.sandwich(model, x, y, threat, time_limit=1)
+
+    everything()
+    assert len(read_anew) == 1
+    with torch.no_grad():
+        model[2].weight[0, 0] += 0.5
+    everything()
+    assert len(read_anew) == 2
 
 
 def test_radii_after_a_change() -> None:

@@ -94,6 +94,6 @@ class Ascent:
                 continue
             first.mul_(0.9).add_(g, alpha=0.1)
             second.mul_(1 - self.fresh).addcmul_(g, g, value=self.fresh)
-            size = (second / (1 - (1 - self.fresh) ** self.taken)).sqrt() + self.floor
-            found.append(first / (1 - 0.9**self.taken) / size)
+            size = (second / (1 - (1 - self.fresh) ** self.taken)).sqrt_().add_(self.floor)
+            found.append((first / (1 - 0.9**self.taken)).div_(size))
         return found

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassail import rounding
-from wassail.certificates.bounds.rows import Span, of_owner, rounded_up, row_dot
+from wassail.certificates.bounds.rows import Span, of_owner, of_owners, rounded_up, row_dot
 from wassail.certificates.device import HOST
 from wassail.geometry import fill
 from wassail.rounding import FLOOR, UNIT
@@ -94,18 +94,20 @@ class Balls:
         """Whether the box leaves a way down and a way up, 0 or 1 in float32, `(N, n)` each."""
         return (self.below > 0).float(), (self.above > 0).float()
 
-    def across(self, a: Tensor, owner: Tensor) -> Span:
+    def across(self, a: Tensor, owner: Tensor, spent: bool = False) -> Span:
         """`<a, d>` lies in middle +- spread, `(R,)` each in float64, rounded up: by the box, or by
         the ball and its open ways.
 
         For screening, a in float32: walls that are near, but not touched by the sample, do not
-        count for r = 1 and 2.
+        count for r = 1 and 2. spent: whether a may be written over.
         """
         if self.norm == math.inf:
-            middle, reach = (of_owner(v, owner) for v in self.halves)
+            middle, reach = of_owners(self.halves, owner)
+            spent = spent or a.dtype != torch.float64  # else it is a copy
             a = a.double()
-            return row_dot(a, middle), row_dot(a.abs(), reach)
-        down, up = (of_owner(v, owner) for v in self._ways)
+            shift = row_dot(a, middle)
+            return shift, row_dot(a.abs_() if spent else a.abs(), reach)
+        down, up = of_owners(self._ways, owner)
         plus = a.clamp(min=0)
         minus = plus - a
         radius = self.radius[owner]
@@ -179,7 +181,7 @@ class Balls:
         """
         if self.norm != math.inf:
             return self.upper(a, owner)
-        middle, reach = (of_owner(v, owner) for v in self._near)
+        middle, reach = of_owners(self._near, owner)
         return row_dot(a, middle) + row_dot(a.abs(), reach)
 
     def worst(self, a: Tensor, owner: Tensor) -> Span:
@@ -187,13 +189,13 @@ class Balls:
         where a coefficient is 0 but for rounding (see `ties.firm`).
         """
         if self.norm == math.inf:
-            middle, reach = (of_owner(v, owner) for v in self._near)
+            middle, reach = of_owners(self._near, owner)
             positive, negative = loud(a)
             point = positive * (middle + reach)
             return self.support(a, owner), torch.addcmul(point, negative, middle - reach)
         if self.norm == 2:
             positive, negative = loud(a)
-            down, up = (of_owner(v, owner) for v in self._sides)
+            down, up = of_owners(self._sides, owner)
             room = torch.addcmul(positive * up, negative, down)
             radius = self.radius[owner].to(a.dtype).expand(len(a))
             size = a.abs()
@@ -205,21 +207,22 @@ class Balls:
             point = torch.autograd.grad(value.sum(), leaf)[0]
         return value.detach(), point
 
-    def upper(self, a: Tensor, owner: Tensor) -> Tensor:
+    def upper(self, a: Tensor, owner: Tensor, spent: bool = False) -> Tensor:
         """`sup <a, d>` over ball `owner` for rows `a` `(R, n)`: `(R,)` in float64, rounded up,
-        exact up to that.
+        exact up to that. spent: whether a may be written over.
 
         The box alone where r = inf. For r = 1 and 2 by weak duality, `min_lam lam radius + sum_i
         max { |a_i| t - lam t : 0 <= t <= room_i }` (squares for r = 2): any lam gives a bound, the
         one that fills the ball gives the value.
         """
         if self.norm == math.inf:
-            middle, spread = self.across(a, owner)  # spread: rounded up for both
+            middle, spread = self.across(a, owner, spent)  # spread: rounded up for both
             return middle + spread
         a, slack = a.double(), (a.shape[1] + 8) * UNIT
         size = a.abs()
         radius = self.radius[owner].expand(len(a))
-        room = torch.where(a > 0, of_owner(self.above, owner), of_owner(self.below, owner))
+        above, below = of_owners((self.above, self.below), owner)
+        room = torch.where(a > 0, above, below)
         room = torch.minimum(room, radius[:, None])
         return (
             fill_one(size, room, radius) if self.norm == 1 else fill_two(size, room, radius)

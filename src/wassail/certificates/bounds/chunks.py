@@ -16,7 +16,10 @@ from wassail.certificates.device import HOST
 Chunk: TypeAlias = "tuple[Tensor, Tensor]"  # owner and place of rows
 
 
-ALONE = 24  # rows of one sample that are worth a pass of their own
+# Rows of one sample that are worth a pass of their own: at least so many, and so large a part of
+# those that fit into one pass. Below that most of a pass is overhead.
+ALONE = 24
+PARTS = 16
 
 
 CHUNK = 2**19  # numbers in one tensor of a backward pass: about what a cache holds
@@ -59,17 +62,18 @@ def all_chunks(samples: int, size: int, most: int, device: torch.device) -> Iter
 def _cut(owner: Tensor, place: Tensor, counts: list[int], most: int) -> Iterator[Chunk]:
     """Lists of entries, so many for each sample, in chunks."""
     most = max(most, 1)
+    alone = min(max(ALONE, most // PARTS), most)
     start = 0
     total = 0
     samples = 0
     for count in counts:
-        if total and (total + count > most or count >= ALONE):
+        if total and (total + count > most or count >= alone):
             clock.check()
             yield owner[start : start + (total if samples > 1 else 1)], place[start : start + total]
             start = start + total
             total = 0
             samples = 0
-        if count >= ALONE:
+        if count >= alone:
             parts = -(-count // most)
             small, larger = divmod(count, parts)
             for part in range(parts):

@@ -40,6 +40,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import (
+    ALONE,
     all_chunks,
     chunks_of,
     groups_of,
@@ -53,6 +54,7 @@ from wassail.certificates.bounds.lines import (
     Arithmetic,
     Bend,
     Lines,
+    LinesByNode,
     Planes,
     Shape,
     Slopes,
@@ -71,6 +73,7 @@ from wassail.certificates.bounds.rows import (
     flattened,
     narrow_to,
     of_owner,
+    repeated,
     row_dot,
     unflattened,
     units_of,
@@ -79,7 +82,15 @@ from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
-from wassail.certificates.graph.maps import Pick, Scale, Sum, laid_out, magnitude_map, rounding_map
+from wassail.certificates.graph.maps import (
+    Matrix,
+    Pick,
+    Scale,
+    Sum,
+    laid_out,
+    magnitude_map,
+    rounding_map,
+)
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.planes import Curve, Plane
@@ -98,6 +109,7 @@ SHALLOW = 6
 WIDE = 1024
 STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
 ALIKE = 1e-6  # of a bound: a difference that rounding can make
+FULL = 0.8  # share of active neurons from which on the others are multiplied, too
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 
 
@@ -145,9 +157,8 @@ class Sweep:
         self.inputs = balls.reordered(self.order) if images else balls
         self.centre: dict[int, Tensor] = {}
         self.spans: dict[int, Span] = {}
-        self.boxes: set[int] = (
-            set()
-        )  # nodes whose values fill a box: maps of them are bounded exactly by intervals
+        # nodes whose values fill a box: maps of them are bounded exactly by intervals
+        self.boxes: set[int] = set()
         self.tight: set[int] = set()  # nodes whose spans substitution cannot improve
         # Where rows are asked whether they are decided: before layers that are larger, and so
         # dearer, than those above.
@@ -173,6 +184,10 @@ class Sweep:
         ] = {}  # middle and half width of the spans where rows are asked, in float32
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
+        # Slopes above of the only activation that reads a matrix, by the matrix's node, and where
+        # they are not 0, by that and the sample.
+        self.up: dict[int, Tensor] = {}
+        self.awake: dict[tuple[int, int], Tensor | None] = {}
         self.rows = 0  # coefficient vectors substituted so far
         self.sectors = sectors_of(self)
 
@@ -269,13 +284,21 @@ class Sweep:
         map_ = op.map
         rough = rounding_map(map_)
         terms = map_.terms
-        self.centre[i] = op.value(*centres)
+        # Two products as one.
+        value, middle = torch.chunk(
+            map_.forward(*[torch.cat([c, (a + b) / 2]) for c, (a, b) in zip(centres, spans)]), 2
+        )
+        size, reach = torch.chunk(
+            rough.forward(
+                *[torch.cat([c.abs(), torch.maximum(-a, b)]) for c, (a, b) in zip(centres, spans)]
+            ),
+            2,
+        )
+        self.centre[i] = op.shifted(value)
         wide = self.graph.rounding + terms * UNIT
-        residual = wide * (rough.forward(*[c.abs() for c in centres]) + op.bias_size)
+        residual = wide * (size + op.bias_size)
         if self.graph.arithmetic == "executed":
             residual = residual + self._executed(i, node)
-        reach = rough.forward(*[torch.maximum(-a, b) for a, b in spans])
-        middle = map_.forward(*[(a + b) / 2 for a, b in spans])
         width = (
             magnitude_map(map_).forward(*[(b - a) / 2 for a, b in spans]) + wide * reach + residual
         )
@@ -302,7 +325,7 @@ class Sweep:
         self.spans[i] = low, high
         # A coefficient vector is rounded when it goes through the map and when it meets others at
         # the map's inputs.
-        count = terms + 4 + max(len(self.users[j]) for j in node.inputs)
+        count = map_.back_terms + 4 + max(len(self.users[j]) for j in node.inputs)
         total = torch.stack([self._total(j) for j in node.inputs]).sum(0)
         for kind in (self.exact, self.fast):
             self._sink(kind, i, 2 * count, total)
@@ -352,17 +375,23 @@ class Sweep:
         if isinstance(node.op, Smooth) and low.device != HOST:  # asked once, when the sweep is done
             self._bounded.append(within(*shape.ends).all())
         up, down = shape.slopes()
+        before = self.graph.nodes[j].op
+        matrix = isinstance(before, Affine) and isinstance(before.map, Matrix)
+        alone = matrix and up.ndim == 2 and self.users[j] == [i]
+        if alone and isinstance(node.op, Relu) and up.device == HOST:
+            self.up[j] = up
         for kind in (self.exact, self.fast):
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
             if kind is self.fast:
-                self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind))
-            kind.lines.later(i, partial(shape.lines, up, down, error, kind))
+                self.parallel.lines.later(i, partial(shape.lines, up, up, error, kind.precision))
+            kind.lines.later(i, partial(shape.lines, up, down, error, kind.precision))
             if self.sectors is not None and kind is self.sectors.kind:
                 self.sectors.add(i, shape, error)
             if kind is self.exact and isinstance(node.op, Relu):
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
-                make = partial(self._bend, i, node.op.slope, shape, crossing, error, up, down)
+                slope = node.op.slope
+                make = partial(_bend, kind.lines, i, slope, shape, crossing, error, up, down)
                 self._unasked[i] = (crossing.any(), make)
             if kind is self.exact and isinstance(node.op, Smooth):
                 self.smooth[i] = (shape, error)
@@ -442,22 +471,6 @@ class Sweep:
         high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
         return low, high
 
-    def _bend(
-        self,
-        i: int,
-        slope: Tensor,
-        shape: Shape,
-        crossing: Tensor,
-        error: Tensor,
-        up: Tensor,
-        down: Tensor,
-    ) -> Bend:
-        """What an ascent or a branching needs to know of node i."""
-        line = self.exact.lines[i]
-        parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
-        up, above, down, c, here = (laid_out(v.float()) for v in parts)
-        return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
-
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it
         undecided.
@@ -516,7 +529,7 @@ class Sweep:
         ):
             for owner, place in chunks:
                 constant, a = self._sides(j, owner, place, coarse or self.coarse)
-                upper = constant + self.inputs.upper(a, doubled(owner))
+                upper = constant + self.inputs.upper(a, doubled(owner), spent=spread is None)
                 narrow_to(low, high, owner, place, -upper[len(place) :], upper[: len(place)])
                 if spread is not None:
                     spread.put(owner, place, constant, a, self.inputs)
@@ -589,7 +602,6 @@ class Sweep:
 
         Yields which rows are undecided, and is sent their indices.
         """
-        nodes = self.graph.nodes
         kind = self.parallel
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
@@ -602,12 +614,13 @@ class Sweep:
         for i in range(j, 0, -1):
             if i not in weight:
                 continue
-            node = nodes[i]
+            node = self.graph.nodes[i]
             w = weight.pop(i)
             if isinstance(node.op, Affine):
                 if i in kind.errors:
                     spread = spread + row_dot(w.abs(), of_owner(kind.errors[i], owner))
-                for k, part in zip(node.inputs, kind.maps[i].transpose(w)):
+                some = self._columns(i, j, w, owner)
+                for k, part in zip(node.inputs, kind.maps[i].transpose(w, some)):
                     add_to(weight, k, part)
                 continue
             if i in kind.planes:
@@ -679,18 +692,25 @@ class Sweep:
         lower lines are optimised for each row on its own (alpha-CROWN, Xu et al. 2021): any slope
         between the neuron's two gives a bound.
         """
-        constant, a, owner = found = self._substitute(self.exact, last, rows, owner, both)
+        constant, a, owner = self._substitute(self.exact, last, rows, owner, both)
+        rows = torch.cat([rows, -rows]) if both else rows
+        return *self.climbed(last, rows, owner, steps, constant, a), owner
+
+    def climbed(
+        self, last: int, rows: Tensor, owner: Tensor, steps: int, constant: Tensor, a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The better, row by row, of bounds that `bound` gave without steps, `(R,)` and `(R, n)`,
+        and those with steps.
+        """
         if not steps or not any(i < last and i in self.bends for i in self.exact.lines):
-            return found
-        if both:
-            rows = torch.cat([rows, -rows])
+            return constant, a
         ascend = self._climb if self.graph.curved else self._ascend
         alpha = ascend(last, rows.float(), owner, steps)
         other, b, _ = self._substitute(
             self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
         )
         better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
-        return torch.where(better, other, constant), torch.where(better[:, None], b, a), owner
+        return torch.where(better, other, constant), torch.where(better[:, None], b, a)
 
     def slopes(self, i: int) -> Slopes:
         """The lines of activation i in float64, as a choice of slopes sees them."""
@@ -703,26 +723,21 @@ class Sweep:
         float32: nothing is proved here.
         """
         lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
-        alpha = {
-            i: lines[i]
-            .down.expand(len(rows), *lines[i].down.shape[1:])
-            .clone(memory_format=torch.preserve_format)
-            for i in self.bends
-            if i < last
-        }
+        alpha = {i: repeated(lines[i].down, rows.shape[0]) for i in self.bends if i < last}
         ascent = Ascent(list(alpha.values()))
         for step in range(1, steps + 1):
             clock.check()
-            found = self._pulled(last, rows, owner, lines, alpha)
+            found = self._pulled(last, rows, owner, lines, alpha, step < steps)
             if found is None:  # no undecided neuron feeds the rows
                 break
             value, pulls = found
             ascent.keep(-value, list(alpha.values()))
+            if step == steps:  # nothing comes after it
+                break
             for i, move in zip(alpha, ascent.moves([pulls.get(i) for i in alpha])):
                 if move is not None:
-                    slope = self.bends[i].slope
-                    moved = alpha[i] - 0.3 * 0.9**step * move
-                    alpha[i] = torch.maximum(moved, slope).clamp(max=1.0)
+                    moved = torch.sub(alpha[i], move, alpha=0.3 * 0.9**step)
+                    alpha[i] = torch.maximum(moved, self.bends[i].slope).clamp_(max=1.0)
         return dict(zip(alpha, ascent.kept))
 
     def _pulled(
@@ -732,9 +747,10 @@ class Sweep:
         owner: Tensor,
         lines: Mapping[int, Slopes],
         alpha: Mapping[int, Tensor],
+        steer: bool,
     ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """The bound of each row with these slopes, `(R,)`, and its gradient with respect to them,
-        rounded anyhow; None where no slope matters.
+        """The bound of each row with these slopes, `(R,)`, and, to steer by, its gradient with
+        respect to them, rounded anyhow; None where no slope matters.
 
         The gradient with respect to the coefficients of the input is the deviation that reaches the
         bound. From there it goes up through the network, as a point does.
@@ -759,6 +775,8 @@ class Sweep:
         known = [i for i, _ in path if i in alpha]
         if not known or 0 not in weight:
             return None
+        if not steer:
+            return value + self.inputs.support(flattened(weight[0]), owner), {}
         reach, point = self.inputs.worst(flattened(weight[0]), owner)
         moved = {0: laid_out(unflattened(point, nodes[0].shape))}
         pulls: dict[int, Tensor] = {}
@@ -794,10 +812,14 @@ class Sweep:
                 value = constant + self.inputs.upper(firm(a), owner)
                 if not value.requires_grad:  # no undecided neuron feeds the rows
                     break
-                pulls: tuple[Tensor | None, ...] = torch.autograd.grad(
-                    value.sum(), list(leaves.values()), allow_unused=True
-                )
+                pulls: tuple[Tensor | None, ...] = ()
+                if step < steps:
+                    pulls = torch.autograd.grad(
+                        value.sum(), list(leaves.values()), allow_unused=True
+                    )
             ascent.keep(-value.detach(), list(alpha.values()))
+            if step == steps:  # nothing comes after it
+                break
             for i, move in zip(alpha, ascent.moves(pulls)):
                 old = alpha[i].detach()
                 if move is None:  # no undecided neuron of this node feeds the row's
@@ -821,6 +843,8 @@ class Sweep:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Backward to the input; until the first activation the rows and their negatives go
         through as one. units: the rows are unit vectors, and given by their places `(R,)`.
+
+        Long because activations, curves and maps share one store of rows.
         """
         nodes = self.graph.nodes
         weight: dict[int, Tensor] = {last: rows}
@@ -836,28 +860,23 @@ class Sweep:
             if not isinstance(node.op, Affine):
                 if both:
                     weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
-                    w = torch.cat([w, -w])
                     constant = constant.repeat(2)
-                    owner = doubled(owner)
-                    both = False
                 if i in kind.planes:
-                    off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
+                    w = torch.cat([w, -w]) if both else w
+                    mine = doubled(owner) if both else owner
+                    off, far = kind.planes[i].pull(weight, node.inputs, w, mine)
                     constant = constant + off + far
-                    continue
-                if alpha is not None and i in alpha and kind is self.exact:
-                    part, more = self._bent(i, w, owner, alpha[i])
+                else:
+                    part, more = self._through(kind, i, w, owner, both, alpha)
                     constant = constant + more
                     add_to(weight, node.inputs[0], part)
-                    continue
-                line = self._lines(kind, i, owner, alpha)
-                w = firm(w)
-                size = w.abs()
-                constant = constant + row_dot(w, line.off) + row_dot(size, line.far)
-                add_to(weight, node.inputs[0], torch.addcmul(w * line.mid, size, line.rad))
+                owner = doubled(owner) if both else owner
+                both = False
                 continue
             if i in kind.errors:
                 constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], owner))
-            for j, part in zip(node.inputs, kind.maps[i].transpose(w)):
+            some = self._columns(i, last, w, owner)
+            for j, part in zip(node.inputs, kind.maps[i].transpose(w, some)):
                 add_to(weight, j, part)
         if both:
             weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
@@ -869,6 +888,44 @@ class Sweep:
             else constant.new_zeros(len(constant), self.graph.inputs, dtype=kind.dtype)
         )
         return constant, a, owner
+
+    def _through(
+        self,
+        kind: Arithmetic,
+        i: int,
+        w: Tensor,
+        owner: Tensor,
+        both: bool,
+        alpha: Mapping[int, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Coefficients `(R, *shape)` of the output of activation i, and then their negatives if
+        both are wanted, as those of its input, and a constant `(R,)`.
+        """
+        if both and alpha is None:
+            return kind.lines[i].take(owner).pull_both(w)
+        if both:
+            w = torch.cat([w, -w])
+            owner = doubled(owner)
+        if alpha is not None and i in alpha and kind is self.exact:
+            return self._bent(i, w, owner, alpha[i])
+        line = self._lines(kind, i, owner, alpha)
+        w = firm(w)
+        size = w.abs()
+        constant = row_dot(w, line.off) + row_dot(size, line.far)
+        return torch.addcmul(w * line.mid, size, line.rad), constant
+
+    def _columns(self, i: int, last: int, w: Tensor, owner: Tensor) -> Tensor | None:
+        """Where rows of coefficients of node i, a matrix, can differ from 0: neurons that are never
+        active pass nothing on. None where it is not worth knowing, or not known without asking a
+        device. last: where the rows began.
+        """
+        if i == last or i not in self.up or w.shape[0] < ALONE or owner.shape[0] != 1:
+            return None
+        at = (i, int(owner))
+        if at not in self.awake:
+            active = self.up[i][at[1]].nonzero()[:, 0]
+            self.awake[at] = active if len(active) < FULL * w.shape[1] else None
+        return self.awake[at]
 
     def _bent(self, i: int, w: Tensor, owner: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients through activation i with the slopes `alpha` below, in float64."""
@@ -929,6 +986,23 @@ class Sweep:
         return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
 
 
+def _bend(
+    lines: LinesByNode,
+    i: int,
+    slope: Tensor,
+    shape: Shape,
+    crossing: Tensor,
+    error: Tensor,
+    up: Tensor,
+    down: Tensor,
+) -> Bend:
+    """What an ascent or a branching needs to know of node i; lines: in float64."""
+    line = lines[i]
+    parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
+    up, above, down, c, here = (laid_out(v.float()) for v in parts)
+    return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
+
+
 def _check_precision(graph: Graph) -> None:
     """Refuse products that are rounded to fewer digits than bounds account for."""
     reduced = torch.get_float32_matmul_precision() != "highest"
@@ -959,40 +1033,57 @@ def margin_bounds(
     norm: float,
     domain: Domain,
     steps: int = 0,
+    polish: str = "all",
 ) -> Tensor:
     """Lower bounds on `theta_y - theta_j` over each sample's ball cut by the box: `(N, K)`
-    float64, 0 at `j = y`.
+    float64, 0 at `j = y`. polish: as in `margins`.
     """
     x = x.to(graph.device)
     y = y.to(graph.device)
     radius = torch.as_tensor(radius, dtype=torch.float64).expand(len(x))
     sweep = Sweep(graph, Balls.make(x, radius, norm, domain), steps).run()
-    return margins(sweep, y)[0]
+    return margins(sweep, y, polish)[0]
 
 
-def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def margins(sweep: Sweep, y: Tensor, polish: str = "all") -> tuple[Tensor, Tensor, Tensor]:
     """Lower bounds on the margins, `(N, K)`, and what they come from: `theta_y - theta_j >= base +
     <a, d>`.
 
-    base `(N, K)`, a `(N, K, n)` in the order of `sweep.inputs`.
+    base `(N, K)`, a `(N, K, n)` in the order of `sweep.inputs`. polish: which margins get steps on
+    the slopes of their own lines, "all", those that are not above 0 without ("open": enough where
+    only that is asked), or "none".
     """
     last = len(sweep.graph.nodes) - 1
     outputs = sweep.graph.outputs
     n = len(y)
     eye = torch.eye(outputs, dtype=torch.float64, device=y.device)
-    if not n:
-        none = eye[:0]
+    if not n or outputs == 1:
+        none = eye[0].expand(n, -1) * 0
         return none, none, none[:, :, None].expand(-1, -1, sweep.graph.inputs)
+    z = sweep.centre[last]
+    here = z.gather(1, y[:, None]) - z
+    size = z.abs().amax(1)
     widest = max(node.size for node in sweep.graph.nodes)
     found = []
-    for owner, rival in all_chunks(n, outputs, room_of(y.device) // widest, y.device):
-        constant, a, _ = sweep.bound(
-            last, eye[rival] - eye[y[owner]], owner, max(sweep.steps, POLISH)
-        )
+    for owner, rival in all_chunks(n, outputs - 1, room_of(y.device) // widest, y.device):
+        rival = rival + (rival >= y[owner])  # the label is no rival of its own
+        rows = eye[rival] - eye[y[owner]]
+        constant, a, _ = sweep.bound(last, rows, owner)
+        if polish == "open":
+            reach = sweep.inputs.upper(a, owner)
+            lower = _base_and_lower(here[owner, rival], constant, reach, size[owner])[1]
+            left = (~(lower > 0)).nonzero()[:, 0]
+            mine = owner if len(owner) == 1 else owner[left]
+            if len(left):
+                constant[left], a[left] = sweep.climbed(
+                    last, rows[left], mine, max(sweep.steps, POLISH), constant[left], a[left]
+                )
+        elif polish == "all":
+            constant, a = sweep.climbed(last, rows, owner, max(sweep.steps, POLISH), constant, a)
         reach = sweep.inputs.upper(a, owner)
         together = torch.full_like(reach, math.inf)
         if sweep.sectors is not None and sweep.sectors.known:
-            other, b, across = sweep.sectors.bound(last, eye[rival] - eye[y[owner]], owner)
+            other, b, across = sweep.sectors.bound(last, rows, owner)
             near = constant + reach
             # Where both are equal but for rounding CROWN's stay.
             better = other.constant + across < near - ALIKE * (constant.abs() + reach)
@@ -1001,16 +1092,30 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             a = torch.where(better[:, None], b, a)
             together = other.together
         found.append((constant, a, reach, together))
-    constant, a, reach, together = (torch.cat(parts) for parts in zip(*found))
-    z = sweep.centre[last]
-    here = z.gather(1, y[:, None]) - z
-    constant = constant.reshape(n, outputs)
-    reach = reach.reshape(n, outputs)
-    base = here - constant - 4 * UNIT * (z.abs().amax(1, keepdim=True) + constant)
-    lower = base - reach - 4 * UNIT * (base.abs() + reach)
-    together = together.reshape(n, outputs)
-    slack = 4 * UNIT * (z.abs().amax(1, keepdim=True) + together.abs())
+    constant, a, reach, together = (
+        _with_label(torch.cat(parts).reshape(n, outputs - 1, *parts[0].shape[1:]), y)
+        for parts in zip(*found)
+    )
+    base, lower = _base_and_lower(here, constant, reach, size[:, None])
+    slack = 4 * UNIT * (size[:, None] + together.abs())
     lower = torch.fmax(lower, here - together - slack)
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower = lower.scatter(1, y[:, None], 0.0)
-    return lower, base, -a.reshape(n, outputs, -1)
+    return lower, base, -a
+
+
+def _base_and_lower(here: Tensor, constant: Tensor, reach: Tensor, size: Tensor) -> Span:
+    """A margin's value at the sample less what it may lose, without the linear part and with it;
+    size: of the logits. All of one shape.
+    """
+    base = here - constant - 4 * UNIT * (size + constant)
+    return base, base - reach - 4 * UNIT * (base.abs() + reach)
+
+
+def _with_label(values: Tensor, y: Tensor) -> Tensor:
+    """Values `(N, K - 1, ...)` of the rivals as `(N, K, ...)`, 0 for the label."""
+    place = torch.arange(values.shape[1], device=y.device)
+    place = place + (place >= y[:, None])
+    full = values.new_zeros(values.shape[0], values.shape[1] + 1, *values.shape[2:])
+    place = place.reshape(*place.shape, *[1] * (values.ndim - 2)).expand_as(values)
+    return full.scatter_(1, place, values)

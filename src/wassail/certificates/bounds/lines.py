@@ -15,9 +15,12 @@ from wassail.certificates.bounds.rows import (
     Span,
     Turned,
     add_to,
+    flattened,
     of_owner,
+    of_owners,
     rounded_up,
     row_dot,
+    unflattened,
 )
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
@@ -42,7 +45,18 @@ class Lines:
 
     def take(self, owner: Tensor) -> Lines:
         """For rows that belong to samples `owner` `(R,)`; one view if all belong to one."""
-        return Lines(*(of_owner(v, owner) for v in (self.mid, self.rad, self.off, self.far)))
+        return Lines(*of_owners((self.mid, self.rad, self.off, self.far), owner))
+
+    def pull_both(self, w: Tensor) -> Span:
+        """Coefficients w `(R, *shape)` of the output, then `-w`, as coefficients of the input `(2
+        R, *shape)`, and constants `(2 R,)`.
+        """
+        size = w.abs()
+        shift = row_dot(w, self.off)
+        far = row_dot(size, self.far)
+        tilt = w * self.mid
+        wide = size * self.rad
+        return torch.cat([wide + tilt, wide - tilt]), torch.cat([far + shift, far - shift])
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +162,20 @@ class Surface:
         return plane.terms + 8 + self.users
 
 
-class Arithmetic:
+class Precision:
+    """A floating-point type, and what is lost in it.
+
+    sums: additions beyond those of a product with one node.
+    """
+
+    def __init__(self, dtype: torch.dtype, sums: int) -> None:
+        self.dtype = dtype
+        self.tiny = TINY[dtype]
+        self.floor = FLOOR[dtype]
+        self.sums = sums
+
+
+class Arithmetic(Precision):
     """What a backward pass needs in one floating-point type: the maps, the lines of each
     activation, the errors of the rest.
 
@@ -158,10 +185,10 @@ class Arithmetic:
     """
 
     def __init__(self, graph: Graph, dtype: torch.dtype, like: Arithmetic | None = None) -> None:
-        self.dtype = dtype
-        self.tiny = TINY[dtype]
-        self.floor = FLOOR[dtype]
-        self.sums = 8 + 2 * len(graph.nodes)  # additions beyond those of a product with one node
+        super().__init__(dtype, 8 + 2 * len(graph.nodes))
+        # For what is made later. That may not hold the lines it will be one of: such a circle, with
+        # all values of a sweep in it, is freed by chance only.
+        self.precision = Precision(dtype, self.sums)
         self.maps: dict[int, Turned] = {} if like is None else like.maps
         if like is None:
             self.maps = {
@@ -223,11 +250,9 @@ class Bend:
 
     def take(self, owner: Tensor) -> Bend:
         """For rows that belong to samples `owner` `(R,)`."""
-        values = {
-            k: of_owner(getattr(self, k), owner)
-            for k in ("error", "crossing", "up", "above", "down", "c", "here")
-        }
-        c, low, high = (of_owner(v, owner) for v in (self.shape.c, self.shape.low, self.shape.high))
+        names = ("error", "crossing", "up", "above", "down", "c", "here")
+        values = dict(zip(names, of_owners([getattr(self, k) for k in names], owner)))
+        c, low, high = of_owners((self.shape.c, self.shape.low, self.shape.high), owner)
         shape = Shape(self.shape.node, c, low, high)
         return Bend(shape, slope=self.slope, **values)
 
@@ -288,7 +313,7 @@ class Slopes:
 
     def take(self, owner: Tensor) -> Slopes:
         """For rows that belong to samples `owner` `(R,)`."""
-        return Slopes(*(of_owner(v, owner) for v in self._parts))
+        return Slopes(*of_owners(self._parts, owner))
 
     @property
     def _parts(self) -> tuple[Tensor, ...]:
@@ -299,7 +324,12 @@ class Slopes:
         plus = w.clamp(min=0)
         minus = w - plus
         below = minus * a
-        constant = row_dot(plus, self.above) - row_dot(minus, self.drop) + row_dot(below, self.c)
+        if self.c.shape[0] == 1:
+            constant = row_dot(plus, self.above) - row_dot(minus, self.drop)
+            constant = constant + row_dot(below, self.c)
+        else:
+            terms = (plus * self.above).addcmul_(minus, self.drop, value=-1)
+            constant = flattened(terms.addcmul_(below, self.c)).sum(1).double()
         return torch.addcmul(below, plus, self.up), constant
 
     def push(self, w: Tensor, a: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,7 +338,7 @@ class Slopes:
         moved: the gradient of the input's coefficients, which is the deviation that reaches a row's
         bound. No gradient for a coefficient that is 0 but for rounding (`ties.loud`).
         """
-        positive, negative = (v.reshape(w.shape) for v in loud(w.reshape(len(w), -1)))
+        positive, negative = (unflattened(v, w.shape[1:]) for v in loud(flattened(w)))
         bent = moved + self.c
         grown = positive * torch.addcmul(self.above, self.up, moved)
         return torch.addcmul(grown, negative, a * bent - self.drop), (
@@ -366,7 +396,7 @@ class Shape:
         )
         return up, torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
 
-    def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Arithmetic) -> Lines:
+    def lines(self, up: Tensor, down: Tensor, error: Tensor, kind: Precision) -> Lines:
         """The lines with about these slopes: slopes are rounded first, then the shifts are made to
         hold for them.
 
@@ -445,6 +475,6 @@ def undecided(c: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return (c + low < 0) & (c + high > 0)
 
 
-def rounding_of(node: Node, kind: Arithmetic) -> float:
+def rounding_of(node: Node, kind: Precision) -> float:
     """The relative error of a sum over the entries of a node, and of its terms."""
     return 1.01 * kind.tiny * (node.size + kind.sums)

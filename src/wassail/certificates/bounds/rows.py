@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Node
 from wassail.certificates.graph.maps import Linear, Matrix, laid_out
 
@@ -29,18 +31,29 @@ def narrow_to(
 
 def units_of(node: Node, place: Tensor, dtype: torch.dtype) -> Tensor:
     """Unit vectors, `(R, *shape)`."""
-    unit = place.new_zeros(len(place), node.size, dtype=dtype).scatter(1, place[:, None], 1.0)
+    unit = place.new_zeros(place.shape[0], node.size, dtype=dtype)
+    unit = unit.scatter(1, place[:, None], 1.0)
     return laid_out(unit.reshape(-1, *node.shape))
 
 
 def of_owner(values: Tensor, owner: Tensor) -> Tensor:
     """What belongs to each row: owner `(R,)`, or `(1,)` if all rows belong to one sample."""
-    return values[owner]
+    return of_owners((values,), owner)[0]
+
+
+def of_owners(values: Sequence[Tensor], owner: Tensor) -> tuple[Tensor, ...]:
+    """`of_owner` of several. On the CPU what belongs to one sample is a view; another device is not
+    asked which sample that is.
+    """
+    if owner.shape[0] != 1 or owner.device != HOST:
+        return tuple(v[owner] for v in values)
+    first = int(owner)
+    return tuple(v.narrow(0, first, 1) for v in values)
 
 
 def doubled(owner: Tensor) -> Tensor:
     """The owners of rows that follow each other twice."""
-    return owner if len(owner) == 1 else owner.repeat(2)
+    return owner if owner.shape[0] == 1 else owner.repeat(2)
 
 
 def row_dot(rows: Tensor, values: Tensor) -> Tensor:
@@ -50,8 +63,8 @@ def row_dot(rows: Tensor, values: Tensor) -> Tensor:
     Summed in any order, so off by at most (number of terms) 2^-24 or 2^-53 of the magnitudes: the
     values account for that.
     """
-    if len(values) == 1:
-        return (flattened(rows) @ flattened(values)[0]).double()
+    if values.shape[0] == 1:
+        return torch.mv(flattened(rows), flattened(values)[0]).double()
     return flattened(rows * values).sum(1).double()
 
 
@@ -60,16 +73,23 @@ def add_to(store: dict[int, Tensor], key: int, value: Tensor) -> None:
     store[key] = store[key] + value if key in store else value
 
 
+def repeated(values: Tensor, count: int) -> Tensor:
+    """Rows `(count, ...)` of their own, laid out as the values `(1, ...)` or `(count, ...)` are."""
+    return laid_out(values.new_empty(count, *values.shape[1:])).copy_(values)
+
+
 def flattened(values: Tensor) -> Tensor:
     """Rows `(R, ...)` as `(R, n)`, in the order in which they lie in memory."""
-    return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).reshape(len(values), -1)
+    if values.ndim <= 2:
+        return values if values.ndim == 2 else values[:, None]
+    return (values.permute(0, 2, 3, 1) if values.ndim == 4 else values).flatten(1)
 
 
 def unflattened(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     """What `flattened` undid: `(R, n) -> (R, *shape)`."""
     if len(shape) == 3:
-        return rows.reshape(len(rows), *shape[1:], shape[0]).permute(0, 3, 1, 2)
-    return rows.reshape(len(rows), *shape)
+        return rows.reshape(rows.shape[0], *shape[1:], shape[0]).permute(0, 3, 1, 2)
+    return rows.reshape(rows.shape[0], *shape)
 
 
 class Turned:
@@ -81,8 +101,13 @@ class Turned:
         self.dtype = dtype
         self.map = map_.kept(dtype, partial(map_.turned, dtype))
 
-    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
-        """`(R, *output) -> (R, *shape)` for each input."""
+    def transpose(self, g: Tensor, some: Tensor | None = None) -> tuple[Tensor, ...]:
+        """`(R, *output) -> (R, *shape)` for each input; some: columns of a matrix, where g is 0 in
+        all others.
+        """
+        if some is not None:
+            assert isinstance(self.map, Matrix)
+            return (g.index_select(1, some) @ self.map.weight.index_select(0, some),)
         return tuple(laid_out(part) for part in self.map.transpose(g))
 
     def rows(self, place: Tensor, node: Node) -> tuple[Tensor, ...]:

@@ -24,6 +24,7 @@ the price is about that of CROWN's own substitution. `docs/theory.md`, section 7
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -93,7 +94,7 @@ class Sectors:
     """
 
     def __init__(self, sweep: Sweep) -> None:
-        self.sweep = sweep
+        self.sweep: Sweep = weakref.proxy(sweep)  # which holds this: no circle
         self.graph = sweep.graph
         self.kind: Arithmetic = sweep.fast if sweep.coarse else sweep.exact
         self.reach = Reach.make(sweep.graph, sweep.balls)

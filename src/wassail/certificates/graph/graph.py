@@ -52,7 +52,10 @@ class Affine:
 
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`, from those of the inputs."""
-        out = self.map.forward(*given)
+        return self.shifted(self.map.forward(*given))
+
+    def shifted(self, out: Tensor) -> Tensor:
+        """What the map gave, with the bias."""
         return out if self.bias is None else out + self.bias
 
     def to(self, device: torch.device) -> Affine:

@@ -59,6 +59,11 @@ class Linear(ABC):
         return 5
 
     @property
+    def back_terms(self) -> int:
+        """At least 4 more than the terms of one entry of the transpose alone."""
+        return self.terms
+
+    @property
     def fan_in(self) -> int:
         """Multiplications for one output."""
         return 1
@@ -255,6 +260,11 @@ class Matrix(Linear):
     def terms(self) -> int:
         """Rows and columns."""
         return 4 + max(self.weight.shape)
+
+    @property
+    def back_terms(self) -> int:
+        """The length of a column."""
+        return 4 + self.weight.shape[0]
 
     @property
     def fan_in(self) -> int:

@@ -67,6 +67,15 @@ class Conv(Linear):
         return 4 + height * width * max(per_group, out)
 
     @property
+    def back_terms(self) -> int:
+        """Of an input: with a stride only some entries of a kernel meet it."""
+        met = (
+            -(-size // (step // math.gcd(step, apart)))
+            for size, step, apart in zip(self.weight.shape[2:], self.stride, self.dilation)
+        )
+        return 4 + len(self.weight) // self.groups * math.prod(met)
+
+    @property
     def fan_in(self) -> int:
         """The entries of one kernel."""
         return self.weight[0].numel()
