@@ -158,12 +158,12 @@ def radii_beside_flips(n: int, only: str, first: int) -> None:
 @contextlib.contextmanager
 def sectors_off() -> Iterator[None]:
     """CROWN as it was: sweeps without sectors."""
-    made = crown.Sectors
-    crown.Sectors = lambda sweep: None  # type: ignore[assignment,misc]
+    made = crown.sectors_of
+    crown.sectors_of = lambda sweep: None
     try:
         yield
     finally:
-        crown.Sectors = made  # type: ignore[misc]
+        crown.sectors_of = made
 
 
 def main() -> None:

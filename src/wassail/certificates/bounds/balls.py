@@ -212,11 +212,11 @@ class Balls:
         room = torch.where(a > 0, of_owner(self.above, owner), of_owner(self.below, owner))
         room = torch.minimum(room, radius[:, None])
         return (
-            _fill_one(size, room, radius) if self.norm == 1 else fill_two(size, room, radius)
+            fill_one(size, room, radius) if self.norm == 1 else fill_two(size, room, radius)
         ) * (1 + slack)
 
 
-def _fill_one(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
+def fill_one(size: Tensor, room: Tensor, radius: Tensor) -> Tensor:
     """R = 1: the budget goes to the largest entries first; lam: the first entry that is not filled.
 
     A budget rarely reaches far down the list. On the CPU the first few entries are looked at first;

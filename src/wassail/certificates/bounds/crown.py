@@ -47,6 +47,7 @@ from wassail.certificates.bounds.chunks import (
     room_of,
     two_chunks,
 )
+from wassail.certificates.bounds.corners import sectors_of
 from wassail.certificates.bounds.executed import call_error
 from wassail.certificates.bounds.lines import (
     Arithmetic,
@@ -74,7 +75,6 @@ from wassail.certificates.bounds.rows import (
     unflattened,
     units_of,
 )
-from wassail.certificates.bounds.sectors import Sectors
 from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
@@ -174,7 +174,7 @@ class Sweep:
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
         self.rows = 0  # coefficient vectors substituted so far
-        self.sectors = Sectors(self) if balls.norm in (1, 2) and len(balls.x) else None
+        self.sectors = sectors_of(self)
 
     def run(self) -> Sweep:
         """Forward, node by node; before an activation its inputs are bounded by substitution."""
@@ -986,7 +986,7 @@ def margins(sweep: Sweep, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         )
         reach = sweep.inputs.upper(a, owner)
         together = torch.full_like(reach, math.inf)
-        if sweep.sectors is not None and sweep.sectors.layers:
+        if sweep.sectors is not None and sweep.sectors.known:
             other, b, across = sweep.sectors.bound(last, eye[rival] - eye[y[owner]], owner)
             near = constant + reach
             # Where both are equal but for rounding CROWN's stay.

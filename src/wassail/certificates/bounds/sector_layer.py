@@ -13,27 +13,36 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.lines import Arithmetic, Shape, rounding_of
+from wassail.certificates.bounds.norms import map_norm, steepest_slope
 from wassail.certificates.bounds.rows import Span, flattened, of_owner
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.graph import Relu, Smooth
+from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
 from wassail.geometry import fill
 from wassail.rounding import FAINT, UNIT
 
 
 @dataclass(frozen=True, eq=False)
-class Bent:
-    """The neurons of one activation node for N samples, flat in the order of coefficient vectors.
-
-    mid: slopes, `(N, *shape)`. off, far: `(N, *shape)`, paid for every neuron. root: sqrt(k),
-    `(N, size)` in float64, 0 where a neuron is not in the ball. down, up: `e / root` lies between
-    `-down` and `up`. box: the length of `sqrt(k) t` is at most this, by the spans, `(N,)`. columns:
-    the neurons in the ball of each sample; None on a device, which would have to be asked.
+class Slanted:
+    """An activation as rows go through it: slopes mid, and off +- far, paid for every neuron, `(N,
+    *shape)` each.
     """
 
     mid: Tensor
     off: Tensor
     far: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Bent(Slanted):
+    """The neurons of one activation node for N samples, flat in the order of coefficient vectors.
+
+    root: sqrt(k),
+    `(N, size)` in float64, 0 where a neuron is not in the ball. down, up: `e / root` lies between
+    `-down` and `up`. box: the length of `sqrt(k) t` is at most this, by the spans, `(N,)`. columns:
+    the neurons in the ball of each sample; None on a device, which would have to be asked.
+    """
+
     root: Tensor
     down: Tensor
     up: Tensor
@@ -62,7 +71,7 @@ class Bent:
         most = flattened(laid_out(torch.maximum(-shape.low, shape.high)))
         box = rounding.length(most * root, 2, 1) * (1 + (root.shape[1] + 16) * UNIT)
         inside = laid_out(bend > 0)
-        small = _always(shape, line.mid, error, kind)
+        small = always(shape, line.mid, error, kind)
         return cls(
             line.mid,
             torch.where(inside, 0.0, line.off),
@@ -187,7 +196,7 @@ def flattened_root(shape: Shape, kind: Arithmetic) -> Tensor:
     return sector_of(shape, kind)[1].flatten(1).sqrt() * (1 + 4 * UNIT)
 
 
-def _always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
+def always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
     """What is paid for a neuron in the ball in any case: the error of its input, and that of its
     value at the sample.
     """
@@ -198,3 +207,32 @@ def _always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tenso
         here = op.function.value(shape.c)
         found = found + laid_out(2.0**-44 * (here.abs() + shape.c.abs() + FAINT))
     return rounding.up(found * (1 + rounding_of(shape.node, kind)), kind.dtype)
+
+
+def losses_of(graph: Graph, tiny: float) -> dict[int, float]:
+    """Node -> the most that rounding changes the image of a unit vector by when it goes there, or a
+    row when it comes from there: a length.
+
+    `|| |W| ||_2` is at most the root of the product of the other two norms.
+    """
+    size: dict[int, float] = {0: 1.0}
+    lost: dict[int, float] = {0: 8 * tiny}
+    for i, node in enumerate(graph.nodes):
+        if not node.inputs:
+            continue
+        wide = math.inf
+        terms = 16
+        if isinstance(node.op, Affine):
+            map_ = node.op.map
+            terms = terms + 2 * map_.terms
+            shape = graph.nodes[node.inputs[0]].shape
+            both = (map_norm(map_, s, shape, node.shape) for s in (1.0, math.inf))
+            wide = math.sqrt(math.prod(both)) * (1 + 2.0**-20)
+        elif isinstance(node.op, Relu):
+            wide = node.op.steepest
+        elif isinstance(node.op, Smooth):
+            wide = steepest_slope(node.op.name)
+        before = sum(size[j] for j in node.inputs)
+        size[i] = wide * before
+        lost[i] = wide * (sum(lost[j] for j in node.inputs) + 2 * terms * tiny * before)
+    return lost

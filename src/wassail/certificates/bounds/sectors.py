@@ -35,7 +35,7 @@ from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
-from wassail.certificates.bounds.norms import map_norm, steepest_slope
+from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import UP, Reach
 from wassail.certificates.bounds.rows import (
     add_to,
@@ -46,9 +46,16 @@ from wassail.certificates.bounds.rows import (
     unflattened,
     units_of,
 )
-from wassail.certificates.bounds.sector_layer import Bent, Layer, Lengths, flattened_root
+from wassail.certificates.bounds.sector_layer import (
+    Bent,
+    Layer,
+    Lengths,
+    Slanted,
+    flattened_root,
+    losses_of,
+)
 from wassail.certificates.bounds.spectral import matrix_norms
-from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
+from wassail.certificates.graph.graph import Affine, Smooth
 from wassail.certificates.graph.maps import laid_out
 from wassail.rounding import UNIT
 
@@ -93,9 +100,14 @@ class Sectors:
         self.reach = Reach.make(sweep.graph, sweep.balls)
         self.layers: dict[int, Layer] = {}
         self._known: dict[int, Lengths] = {}
-        self.sizes = _sizes(self.graph, self.kind.tiny)
+        self.sizes = losses_of(self.graph, self.kind.tiny)
 
-    def _user(self, j: int) -> int | None:
+    @property
+    def known(self) -> bool:
+        """Whether there are layers."""
+        return bool(self.layers)
+
+    def user(self, j: int) -> int | None:
         """The first activation that reads node j."""
         users = [i for i in self.sweep.users[j] if entrywise(self.graph.nodes[i])]
         return users[0] if users else None
@@ -106,7 +118,7 @@ class Sectors:
 
         The host waits for a device once.
         """
-        i = self._user(j)
+        i = self.user(j)
         if i is None:
             return
         node = self.graph.nodes[j]
@@ -118,7 +130,7 @@ class Sectors:
         places = torch.nonzero_static(open_, size=sum(counts))[:, 1]
         known = self._known[i] = Lengths.nothing(open_.reshape(-1, *node.shape), self.sweep.inputs)
         begun = 0
-        for first, after in _groups(counts, self._together(j)):
+        for first, after in _groups(counts, self.together(j)):
             clock.check()
             most = max(counts[first:after])
             total = sum(counts[first:after])
@@ -139,7 +151,7 @@ class Sectors:
             root = every.gather(1, place.reshape(len(part), most)) * there.reshape(len(part), -1)
             self._measure(known, pulled, root, part)
 
-    def _together(self, j: int) -> int:
+    def together(self, j: int) -> int:
         """Rows of one batch."""
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         return max(1, room_of(self.graph.device) // widest)
@@ -159,7 +171,7 @@ class Sectors:
         """Bounds on some entries of node j; and their rows, if they are kept."""
         node = self.graph.nodes[j]
         kept: list[Pulled] = []
-        for part in torch.split(torch.arange(len(place), device=place.device), self._together(j)):
+        for part in torch.split(torch.arange(len(place), device=place.device), self.together(j)):
             mine = owner if len(owner) == 1 else owner[part]
             unit = units_of(node, place[part], self.kind.dtype)
             pulled = self.pull(j, unit, mine)
@@ -347,17 +359,25 @@ class Sectors:
                 shift = shift + off
                 spread = spread + far
             else:
-                layer = self.layers[i]
-                shift = shift + row_dot(w, of_owner(layer.bent.off, owner))
-                spread = spread + row_dot(w.abs(), of_owner(layer.bent.far, owner))
-                own = layer.bent.coefficients(w, owner)
+                line = self.bent(i)
+                shift = shift + row_dot(w, of_owner(line.off, owner))
+                spread = spread + row_dot(w.abs(), of_owner(line.far, owner))
+                own = self.coefficients(i, w, owner)
                 if own.shape[1]:
                     bent[i] = own
-                add_to(weight, node.inputs[0], w * of_owner(layer.bent.mid, owner))
+                add_to(weight, node.inputs[0], w * of_owner(line.mid, owner))
         if 0 in weight:
             return Pulled(shift, spread, flattened(weight[0]), bent)
         a = spread.new_zeros(len(rows), self.graph.inputs, dtype=kind.dtype)
         return Pulled(shift, spread, a, bent)
+
+    def bent(self, i: int) -> Slanted:
+        """Activation i as rows go through it."""
+        return self.layers[i].bent
+
+    def coefficients(self, i: int, w: Tensor, owner: Tensor) -> Tensor:
+        """What multiplies the bent parts of its neurons, `(R, neurons)`."""
+        return self.layers[i].bent.coefficients(w, owner)
 
     def upper(
         self,
@@ -438,35 +458,6 @@ class Sectors:
         along = self._along(pulled.a, owner)
         found = self.upper(pulled, pulled.a, across, owner, 1.0, along)
         return found, pulled.a.double(), across
-
-
-def _sizes(graph: Graph, tiny: float) -> dict[int, float]:
-    """Node -> the most that rounding changes the image of a unit vector by when it goes there, or a
-    row when it comes from there: a length.
-
-    `|| |W| ||_2` is at most the root of the product of the other two norms.
-    """
-    size: dict[int, float] = {0: 1.0}
-    lost: dict[int, float] = {0: 8 * tiny}
-    for i, node in enumerate(graph.nodes):
-        if not node.inputs:
-            continue
-        wide = math.inf
-        terms = 16
-        if isinstance(node.op, Affine):
-            map_ = node.op.map
-            terms = terms + 2 * map_.terms
-            shape = graph.nodes[node.inputs[0]].shape
-            both = (map_norm(map_, s, shape, node.shape) for s in (1.0, math.inf))
-            wide = math.sqrt(math.prod(both)) * (1 + 2.0**-20)
-        elif isinstance(node.op, Relu):
-            wide = node.op.steepest
-        elif isinstance(node.op, Smooth):
-            wide = steepest_slope(node.op.name)
-        before = sum(size[j] for j in node.inputs)
-        size[i] = wide * before
-        lost[i] = wide * (sum(lost[j] for j in node.inputs) + 2 * terms * tiny * before)
-    return lost
 
 
 def _groups(counts: list[int], most: int) -> Iterator[tuple[int, int]]:
