@@ -19,6 +19,7 @@ over the corners, with the room that the box leaves. `docs/theory.md`, section 7
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,7 @@ from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import fill_one
 from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
-from wassail.certificates.bounds.rows import flattened, narrow_to, units_of
+from wassail.certificates.bounds.rows import flattened, narrow_to
 from wassail.certificates.bounds.sector_layer import Slanted, always
 from wassail.certificates.bounds.sectors import Bounded, Pulled, Sectors
 from wassail.certificates.device import HOST
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 SMALL = 2**14  # entries of the matrix from the input to a layer; below, layers are bounded together
 FEW = 512  # neurons of the widest layer up to which both kinds of bounds are taken
+GROUP = 4  # inputs of which the largest value stands for all, to find a price
 DENSE = 2**16  # entries of a matrix that is not made sparse
 FAINTEST = 2.0**-960  # more than products that underflow take away
 
@@ -177,11 +179,23 @@ class CornerSectors(Sectors):
         radius = balls.radius[:, None]
         share = most / torch.where(radius > 0, radius, 1.0) * (1 + 4 * UNIT)
         self.shares = torch.where(radius > 0, share.clamp(max=1.0), 1.0)
+        # Corners that are filled at least, beside the last one; a device is not asked.
+        self.counts: list[int] = []
+        if most.device == HOST:
+            least = 1 / self.shares.amax(1).clamp(min=2.0**-30)
+            self.counts = [math.ceil(v) for v in least.tolist()]
 
     @property
     def known(self) -> bool:
         """Whether there are layers."""
         return bool(self.turns)
+
+    @property
+    def enough(self) -> bool:
+        """CROWN's lines pay for every neuron at its own worst corner; here one corner is the same
+        for all.
+        """
+        return bool(self.turns) and self.other is None
 
     def narrow(self, j: int, low: Tensor, high: Tensor) -> None:
         """Spans of node j, `(N, size)`: narrowed in place, on the side where a neuron changes.
@@ -211,7 +225,6 @@ class CornerSectors(Sectors):
         self, j: int, sample: int, place: Tensor, low: Tensor, high: Tensor
     ) -> tuple[Tensor, Corners]:
         """Bounds on some entries of node j of one sample; and what goes beyond their |c|."""
-        node = self.graph.nodes[j]
         owner = torch.arange(sample, sample + 1, device=place.device)
         wide = 2 * self.graph.inputs
         sparse = low.device == HOST and len(place) * wide > DENSE
@@ -222,7 +235,8 @@ class CornerSectors(Sectors):
                 continue
             c = self.sweep.centre[j].flatten(1)[sample, some]
             sign = torch.where(c > 0, -1.0, 1.0).to(c.dtype)
-            pulled = self._pulled(j, units_of(node, some, self.kind.dtype), sample)
+            self._sample = sample
+            pulled = self.pull_units(j, some, owner)
             values, fixed, _ = self._values(pulled, sign, sample)
             if self.turns:
                 top = self._filled(values, sample) + fixed
@@ -294,9 +308,22 @@ class CornerSectors(Sectors):
         """The largest value on the ball of functions that have these values at the corners."""
         plus, minus = values.chunk(2, 1)
         best = torch.maximum(plus, minus).clamp(min=0)
-        share = self.shares[sample].expand_as(best)
-        whole = torch.ones_like(best[:, 0])
-        return fill_one(best, share, whole) * (1 + (best.shape[1] + 8) * UNIT)
+        slack = 1 + (best.shape[1] + 8) * UNIT
+        share = self.shares[sample]
+        groups = best.shape[1] // GROUP
+        count = self.counts[sample] if self.counts else groups
+        if 8 * count > groups or best.shape[1] % GROUP:
+            return fill_one(best, share.expand_as(best), torch.ones_like(best[:, 0])) * slack
+        # Every price of a share gives a bound. Rooms are between 1/2 and 1 of the largest, as a
+        # rule, so the best price is that of a corner between these.
+        largest = best.reshape(len(best), GROUP, groups).amax(1)
+        prices = largest.topk(2 * count, dim=1).values
+        found = torch.full_like(best[:, 0], torch.inf)
+        for rank in sorted({count, (3 * count + 1) // 2, 2 * count}):
+            price = prices[:, rank - 1]
+            value = price + (best - price[:, None]).clamp_(min=0) @ share
+            found = torch.fmin(found, value)
+        return found * slack
 
     def add(self, i: int, shape: Shape, error: Tensor) -> None:
         """Activation i with its final spans.

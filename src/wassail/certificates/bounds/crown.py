@@ -493,6 +493,8 @@ class Sweep:
                 for (owner, place), (bottom, top) in zip(group, found):
                     narrow_to(low, high, owner, place, bottom, top)
         left = low < high if smooth else self.open_entries(j, low, high)
+        if self.sectors is not None and self.sectors.enough:
+            left = torch.zeros_like(left)
         if windows is not None and not self.steps:
             for some, owner, place in windows.groups(left):
                 looks = Looks(windows, j, self.exact, self.inputs, self.balls, some)
@@ -589,7 +591,7 @@ class Sweep:
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
         # d_j lies in shift +- spread + <weight, d>
-        weight, spread = self._units(kind, j, place, owner)
+        weight, spread = self.units(kind, j, place, owner)
         shift = torch.zeros_like(c)
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
@@ -821,7 +823,7 @@ class Sweep:
         weight: dict[int, Tensor] = {last: rows}
         constant = kind.floors[last][owner].expand(len(rows))
         if units:
-            weight, constant = self._units(kind, last, rows, owner)
+            weight, constant = self.units(kind, last, rows, owner)
         self.rows += len(rows) * (1 + both)
         for i in range(last, 0, -1):
             if i not in weight:
@@ -874,7 +876,7 @@ class Sweep:
         a = torch.maximum(alpha, op.slope).clamp(max=1.0)
         return line.pull(w, torch.where(line.crossing > 0, a, line.down))
 
-    def _units(
+    def units(
         self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
     ) -> tuple[dict[int, Tensor], Tensor]:
         """Unit vectors for entries `place` of a node, taken through the affine nodes right before

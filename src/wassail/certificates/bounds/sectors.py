@@ -44,7 +44,6 @@ from wassail.certificates.bounds.rows import (
     of_owner,
     row_dot,
     unflattened,
-    units_of,
 )
 from wassail.certificates.bounds.sector_layer import (
     Bent,
@@ -106,6 +105,11 @@ class Sectors:
     def known(self) -> bool:
         """Whether there are layers."""
         return bool(self.layers)
+
+    @property
+    def enough(self) -> bool:
+        """Whether CROWN's own bounds on a layer, after screening, would add next to nothing."""
+        return False
 
     def user(self, j: int) -> int | None:
         """The first activation that reads node j."""
@@ -169,12 +173,10 @@ class Sectors:
         self, j: int, owner: Tensor, place: Tensor, low: Tensor, high: Tensor, keep: bool
     ) -> Pulled | None:
         """Bounds on some entries of node j; and their rows, if they are kept."""
-        node = self.graph.nodes[j]
         kept: list[Pulled] = []
         for part in torch.split(torch.arange(len(place), device=place.device), self.together(j)):
             mine = owner if len(owner) == 1 else owner[part]
-            unit = units_of(node, place[part], self.kind.dtype)
-            pulled = self.pull(j, unit, mine)
+            pulled = self.pull_units(j, place[part], mine)
             if self.layers:
                 along = self._along(pulled.a, mine)
                 top, bottom = (self._top(pulled, mine, sign, along) for sign in (1.0, -1.0))
@@ -337,14 +339,19 @@ class Sectors:
 
     def pull(self, last: int, rows: Tensor, owner: Tensor) -> Pulled:
         """Rows of node `last` backward to the input, `(R, *shape)`; owner as in `of_owner`."""
+        return self._pull({last: rows}, self.kind.floors[last][owner].expand(len(rows)), owner)
+
+    def pull_units(self, last: int, place: Tensor, owner: Tensor) -> Pulled:
+        """Unit vectors for entries `place` of node `last` backward to the input."""
+        return self._pull(*self.sweep.units(self.kind, last, place, owner), owner)
+
+    def _pull(self, weight: dict[int, Tensor], spread: Tensor, owner: Tensor) -> Pulled:
         nodes = self.graph.nodes
         kind = self.kind
-        weight: dict[int, Tensor] = {last: rows}
-        spread = kind.floors[last][owner].expand(len(rows))
         shift = torch.zeros_like(spread)
         bent: dict[int, Tensor] = {}
-        self.sweep.rows += len(rows)
-        for i in range(last, 0, -1):
+        self.sweep.rows += len(spread)
+        for i in range(max(weight), 0, -1):
             if i not in weight:
                 continue
             node = nodes[i]
@@ -368,7 +375,7 @@ class Sectors:
                 add_to(weight, node.inputs[0], w * of_owner(line.mid, owner))
         if 0 in weight:
             return Pulled(shift, spread, flattened(weight[0]), bent)
-        a = spread.new_zeros(len(rows), self.graph.inputs, dtype=kind.dtype)
+        a = spread.new_zeros(len(spread), self.graph.inputs, dtype=kind.dtype)
         return Pulled(shift, spread, a, bent)
 
     def bent(self, i: int) -> Slanted:
