@@ -120,14 +120,14 @@ def lipschitz(n: int) -> None:
         )
 
 
-def radii_beside_flips(n: int, only: str, first: int) -> None:
+def radii_beside_flips(n: int, only: str, first: int, norms: list[str]) -> None:
     """Radii over the distance of the nearest flip, by CROWN without sectors, with them, and ball.
 
     Images from `first` on that are classified rightly.
     """
     print("\n| network | norm | images | CROWN alone | s | crown | s | price | ball | s | price |")
     print("|---" * 11 + "|")
-    for name, norm in itertools.product(NETWORKS, ("2", "1")):
+    for name, norm in itertools.product(NETWORKS, norms):
         if only not in name:
             continue
         model, dataset = zoo_path.load(name)
@@ -174,10 +174,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="networks whose name contains this word")
     parser.add_argument("--radii", type=int, default=0, help="only radii of so many images each")
     parser.add_argument("--first", type=int, default=0, help="their first image")
+    parser.add_argument("--norms", nargs="+", default=["2", "1"], help="and their norms")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.radii:
-        radii_beside_flips(options.radii, options.only, options.first)
+        radii_beside_flips(options.radii, options.only, options.first, options.norms)
         return
     print(
         f"""# Balls and boxes together

@@ -163,6 +163,24 @@ def test_two_layers_at_the_corners(slope: float) -> None:
     assert true - 1e-12 <= top == pytest.approx(max(0.0, rise - 0.1), abs=1e-12)
 
 
+def test_a_share_is_priced_from_above() -> None:
+    """Without a sort: at least the value of the knapsack, and hardly more."""
+    model = nn.Sequential(nn.Linear(400, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    generator = torch.Generator().manual_seed(8)
+    x = torch.rand(4, 400, generator=generator, dtype=torch.float64)
+    radius = torch.tensor([0.4, 0.8, 3.0, 9.0], dtype=torch.float64)
+    _, sectors = swept(read(model, (400,)), x, radius)
+    values = torch.randn(50, 800, generator=generator, dtype=torch.float64)
+    values[:10] = 1.0
+    values[10:20] *= 1e-300
+    priced = [sectors._filled(values, sample) for sample in range(4)]
+    sectors.counts = []
+    for sample, found in enumerate(priced):
+        exact = sectors._filled(values, sample)
+        assert not torch.equal(found, exact) or sample < 2
+        assert (found >= exact * (1 - 1e-12)).all() and (found <= 1.03 * exact).all()
+
+
 def test_sparse_matrices_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(4)
     model = nn.Sequential(

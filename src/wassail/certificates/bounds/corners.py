@@ -1,7 +1,7 @@
 """Linear bounds for r = 1 that know at which corners of the ball a neuron bends at all.
 
 A ReLU whose input is c at the sample and moves by t moves by `s t + g u`, where s is its slope at
-the sample, g the other slope minus that one (up to sign), and
+the sample, g is 1 minus its slope below 0, and
 
     u  =  max(0, sigma t - |c|),
 
@@ -30,7 +30,7 @@ from torch.nn.functional import embedding_bag
 from wassail import rounding
 from wassail.certificates import clock
 from wassail.certificates.bounds.balls import fill_one
-from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
+from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise, rounding_of
 from wassail.certificates.bounds.rows import flattened, narrow_to
 from wassail.certificates.bounds.sector_layer import Slanted, always
 from wassail.certificates.bounds.sectors import Bounded, Pulled, Sectors
@@ -400,8 +400,9 @@ def turns_of(shape: Shape, error: Tensor, found: Found, kind: Arithmetic) -> Tur
     # The slope, and the value at the sample, are rounded.
     lost = (own - slope).abs() * most
     lost = lost + 4 * UNIT * (1 + op.slope.abs()) * (c.abs() + most)
+    lost = lost * (1 + rounding_of(shape.node, kind))
     small = always(shape, line.mid, error, kind).double() + laid_out(lost)
-    # u c > 0: down beyond |c|; else up.
+    # Down beyond |c| for c > 0, else up.
     beyond = torch.where(c > 0, -shape.low, shape.high) - c.abs()
     box = ((beyond + 4 * UNIT * (c.abs() + most)).clamp(min=0)).flatten(1)
     gain = torch.where(inside, (1 - op.slope).expand_as(c), 0.0).flatten(1)

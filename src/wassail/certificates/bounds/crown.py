@@ -493,7 +493,7 @@ class Sweep:
                 for (owner, place), (bottom, top) in zip(group, found):
                     narrow_to(low, high, owner, place, bottom, top)
         left = low < high if smooth else self.open_entries(j, low, high)
-        if self.sectors is not None and self.sectors.enough:
+        if self.sectors is not None and self.sectors.enough and not self.steps:
             left = torch.zeros_like(left)
         if windows is not None and not self.steps:
             for some, owner, place in windows.groups(left):
