@@ -26,6 +26,7 @@ PAGES = {
     "closing.py": "closing-measured.md",
     "domains.py": "domains.txt",
     "inner.py": "inner.md",
+    "demo.py": "demo.txt",
     "smoothing.py": "smoothing.md",
     "hardening.py": "hardening.md",
 }

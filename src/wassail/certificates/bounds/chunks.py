@@ -17,7 +17,8 @@ Chunk: TypeAlias = "tuple[Tensor, Tensor]"  # owner and place of rows
 
 
 # Rows of one sample that are worth a pass of their own: at least so many, and so large a part of
-# those that fit into one pass. Below that most of a pass is overhead.
+# those that fit into one pass. Below that most of a pass is overhead. In float32 the sums of a
+# mixed pass differ by more than bounds may depend on a batch: there the part does not count.
 ALONE = 24
 PARTS = 16
 
@@ -32,37 +33,41 @@ LARGE = 2**23
 TOGETHER = 8
 
 
-def chunks_of(wanted: Tensor, most: int) -> Iterator[Chunk]:
+def chunks_of(wanted: Tensor, most: int, mixed: bool = True) -> Iterator[Chunk]:
     """The true entries of `(N, size)` as lists (row, column) of at most `most`; rows with many
-    entries stay on their own.
+    entries stay on their own: with more of them if `mixed`.
 
     A chunk of one sample reads that sample's lines, and its list of rows has length 1; a mixed one
     has to copy a set of lines for each entry. The host waits for a device once.
     """
     counts = wanted.sum(1).tolist()
     where = torch.nonzero_static(wanted, size=sum(counts))
-    return _cut(where[:, 0], where[:, 1], counts, most)
+    return _cut(where[:, 0], where[:, 1], counts, most, mixed)
 
 
-def two_chunks(first: Tensor, second: Tensor, most: int) -> list[Iterator[Chunk]]:
+def two_chunks(
+    first: Tensor, second: Tensor, most: int, mixed: bool = True
+) -> list[Iterator[Chunk]]:
     """The chunks of two masks of one shape, for one wait."""
     counts = torch.stack([first.sum(1), second.sum(1)]).tolist()
     places = [
         torch.nonzero_static(mask, size=sum(own)) for mask, own in zip((first, second), counts)
     ]
-    return [_cut(where[:, 0], where[:, 1], own, most) for where, own in zip(places, counts)]
+    return [_cut(where[:, 0], where[:, 1], own, most, mixed) for where, own in zip(places, counts)]
 
 
 def all_chunks(samples: int, size: int, most: int, device: torch.device) -> Iterator[Chunk]:
     """The same for all entries of `(samples, size)`."""
     every = torch.arange(samples * size, device=device)
-    return _cut(every // size, every % size, [size] * samples, most)
+    return _cut(every // size, every % size, [size] * samples, most, True)
 
 
-def _cut(owner: Tensor, place: Tensor, counts: list[int], most: int) -> Iterator[Chunk]:
+def _cut(
+    owner: Tensor, place: Tensor, counts: list[int], most: int, mixed: bool
+) -> Iterator[Chunk]:
     """Lists of entries, so many for each sample, in chunks."""
     most = max(most, 1)
-    alone = min(max(ALONE, most // PARTS), most)
+    alone = min(max(ALONE, most // PARTS if mixed else 0), most)
     start = 0
     total = 0
     samples = 0

@@ -503,7 +503,8 @@ class Sweep:
                     looks = Looks(windows, j, self.parallel, self.inputs, self.balls, some)
                     narrow_to(low, high, owner, place, *looks.between(owner, place))
                     self.rows += len(place)
-            chunks = iter(()) if windows is not None else chunks_of(open_, room // widest)
+            most = room // widest
+            chunks = iter(()) if windows is not None else chunks_of(open_, most, not self.coarse)
             for group in groups_of(chunks, c.device):
                 found = in_step([self._screen(j, owner, place) for owner, place in group])
                 for (owner, place), (bottom, top) in zip(group, found):
@@ -525,7 +526,8 @@ class Sweep:
             & (not smooth)
         )
         for coarse, chunks in zip(
-            (False, True), two_chunks(left & ~lost, left & lost, room // (2 * widest))
+            (False, True),
+            two_chunks(left & ~lost, left & lost, room // (2 * widest), not self.coarse),
         ):
             for owner, place in chunks:
                 constant, a = self._sides(j, owner, place, coarse or self.coarse)
