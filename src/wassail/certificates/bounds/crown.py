@@ -184,9 +184,9 @@ class Sweep:
         ] = {}  # middle and half width of the spans where rows are asked, in float32
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
-        # Slopes above of the only activation that reads a matrix, by the matrix's node, and where
-        # they are not 0, by that and the sample.
-        self.up: dict[int, Tensor] = {}
+        # Where one of the slopes of the only activation that reads a matrix is not 0, by the
+        # matrix's node; and as places, by that and the sample.
+        self.passing: dict[int, Tensor] = {}
         self.awake: dict[tuple[int, int], Tensor | None] = {}
         self.rows = 0  # coefficient vectors substituted so far
         self.sectors = sectors_of(self)
@@ -379,7 +379,7 @@ class Sweep:
         matrix = isinstance(before, Affine) and isinstance(before.map, Matrix)
         alone = matrix and up.ndim == 2 and self.users[j] == [i]
         if alone and isinstance(node.op, Relu) and up.device == HOST:
-            self.up[j] = up
+            self.passing[j] = (up != 0) | (down != 0)
         for kind in (self.exact, self.fast):
             self._sink(kind, i, 8 + len(self.users[j]), self._total(j))
             error = self._moved(kind, j) + 1.01 * kind.tiny * (8 + len(self.users[j])) * most
@@ -921,11 +921,11 @@ class Sweep:
         active pass nothing on. None where it is not worth knowing, or not known without asking a
         device. last: where the rows began.
         """
-        if i == last or i not in self.up or w.shape[0] < ALONE or owner.shape[0] != 1:
+        if i == last or i not in self.passing or w.shape[0] < ALONE or owner.shape[0] != 1:
             return None
         at = (i, int(owner))
         if at not in self.awake:
-            active = self.up[i][at[1]].nonzero()[:, 0]
+            active = self.passing[i][at[1]].nonzero()[:, 0]
             self.awake[at] = active if len(active) < FULL * w.shape[1] else None
         return self.awake[at]
 

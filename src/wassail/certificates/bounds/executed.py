@@ -202,8 +202,9 @@ def _by_sign(above: Tensor, below: Tensor, negative: Tensor) -> Tensor:
         A(P) + A(N) + m |P - N|,
 
     where A adds up the sums of the k largest terms of one sign, for every k, and m counts the terms
-    of the sign that weighs less. For every tree of additions, by induction: two trees, with
-    `D = P - N` of each, are put together, and |D1 + D2| is to be paid. `A(P1 and P2)` is more than
+    of the sign that weighs less. It is enough to count k from 2 on, as follows by induction for
+    every tree of additions (one term: nothing is added, and A is 0): two trees, with `D = P - N` of
+    each, are put together, and |D1 + D2| is to be paid. `A(P1 and P2)` is more than
     `A(P1) + A(P2)` by at least `P1 + P2`, if neither is empty, and by at least `p2 P1`, with p2 the
     count of P2, since one may add the terms of P2 to P1 one by one.
 
