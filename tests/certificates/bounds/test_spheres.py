@@ -5,6 +5,7 @@ do not stretch.
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import wassail as ws
 from support.rescaled import NORMS, PIECEWISE, case, inside, random_graph
 from support.rounding import MODES, rounded
+from wassail.certificates.bounds import ball_margins as margins_of
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.balls import Balls
@@ -160,6 +162,34 @@ def test_splits_prove_more_and_only_what_is_true() -> None:
     assert (least(beyond, y) <= 0).all()
     alone = least(ball_margins(graph, x[2:3], y[2:3], 0.85 * flips[2:3], 2.0, None), y[2:3])
     assert torch.allclose(alone, split[2:3], rtol=1e-5, atol=1e-7)
+
+
+def test_splits_in_small_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many domains there are, few are bounded at once, and all are."""
+    model = perceptron((8, 24, 12, 3), 1, orthogonal=True)
+    graph = read(model, (8,))
+    x = torch.rand(8, 8, dtype=torch.float64)
+    y = graph.logits(x).argmax(1)
+    flips = ws.nearest(model, x, y, 2, None, passes=300).distances
+    bound = Spheres.bound
+    asked: list[int] = []
+
+    def watched(self: Spheres, last: int, rows: Tensor, *rest: Any) -> Any:
+        asked.append(len(rows))
+        return bound(self, last, rows, *rest)
+
+    monkeypatch.setattr(Spheres, "bound", watched)
+    where = (graph, x, y, 0.85 * flips, 2.0, None)
+    whole = ball_margins(*where, inner=False)
+    assert max(asked) > 2
+    asked.clear()
+    monkeypatch.setattr(margins_of, "DOMAINS", 1)
+    monkeypatch.setattr(margins_of, "_together", lambda graph: 2)
+    parts = ball_margins(*where, inner=False)
+    assert asked and max(asked) <= 2
+    # The ascent rounds to float32, and sums of other shapes are rounded otherwise.
+    assert torch.allclose(parts, whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
+    assert torch.equal(parts > 0, whole > 0)
 
 
 def test_layers_that_do_not_stretch_lose_little() -> None:

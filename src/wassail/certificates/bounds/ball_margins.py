@@ -6,7 +6,7 @@ Samples that are left get narrower inner boxes (`ball_sweep.py`), and the same a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,7 @@ NEAR = 0.3  # of a margin: bounds that miss it by at most this are split
 DEPTH = 6  # splits one after the other
 WIDTH = 8  # domains of one bound that are left at a time
 MORE = 25  # steps of the ascent after a split
+DOMAINS = 2048  # of all rows that are split at a time, about: their slopes are kept
 
 
 @dataclass(frozen=True)
@@ -163,10 +164,10 @@ def _raised(
     here = z.gather(1, y[:, None]) - z
     spheres = Spheres(sweep, reach, moved)
     eye = torch.eye(graph.outputs, dtype=torch.float64, device=y.device)
-    widest = max(node.size for node in graph.nodes)
-    size = max(1, 8 * room_of(y.device) // widest)
+    size = _together(graph)
+    most = min(size, DOMAINS // effort.width) if effort.depth else size
     lower = lower.clone()
-    for part in torch.split(torch.arange(len(owner), device=y.device), size):
+    for part in _of_whole_samples(owner, most):
         mine = owner[part]
         other = rival[part]
         rows = eye[other] - eye[y[mine]]
@@ -182,6 +183,30 @@ def _raised(
         better = torch.where(better.isnan(), -math.inf, better)
         lower[mine, other] = torch.maximum(lower[mine, other], better)
     return lower, passes
+
+
+def _together(graph: Graph) -> int:
+    """Rows that are bounded at once."""
+    widest = max(node.size for node in graph.nodes)
+    return max(1, 8 * room_of(graph.device) // widest)
+
+
+def _of_whole_samples(owner: Tensor, most: int) -> Iterator[Tensor]:
+    """Places of rows, at most so many at a time, but all rows of a sample together.
+
+    Args:
+        owner: the sample of each row, in order.
+        most: rows, unless one sample has more.
+    """
+    counts = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
+    first = 0
+    after = 0
+    for count in counts:
+        if after > first and after + count - first > most:
+            yield torch.arange(first, after, device=owner.device)
+            first = after
+        after = after + count
+    yield torch.arange(first, after, device=owner.device)
 
 
 class _Splits:
@@ -204,6 +229,7 @@ class _Splits:
         self.owner = owner
         self.goal = goal * (1 - 2.0**-20)
         self.effort = effort
+        self.size = _together(spheres.graph)
         self.passes = 0.0  # through the network, of all rows
 
     def run(self, found: Tensor, slopes: Slopes) -> Tensor:
@@ -223,9 +249,7 @@ class _Splits:
             left, sides, slopes = self._halved(left, sides, slopes)
             near = self.goal[left] * (1 - SPARE)
             self.passes += passes_of(len(left), MORE)
-            now, slopes = self.spheres.bound(
-                self.last, self.rows[left], self.owner[left], MORE, near, sides, slopes
-            )
+            now, slopes = self._bounded(left, near, sides, slopes)
             good = now < self.goal[left]
             most.scatter_reduce_(0, left[good], now[good], "amax")
             count = torch.zeros_like(self.owner).scatter_add_(0, left, (~good).long())
@@ -240,6 +264,36 @@ class _Splits:
             sides = {i: v[stay] for i, v in sides.items()}
             slopes = _rows(slopes, stay)
         return found
+
+    def _bounded(
+        self, left: Tensor, near: Tensor, sides: dict[int, Tensor], slopes: Slopes
+    ) -> tuple[Tensor, Slopes]:
+        """The bounds of domains, and their slopes, in parts that memory holds.
+
+        Args:
+            left: the rows of the domains, `(D,)`.
+            near: where an ascent may stop, `(D,)`.
+            sides: of each node, the sides of its neurons, `(D, *shape)`.
+            slopes: where the ascent begins.
+        """
+        bounds = []
+        ends = []
+        for some in torch.split(torch.arange(len(left), device=left.device), self.size):
+            mine = left[some]
+            own = {i: v[some] for i, v in sides.items()}
+            now, end = self.spheres.bound(
+                self.last,
+                self.rows[mine],
+                self.owner[mine],
+                MORE,
+                near[some],
+                own,
+                _rows(slopes, some),
+            )
+            bounds.append(now)
+            ends.append(end)
+        joined = {i: _joined([end[i] for end in ends]) for i in ends[0]}
+        return torch.cat(bounds), joined
 
     def _close(self, found: Tensor) -> Tensor:
         """The rows that are open, of the samples of which no row is hopeless."""
@@ -285,6 +339,11 @@ class _Splits:
 
 def _twice(parts: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     up, down, log_lam = (torch.cat([v, v]) for v in parts)
+    return up, down, log_lam
+
+
+def _joined(parts: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    up, down, log_lam = (torch.cat(values) for values in zip(*parts))
     return up, down, log_lam
 
 
