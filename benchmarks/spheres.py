@@ -26,7 +26,7 @@ from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.reader import read
 from wassail.certificates.product_radii import beyond_a_ball
-from wassail.certificates.radii import _by_products as by_products
+from wassail.certificates.radii import by_products
 from wassail.certificates.radius_search import slack_of
 
 BOX = (0.0, 1.0)
