@@ -106,6 +106,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/bounds/reach.py": _tests("rounding_spheres", "ball_sweep"),
     "certificates/bounds/spheres.py": _tests("rounding_spheres", "spheres"),
     "certificates/bounds/quadratic.py": _tests("quadratic"),
+    "certificates/bounds/corners.py": _tests("corners"),
     "certificates/bounds/sectors.py": _tests("sectors"),
     "certificates/bounds/sector_layer.py": _tests("sectors"),
     "certificates/bounds/spectral.py": _tests("rounding_spectral"),
@@ -140,6 +141,7 @@ WITHOUT: dict[str, str] = {
 # but does not fail the run.
 _LATER = "newer than the tests for rounding: not all of its terms have one yet"
 OPEN: dict[str, str] = {
+    "certificates/bounds/corners.py": _LATER,
     "certificates/bounds/quadratic.py": _LATER,
     "certificates/bounds/sectors.py": _LATER,
     "certificates/bounds/sector_layer.py": _LATER,
