@@ -1,6 +1,6 @@
 """What limits a linear bound below splits: the spans of inner neurons.
 
-    python benchmarks/inner.py [--first 1000] [--images 3] [--factor 1.3] [NETWORK ...]
+    python benchmarks/inner.py [--first 1000] [--images 5] [--factor 1.3] [NETWORK ...]
 
 Prints docs/inner.md. The ball of a sample is `factor` times CROWN's radius, linf. A search goes
 down 16 splits, each time into the child with the lower bound. There the bound on the worst rival's
@@ -280,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("networks", nargs="*", default=NETWORKS)
     parser.add_argument("--first", type=int, default=1000)
-    parser.add_argument("--images", type=int, default=3)
+    parser.add_argument("--images", type=int, default=5)
     parser.add_argument("--factor", type=float, default=1.3)
     options = parser.parse_args()
     torch.set_num_threads(1)
