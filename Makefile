@@ -9,7 +9,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pyte
 # To prepare all asserts for messages takes each worker 11 seconds: those of tests that fail get theirs in a second run.
 TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(1); exit 1; }
 
-.PHONY: demo test test-slow test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
+.PHONY: demo test test-slow test-all test-kernels test-browser test-mutants fuzz lint docs wheel-test format bench train clean
 .DEFAULT_GOAL := demo
 
 .venv/core: pyproject.toml constraints.txt
@@ -28,12 +28,15 @@ TOLD = $(PYTEST) --assert=plain $(1) || { $(BIN)/python -m pytest --last-failed 
 demo: .venv/core  ## attack and certify the embedded model on the embedded data
 	$(BIN)/wassail demo
 
-test: .venv/dev  ## the whole suite but the slow tests
+test: .venv/dev  ## the suite of every change: all tests but the slow ones
 	$(call TOLD,-m "not slow and not device" --ignore=tests/kernels)
 	$(call TOLD,-m "device and not slow")
 
-test-slow: .venv/dev  ## the slow tests
+test-slow: .venv/dev  ## the slow tests: other norms and boxes, large networks, Ray, crash points
 	$(PYTEST) -m "slow and not device"
+	$(PYTEST) -m "slow and device"
+
+test-all: test test-slow test-kernels test-mutants fuzz  ## every test, which the nightly workflow runs, too
 
 test-kernels: .venv/dev  ## what sits on ties under other kernels, with one and two threads
 	$(BIN)/python tests/kernels/run.py
@@ -44,11 +47,12 @@ test-browser: .venv/dev  ## the HTML pages in headless Chromium, which is instal
 test-mutants: .venv/dev  ## removes the rounding terms of the certificates one by one, and prints those that no test misses
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run.py
 
-SECONDS ?= 60
-fuzz: .venv/dev  ## changed files against every reader; SECONDS=3600 for an hour
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS)
+SECONDS ?=
+COUNT ?=
+fuzz: .venv/dev  ## changed files against every reader, the same ones on every machine; SECONDS=3600 for an hour, COUNT=9000 for so many
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(COUNT),--count $(COUNT))
 
-lint: .venv/dev  ## style, types, the direction of imports, density
+lint: .venv/dev  ## style, complexity, types, the direction of imports, private names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -236,7 +236,8 @@ before you compare two rows. Attack: `nearest`, {passes} passes a sample. `vnn_r
 `wassail board RUN... -o site/` makes the same as a site: sortable tables, a page for each model, a
 page for each run with its sandwich and known shifts, and a feed. The feed of this page is
 [board.json](board.json), with the known shifts and, for every row, the command that computes it
-again from the stored points, for example
+again from the stored points, with the digest of the model that the reader has to supply, for
+example
 
     {verify}
 
@@ -251,7 +252,8 @@ The runs are not in the repository: `python benchmarks/board.py --runs FOLDER` m
 """
 OLDER = """†: made before the attack and the bounds had their present form; the
 same command would now give figures that differ a little."""
-SECONDS = """in the folder of networks. It looks at samples, predictions, every flip, budgets and
+SECONDS = """in the folder of networks, where MODEL is `'zoo:load(fashion_kw_01)'` and DATA
+`'zoo:images(fashion)'`. It looks at samples, predictions, every flip, budgets and
 curves, and attacks 100 samples again: 5 processor seconds for `mnist_kw_01` and for `vnn_resnet2b`.
 With `--radii` the radii are proved again, too, which takes as long as the run."""
 PICTURES = """![the board on a desk, light](site/board-wide-light.png)

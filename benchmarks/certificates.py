@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.certificates.bounds.condense import condensed
-from wassail.certificates.bounds.propagate import crown, gradients
+from wassail.certificates.bounds.propagate import gradients
+from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from zoo_path import ZOO, images, load
@@ -120,7 +121,7 @@ def peer(seconds: float) -> None:
                 plain, plain_time = lirpa(model, x, label, rivals, radius, s, optimize=False)
                 best, best_time = lirpa(model, x, label, rivals, radius, s, optimize=True)
                 start = time.perf_counter()
-                bounds = condensed(crown(graph, Region.make(ball, graph.inputs)))
+                bounds = condensed(bounds_on(graph, Region.make(ball, graph.inputs)))
                 rows = torch.zeros(few, 10, dtype=torch.float64)
                 rows[torch.arange(few), rivals], rows[:, label] = 1.0, -1.0
                 found = gradients(bounds, rows)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import wassail as ws
 import zoo_path
+from wassail.certificates import clock
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -59,7 +60,7 @@ def together(
         if len(points) % 20 == 1:
             print(*(f"{value:.4f}" for value in points[-1]), file=sys.stderr, flush=True)
 
-    found = ws.sandwich(model, x, y, threat, work=work, progress=told)
+    found = ws.sandwich(model, x, y, threat, effort=work / clock.SECOND, progress=told)
     told(found.certified, found.attacked)
     return points, found
 

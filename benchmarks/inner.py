@@ -13,26 +13,31 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_never
 
 import wassail as ws
 import zoo_path
+from wassail.certificates.bounds.ascent import Ascent
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.propagate import Bounds, Span, intervals, substitute
+from wassail.certificates.bounds.ranges import Bounds, Span
 from wassail.certificates.bounds.rows import flattened
-from wassail.certificates.graph.graph import Affine, Graph, Relu
+from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.margins import ROOT, STEPS
 from wassail.certificates.search.tree import Tree
+from wassail.ties import firm, steep_below
 
 BOX = (0.0, 1.0)
 NETWORKS = ("vnn_resnet2b", "cifar_base_kw")
 DEPTH = 16  # splits
+ROWS = 2**24  # numbers in one tensor of a pass
 ASCENT = 20  # steps on slopes
 CLIPPING = 60  # steps on the multipliers of the splits' half-spaces
 CLIMB = 40  # steps of the attack on a neuron
@@ -48,6 +53,113 @@ def open_entries(span: Span) -> Tensor:
 def rows_of(places: Tensor, size: int) -> Tensor:
     """Unit vectors."""
     return torch.zeros(len(places), size, dtype=torch.float64).scatter(1, places[:, None], 1.0)
+
+
+def substitute(bounds: Bounds, node: int, rows: Tensor, steps: int = 0) -> Tensor:
+    """Upper bounds on `<row, value of the node>` over the region, `(m, size) -> (m,)`; the caller
+    adds the rounding slack.
+
+    Substituted backward to the input: a positive coefficient takes the neuron's upper line, a
+    negative one its lower line.
+    """
+    graph = bounds.graph
+    widest = max(n.size for n in graph.nodes[: node + 1])
+    part = max(1, ROWS // widest)
+    return torch.cat(
+        [_optimised(bounds, node, rows[k : k + part], steps) for k in range(0, len(rows), part)]
+    )
+
+
+def _optimised(bounds: Bounds, last: int, rows: Tensor, steps: int) -> Tensor:
+    """The best of `steps` choices of the lower lines: any slope between the neuron's two gives
+    a bound, so all of them do.
+    """
+    alpha: dict[int, Tensor] = {}
+    for i in bounds.spans:
+        if i < last and bounds.unstable(i).any():
+            start = _value_lines(bounds.spans[i], _slope(bounds, i))[1][0]
+            alpha[i] = start.expand(len(rows), *start.shape).clone()
+    best = _substitute(bounds, last, rows)
+    ascent = Ascent(list(alpha.values()))
+    for step in range(1, steps + 1 if alpha else 1):
+        with torch.enable_grad():
+            leaves = {i: a.detach().requires_grad_(True) for i, a in alpha.items()}
+            value = _substitute(bounds, last, rows, leaves)
+            if not value.requires_grad:  # no undecided neuron feeds this node
+                break
+            pulls = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+        for i, move in zip(alpha, ascent.moves(pulls)):
+            if move is not None:
+                least = torch.maximum(alpha[i] - 0.2 * 0.95**step * move, _slope(bounds, i))
+                alpha[i] = torch.minimum(least, alpha[i].new_ones(()))
+        best = torch.minimum(best, _substitute(bounds, last, rows, alpha))
+    return best
+
+
+def _substitute(
+    bounds: Bounds, last: int, rows: Tensor, alpha: Mapping[int, Tensor] | None = None
+) -> Tensor:
+    """alpha: slopes of the lower lines of undecided neurons, `(m, *shape)` for each ReLU node,
+    instead of CROWN's choice.
+    """
+    graph = bounds.graph
+    weight: dict[int, Tensor] = {last: rows.reshape(-1, *graph.nodes[last].shape)}
+    constant = rows.new_zeros(len(rows), dtype=torch.float64)
+    for i in range(last, 0, -1):
+        if i not in weight:
+            continue
+        node = graph.nodes[i]
+        w = weight.pop(i)
+        match node.op:
+            case Relu(slope):
+                (up, up_shift), (down, _) = _value_lines(bounds.spans[i], slope)
+                if alpha is not None and i in alpha:
+                    down = torch.where(bounds.unstable(i), alpha[i], down)
+                w = firm(w)
+                plus = w.clamp(min=0)
+                constant = constant + _rows(plus * up_shift).sum(1)
+                _accumulate(weight, node.inputs[0], plus * up + (w - plus) * down)
+            case Affine(map_, bias):
+                if bias is not None:
+                    constant = constant + _rows(w * bias).sum(1)
+                for j, part in zip(node.inputs, map_.transpose(w)):
+                    _accumulate(weight, j, part)
+            case Input() | Smooth() | Curved():
+                raise AssertionError("bounds are of piecewise-linear networks")
+            case _:
+                assert_never(node.op)
+    if 0 not in weight:
+        return constant
+    return constant + bounds.region.upper(firm(_rows(weight[0])), cut=not weight[0].requires_grad)
+
+
+def _value_lines(span: Span, slope: Tensor) -> tuple[Span, Span]:
+    """The lines above and below `max(v, slope v)` on a span, each as (factor, shift); the lower
+    one passes through 0.
+    """
+    low, high = span
+    crossing = (low < 0) & (high > 0)
+    width = torch.where(crossing, high - low, 1.0)
+    up = torch.where(
+        crossing, (high - slope * low) / width, torch.where((low >= 0) & (high > 0), 1.0, slope)
+    )
+    shift = torch.where(crossing, (slope * low - up * low).clamp(min=0), 0.0)
+    down = torch.where(crossing, torch.where(steep_below(low, high), 1.0, slope), up)
+    return (up, shift), (down, torch.zeros_like(down))
+
+
+def _slope(bounds: Bounds, i: int) -> Tensor:
+    op = bounds.graph.nodes[i].op
+    assert isinstance(op, Relu)
+    return op.slope
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1)  # unlike flatten(1) also for single numbers
+
+
+def _accumulate(store: dict[int, Tensor], key: int, value: Tensor) -> None:
+    store[key] = store[key] + value if key in store else value
 
 
 def with_span(bounds: Bounds, node: int, low: Tensor, high: Tensor) -> Bounds:
@@ -232,7 +344,7 @@ def measured(
     region = Region.make(
         ((centre - radius).clamp(*BOX), (centre + radius).clamp(*BOX)), len(centre)
     )
-    root = replace(intervals(graph, region), spans=spans_of(sweep))
+    root = Bounds(graph, region, spans_of(sweep))
     signs, searched = worst_path(sweep, label, rival)
 
     def margin(bounds: Bounds) -> str:

@@ -21,7 +21,7 @@ import torch
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.constants import Bracket, branch
-from wassail.certificates.search.workers import OnRay, Processes
+from wassail.certificates.search.workers import Processes
 
 PROBLEMS = (
     ("exlipbab_wine_11-24-24-1", None),
@@ -41,7 +41,7 @@ def load(folder: Path, name: str) -> Piecewise:
     )
 
 
-def timed(network: Piecewise, high: float | None, pool: Processes | OnRay | None) -> Bracket:
+def timed(network: Piecewise, high: float | None, pool: Processes | None) -> Bracket:
     """The whole search; of the workers, if there are any, each has done something before."""
     if pool is not None:
         for future in [pool.submit(abs, -1) for _ in range(pool.workers)]:
@@ -58,17 +58,8 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="rows with this in their first column")
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        help="on Ray instead of processes: on a cluster of this machine, or ADDRESS",
-    )
     args = parser.parse_args()
     torch.set_num_threads(1)
-
-    def crew(count: int) -> Processes | OnRay:
-        return Processes(count) if args.ray is None else OnRay(args.ray or None, count)
 
     about = (
         f"`python benchmarks/parallel.py --workers {args.workers}`, {os.cpu_count()} "
@@ -95,7 +86,7 @@ bike) more workers open more nodes than one needs.
             if count == 0:
                 found = timed(network, high, None)
             else:
-                with crew(count) as pool:
+                with Processes(count) as pool:
                     found = timed(network, high, pool)
             one = found.seconds if count == 1 else one
             bracket = (

@@ -23,6 +23,7 @@ PAGES = {
     "population.py": "population.md",
     "landmarks.py": "landmarks.md",
     "spheres.py": "spheres.md",
+    "default.py": "default.md",
     "closing.py": "closing-measured.md",
     "domains.py": "domains.txt",
     "inner.py": "inner.md",
@@ -39,7 +40,9 @@ PARTS = {
     "board.py": ("board.md", "WASSAIL_BOARD", ()),  # the folder of the runs
     "attack_bench.py": ("attack-bench.md", "WASSAIL_ATTACKBENCH", ()),
     "hardening_cifar.py": ("hardening-cifar.md", "WASSAIL_CIFAR", ()),  # trained weights, measured
+    "others.py": ("others.md", "WASSAIL_DRO", ()),  # dro and skwdro are installed
     "vnncomp.py": ("vnncomp.md", "WASSAIL_VNNCOMP", ()),
+    "vnnlib.py": ("vnnlib.md", "WASSAIL_VNNCOMP", ()),
 }
 
 

@@ -30,7 +30,6 @@ from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.bounds.rows import add_to, row_dot
 from wassail.certificates.graph.graph import Curved, Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.search import sheets
 from wassail.certificates.search.margins import branch_margins
 from wassail.threat import show
 from zoo_path import ZOO, images, load
@@ -294,22 +293,20 @@ def proofs(name: str, eps: float, start: int, count: int) -> dict[str, Any]:
     above = torch.zeros(len(x), dtype=torch.bool)
     for method in ("crown", "branch"):
         began = time.process_time()
-        proved = ws.verify(model, x, y, threat, method, time_limit=2.0 * len(x))
+        proved = ws.verify(model, x, y, threat, method, effort=2).proved
         unit |= {method: int(proved.sum()), f"{method} seconds": time.process_time() - began}
         above |= proved & (distances <= eps)
     return unit | {"above": int(above.sum())}
 
 
-# Part branched: radii by branching, with and without cuts of products and softmaxes.
+# Part branched: radii by branching.
 
 BRANCHED_TEXT = f"""\
 The largest of the balls with {", ".join(f"{f:g}" for f in GROWTH)} times CROWN's radius that
-branching proves with {DOMAINS} domains, from the smallest on until one fails: `without` cuts of
-products and softmaxes (ReLUs and smooth neurons only), and `with` them. Factors image by image, the
-first images that are classified correctly; domains and processor seconds for all balls of an image,
-the mean, without the linear bounds before them. `above`: radii above the distance that
-`ws.nearest(passes=100)` finds, which would be an error. The max-pooling networks have no curves:
-there both are the same.
+branching on ReLUs and smooth neurons proves with {DOMAINS} domains, from the smallest on until one
+fails. Factors image by image, the first images that are classified correctly; domains and processor
+seconds for all balls of an image, the mean, without the linear bounds before them. `above`: radii
+above the distance that `ws.nearest(passes=100)` finds, which would be an error.
 """
 
 
@@ -317,10 +314,8 @@ def branched(units: Units, options: argparse.Namespace) -> None:
     wanted = 3 if options.images is None else options.images
     print("\n## Branching\n")
     print(f"`python benchmarks/smooth.py --part branched --images {wanted}`\n\n{BRANCHED_TEXT}")
-    print(
-        "| network | norm | crown / distance | without | domains | s | with | domains | s | above |"
-    )
-    print("|" + 10 * "---|")
+    print("| network | norm | crown / distance | branch / crown | domains | s | above |")
+    print("|" + 7 * "---|")
     for name, norms in BRANCHED.items():
         for norm in norms if options.only in name else ():
             keys = [f"{name} {norm:g} {i}" for i in range(wanted)]
@@ -334,14 +329,10 @@ def branched_row(name: str, norm: float, rows: list[dict[str, Any]]) -> str:
     """One line of the table."""
     shares = ", ".join(f"{row['crown'] / row['distance']:.2f}" for row in rows)
     cells = [f"`{name}`", f"l{norm:g}", shares]
-    for kind in ("without", "with"):
-        known = [row[kind] for row in rows if kind in row]
-        if not known:
-            cells += ["the same", "", ""]
-            continue
-        cells.append(", ".join(f"{row['factor']:g}" for row in known))
-        cells.append(f"{sum(row['domains'] for row in known) / len(known):.0f}")
-        cells.append(f"{sum(row['seconds'] for row in known) / len(known):.1f}")
+    known = [row["branch"] for row in rows]
+    cells.append(", ".join(f"{row['factor']:g}" for row in known))
+    cells.append(f"{sum(row['domains'] for row in known) / len(known):.0f}")
+    cells.append(f"{sum(row['seconds'] for row in known) / len(known):.1f}")
     cells.append(str(sum(row["above"] for row in rows)))
     return f"| {' | '.join(cells)} |"
 
@@ -354,16 +345,9 @@ def growths(name: str, norm: float, i: int) -> dict[str, Any]:
     y = y[right[i : i + 1]]
     distance = float(ws.nearest(model, x, y, norm, BOX, passes=100).distances[0])
     crown = ws.radii(model, x, y, norm, BOX, "crown", arithmetic="exact").values
-    unit: dict[str, Any] = {"crown": float(crown[0]), "distance": distance, "above": 0}
-    kinds = {"without": (), "with": sheets.CUT} if graph.curved else {"without": ()}
-    for kind, cut in kinds.items():
-        sheets.CUT, kept = cut, sheets.CUT
-        try:
-            unit[kind] = growth(graph, x, y, crown, norm)
-        finally:
-            sheets.CUT = kept
-        unit["above"] += unit[kind]["factor"] * unit["crown"] > distance
-    return unit
+    found = growth(graph, x, y, crown, norm)
+    unit = {"crown": float(crown[0]), "distance": distance, "branch": found}
+    return unit | {"above": int(found["factor"] * unit["crown"] > distance)}
 
 
 def growth(graph: Graph, x: Tensor, y: Tensor, crown: Tensor, norm: float) -> dict[str, float]:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import wassail as ws
+from wassail.smoothing.attack import SmoothedAttack
 from zoo_path import ROOT, images
 
 sys.path.insert(0, str(ROOT / "examples"))
@@ -161,7 +162,7 @@ def table(
 def print_table(
     name: str,
     proof: ws.Smoothing,
-    found: ws.SmoothedAttack,
+    found: SmoothedAttack,
     clean: float,
     seconds: float,
 ) -> None:

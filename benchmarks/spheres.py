@@ -23,11 +23,10 @@ import zoo_path
 from wassail.certificates.bounds import crown
 from wassail.certificates.bounds.ball_margins import ball_margins
 from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.graph.reader import read
-from wassail.certificates.product_radii import beyond_a_ball
-from wassail.certificates.radii import by_products
-from wassail.certificates.radius_search import slack_of
+from wassail.certificates.prove.exact import slack_of
+from wassail.certificates.prove.problem import Problem
+from wassail.certificates.prove.products import product_radii
 
 BOX = (0.0, 1.0)
 PUBLISHED = {
@@ -128,15 +127,14 @@ def lipschitz(n: int, only: str = "", quick: bool = False) -> None:
         top = z.topk(2).values
         margin = top[:, 0] - top[:, 1]
         scale = factor / math.sqrt(2)
-        graph = arithmetic_of(read(model, tuple(x.shape[1:])), "executed", x.dtype)
-        slack = slack_of(graph, x, y, scale * margin, 2.0, BOX)
+        problem = Problem.of(model, x, y, 2.0, BOX, "executed")
+        slack = slack_of(problem, scale * margin)
         assert slack is not None
         error = slack.amax(1)
         begun = time.process_time()
         radii = torch.zeros_like(margin)
         if quick:
-            alone = by_products(graph, x, y, 2.0, BOX)
-            radii = beyond_a_ball(graph, x, y, 2.0, BOX, alone, alone)
+            radii = product_radii(problem, torch.zeros_like(margin))
         left = (radii < scale * margin).nonzero()[:, 0]
         if len(left):
             radii[left] = ws.radii(model, x[left], y[left], 2, BOX, "ball").values

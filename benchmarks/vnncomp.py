@@ -283,7 +283,9 @@ def answer(instance: Instance, limit: float, passes: int) -> dict[str, Any]:
     for method in ("crown", "branch"):
         began = time.process_time()
         proofs[method] = bool(
-            ws.verify(model, u, y, threat, method=method, arithmetic="exact", time_limit=limit)[0]
+            ws.verify(
+                model, u, y, threat, method=method, arithmetic="exact", time_limit=limit
+            ).proved[0]
         )
         seconds[method] = time.process_time() - began
     return {

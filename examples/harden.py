@@ -31,7 +31,7 @@ EVERY = 20  # steps between two looks at the samples that are held back
 WATCHED = 1000  # of them, and no more than a tenth of all
 
 
-def harden(
+def harden(  # noqa: PLR0913
     model: nn.Module,
     x: Tensor,
     y: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import wassail as ws
 from wassail.names import ATTACKS
+from wassail.transport.allocation import transport_cost
 
 INF = math.inf
 NAN = math.nan
@@ -184,7 +185,8 @@ CASES: dict[str, Case] = {
     "tolerance": (lambda: radii(tolerance=0), "tolerance is 0"),
     "tolerance text": (lambda: radii(tolerance="a"), "tolerance 'a' is not a number"),
     "radii time": (lambda: radii(time_limit=-1), "time_limit is -1"),
-    "radii steps": (lambda: radii(steps=-1), "steps is -1"),
+    "radii effort": (lambda: radii(effort=-1), "effort is -1"),
+    "radii gone": (lambda: radii(method="alpha-crown"), "is gone"),
     "radii start": (lambda: radii(start="a"), "start is a str"),
     "radii eps alone": (lambda: radii(eps=0.1), "eps and order steer together"),
     "verify threat": (lambda: ws.verify(MODEL, X, Y, 0.1), "the threat is 0.1"),
@@ -265,7 +267,7 @@ CASES: dict[str, Case] = {
     "knapsack NaN": (lambda: ws.knapsack(torch.tensor([NAN]), 0.1, 1), "numbers >= 0"),
     "knapsack text": (lambda: ws.knapsack("a", 0.1, 1), "the distances are a str"),
     "cost": (
-        lambda: ws.transport_cost(torch.ones(3), torch.ones(2), torch.ones(3), 1),
+        lambda: transport_cost(torch.ones(3), torch.ones(2), torch.ones(3), 1),
         "have shapes (3,), (2,) and (3,)",
     ),
     "samples needed": (lambda: ws.samples_needed(0), "width is 0"),
@@ -289,7 +291,7 @@ BOX = ws.Threat(INF, 1, 0.1, domain=(torch.zeros(3), torch.ones(3)))
 
 
 def sandwich(threat: Any = ONE, x: Any = X, y: Any = Y, **more: Any) -> Any:
-    return ws.sandwich(MODEL, x, y, threat, **{"work": 1e3, **more})
+    return ws.sandwich(MODEL, x, y, threat, **{"effort": 1e-6, **more})
 
 
 def noisy(model: Any = NOISY, **more: Any) -> Any:
@@ -310,7 +312,7 @@ CASES |= {
     "sandwich gap": (lambda: sandwich(gap="small"), "gap 'small' is not a number"),
     "sandwich gap in points": (lambda: sandwich(gap=2), "gap is 2: give a fraction"),
     "sandwich gap NaN": (lambda: sandwich(gap=NAN), "gap is NaN"),
-    "sandwich work": (lambda: sandwich(work=-1), "work is -1"),
+    "sandwich effort": (lambda: sandwich(effort=-1), "effort is -1"),
     "sandwich time": (lambda: sandwich(time_limit=0), "time_limit is 0"),
     "sandwich flips": (lambda: sandwich(flips=[0.1] * 6), "flips is a list: give Flips"),
     "sandwich radii": (lambda: sandwich(start=[0.1] * 6), "start is a list: give Radii"),
@@ -360,7 +362,7 @@ CASES |= {
     "norm negative": (lambda: nearest(norm=-INF), "norm -inf is not supported"),
     "norm True": (lambda: nearest(norm=True), "norm True is not supported"),
     "seed None": (lambda: nearest(seed=None), "seed is None"),
-    "half weights": (lambda: nearest(ws.zoo.load("digits-mlp").half()), "does not accept samples"),
+    "half weights": (lambda: nearest(ws.zoo.load("digits-mlp").half()), "half precision (float16)"),
     "class": (lambda: nearest(nn.Linear), "missing 1 required positional argument"),
     "swapped": (lambda: nearest(x=Y, y=X), "the samples are int64"),
 }

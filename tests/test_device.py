@@ -8,6 +8,8 @@ import torch
 from support.second_device import second_device
 from wassail.device import blend, fetch, has_float64, send, take, wide, worth, write
 
+pytestmark = pytest.mark.device
+
 VALUES = torch.arange(12.0).reshape(4, 3)
 MASKS = ([True, False, True, False], [False] * 4, [True] * 4)
 

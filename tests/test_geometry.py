@@ -1142,6 +1142,7 @@ ON_DEVICE = {
 }
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("float64", [True, False])
 @pytest.mark.parametrize("domain", [None, (0.0, 1.0)])
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])

@@ -84,6 +84,15 @@ def test_every_public_name_is_where_it_is_said_to_be() -> None:
     assert set(names.DEFAULT_ATTACKS) <= set(names.ATTACKS)
 
 
+@pytest.mark.parametrize("name", ws._MOVED)
+def test_a_name_that_moved_says_where_it_is(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"import {name}") as said:
+        getattr(ws, name)
+    found: dict[str, object] = {}
+    exec(re.search(r"`(.*)`", str(said.value))[1], found)  # type: ignore[index]
+    assert name in found and not hasattr(ws, name)
+
+
 def test_the_list_needs_no_torch() -> None:
     code = "import sys; import wassail.names; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

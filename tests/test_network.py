@@ -6,7 +6,7 @@ from torch import nn
 
 import wassail as ws
 from wassail.checks import check_data
-from wassail.network import Network, frozen, mixed, search
+from wassail.network import Batch, Network, frozen, mixed, search
 from wassail.testing import LinearClassifier, samples
 
 
@@ -34,7 +34,7 @@ def test_several_gradients_from_one_forward_equal_autograd() -> None:
             (expected,) = torch.autograd.grad(z[rivals[i, j]] - z[y[i]], one)
             assert torch.allclose(found[a, j], expected[0], atol=1e-14)
     assert network.forwards.tolist() == [1] * 6
-    assert network.backwards.tolist() == [2, 0, 2, 0, 0, 2]
+    assert network.backwards.tolist() == [2] * 6  # a backward pass goes through the whole batch
 
 
 def test_no_call_exceeds_the_batch_size_and_every_row_is_counted() -> None:
@@ -269,3 +269,25 @@ def test_mixed_precision_of_any_callable_survives_an_overflow() -> None:
 def test_mixed_precision_needs_a_lower_one() -> None:
     with pytest.raises(ws.InputError, match="choose bfloat16 or float16"):
         mixed(GOOD, torch.float32)
+
+
+def test_a_batch_pays_for_the_samples_that_are_in_it() -> None:
+    """One is wrong and never in it, one leaves after a step, one candidate serves two purposes."""
+    model = LinearClassifier.random(3, 4)
+    x, _ = samples(4, (4,), 3)
+    y = model(x).argmax(1)
+    y[0] = (y[0] + 1) % 3
+    network = Network(model, torch.arange(4))
+    batch = Batch(network, x, y)
+    assert batch.rows.tolist() == [1, 2, 3] and batch.done == 0.25
+    rivals = ((y + 1) % 3)[batch.rows, None]
+    first = batch.gradients(rivals)
+    phi = batch.x[:, None] + 0.01 * first
+    z = batch.logits(phi, rivals, last=False)
+    assert torch.equal(z[:, 0], model(phi[:, 0]))
+    rivals = batch.move(phi[:, 0], torch.tensor([False, True, False]), rivals)
+    assert batch.rows.tolist() == [1, 3] and torch.equal(batch.x, phi[[0, 2], 0])
+    assert network.forwards.tolist() == [1, 2, 2, 2] and network.backwards[1:].tolist() == [2, 2, 2]
+    assert torch.allclose(batch.gradients(rivals), first[[0, 2]])
+    batch.logits(batch.x[:, None], rivals, last=True)
+    assert network.forwards.tolist() == [1, 3, 2, 3] and network.backwards[1:].tolist() == [2, 2, 2]

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+import wassail.stretch as stretch_module
+from wassail.device import waits
 from wassail.stretch import FIRST, greedy, leading, shrink, stretch
 
 
@@ -131,3 +133,25 @@ def test_shrunk_sizes_sum_to_the_radius(capped, dtype):
         high = torch.where(over, high, tau)
     atol = 3e-6 if dtype == torch.float32 else 1e-12
     torch.testing.assert_close(found.double(), kept, rtol=0, atol=atol)
+
+
+def test_a_shrinkage_ends_between_two_neighbouring_numbers(monkeypatch):
+    """The sum of one tau is above the radius by more than the noise, and that of the next number
+    below it: the search went to and fro for ever.
+    """
+    rounds = 0
+
+    def counted(v):
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 10_000, "no end"
+        return waits(v)
+
+    monkeypatch.setattr(stretch_module, "waits", counted)
+    generator = torch.Generator().manual_seed(0)
+    size = 0.25 + 0.06 * torch.rand(2000, 64, generator=generator)
+    radius = torch.linspace(0.3, 0.9, 2000)
+    found = shrink(size, size, radius)
+    # The root lies between two floats, 2^-25 apart, for 64 coordinates; and their sum rounds.
+    off = (found.double().sum(1) - radius.double()).abs()
+    assert (off <= 64 * 2.0**-25 + 64 * 2.0**-24 * radius).all()

@@ -406,3 +406,10 @@ def test_threat_str():
         str(Threat(norm=2, order=INF, eps=0.5, domain=None))
         == "Omega_inf(0.5), ground norm l2, no box"
     )
+
+
+@pytest.mark.parametrize("scale", [None, [1.0, 0.5]])
+def test_a_box_for_each_feature_stays_when_another_field_changes(scale: list[float] | None) -> None:
+    threat = Threat(INF, 1, 0.1, ([0.0, 1.0], [2.0, 3.0]), scale)
+    other = dataclasses.replace(threat, label_cost=0.2)
+    assert other.domain == threat.domain and other.label_cost == 0.2

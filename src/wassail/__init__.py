@@ -38,33 +38,37 @@ if TYPE_CHECKING:
     from wassail.attacks.wda_pp import wda_pp
     from wassail.certificates.bound import Bound
     from wassail.certificates.graph.region import Ball
-    from wassail.certificates.lipschitz.corollary import Corollary, corollary
     from wassail.certificates.lipschitz.ladder import lipschitz
     from wassail.certificates.loss.certificate import Certificate
     from wassail.certificates.loss.certify import certify, worst_case
     from wassail.certificates.loss.curve import LossCurve
     from wassail.certificates.loss.loss_curve import loss_curve
     from wassail.certificates.loss.slopes import paper_smooth_slope
-    from wassail.certificates.radii import radii, verify
-    from wassail.certificates.radius_search import Radii
-    from wassail.certificates.sandwich import Sandwich, sandwich
+    from wassail.certificates.prove.radii import radii
+    from wassail.certificates.prove.record import Radii
+    from wassail.certificates.prove.sandwich import Sandwich, sandwich
+    from wassail.certificates.prove.verify import verify
     from wassail.errors import InputError, ModelWarning
-    from wassail.evaluation.intervals import Comparison, compare
-    from wassail.evaluation.landmarks import Landmark, landmarks
+    from wassail.evaluation.intervals import compare
+    from wassail.evaluation.landmarks import landmarks
     from wassail.evaluation.protocol import evaluate
     from wassail.evaluation.run import Evaluation
     from wassail.hardening.certified import certified_loss
     from wassail.hardening.price import Price
     from wassail.hardening.robust import robust_loss
-    from wassail.smoothing.attack import SmoothedAttack, attack_smoothed
+    from wassail.paper.corollary import corollary
+    from wassail.smoothing.attack import attack_smoothed
     from wassail.smoothing.certificate import Smoothing
-    from wassail.smoothing.model import Smoothed, Votes, smoothed
-    from wassail.threat import Threat
-    from wassail.transport.allocation import knapsack, transport_cost
+    from wassail.smoothing.model import Smoothed, smoothed
+    from wassail.specification import Specification
+    from wassail.threat import Groups, Threat
+    from wassail.transport.allocation import knapsack
+    from wassail.transport.between import ShiftBetween, shift_between
     from wassail.transport.confidence import samples_needed
-    from wassail.transport.curve import PopulationCurve, RiskCurve, risk_curve
-    from wassail.transport.distribution import Distribution, Verification, allocate
+    from wassail.transport.curve import RiskCurve, risk_curve
+    from wassail.transport.distribution import Distribution, allocate
     from wassail.transport.flips import Flips
+    from wassail.vnnlib.property import Property
     from wassail.zoo.features import Features, OneLogit
 
 __version__ = metadata.version("wassail")
@@ -79,34 +83,31 @@ _HOME = {
     "Ball": "certificates.graph.region",
     "Bound": "certificates.bound",
     "Certificate": "certificates.loss.certificate",
-    "Comparison": "evaluation.intervals",
-    "Corollary": "certificates.lipschitz.corollary",
     "Distribution": "transport.distribution",
     "Evaluation": "evaluation.run",
     "Features": "zoo.features",
     "Flips": "transport.flips",
+    "Groups": "threat",
     "InputError": "errors",
-    "Landmark": "evaluation.landmarks",
     "LossCurve": "certificates.loss.curve",
     "ModelWarning": "errors",
     "OneLogit": "zoo.features",
-    "PopulationCurve": "transport.curve",
     "Price": "hardening.price",
-    "Radii": "certificates.radius_search",
+    "Property": "vnnlib.property",
+    "Radii": "certificates.prove.record",
     "RiskCurve": "transport.curve",
-    "Sandwich": "certificates.sandwich",
+    "Sandwich": "certificates.prove.sandwich",
+    "ShiftBetween": "transport.between",
     "Smoothed": "smoothing.model",
-    "SmoothedAttack": "smoothing.attack",
     "Smoothing": "smoothing.certificate",
+    "Specification": "specification",
     "Threat": "threat",
-    "Verification": "transport.distribution",
-    "Votes": "smoothing.model",
     "allocate": "transport.distribution",
     "attack_smoothed": "smoothing.attack",
     "certified_loss": "hardening.certified",
     "certify": "certificates.loss.certify",
     "compare": "evaluation.intervals",
-    "corollary": "certificates.lipschitz.corollary",
+    "corollary": "paper.corollary",
     "evaluate": "evaluation.protocol",
     "knapsack": "transport.allocation",
     "landmarks": "evaluation.landmarks",
@@ -114,15 +115,26 @@ _HOME = {
     "loss_curve": "certificates.loss.loss_curve",
     "nearest": "attacks.nearest",
     "paper_smooth_slope": "certificates.loss.slopes",
-    "radii": "certificates.radii",
+    "radii": "certificates.prove.radii",
     "risk_curve": "transport.curve",
     "robust_loss": "hardening.robust",
     "samples_needed": "transport.confidence",
-    "sandwich": "certificates.sandwich",
+    "sandwich": "certificates.prove.sandwich",
+    "shift_between": "transport.between",
     "smoothed": "smoothing.model",
-    "transport_cost": "transport.allocation",
-    "verify": "certificates.radii",
+    "verify": "certificates.prove.verify",
     "worst_case": "certificates.loss.certify",
+}
+# Names that were here until 0.3: results that are returned and never made by hand, and a part.
+_MOVED = {
+    "Comparison": "evaluation.intervals",
+    "Corollary": "paper.corollary",
+    "Landmark": "evaluation.landmarks",
+    "PopulationCurve": "transport.curve",
+    "SmoothedAttack": "smoothing.attack",
+    "Verification": "transport.distribution",
+    "Votes": "smoothing.model",
+    "transport_cost": "transport.allocation",
 }
 _MODULES = (
     "attacks",
@@ -144,28 +156,25 @@ __all__ = [
     "Ball",
     "Bound",
     "Certificate",
-    "Comparison",
-    "Corollary",
     "Distribution",
     "Evaluation",
     "Features",
     "Flips",
+    "Groups",
     "InputError",
-    "Landmark",
     "LossCurve",
     "ModelWarning",
     "OneLogit",
-    "PopulationCurve",
     "Price",
+    "Property",
     "Radii",
     "RiskCurve",
     "Sandwich",
+    "ShiftBetween",
     "Smoothed",
-    "SmoothedAttack",
     "Smoothing",
+    "Specification",
     "Threat",
-    "Verification",
-    "Votes",
     "a3",
     "allocate",
     "apgd",
@@ -193,10 +202,10 @@ __all__ = [
     "robust_loss",
     "samples_needed",
     "sandwich",
+    "shift_between",
     "smoothed",
     "square",
     "testing",
-    "transport_cost",
     "verify",
     "w_fgsm",
     "w_pgd",
@@ -216,6 +225,10 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return importlib.import_module(f"wassail.{name}")
+    if name in _MOVED:
+        raise AttributeError(
+            f"wassail.{name} has moved: write `from wassail.{_MOVED[name]} import {name}`."
+        )
     raise AttributeError(f"module 'wassail' has no attribute {name!r}")
 
 

@@ -7,9 +7,10 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
 from wassail.network import Model, as_taken, name_of
-from wassail.threat import Domain
+from wassail.specification import Labels, Specification
+from wassail.threat import Boxes, Domain, boxes_of
 
 
 def _tensor(value: Tensor, what: str, wanted: str) -> Tensor:
@@ -32,8 +33,6 @@ def check_data(
     """Samples `(N, *shape)` and labels `(N,)` as tensors, or one sentence that says what is
     wrong with them.
 
-    Long because it is a list of what can be wrong with data, one sentence each.
-
     Args:
         x: samples.
         y: labels.
@@ -46,6 +45,8 @@ def check_data(
             "move it out, or use torch.no_grad."
         )
     x = _tensor(x, "samples", "a float tensor of shape (N, ...)")
+    if isinstance(y, Specification):  # type: ignore[unreachable]
+        raise InputError("this takes labels only: give class indices, not a specification.")
     y = _tensor(y, "labels", "class indices of shape (N,)")
     if x.dtype not in (torch.float32, torch.float64):
         scale = " and divide by 255 if they are 8-bit images" if not x.is_floating_point() else ""
@@ -76,6 +77,17 @@ def check_data(
             f"sample {bad} contains NaN or infinity: remove such samples or repair the "
             "preprocessing."
         )
+    _check_inside(x, domain)
+    x = x.detach() if model is None else as_taken(model, x.detach())
+    return x, y.long()
+
+
+def _check_inside(x: Tensor, domain: Domain) -> None:
+    """Refuse samples outside the domain."""
+    boxes = boxes_of(domain)
+    if boxes is not None:
+        _check_own(x, boxes)
+        return
     low, high = (float(x.min()), float(x.max())) if domain is not None and x.numel() else (0.0, 0.0)
     if domain is not None and x.numel() and not (domain[0] <= low and high <= domain[1]):
         seen = (
@@ -83,13 +95,54 @@ def check_data(
             f"[{domain[0]:g}, {domain[1]:g}]"
         )
         if 2 < high <= 255 and low >= 0 and domain == (0.0, 1.0):
-            raise InputError(f"{seen}: these look like 8-bit images, divide them by 255.")
-        raise InputError(
-            f"{seen}: put any normalisation inside the model, clamp the samples, or give their "
-            "domain."
+            raise remedies(
+                f"{seen}, and these look like 8-bit images",
+                "divide them by 255",
+                "save them as uint8, or divided by 255",
+            )
+        raise remedies(
+            seen,
+            "put any normalisation inside the model, clamp the samples, or give their domain",
+            "give their box with --domain LOW HIGH (for features with boxes of their own, evaluate "
+            "has --box FILE), or samples from before the normalisation, which --mean and --std put "
+            "inside the model",
         )
-    x = x.detach() if model is None else as_taken(model, x.detach())
-    return x, y.long()
+
+
+def _check_own(x: Tensor, boxes: Boxes) -> None:
+    """Refuse samples outside their own boxes."""
+    low, high = (side.to(x.device) for side in boxes.fit(x))
+    outside = (x < low) | (x > high)
+    if bool(outside.any()):
+        sample, *place = outside.nonzero()[0].tolist()
+        at = place[0] if len(place) == 1 else tuple(place)
+        where = (sample, *place)
+        value, *ends = (float(v.expand_as(x)[where]) for v in (x, low, high))
+        raise InputError(
+            f"sample {sample} has {value:g} at feature {at}, outside its box "
+            f"[{ends[0]:g}, {ends[1]:g}]: widen the box or clamp the sample."
+        )
+
+
+def check_task(
+    x: Tensor, y: Labels, domain: Domain, model: Model | None = None
+) -> tuple[Tensor, Labels]:
+    """As `check_data`, where a specification may stand in the place of labels: it is fitted to the
+    samples, and one that is about classes gives its labels.
+
+    Args:
+        x: samples.
+        y: labels, or a specification.
+        domain: box that they must lie in, or None.
+        model: see `check_data`.
+    """
+    if not isinstance(y, Specification):
+        return check_data(x, y, domain, model)
+    if y.labels is not None:
+        return check_data(x, y.labels, domain, model)
+    count = len(x) if isinstance(x, Tensor) and x.ndim else 0
+    x, _ = check_data(x, torch.zeros(count, dtype=torch.int64), domain, model)
+    return x, y.fit(len(x)).to(x.device)
 
 
 def fingerprint(model: object) -> str | None:

@@ -1,15 +1,51 @@
-"""The two ways in which the library speaks up: an error that stops, a warning that does not."""
+"""The two ways in which the library speaks up: an error that stops, a warning that does not; and
+what a command ends with.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+HOLDS = 0  # exit code: done, and every requirement holds
+FAILS = 1  # a requirement does not hold, or something in a run is false
+BAD_INPUT = 2  # one sentence says what to give instead
+UNKNOWN = 3  # neither proved nor refuted within its limits
+INTERNAL = 70  # an error of the library, or of the model's own code: nothing is known
+SIGNALLED = 128  # and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP
+
 
 class InputError(ValueError):
     """Something given by the caller cannot be right. The message is one sentence: the cause,
     then the fix.
+
+    Args:
+        text: the sentence.
+        command: the sentence for the command line, where the fix there is another one.
     """
+
+    def __init__(self, text: str = "", command: str | None = None) -> None:
+        super().__init__(text)
+        self.command = text if command is None else command
+
+    def within(self, where: str) -> InputError:
+        """The same error with the place where it was met in front of it."""
+        return InputError(f"{where}: {self}", f"{where}: {self.command}")
+
+
+def remedies(cause: str, python: str, command: str) -> InputError:
+    """An error with one fix in Python and another one on the command line.
+
+    Args:
+        cause: what is wrong.
+        python: the fix, without a full stop.
+        command: the fix by options of the command line.
+    """
+    return InputError(f"{cause}: {python}.", f"{cause}: {command}.")
+
+
+class JumpError(InputError):
+    """What is asked for needs a continuous function, and the network has a jump."""
 
 
 class ModelWarning(UserWarning):

@@ -13,8 +13,6 @@ each meets its cap,
 The left side is concave and piecewise linear in `t`, so Newton's method from `t = budget / sum
 rate` climbs to the root monotonically and ends after finitely many steps: the answer is exact, with
 no bisection and no sort.
-
-Long because every routine stands here for all three norms.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +28,7 @@ from torch import Tensor
 from wassail.device import blend, has_float64, take, waits, worth
 from wassail.errors import InputError
 from wassail.stretch import greedy, shrink, stretch
-from wassail.threat import Domain, dual
+from wassail.threat import Domain, box_at, boxes_of, dual, fitted
 
 Radius: TypeAlias = "float | Tensor"
 ROUNDS = 8  # of water-filling between two questions of the host, on devices that it must wait for
@@ -85,13 +83,24 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return (a.flatten(1) * b.flatten(1)).sum(1)
 
 
+def sides(domain: Domain, like: Tensor) -> tuple[Any, Any]:
+    """Least and greatest values of a box: numbers, or tensors in the type of the points `like`."""
+    known = boxes_of(domain)
+    if known is not None:
+        known = known.like(like)
+        return known.low, known.high
+    assert domain is not None
+    return domain
+
+
 def blocked(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
     """Which coordinates of `x` stand at the wall that `direction` pushes them against, bool,
     shape of `x`.
     """
     if domain is None:
         return torch.zeros_like(x, dtype=torch.bool)
-    return torch.where(direction > 0, x >= domain[1], x <= domain[0])
+    low, high = sides(domain, x)
+    return torch.where(direction > 0, x >= high, x <= low)
 
 
 def maximiser(g: Tensor, norm: float) -> Tensor:
@@ -130,8 +139,8 @@ def room(x: Tensor, direction: Tensor, domain: Domain) -> Tensor:
     """
     if domain is None:
         return torch.full_like(direction, math.inf)
-    low, high = domain
-    if not math.isfinite(high - low):
+    low, high = sides(domain, x)
+    if boxes_of(domain) is not None or not math.isfinite(high - low):
         return torch.where(direction > 0, high - x, x - low).clamp(min=0)
     return _room(x, direction.sign(), low, high)
 
@@ -203,17 +212,18 @@ def project(
         ends = moved.flatten(1)
         found = _cut_ray(v.flatten(1), ends.clamp(max=0), ends.clamp(min=0), limit)
         found = found.reshape(v.shape)
-    return blend(over, rows, clip_(found.add_(center), domain), inside)
+    box = box_at(fitted(domain, inside), rows)
+    return blend(over, rows, clip_(found.add_(center), box), inside)
 
 
 def clip(point: Tensor, domain: Domain) -> Tensor:
     """The nearest point of the box."""
-    return point if domain is None else point.clamp(*domain)
+    return point if domain is None else point.clamp(*sides(domain, point))
 
 
 def clip_(point: Tensor, domain: Domain) -> Tensor:
     """`clip` in place, for a tensor of one's own."""
-    return point if domain is None else point.clamp_(*domain)
+    return point if domain is None else point.clamp_(*sides(domain, point))
 
 
 def pull_inside(
@@ -268,7 +278,8 @@ def walls(x: Tensor, domain: Domain) -> Walls:
     """
     if domain is None:
         return None
-    return (domain[0] - x).clamp_(max=0), (domain[1] - x).clamp_(min=0)
+    low, high = sides(domain, x)
+    return (low - x).clamp_(max=0), (high - x).clamp_(min=0)
 
 
 def plane_steps(rooms: Walls, w: Tensor, gaps: Tensor, norm: float) -> Tensor:

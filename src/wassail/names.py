@@ -162,13 +162,16 @@ NEAREST_METHODS: dict[str, str] = {
 }
 
 RADIUS_METHODS: dict[str, str] = {
-    "auto": "exact if small, else crown (l1, l2: norms and ball too); verify then branches",
-    "lipschitz": "the margin over its Lipschitz constant",
+    "auto": "the whole ladder, as far as the effort goes",
     "crown": "linear bounds by back-substitution",
-    "alpha-crown": "the same with optimised slopes",
-    "ball": "crown, norms, then balls and boxes together in every layer, for l1 and l2",
-    "branch": "branch and bound on unstable neurons",
+    "ball": "crown, norms, then balls and boxes together in every layer, for l2",
+    "branch": "crown, then branch and bound on unstable neurons",
     "exact": "the distance of the nearest flip itself, for small networks",
+}
+# Methods of earlier versions, and what replaces them.
+GONE_METHODS: dict[str, str] = {
+    "alpha-crown": 'branching proves more in less time, use "branch" or "auto"',
+    "lipschitz": 'products of norms are a part of "auto", and `ws.lipschitz` gives the constants',
 }
 LIPSCHITZ_METHODS: dict[str, str] = {
     "auto": "the tightest that the time allows",

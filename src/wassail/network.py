@@ -22,14 +22,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from wassail.errors import InputError, ModelWarning
+from wassail.device import take
+from wassail.errors import InputError, ModelWarning, reason_of, remedies
 from wassail.losses import flip_tolerance, magnitude, need, predict, strongest_rival
 from wassail.progress import Progress, Tick, progress_bar
+from wassail.specification import Labels, Specification, labels_of, specification_of
+from wassail.threat import Boxes, Domain, boxes_of
 from wassail.threat import whole as whole_number
 
 Model: TypeAlias = Callable[[Tensor], Tensor]
-
-
+CHANNELS = (1, 3, 4)  # of images
 BATCH_SIZE = 250  # AutoAttack's default; no model call ever sees more rows than the batch size
 
 
@@ -114,7 +116,8 @@ def device_of(model: Model, default: torch.device) -> torch.device:
 
 
 def as_taken(model: Model, x: Tensor) -> Tensor:
-    """Samples in the floating-point type of the model, if it refuses their own.
+    """Samples in the floating-point type of the model, if it refuses their own or answers in
+    float64.
 
     Tables of numbers are float64 as a rule, and models float32. A model that takes both, or shows
     no type of its own, gets the samples as they are.
@@ -134,10 +137,11 @@ def as_taken(model: Model, x: Tensor) -> Tensor:
         return x
     with torch.no_grad(), frozen(model):
         try:
-            model(x[:1].to(device_of(model, x.device)))
+            z: Any = model(x[:1].to(device_of(model, x.device)))
         except RuntimeError:
             return x.to(wanted)
-    return x
+    # What such a model does with a sample, and with a point near it, is done in float64.
+    return x.double() if getattr(z, "dtype", None) == torch.float64 else x
 
 
 def versions() -> dict[str, str]:
@@ -176,7 +180,7 @@ def generators(x: Tensor, seed: int, number: int = 0) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(key) for key in keys]
 
 
-def check_model(model: Model, x: Tensor, y: Tensor) -> None:
+def check_model(model: Model, x: Tensor, y: Labels) -> None:
     """Look at the model's answer to a few samples: shape, finiteness, probabilities,
     determinism. Call it `frozen`.
     """
@@ -188,16 +192,25 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> None:
             "example what ws.zoo.load returns."
         )
     few = x[:8].to(device_of(model, x.device))
+    z = first_logits(model, few, specification_of(y))
     with torch.no_grad():
-        try:
-            z = Network(model, torch.arange(len(few))).forward(few)
-        except (RuntimeError, TypeError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise InputError(
-                f"the model does not accept samples of shape {tuple(few.shape)}: {reason}; give "
-                "samples of the shape it takes, or repair its forward pass."
-            ) from error
         again = model(few)
+    if isinstance(y, Specification):
+        y.check_outputs(z.shape[1])
+    else:
+        _check_classes(z, y)
+    if (again - z).abs().max() > 1e-4 * z.abs().max():
+        warnings.warn(
+            "the model gives different logits for the same input: its accuracies are those of "
+            "lucky draws, "
+            "so fix its randomness or average it over repeats.",
+            ModelWarning,
+            stacklevel=2,
+        )
+
+
+def _check_classes(z: Tensor, y: Tensor) -> None:
+    """Refuse labels that the model has no class for, and probabilities in the place of logits."""
     if int(y.min()) < 0 or int(y.max()) >= z.shape[1]:
         raise InputError(
             f"the labels range over {int(y.min())}..{int(y.max())} but the model has "
@@ -210,14 +223,46 @@ def check_model(model: Model, x: Tensor, y: Tensor) -> None:
             "the model returns probabilities: give it without its final softmax, attacks need "
             "logits."
         )
-    if (again - z).abs().max() > 1e-4 * z.abs().max():
-        warnings.warn(
-            "the model gives different logits for the same input: its accuracies are those of "
-            "lucky draws, "
-            "so fix its randomness or average it over repeats.",
-            ModelWarning,
-            stacklevel=2,
+
+
+def first_logits(model: Model, x: Tensor, specification: Specification | None = None) -> Tensor:
+    """Logits `(n, K)` of a few samples, or one sentence that says why the model refuses them.
+
+    Args:
+        model: a callable from a batch to logits.
+        x: a few samples `(n, *shape)`, where the model lives.
+        specification: in the place of labels; then one output is enough.
+    """
+    with torch.no_grad():
+        try:
+            rows = torch.arange(len(x))
+            return Network(model, rows, specification=specification).forward(x)
+        except (RuntimeError, TypeError) as error:
+            raise _refused(model, x, reason_of(error)) from error
+
+
+def _refused(model: Model, x: Tensor, reason: str) -> InputError:
+    """Why a model refuses samples: the usual causes by their names."""
+    halves = (torch.float16, torch.bfloat16)
+    shown = model.parameters() if isinstance(model, nn.Module) else ()
+    half = next((tensor.dtype for tensor in shown if tensor.dtype in halves), None)
+    if half is not None:
+        return remedies(
+            f"the model is in half precision ({name_of(half)}) and refuses samples in "
+            f"{name_of(x.dtype)}",
+            "load it in float32, with model.float()",
+            "save it in float32",
         )
+    cause = f"the model does not accept samples of shape {tuple(x.shape)}"
+    if x.ndim == 4 and x.shape[3] in CHANNELS and x.shape[1] not in CHANNELS:
+        return remedies(
+            f"{cause}, which look like images with the channels last (NHWC)",
+            "put the channels first, with x.permute(0, 3, 1, 2)",
+            "save them with the channels first (NCHW), or as 8-bit images, which are turned",
+        )
+    return InputError(
+        f"{cause}: {reason}; give samples of the shape it takes, or repair its forward pass."
+    )
 
 
 class Network:
@@ -237,6 +282,7 @@ class Network:
         device: torch.device | None = None,
         home: torch.device | None = None,
         dtype: torch.dtype | None = None,
+        specification: Specification | None = None,
     ) -> None:
         """Serve some samples of the data set.
 
@@ -248,8 +294,12 @@ class Network:
             home: where the samples live, with the model by default.
             dtype: of the samples, which says what rounding a flip must survive; by default that of
                 the logits.
+            specification: of these samples; then `logits` and `tape` give its logits, whose
+                class 0 is right, in the place of the model's outputs.
         """
         self.model = model
+        self.specification = specification
+        self.sizes: Tensor | None = None  # of the margins at the samples, see `measure`
         self.ids = ids
         self.batch_size = batch_size
         self.device = device
@@ -262,10 +312,29 @@ class Network:
         self.scale = torch.zeros(size, device=home)  # of the logits at the samples, see `measure`
         self.calls = 0  # no sample has been in more calls than this, unless a call repeats it
 
-    def forward(self, x: Tensor) -> Tensor:
-        """One call of the model, checked for what only a call can show. `(n, *shape) -> (n,
-        K)`; counts nothing.
+    def part(self, rows: Tensor) -> Network:
+        """Some of the samples, with counts of their own, where the model lives."""
+        goal = self.specification
+        if goal is not None:
+            goal = goal.take(rows).to(self.device or rows.device)
+        found = Network(self.model, rows.cpu(), self.batch_size, self.device, specification=goal)
+        if self.sizes is not None:
+            found.sizes = self.sizes[rows.to(self.sizes.device)]
+        return found
+
+    def boxes(self, domain: Domain, x: Tensor) -> Domain:
+        """The domain of these samples `(size, *shape)` out of that of the whole data set, in their
+        type; one box, or none, as it is.
         """
+        known = boxes_of(domain)
+        if known is None:
+            return domain
+        shared = known.low.ndim < x.ndim or len(known.low) == 1
+        own = known if shared else Boxes(known.low[self.ids], known.high[self.ids])
+        return own.fit(x).like(x)  # type: ignore[return-value]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One checked call of the model, `(n, *shape) -> (n, K)`; counts nothing."""
         try:
             z: Any = self.model(x)
         except (InputError, RuntimeError, TypeError, MemoryError):
@@ -278,22 +347,31 @@ class Network:
                 "forward pass, or the shape of the samples."
             ) from error
         if not isinstance(z, Tensor):
-            raise InputError(
-                f"the model returns a {type(z).__name__}, not a tensor of logits: wrap it, for "
-                "example `lambda x: model(x)[0]` or `lambda x: model(x).logits`."
+            raise remedies(
+                f"the model returns a {type(z).__name__}, not a tensor of logits",
+                "wrap it, for example `lambda x: model(x)[0]` or `lambda x: model(x).logits`",
+                "name the logits by their key, attribute or place, for example --logits 0",
             )
         if z.ndim != 2 or len(z) != len(x):
             raise InputError(
                 f"the model maps {tuple(x.shape)} to {tuple(z.shape)}: logits have shape (N, "
                 "classes)."
             )
-        if z.shape[1] < 2:
-            raise InputError(
-                "the model has one output: a classifier needs at least two logits, stack them as "
-                "(-z, z)."
+        if z.shape[1] < 2 and self.specification is None:
+            raise remedies(
+                "the model has one output, and a classifier needs at least two logits",
+                "use ws.OneLogit(model) if it is positive for class 1, or a ws.Specification in "
+                "the place of labels",
+                "add --one-logit if it is positive for class 1",
             )
         if z.dtype.is_complex:
             raise InputError("the model returns complex numbers: logits are real, take .real.")
+        if z.dtype == torch.float64 and x.dtype == torch.float32:
+            raise remedies(
+                "the model answers float32 samples in float64",
+                "give it the samples in float64, with x.double()",
+                "save the samples as float64",
+            )
         return z if z.dtype in (torch.float32, torch.float64) else z.float()
 
     def logits(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -304,7 +382,16 @@ class Network:
         with torch.no_grad():
             parts = (x[i : i + self.batch_size] for i in range(0, len(x), self.batch_size))
             found = [self.forward(part.to(self.device or x.device)).to(x.device) for part in parts]
-            return torch.cat(found) if found else x.new_zeros(0, 2)
+            return self._judged(torch.cat(found), rows) if found else x.new_zeros(0, 2)
+
+    def _judged(self, z: Tensor, rows: Tensor) -> Tensor:
+        """Outputs as logits: those of the specification if there is one."""
+        if self.specification is None:
+            return z
+        some = self.specification.take(rows)
+        if self.sizes is None and len(rows) == len(self.rows):  # the first call is at the samples
+            self.sizes = some.sizes(z).to(z)
+        return some.logits(z)
 
     def tape(self, x: Tensor, rows: Tensor) -> Tape:
         """A forward pass at `x` that can be differentiated. One forward a row; its gradients
@@ -313,7 +400,7 @@ class Network:
         self._count(self.forwards, rows)
         with torch.enable_grad():
             x = x.detach().clone().requires_grad_(True)
-            z = self.forward(x)
+            z = self._judged(self.forward(x), rows)
         if not z.requires_grad:
             raise InputError(
                 "the model's logits do not depend differentiably on its input: remove "
@@ -324,6 +411,8 @@ class Network:
     def measure(self, clean: Tensor) -> None:
         """Remember the size of the logits `(size, K)` at the samples: flips are judged by it."""
         self.scale = magnitude(clean).to(self.forwards.device)
+        if self.sizes is not None:
+            self.scale = torch.maximum(self.scale, self.sizes.to(self.scale))
 
     def need(self, z: Tensor, rows: Tensor, times: float = 1.0) -> Tensor:
         """The lead that makes a flip at logits `z` `(m, K)` of these samples, `times` so much:
@@ -383,9 +472,8 @@ class Tape:
         """Gradients of the logit differences `theta_j - theta_y` at the rows `keep`: `(k,), (k, J)
         -> (k, J, *shape)`.
 
-        `keep` `(k,)` indexes the tape's rows, by default all of them; the others ride along with a
-        zero weight. One backward a kept row and rival. A plain loop over rivals: on a CPU it is
-        the fastest way and needs the least memory. again: keep the graph for another call.
+        `keep` `(k,)`: rows of the tape, all by default. One backward a rival and row, see `pull`. A
+        loop over rivals is fastest on a CPU. again: keep the graph for another call.
         """
         count = rivals.shape[1]
         found = []
@@ -397,17 +485,102 @@ class Tape:
 
     def pull(self, weight: Tensor, keep: Tensor | None = None, again: bool = False) -> Tensor:
         """Gradients of `<weight_i, theta>` at the rows `keep`, all by default: `(k, K), (k,) ->
-        (k, *shape)`. One backward a kept row.
+        (k, *shape)`.
 
-        again: keep the graph for another call; without it this call is the tape's last.
+        One backward for every row of the tape, kept or not, for that is what is executed. Ask even
+        where none is kept, or counts depend on the batch. again: keep the graph; without it this
+        call is the last.
         """
         if keep is not None and keep.shape[0] == self.x.shape[0]:
             keep = None
-        self.network._count(self.network.backwards, self.rows if keep is None else self.rows[keep])
+        self.network._count(self.network.backwards, self.rows)
         if keep is not None:
             weight = torch.zeros_like(self.z).index_copy(0, keep, weight)
         (gradient,) = torch.autograd.grad(self.z, self.x, weight, retain_graph=again)
         return gradient if keep is None else gradient.index_select(0, keep)
+
+
+class Batch:
+    """The samples of a chunk that an iterative attack still moves.
+
+    A sample that is wrong already is never in it, and one that is done leaves it. Where a sample
+    has one candidate, that is its next iterate: the forward pass that judges it serves its
+    gradient, too.
+
+    Args:
+        network: of the chunk.
+        x: its samples, `(N, *shape)`.
+        y: their labels, `(N,)`.
+
+    clean: logits at all samples, `(N, K)`. Of the n samples in the batch: rows, their places
+    `(n,)`; x, their iterates `(n, *shape)`; y, their labels `(n,)`.
+    """
+
+    def __init__(self, network: Network, x: Tensor, y: Tensor) -> None:
+        tape = network.tape(x, network.rows)
+        self.network = network
+        self.clean = tape.logits
+        network.measure(self.clean)
+        self.rows = (predict(self.clean, y) == y).nonzero()[:, 0]
+        self.x = x[self.rows]
+        self.y = y[self.rows]
+        self._size = len(x)
+        self._tape: Tape | None = tape  # of all samples, for the first gradients
+        self._gradients: Tensor | None = None  # at the iterates, if they are known already
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def done(self) -> float:
+        """The share of the chunk's samples that are not in the batch."""
+        return 1 - len(self) / self._size
+
+    def gradients(self, rivals: Tensor) -> Tensor:
+        """`grad (theta_j - theta_y)(x)` at the iterates, `(n, J) -> (n, J, *shape)`.
+
+        The first ones are executed, and counted, for all samples of the chunk: ask for them even
+        where none is in the batch, or counts depend on the chunk.
+        """
+        if self._tape is not None:
+            found = self._tape.gradients(self.y, rivals, self.rows)
+            self._tape = None
+            return found
+        if self._gradients is not None:
+            return self._gradients
+        if not len(self):
+            return self.x[:, None].expand(-1, rivals.shape[1], *self.x.shape[1:])
+        return self.network.tape(self.x, self.rows).gradients(self.y, rivals)
+
+    def logits(self, phi: Tensor, rivals: Tensor, last: bool) -> Tensor:
+        """The logits at candidates `phi`, `(n, J, *shape) -> (n, J, K)`.
+
+        rivals `(n, J)`: what the next gradients are for; last: no gradients are asked for again.
+        """
+        many = phi.shape[1]
+        flat, rows = phi.flatten(0, 1), self.rows.repeat_interleave(many)
+        if many == 1 and not last:
+            tape = self.network.tape(flat, rows)
+            self._gradients = tape.gradients(self.y, rivals)
+            return tape.logits[:, None]
+        self._gradients = None
+        return self.network.logits(flat, rows).reshape(len(self), many, -1)
+
+    def flipped(self, z: Tensor) -> Tensor:
+        """Which logits `(n, J, K)` are those of another class than the label, bool `(n, J)`."""
+        many = z.shape[1]
+        rows, y = (value.repeat_interleave(many) for value in (self.rows, self.y))
+        return (self.network.predict(z.flatten(0, 1), y, rows) != y).reshape(len(self), many)
+
+    def move(self, x: Tensor, leave: Tensor, rivals: Tensor) -> Tensor:
+        """Go on from `x` `(n, *shape)` without the samples that leave, bool `(n,)`; the rivals of
+        the others.
+        """
+        keep = (~leave).nonzero()[:, 0]
+        self.rows, self.x, self.y, rivals = take(keep, self.rows, x, self.y, rivals)
+        if self._gradients is not None:
+            self._gradients = self._gradients[keep]
+        return rivals
 
 
 @dataclass(frozen=True)
@@ -434,7 +607,7 @@ def search(
     attack: ChunkAttack,
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     batch_size: int | None = None,
     progress: Progress = False,
     description: str = "attack",
@@ -447,10 +620,12 @@ def search(
     Samples are independent, so results do not depend on the chunks. `tick` takes the share of the
     chunk that is done. A point counts as wrong if it is wrong by the tolerance, by default the one
     for flips that this library stores. whole: one chunk for an attack that needs statistics of all
-    samples; it gets them where they are and streams batches to the network's device itself.
+    samples; it gets them where they are and streams batches to the network's device itself. With a
+    specification in the place of labels an attack sees its logits, and the label 0 (see `Network`).
     """
     batch_size = BATCH_SIZE if batch_size is None else whole_number(batch_size, "batch_size")
     device = device_of(model, x.device)
+    goal, right = specification_of(y), labels_of(y)
     tolerance = flip_tolerance(x.dtype) if tolerance is None else tolerance
     parts: list[tuple[Tensor, ...]] = []
     with frozen(model), progress_bar(progress, description) as report:
@@ -458,10 +633,11 @@ def search(
         size, home = (max(len(x), 1), x.device) if whole else (batch_size, device)
         for start in range(0, len(x), size):
             chunk = x[start : start + size].to(home)
-            labels = y[start : start + size].to(home)
             ids = torch.arange(start, start + len(chunk))
+            own = None if goal is None else goal.take(ids).to(home)
+            labels = right[start : start + size].to(home)
             network, checker = (
-                Network(model, ids, batch_size, device, home, x.dtype) for _ in range(2)
+                Network(model, ids, batch_size, device, home, x.dtype, own) for _ in range(2)
             )
 
             def tick(share: float, start: int = start, size: int = len(chunk)) -> None:
@@ -474,6 +650,7 @@ def search(
                     f"the model returns NaN or infinity at sample {bad}: check its weights and "
                     "preprocessing."
                 )
+            checker.sizes = network.sizes
             z = checker.logits(points, checker.rows)
             # A sample that was wrong before anything moved is not a flip and needs no tolerance.
             at_clean = predict(clean, labels)

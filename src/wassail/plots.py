@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -76,6 +78,23 @@ def draw_line(axes: Axes, name: str, eps: Tensor, losses: Tensor) -> None:
         lw=WIDTH[name],
         zorder=1 if name == "exact" else 2,
     )
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Matplotlib's own settings while figures are made and saved.
+
+    Matplotlib obeys a `matplotlibrc` in the current folder, which may come from a stranger and can
+    have every text set by LaTeX. Nothing is done where matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        yield
+        return
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield
 
 
 def figure_of(width: float, height: float) -> Figure:

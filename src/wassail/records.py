@@ -22,15 +22,21 @@ from typing_extensions import Self
 from wassail import writing
 from wassail.errors import InputError
 from wassail.notebook import card, verbatim
-from wassail.threat import Threat
+from wassail.specification import Specification
+from wassail.threat import Boxes, Groups, Threat, boxes_of, parse_groups
 
 _AnyRecord = TypeVar("_AnyRecord", bound="Record")
+LOW, HIGH = ":low", ":high"  # of a threat with boxes of its own
+_TENSORS: dict[str, type[Specification | Boxes]] = {
+    "Specification": Specification,
+    "Boxes": Boxes,
+}
 _PARTS = re.compile(r"\[.*\]")  # what stands in brackets of an annotation is not looked at
 
 
 class Record:
-    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, another record, or
-    anything JSON can hold.
+    """Base of the result dataclasses. A field is a tensor, None, a `Threat`, `Groups`, another
+    record, or anything JSON can hold.
     """
 
     kinds: ClassVar[dict[str, type[Record]]] = {}
@@ -100,21 +106,30 @@ def _ordered(file: bytes) -> bytes:
 
 def check_equal(name: str, ours: Any, theirs: Any) -> None:
     """Refuse to combine results that were computed for different things."""
-    same = torch.equal(ours.cpu(), theirs.cpu()) if isinstance(ours, Tensor) else ours == theirs
+    tensors = [isinstance(value, Tensor) for value in (ours, theirs)]
+    if all(tensors):
+        same = torch.equal(ours.cpu(), theirs.cpu())
+    else:
+        same = not any(tensors) and ours == theirs
     if not same:
-        detail = "" if isinstance(ours, Tensor) else f" ({ours} and {theirs})"
+        detail = "" if any(tensors) else f" ({ours} and {theirs})"
         raise InputError(
             f"the two results differ in {name}{detail}: combine results for the same samples and "
             "threat."
         )
 
 
-def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
+def _flat(record: Record | Specification | Boxes, prefix: str = "") -> dict[str, Any]:
     """The fields of a record and, named `field/name`, those of the records in it."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
-        if isinstance(value, Record):
+        boxes = boxes_of(value.domain) if isinstance(value, Threat) else None
+        if boxes is not None:  # tensors, beside the other fields of the threat
+            low, high = boxes
+            values |= {prefix + field.name + LOW: low, prefix + field.name + HIGH: high}
+            values[prefix + field.name] = dataclasses.replace(value, domain=None)
+        elif isinstance(value, Record | Specification | Boxes):
             values |= {
                 prefix + field.name + "/": type(value).__name__,
                 **_flat(value, prefix + field.name + "/"),
@@ -126,12 +141,21 @@ def _flat(record: Record, prefix: str = "") -> dict[str, Any]:
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
     """What `_flat` took apart, put together."""
+    for name in [name for name in values if name.endswith(LOW)]:
+        owner = name.removesuffix(LOW)
+        boxes: Any = Boxes(values.pop(name), values.pop(owner + HIGH))
+        values[owner] = dataclasses.replace(values[owner], domain=boxes)
     inner: dict[str, dict[str, Any]] = {}
     for name in [name for name in values if "/" in name]:
         owner, _, rest = name.partition("/")
         inner.setdefault(owner, {})[rest] = values.pop(name)
     for owner, fields in inner.items():
-        values[owner] = _made(Record.kinds[fields.pop("")], _nested(fields))
+        kind = fields.pop("")
+        parts = _nested(fields)
+        if kind in _TENSORS:
+            values[owner] = _TENSORS[kind](**parts)
+        else:
+            values[owner] = _made(Record.kinds[kind], parts)
     return values
 
 
@@ -155,7 +179,7 @@ def _fits(wanted: str, value: Any) -> bool:
 def _is(kind: str, value: Any) -> bool:
     if kind == "Domain":
         numbers = isinstance(value, (tuple, list)) and all(_is("float", item) for item in value)
-        return value is None or (numbers and len(value) == 2)
+        return value is None or isinstance(value, Boxes) or (numbers and len(value) == 2)
     if kind in ("float", "int"):
         return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(
             value, bool
@@ -166,6 +190,8 @@ def _is(kind: str, value: Any) -> bool:
         "bool": bool,
         "None": type(None),
         "Threat": Threat,
+        "Groups": Groups,
+        "Specification": Specification,
         "Mapping": Mapping,
         "tuple": tuple,
     }
@@ -178,10 +204,14 @@ def _line(error: BaseException) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return {"Threat": dataclasses.asdict(value)} if isinstance(value, Threat) else value
+    if isinstance(value, (Threat, Groups)):
+        return {type(value).__name__: dataclasses.asdict(value)}
+    return value
 
 
 def _rich(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"Threat"}:
         return Threat(**value["Threat"])
+    if isinstance(value, dict) and set(value) == {"Groups"}:
+        return parse_groups(value["Groups"])
     return tuple(value) if isinstance(value, list) else value

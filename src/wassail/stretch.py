@@ -261,10 +261,10 @@ def _shrink(
             above = total > radius
             low = torch.where(above, tau, low)
             high = torch.where(above, high, tau)
-            fits = (newton >= low) & (newton <= high)
-            if turn % 2:
-                fits = fits & (newton == tau)
-            newton = torch.where(fits, newton, (low + high) / 2)
-            alive = (newton != tau) & (low < high)
+            # Both bounds have been tried, so that without a number between them there is no more.
+            rests = newton == tau
+            fits = (newton > low) & (newton < high) & (turn % 2 == 0)
+            newton = torch.where(rests | fits, newton, (low + high) / 2)
+            alive = (newton > low) & (newton < high)
         tau = torch.where(going, newton, tau)
         turn += 1

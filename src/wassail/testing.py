@@ -342,10 +342,7 @@ def check_certificate(
 
 
 def _check_slopes(found: Certificate, model: nn.Module, where: str, draws: int) -> None:
-    """The slopes of a certificate.
-
-    Long because it is a list of checks, one after the other.
-    """
+    """The slopes of a certificate."""
     x = found.x
     y = found.y
     norm = found.norm

@@ -7,17 +7,24 @@ of AutoAttack and RobustBench. This module knows numbers only, so that importing
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import InitVar, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass, field
 from fractions import Fraction
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Number: TypeAlias = "float | int | str | Fraction"
 Domain: TypeAlias = "tuple[float, float] | None"
+Name: TypeAlias = "int | str"
 
+ROUNDING = 1e-9  # what weights that are written as decimals may miss a sum of one by
 _NORMS = {"1": 1.0, "2": 2.0, "inf": math.inf}
 
 
@@ -112,59 +119,145 @@ def parse_order(value: Number) -> float:
     return order
 
 
-@dataclass(frozen=True)
-class FeatureBox:
-    """A box, and perhaps a unit, for each of F features: what `Threat` makes of tensors.
-
-    Only `evaluate` knows what to do with it. Everything else has one box for all coordinates, and
-    says so as soon as it looks for a bound.
+@dataclass(frozen=True, eq=False, repr=False)
+class Boxes:
+    """A box for each feature, or for each feature of each sample: what `parse_domain` makes of
+    tensors. It stands where a pair `(low, high)` does; `low = high` freezes a coordinate.
 
     Args:
-        low: least values.
-        high: greatest values.
-        scale: unit of each feature, 0 for one that may not move; None for the ranges.
+        low: least values, float64, `(*shape)` or `(N, *shape)` for samples `(N, *shape)`.
+        high: greatest values, of the same shape.
+        scale: unit of each feature, 0 for one that may not move, for `evaluate`; None for none.
     """
 
-    low: tuple[float, ...]
-    high: tuple[float, ...]
+    low: Tensor
+    high: Tensor
     scale: tuple[float, ...] | None = None
 
-    def __iter__(self) -> Iterator[float]:
-        raise InputError(ONE_BOX)
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.scale is not None:
+            raise InputError(ONE_UNIT)
+        return iter((self.low, self.high))
 
-    def __getitem__(self, place: int) -> float:
-        raise InputError(ONE_BOX)
+    def __getitem__(self, place: int) -> Tensor:
+        return tuple(self)[place]
+
+    def fit(self, x: Tensor) -> Boxes:
+        """The same with one axis for the samples, of length 1 if they share the boxes, or one
+        sentence if it does not fit samples `(N, *shape)`.
+        """
+        low, high = self
+        count = len(low) if low.ndim == x.ndim else 1
+        try:
+            if low.ndim > x.ndim or count not in (1, len(x)):
+                raise RuntimeError
+            sides = [side.expand(count, *x.shape[1:]) for side in (low, high)]
+        except RuntimeError:
+            raise InputError(
+                f"the boxes have shape {tuple(low.shape)} and the samples {tuple(x.shape)}: give "
+                "one number for each feature, or for each feature of each sample."
+            ) from None
+        return Boxes(sides[0], sides[1])
+
+    def take(self, rows: Tensor) -> Boxes:
+        """Those of some samples, after `fit`."""
+        if len(self.low) == 1:
+            return self
+        rows = rows.to(self.low.device)
+        return Boxes(self.low[rows], self.high[rows])
+
+    def flat(self) -> Boxes:
+        """The same for flat samples, after `fit`."""
+        return Boxes(self.low.flatten(1), self.high.flatten(1))
+
+    def like(self, x: Tensor) -> Boxes:
+        """The same in the type and on the device of points, rounded inward: a point between them is
+        inside.
+        """
+        if self.low.dtype == x.dtype and self.low.device == x.device:
+            return self
+        low, high = (side.to(x) for side in self)
+        if self.low.dtype != x.dtype:
+            up = low.nextafter(low.new_tensor(math.inf))
+            down = high.nextafter(high.new_tensor(-math.inf))
+            low = up.where((low.cpu().double() < self.low.cpu()).to(low.device), low)
+            high = down.where((high.cpu().double() > self.high.cpu()).to(high.device), high)
+        return Boxes(low, high)
+
+    @property
+    def digest(self) -> str:
+        """A few letters that tell these boxes from others."""
+        found = hashlib.sha256()
+        for side in (self.low, self.high):
+            found.update(side.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()[:8]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Boxes) or self.scale != other.scale:
+            return False
+        try:
+            pairs = ((self.low, other.low), (self.high, other.high))
+            return all(bool((a.cpu() == b.cpu()).all()) for a, b in pairs)
+        except RuntimeError:  # of other shapes
+            return False
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Boxes({box_text(self)}, {self.digest})"  # type: ignore[arg-type]
 
 
 ONE_BOX = (
-    "the domain has a box for each feature, which evaluate understands: for anything else make "
+    "the domain has boxes of its own for features or samples, which attacks, radii, verify and "
+    "sandwich take: give this one pair of numbers (low, high), or make features = "
+    "ws.Features(low, high, scale) and give features.model(model), features.encode(x) and "
+    "domain=features.domain."
+)
+ONE_UNIT = (
+    "the domain has a unit for each feature, which evaluate understands: for anything else make "
     "features = ws.Features(low, high, scale), and give features.model(model), features.encode(x) "
     "and domain=features.domain."
 )
 
 
-def boxes_of(domain: Any) -> FeatureBox | None:
-    """A domain as a box for each feature, None if it is none."""
-    return domain if isinstance(domain, FeatureBox) else None
+def boxes_of(domain: Any) -> Boxes | None:
+    """A domain as boxes of features or samples, None if it is none."""
+    return domain if isinstance(domain, Boxes) else None
 
 
-def parse_domain(value: Domain, scale: Any = None) -> Domain:
+def fitted(domain: Domain, x: Tensor) -> Domain:
+    """A domain for samples `(N, *shape)`: see `Boxes.fit`; one box, or none, as it is."""
+    known = boxes_of(domain)
+    return domain if known is None else known.fit(x)  # type: ignore[return-value]
+
+
+def box_at(domain: Domain, rows: Tensor) -> Domain:
+    """The domain of some samples, after `fitted`; one box, or none, as it is."""
+    known = boxes_of(domain)
+    return domain if known is None else known.take(rows)  # type: ignore[return-value]
+
+
+def parse_domain(value: Domain, scale: Any = None, *, own: bool = False) -> Domain:
     """A box `(low, high)`, the same for every coordinate, or None for all of R^n.
 
     Args:
-        value: two numbers; or two vectors, for a box for each feature.
-        scale: unit of each feature, only with vectors; default None, the range.
+        value: two numbers; or tensors, for a box for each feature or each feature of each sample.
+        scale: unit of each feature, only with vectors; default None.
+        own: whether boxes of features or samples are taken; default False, they are refused.
     """
-    known = boxes_of(value)
-    if known is not None:
-        value = known.low, known.high  # type: ignore[assignment]
-        scale = known.scale if scale is None else scale
     if value is None:
         if scale is not None:
             raise InputError("scale needs a box for each feature: give domain=(low, high).")
         return None
-    if scale is not None or any(_is_vector(side) for side in _sides(value)):
-        return _feature_box(value, scale)  # type: ignore[return-value]
+    known = boxes_of(value)
+    if known is None and (scale is not None or any(map(_is_vector, _sides(value)))):
+        known = _boxes(value, scale)
+    if known is not None:
+        if not own:
+            raise InputError(ONE_BOX)
+        known = known if scale is None else _boxes((known.low, known.high), scale)
+        return known  # type: ignore[return-value]
     try:
         if isinstance(value, str):
             raise TypeError
@@ -176,8 +269,10 @@ def parse_domain(value: Domain, scale: Any = None) -> Domain:
             f"domain {value!r} is not a box: give (low, high), for example (0, 1), or None."
         ) from None
     if not low < high:
-        raise InputError(
-            f"domain {value!r} is empty: give (low, high) with low below high, or None for no box."
+        raise remedies(
+            f"domain {value!r} is empty",
+            "give (low, high) with low below high, or None for no box",
+            "give --domain LOW HIGH with LOW below HIGH, or --no-box",
         )
     return (low, high)
 
@@ -190,26 +285,35 @@ def _is_vector(side: Any) -> bool:
     return not isinstance(side, str) and (getattr(side, "ndim", 0) > 0 or hasattr(side, "append"))
 
 
-def _feature_box(value: Any, scale: Any) -> FeatureBox:
-    """Vectors as tuples of floats; one number stands for all features."""
-    sides = [_floats(side, "domain") for side in _sides(value)]
-    units = None if scale is None else _floats(scale, "scale")
-    sizes = {len(side) for side in [*sides, *([] if units is None else [units])]} - {1}
-    if len(sides) != 2 or len(sizes) > 1:
+def _boxes(value: Any, scale: Any) -> Boxes:
+    """Tensors in float64 on the CPU, of one shape; one number stands for all features."""
+    import torch  # not before somebody has a tensor: this module is instant to import
+
+    try:
+        sides = [
+            torch.as_tensor(side, dtype=torch.float64).detach().cpu() for side in _sides(value)
+        ]
+        low, high = (side.expand_as(sides[0] + sides[1]) for side in sides)
+    except (TypeError, ValueError, IndexError, RuntimeError):
         raise InputError(
-            "a box for each feature needs low and high, and perhaps scale, with one number for "
-            "each feature in all of them."
-        )
-    size = max(sizes, default=1)
-    low, high = (side * (size // len(side)) for side in sides)
-    if not all(bottom <= top < math.inf and bottom > -math.inf for bottom, top in zip(low, high)):
+            "a box for each feature needs low and high, with one number for each feature, or for "
+            "each feature of each sample, in both."
+        ) from None
+    if not bool((torch.isfinite(low) & torch.isfinite(high) & (low <= high)).all()):
         raise InputError("a box needs finite numbers with low at or below high, per feature.")
-    if units is None:
-        return FeatureBox(low, high)
-    units = units * (size // len(units))
+    low, high = (side.reshape(1) if side.ndim == 0 else side for side in (low, high))
+    if scale is None:
+        return Boxes(low, high)
+    units = _floats(scale, "scale")
+    if low.ndim > 1 or len({len(low), len(units)} - {1}) > 1:
+        raise InputError(
+            "a box for each feature needs low and high, and scale, with one number for each "
+            "feature in all of them."
+        )
     if not all(0 <= unit < math.inf for unit in units):
         raise InputError("scale needs finite numbers >= 0: the unit of each feature, 0 if fixed.")
-    return FeatureBox(low, high, units)
+    size = max(len(low), len(units))
+    return Boxes(low.expand(size), high.expand(size), units * (size // len(units)))
 
 
 def _floats(values: Any, name: str) -> tuple[float, ...]:
@@ -223,8 +327,10 @@ def _floats(values: Any, name: str) -> tuple[float, ...]:
 def box_text(domain: Domain) -> str:
     """A domain in words: "box [0, 1]", or "no box"."""
     known = boxes_of(domain)
+    if known is not None and known.low.ndim > 1 and len(known.low) > 1:
+        return f"own boxes of {len(known.low)} samples"
     if known is not None:
-        return f"a box for each of {len(known.low)} features"
+        return f"a box for each of {known.low.numel()} features"
     return "no box" if domain is None else f"box [{domain[0]:g}, {domain[1]:g}]"
 
 
@@ -251,6 +357,28 @@ def parse_confidence(confidence: Number) -> float:
             f"confidence is {confidence!r}: give a number between 0 and 1, for example 0.95."
         )
     return value
+
+
+def parse_label_cost(value: Number) -> float:
+    """The price of a changed label: positive, inf for labels that cannot change."""
+    cost = number(value, "label_cost")
+    if not cost > 0:
+        raise InputError(
+            f"label_cost is {value!r}: give the price of a changed label, above 0, in the units "
+            "of eps, or inf."
+        )
+    return cost
+
+
+def parse_subpopulation(value: Number) -> float:
+    """The least share of the population that is there, in (0, 1]."""
+    share = number(value, "subpopulation")
+    if not 0 < share <= 1:
+        raise InputError(
+            f"subpopulation is {value!r}: give the least share of the population that is there, "
+            "above 0 and at most 1, for example 0.8."
+        )
+    return share
 
 
 def dual(norm: float) -> float:
@@ -285,6 +413,130 @@ def ceil_percent(share: float, digits: int = 2) -> str:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """The group of each sample, and between what its weight may lie.
+
+    The weights of the groups may be any numbers in their ranges that sum to one, whatever they are
+    among the samples; within a group all is as it was. With the classes as groups this is label
+    shift. With a subpopulation of share alpha, each group keeps at least that share of its own.
+
+    Args:
+        ids: group of each sample, N whole numbers or texts; a tensor, an array or a list.
+        low: least weight of each group: one number for all; a list in the order of `names`; or a
+            dict by name; default 0.
+        high: greatest weight of each group, in the same way; default 1.
+
+    >>> Groups(["old", "young", "young"], low={"old": 0.2, "young": 0.3}).names
+    ('old', 'young')
+    """
+
+    ids: tuple[Name, ...]
+    low: tuple[float, ...] = 0.0  # type: ignore[assignment]
+    high: tuple[float, ...] = 1.0  # type: ignore[assignment]
+    names: tuple[Name, ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ids = tuple(_name(value) for value in _listed(self.ids, "the groups"))
+        if len({isinstance(value, str) for value in ids}) > 1:
+            ids = tuple(str(value) for value in ids)
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "names", tuple(sorted(set(ids))))
+        for side in ("low", "high"):
+            object.__setattr__(self, side, self._ranges(getattr(self, side), side))
+        for name, low, high in zip(self.names, self.low, self.high):
+            if not 0 <= low <= high <= 1:
+                raise InputError(
+                    f"the weight of group {name!r} is between {low:g} and {high:g}: give a range "
+                    "within [0, 1] with its lower end first."
+                )
+        if ids and math.fsum(self.low) > 1 + ROUNDING:
+            raise InputError(
+                f"the least weights of the groups sum to {math.fsum(self.low):g}, above 1: no "
+                "weights are in these ranges, so lower some."
+            )
+        if ids and math.fsum(self.high) < 1 - ROUNDING:
+            raise InputError(
+                f"the greatest weights of the groups sum to {math.fsum(self.high):g}, below 1: no "
+                "weights are in these ranges, so raise some."
+            )
+
+    def _ranges(self, given: Any, side: str) -> tuple[float, ...]:
+        """One end of the ranges, in the order of the names."""
+        what = f"{side} of the groups"
+        if isinstance(given, Mapping):
+            known = {_name(key): value for key, value in given.items()}
+            if self.names and isinstance(self.names[0], str):
+                known = {str(key): value for key, value in known.items()}
+            strange = [name for name in known if name not in self.names]
+            if strange:
+                raise InputError(
+                    f"group {strange[0]!r} has no samples, so nothing is known about it: leave it "
+                    f"out of {side}, or add samples of it."
+                )
+            default = 0.0 if side == "low" else 1.0
+            return tuple(number(known.get(name, default), what) for name in self.names)
+        if isinstance(given, (int, float, str, Fraction)):
+            return (number(given, what),) * len(self.names)
+        listed = _listed(given, what)
+        if len(listed) != len(self.names):
+            raise InputError(
+                f"{side} has {len(listed)} numbers, but the samples are of {len(self.names)} "
+                "groups: give one number for each, or a dict by name; a group without samples "
+                "cannot be weighed."
+            )
+        return tuple(number(value, what) for value in listed)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The place of each sample's group in `names`."""
+        found = {name: place for place, name in enumerate(self.names)}
+        return tuple(found[name] for name in self.ids)
+
+    def __repr__(self) -> str:
+        ranges = [
+            f"{name}: {low:g} to {high:g}"
+            for name, low, high in list(zip(self.names, self.low, self.high))[:6]
+        ]
+        more = ", ..." if len(self.names) > len(ranges) else ""
+        return f"Groups({len(self.ids)} samples; {', '.join(ranges)}{more})"
+
+    def __str__(self) -> str:
+        return f"weights of {len(self.names)} groups within their ranges"
+
+
+def parse_groups(value: Any) -> Groups | None:
+    """Groups, None for none; a mapping is what a file holds."""
+    if isinstance(value, Mapping) and {"ids", "low", "high"} <= set(value):
+        return Groups(*(value[name] for name in ("ids", "low", "high")))
+    if value is not None and not isinstance(value, Groups):
+        raise InputError(
+            f"groups is a {type(value).__name__}: give ws.Groups(ids, low, high), with the group "
+            "of each sample."
+        )
+    return value
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    """A tensor, an array or a sequence as a list."""
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(plain, (str, bytes, Mapping)) or not hasattr(plain, "__iter__"):
+        raise InputError(f"{what} must be a list with one entry each, not {values!r}.")
+    return list(plain)
+
+
+def _name(value: Any) -> Name:
+    """The name of a group: a whole number or a text."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, bool) and isinstance(value, (int, float)) and value == int(value):
+        return int(value)
+    raise InputError(f"a group is called {value!r}: give whole numbers or texts as names.")
+
+
+@dataclass(frozen=True)
 class Threat:
     """Everything that defines an adversary: which distributions it may choose from.
 
@@ -294,9 +546,13 @@ class Threat:
             threat.
         eps: the budget in units of x, positive; "8/255" is accepted; required.
         domain: box `(low, high)` the points live in, or None for all of R^n; default (0, 1). Two
-            vectors, one number for each feature, for `evaluate`.
-        scale: with vectors, the unit of each feature in which distances are measured, 0 for one
-            that may not move; default None, its range.
+            tensors, with one number for each feature or for each feature of each sample, are boxes
+            of their own, and `low = high` freezes a coordinate.
+        scale: with vectors, the unit of each feature in which `evaluate` measures distances, 0 for
+            one that may not move; default None, its range in `evaluate`, else the units of x.
+        label_cost: price kappa of a changed label, in the units of eps; default inf: none changes.
+        subpopulation: least share alpha of the population that is there; default 1: all of it.
+        groups: `Groups`, ranges of the weights of known groups; default None: no other weights.
 
     >>> Threat(norm="inf", order=1, eps="8/255")
     Threat(norm=inf, order=1, eps=8/255, domain=[0, 1])
@@ -307,6 +563,9 @@ class Threat:
     eps: float = math.nan
     domain: Domain = (0.0, 1.0)
     scale: InitVar[Any] = None
+    label_cost: float = field(default=math.inf, kw_only=True)
+    subpopulation: float = field(default=1.0, kw_only=True)
+    groups: Groups | None = field(default=None, kw_only=True)
 
     def __post_init__(self, scale: Any) -> None:
         if isinstance(self.eps, float) and math.isnan(self.eps):
@@ -317,9 +576,12 @@ class Threat:
             ("norm", parse_norm),
             ("order", parse_order),
             ("eps", parse_eps),
+            ("label_cost", parse_label_cost),
+            ("subpopulation", parse_subpopulation),
+            ("groups", parse_groups),
         ):
             object.__setattr__(self, name, parse(getattr(self, name)))
-        object.__setattr__(self, "domain", parse_domain(self.domain, scale))
+        object.__setattr__(self, "domain", parse_domain(self.domain, scale, own=True))
 
     def radius(self, kappa: float = 1.0) -> float:
         """How far a fraction 1/kappa of every sample may move: kappa^(1/p) eps (THEORY 2b).
@@ -333,20 +595,50 @@ class Threat:
 
     def __repr__(self) -> str:
         box = "None" if self.domain is None else box_text(self.domain).removeprefix("box ")
-        return (
-            f"Threat(norm={self.norm:g}, order={self.order:g}, eps={show(self.eps)}, domain={box})"
-        )
+        known = f"norm={self.norm:g}, order={self.order:g}, eps={show(self.eps)}, domain={box}"
+        if self.label_cost < math.inf:
+            known += f", label_cost={show(self.label_cost)}"
+        if self.subpopulation < 1:
+            known += f", subpopulation={self.subpopulation:g}"
+        if self.groups is not None:
+            known += f", groups={self.groups!r}"
+        return f"Threat({known})"
 
     def __str__(self) -> str:
         where = f"ground norm l{self.norm:g}, {box_text(self.domain)}"
-        return f"Omega_{self.order:g}({show(self.eps)}), {where}"
+        return f"Omega_{self.order:g}({show(self.eps)}), {where}{self.others}"
+
+    @property
+    def others(self) -> str:
+        """What else may change beside inputs, in words; "" for nothing."""
+        words = ""
+        if self.label_cost < math.inf:
+            words += f", a changed label costs {show(self.label_cost)}"
+        if self.subpopulation < 1:
+            each = "" if self.groups is None else " of each group"
+            words += f", subpopulations of {100 * self.subpopulation:g} % or more{each}"
+        if self.groups is not None:
+            words += f", {self.groups}"
+        return words
 
 
-def parse_threat(threat: Threat) -> Threat:
-    """A threat, or one sentence for what people give in its place: a number, a text, a pair."""
+def parse_threat(threat: Threat, *, own: bool = False) -> Threat:
+    """A threat, or one sentence for what people give in its place: a number, a text, a pair.
+
+    Args:
+        threat: what was given.
+        own: whether boxes of features or samples are taken; default False, they are refused.
+    """
     if not isinstance(threat, Threat):
         raise InputError(
             f"the threat is {threat!r}: give Threat(norm=..., order=..., eps=...), for example "
             "Threat('inf', 1, '8/255')."
         )
+    if threat.others:
+        raise InputError(
+            "this threat lets labels change or people be missing, which needs no attack or proof "
+            "of its own: give the plain threat here, then label_cost, subpopulation and groups "
+            "to ws.risk_curve, ws.allocate and ws.evaluate."
+        )
+    parse_domain(threat.domain, own=own)
     return threat

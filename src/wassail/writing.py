@@ -16,6 +16,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from os import PathLike
@@ -34,6 +35,9 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _FOLDER = getattr(os, "O_DIRECTORY", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe would be waited for
 _BINARY = getattr(os, "O_BINARY", 0)
+# The beginning of an absolute path of Unix or Windows, and one within a text.
+_ROOTED = re.compile(r"(?:~|file:/*|[A-Za-z]:)?[/\\]")
+_ABSOLUTE = re.compile(r"(^|[\s'\"=])(?:/|[A-Za-z]:\\)(?:[^\s'\"/\\]+[/\\])*([^\s'\"/\\]+)")
 _BY_DESCRIPTOR = os.open in os.supports_dir_fd and bool(_FOLDER and _NO_LINK)
 
 
@@ -120,6 +124,49 @@ def visible(text: str) -> str:
     some files cannot hold them.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_folders(text: str) -> str:
+    """The text with absolute paths cut to their last part: what is shown goes to other machines.
+
+    A text that is one path, perhaps behind `--option=`, may hold spaces.
+
+    Args:
+        text: a name, a word of a command, or a sentence.
+    """
+    found = re.match(r"--?[\w-]+=", text)
+    option = "" if found is None else found[0]
+    path = text[len(option) :]
+    if _ROOTED.match(path):
+        last = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+        return f"{option}…/{last}"
+    return _ABSOLUTE.sub(lambda found: f"{found[1]}…/{found[2]}", text)
+
+
+def read_small(path: FilePath, most: int, what: str) -> bytes:
+    """The bytes of a regular file of at most so many: no pipe, no device, no endless file.
+
+    Args:
+        path: of the file; a link of the user's own is followed.
+        most: bytes.
+        what: it holds, for the sentence that refuses it.
+    """
+    try:
+        number = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "no file can have this name"
+        raise InputError(f"cannot read {what} from {str(path)!r}: {reason}.") from None
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+        os.close(number)
+        if stat.S_ISREG(status.st_mode):
+            raise InputError(
+                f"{str(path)!r} has {status.st_size:,} bytes, and {what} has at most {most:,}."
+            )
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or a device"
+        raise InputError(f"cannot read {what} from {str(path)!r}: it is a {kind}, so give a file.")
+    with open(number, "rb") as file:
+        return file.read(most)
 
 
 # What the run store calls too: errors of the disk stay as they are.
@@ -387,10 +434,11 @@ def is_run(folder: Path) -> bool:
         number = os.open(folder / "config.json", os.O_RDONLY | _NO_WAIT | _BINARY)
     except OSError:
         return False
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_TEXT:
+        os.close(number)
+        return False
     with open(number, "rb") as file:
-        status = os.fstat(number)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_TEXT:
-            return False
         try:
             content = json.loads(file.read())
         except (ValueError, RecursionError):

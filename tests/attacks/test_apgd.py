@@ -27,6 +27,7 @@ def right(
     return model, x, model(x).argmax(1)
 
 
+@pytest.mark.slow_cases("ce-norms0", "targeted-norms3", "margin-norms2")
 @pytest.mark.parametrize(
     ("loss", "norms"), [("ce", NORMS), ("dlr", (2.0,)), ("margin", (INF,)), ("targeted", (1.0,))]
 )
@@ -163,7 +164,7 @@ def test_passes_are_what_the_docstring_says() -> None:
     rivals = apgd(model, x, y, stand, steps=10, loss="targeted")
     assert rivals.forwards.tolist() == [1 + 3 * 11] * 6  # only three rivals exist
     drawn = apgd(model, x, y, stand, steps=10, eot=4)
-    assert drawn.forwards.tolist() == [1 + 44] * 6 and drawn.backwards.tolist() == [44] * 6
+    assert drawn.forwards.tolist() == [1 + 44] * 6 and drawn.backwards.tolist() == [40] * 6
     fallen = apgd(model, x, y, Threat(2.0, INF, 50.0), steps=10, restarts=3)
     assert fallen.accuracy == 0 and int(fallen.forwards.max()) < 1 + 2 * 11
 

@@ -16,6 +16,8 @@ from wassail.attacks.nearest import METHODS
 from wassail.names import ATTACKS
 from wassail.network import Network, mixed
 
+pytestmark = pytest.mark.device
+
 EPS = {1.0: 0.8, 2.0: 0.3, math.inf: 0.1}
 NORMS = tuple(EPS)
 STAGES = [

@@ -190,6 +190,7 @@ def test_probabilities_are_an_error() -> None:
         autoattack(model, x, y, Threat(INF, INF, 0.1), attacks=[])
 
 
+@pytest.mark.slow_cases("L1", "L2")
 @pytest.mark.parametrize("name", ["Linf", "L2", "L1"])
 def test_the_drop_in_class(name: str, capsys, tmp_path) -> None:
     model, x, y = right()

@@ -221,6 +221,7 @@ def check_distances(
     assert factor.max() <= most and factor.mean() <= mean
 
 
+@pytest.mark.slow_cases("free")
 @each_domain
 def test_cw_finds_the_exact_distance(domain) -> None:
     check_distances(partial(cw, steps=200, rate=0.02), domain, 1.03, 1.005)
@@ -379,7 +380,7 @@ def test_cw_is_the_papers(monkeypatch) -> None:
         square = 0.999 * square + 0.001 * g**2
         w = w - 0.1 * mean / (1 - 0.9**k) / ((square / (1 - 0.999**k)) ** 0.5 + 1e-8)
         assert torch.allclose((torch.tanh(w) + 1) / 2, points, atol=1e-6)
-    assert len(seen) == 9
+    assert len(seen) == 8  # the last look needs no gradient
 
 
 def test_cw_follows_the_width_of_the_box() -> None:
@@ -471,23 +472,26 @@ class Stubborn(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("attack", "forwards", "backwards"),
+    ("attack", "forwards", "backwards", "riding"),
     [
-        (fgsm, 1, 1),
-        (partial(pgd, steps=7), 1 + 8, 7),
-        (partial(pgd, steps=7, restarts=3), 1 + 3 * 8, 3 * 7),
-        (partial(pgd, steps=7, random_start=False), 1 + 7, 7),
-        (partial(cw, searches=3, steps=7), 1 + 3 * 7, 1 + 3 * 6),
+        (fgsm, 1, 1, 1),
+        (partial(pgd, steps=7), 1 + 8, 7, 0),
+        (partial(pgd, steps=7, restarts=3), 1 + 3 * 8, 3 * 7, 0),
+        (partial(pgd, steps=7, random_start=False), 1 + 7, 7, 1),
+        (partial(cw, searches=3, steps=7), 1 + 3 * 7, 1 + 3 * 6, 1),
     ],
 )
-def test_passes_of_samples_that_never_flip(attack, forwards: int, backwards: int) -> None:
+def test_passes_of_samples_that_never_flip(
+    attack, forwards: int, backwards: int, riding: int
+) -> None:
+    """riding: gradients at the samples, which a sample that is wrong already has, too."""
     model = Stubborn()
     x = torch.rand(4, 5, generator=torch.Generator().manual_seed(0))
     y = torch.tensor([0, 0, 0, 1])
     result = attack(model, x, y, ws.Threat(2, INF, 0.1))
     assert result.forwards.tolist() == [forwards] * 3 + [1] and result.backwards.tolist() == [
         backwards
-    ] * 3 + [0]
+    ] * 3 + [riding]
     assert result.checks.tolist() == [1] * 4 and result.accuracy == 0.75
     assert model.rows == 4 * 2 + int(
         result.forwards.sum() + result.checks.sum()
@@ -505,7 +509,7 @@ def test_pgd_stops_at_a_flip_and_restarts_only_the_rest() -> None:
     flipped = one.predicted != y
     assert torch.equal(one.forwards[right & ~flipped], torch.full_like(y[right & ~flipped], 12))
     assert (one.forwards[flipped] < 12).all() and (
-        one.backwards[flipped] == (one.forwards[flipped] - 2).clamp(min=0)
+        one.backwards[flipped] == one.forwards[flipped] - 1
     ).all()
     assert (
         torch.equal(three.forwards[flipped], one.forwards[flipped])
@@ -529,7 +533,7 @@ def test_cw_keeps_its_budget() -> None:
         spent = flips.forwards + flips.backwards
         assert (
             (spent <= passes).all()
-            and (spent[:2] == 1).all()
+            and (spent[:2] == (2 if passes > 2 else 1)).all()
             and (spent[2:] >= min(passes, 3) - 1).all()
         )
         shares.append(flips.success[2:].double().mean().item())
@@ -675,6 +679,7 @@ def test_cw_is_for_l2(norm) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("2.0-0.25")
 @pytest.mark.parametrize(("norm", "eps"), [(INF, 2 / 255), (2.0, 0.25)])
 def test_the_order_of_strength_on_a_real_network(zoo, norm: float, eps: float) -> None:
     model, dataset = zoo.load("cifar_cnn_a_adv")

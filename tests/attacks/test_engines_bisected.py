@@ -90,6 +90,9 @@ def check_distances(
     assert classes > 2 or factor.max() <= WORST[name]
 
 
+@pytest.mark.slow_cases(
+    "pdpgd-10-*-inf", "apgd-2-domain1-1.0", "apgd-2-domain1-2.0", "apgd-2-None-*"
+)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize(("name", "classes"), [("apgd", 2), ("apgd", 10), ("pdpgd", 10)])
@@ -97,6 +100,7 @@ def test_close_above_the_exact_distance(name: str, classes: int, norm: float, do
     check_distances(name, norm, domain, classes, 100 if name == "apgd" and classes > 2 else None)
 
 
+@pytest.mark.slow_cases("pdpgd-inf", "pdpgd-authors-inf", "*-1.0")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd-margin", "apgd-targeted", "pdpgd", "pdpgd-authors"])
 def test_variants_are_close_above_the_exact_distance(name: str, norm: float) -> None:
@@ -113,6 +117,7 @@ def attack(name: str, **keywords):
     return run
 
 
+@pytest.mark.slow_cases("pdpgd-inf", "pdpgd-1.0", "apgd-1.0", "apgd-2.0")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
 def test_conformance(name: str, norm: float) -> None:
@@ -150,6 +155,7 @@ class Stubborn(nn.Module):
         return z + 1e4 * nn.functional.one_hot(torch.zeros(len(x), dtype=torch.int64), 10)
 
 
+@pytest.mark.slow_cases("pdpgd-inf", "apgd-2.0", "apgd-1.0")
 @pytest.mark.filterwarnings("ignore:.*samples were not searched:wassail.errors.ModelWarning")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd", "pdpgd"])
@@ -167,7 +173,7 @@ def test_budgets_are_kept_exactly(name: str, norm: float) -> None:
             assert (
                 wrong.any()
                 and (flips.forwards[wrong] == 1).all()
-                and (flips.backwards[wrong] == 0).all()
+                and (flips.backwards[wrong] == (passes > 2)).all()  # the gradient at the sample
             )
             shares.append(flips.success[~wrong].double().mean().item())
         stuck = find(name, Stubborn(), x, zeros, norm, (0, 1), passes)
@@ -290,8 +296,9 @@ def test_apgd_is_the_papers(norm: float) -> None:
         Network(Curved(), torch.arange(6)), x, torch.zeros(6, dtype=torch.int64), norm, None, None
     )
     visited = []
-    tape = state.tape
-    state.tape = lambda points, rows: (visited.append(points), tape(points, rows))[1]
+    tape, logits = state.network.tape, state.network.logits
+    state.network.tape = lambda points, rows: (visited.append(points), tape(points, rows))[1]
+    state.network.logits = lambda points, rows: (visited.append(points), logits(points, rows))[1]
     best, flipped = climb(state, torch.arange(6), x, radius, 30, _goal(state, "margin", None))
     assert not flipped.any() and len(visited) == 31
     for i in range(6):
@@ -309,10 +316,10 @@ def test_apgd_stops_at_a_flip() -> None:
     _, flipped = climb(state, rows, x, radius, 20, _goal(state, "dlr", None))
     assert flipped.any() and torch.equal(flipped, torch.isfinite(state.distance))
     assert (state.distance[flipped] <= radius[flipped] * (1 + 1e-12)).all()
-    # the start, then a gradient and a look for each step: two looks are enough on straight
+    # the start, then a look and a gradient for each step: two looks are enough on straight
     # boundaries
-    assert (state.network.forwards[flipped] == state.network.backwards[flipped] + 2).all()
-    assert state.network.backwards[flipped].min() == 1
+    assert (state.network.forwards[flipped] == state.network.backwards[flipped] + 1).all()
+    assert state.network.backwards[flipped].min() == 2
 
 
 def test_checkpoints_are_the_papers() -> None:
@@ -371,6 +378,7 @@ def test_batch_sizes_do_not_matter(name: str, norm: float) -> None:
     assert torch.equal(one.backwards, other.backwards) and one.success.any()
 
 
+@pytest.mark.slow_cases("inf-0.1", "1-4.0")
 @pytest.mark.parametrize(("norm", "eps"), [("inf", 0.1), (2, 1.0), (1, 4.0)])
 def test_nearer_than_wda_pp_on_digits(norm, eps: float) -> None:
     model, (x, y) = ws.zoo.load("digits-cnn-adv"), ws.zoo.data("digits")

@@ -100,6 +100,7 @@ def test_linear_distances_are_near_the_exact_ones_and_never_below(
 CONFORMING = [(name, norm) for name, norm in PAIRS if name in ("deepfool", "fab") or norm == 2]
 
 
+@pytest.mark.slow_cases("*-l1", "fab-l2", "deepfool-l2")
 @pytest.mark.parametrize(
     ("name", "norm"), CONFORMING, ids=lambda v: v if isinstance(v, str) else f"l{v:g}"
 )
@@ -180,6 +181,7 @@ def test_a_curved_boundary() -> None:
     assert 1.01 < loose.mean() < 1.05 and loose.min() > 1 - 1e-6
 
 
+@pytest.mark.slow_cases("*-l1-*")
 @pytest.mark.filterwarnings("ignore:.*samples were not searched:wassail.errors.ModelWarning")
 @pytest.mark.parametrize("passes", [1, 2, 5, 13, 60])
 @pytest.mark.parametrize("classes", [2, 10])
@@ -199,7 +201,9 @@ def test_budgets_are_kept_exactly(name, norm, classes, passes) -> None:
         assert spent.max() <= passes
         wrong = flips.distances == 0
         assert wrong.any() and not wrong.all()
-        assert (spent[wrong] == 1).all() and (flips.backwards[wrong] == 0).all()
+        # Wrong samples ride along through the gradients at the samples, and are left alone then.
+        assert (flips.forwards[wrong] == 1).all() and len(flips.backwards[wrong].unique()) == 1
+        assert (flips.backwards[wrong][0] <= flips.backwards[~wrong]).all()
         assert (
             sum(seen) == int(flips.forwards.sum() + flips.checks.sum()) + 2 * 8
         )  # the model's check looks at 8 samples twice
@@ -225,7 +229,9 @@ def test_unlimited_passes_are_those_of_the_docstrings(name, norm) -> None:
         assert (backwards == 9 * steps).all()
         assert (forwards >= 1 + steps + 10).all() and (forwards <= 1 + steps + steps - 1 + 10).all()
     elif name == "fab-t":
-        assert (backwards <= 9 * steps).all() and (forwards <= 1 + 9 * (2 * steps - 1) + 10).all()
+        # a look that flips has a gradient of no use, so there may be one more after each
+        most = 9 * (2 * steps - 1)
+        assert (backwards <= most).all() and (forwards <= 1 + most + 10).all()
     else:
         assert (backwards == steps).all() and (forwards == 1 + steps + 10).all()
 
@@ -328,13 +334,18 @@ def test_engines_report_their_progress() -> None:
 
 
 def test_a_start_that_is_wrong_is_left_alone() -> None:
+    """But for the gradients at the samples, which it would ride through beside others."""
     model, x, _ = problem(4, 20)
-    state = Hunt(Network(model, torch.arange(20)), x, (model(x).argmax(1) + 1) % 4, 2.0, BOX, None)
-    for case in ENGINES.values():
+    y = (model(x).argmax(1) + 1) % 4
+    for name, case in ENGINES.items():
+        state = Hunt(Network(model, torch.arange(20)), x, y, 2.0, BOX, None)
         case.engine(state, lambda share: None)
-    assert (state.network.forwards == 1).all() and (state.network.backwards == 0).all()
+        rivals = 3 if name in ("deepfool", "fab", "fab-t") else 1
+        assert (state.network.forwards == 1).all() and torch.equal(state.points, x)
+        assert (state.network.backwards == rivals).all()
 
 
+@pytest.mark.slow_cases("2.0-0.25")
 @pytest.mark.parametrize(("norm", "eps"), [(INF, 2 / 255), (2.0, 0.25)])
 def test_fab_is_nearer_than_wda_pp_on_a_real_network(zoo, norm, eps) -> None:
     model, dataset = zoo.load("cifar_cnn_a_adv")

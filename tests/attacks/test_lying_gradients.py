@@ -159,6 +159,7 @@ def digits() -> tuple[Tensor, Tensor]:
     return x[:24], y[:24]
 
 
+@pytest.mark.slow_cases("2.0-*")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("norm", EPS)
 def test_never_above_wda_pp_at_the_same_passes(name: str, norm: float, digits) -> None:
@@ -168,19 +169,20 @@ def test_never_above_wda_pp_at_the_same_passes(name: str, norm: float, digits) -
     assert float((model(x).argmax(1) == y).float().mean()) > 0.85
     walked = ws.nearest(model, x, y, norm, method="wda++", eps=EPS[norm])
     budget = int((walked.forwards + walked.backwards).max())
-    found = ws.nearest(model, x, y, norm, passes=budget)
+    found = ws.nearest(model, x, y, norm, passes=budget, warn=False)
     assert (found.forwards + found.backwards <= budget).all()
     ours, theirs = (ws.allocate(f, EPS[norm], 1).accuracy for f in (found, walked))
     assert ours <= theirs + 1e-12
 
 
+@pytest.mark.slow_cases("honeypot", "quantised, no gradient")
 @pytest.mark.parametrize("name", ["quantised, no gradient", "votes", "honeypot"])
 def test_flips_are_found_without_gradients(name: str, digits) -> None:
     """Each of these had no flip for most samples: the gradient is zero, or points anywhere."""
     model = NETWORKS[name]()
-    found = ws.nearest(model, *digits, INF, passes=150)
+    found = ws.nearest(model, *digits, INF, passes=150, warn=False)
     assert found.success.all()
-    more = ws.nearest(model, *digits, INF, passes=450)
+    more = ws.nearest(model, *digits, INF, passes=450, warn=False)
     assert (more.distances <= found.distances).all()
     assert more.distances.mean() < 0.95 * found.distances.mean()
 
@@ -196,6 +198,9 @@ def test_a_blind_search_belongs_to_the_sample(digits) -> None:
     assert not torch.equal(other.distances, whole.distances)
 
 
+@pytest.mark.slow_cases(
+    "two layers of winners", "squashed winners", "squashed", "quantised, straight through"
+)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_failure_is_silent(name: str, digits) -> None:
     """The figure is within two points of the best that is known, or there is a warning.

@@ -89,6 +89,7 @@ def test_a_steered_search_pays_for_the_first_step_of_many_rivals() -> None:
     assert flips.success.all()
 
 
+@pytest.mark.slow_cases("1.0", "2.0")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.filterwarnings("ignore:.*were not searched:wassail.ModelWarning")
 def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> None:
@@ -100,7 +101,8 @@ def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> Non
     for passes in (1, 4, 5, 6, 7, 16, 17, 18, 19, 40, 41, 42, 43, 44, 90, 91, 150, 151, 152, 400):
         flips = ws.nearest(model, x, y, norm, passes=passes, seed=3)
         spent = flips.forwards + flips.backwards
-        assert (spent <= passes).all() and (spent[:2] == 1).all()
+        # Samples that are wrong already have the gradients at the samples and nothing else.
+        assert (spent <= passes).all() and (spent[:2] == (5 if passes > 4 else 1)).all()
         assert (flips.distances <= last * (1 + 1e-12)).all()
         last = flips.distances
     assert torch.isfinite(last).all()
@@ -111,6 +113,7 @@ def test_budgets_are_kept_exactly_and_more_passes_never_hurt(norm: float) -> Non
     assert ws.allocate(again, 0.1, 1).verify(model)
 
 
+@pytest.mark.slow_cases("*-1.0", "[!cd]*-2.0", "deepfool-2.0", "pdpgd-inf")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_flips_a_small_network_and_ours_is_nearest(norm: float, method: str) -> None:
@@ -234,6 +237,7 @@ def test_random_starts_belong_to_the_sample_not_to_its_place() -> None:
     assert not torch.equal(starts, scatter(whole, torch.arange(8), seed=1, number=11))
 
 
+@pytest.mark.slow_cases("2.0", "1.0")
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_search_goes_on_from_points_of_others(norm: float) -> None:
     model = relu_net()
@@ -274,6 +278,7 @@ def test_a_start_that_is_narrowly_wrong_is_not_lost() -> None:
     assert (found.distances <= start.distances).all()
 
 
+@pytest.mark.slow_cases("1000")
 @pytest.mark.parametrize("classes", [100, 1000])
 def test_many_classes_get_more_rivals_within_the_budget(classes: int) -> None:
     """Half of the classes have large logits and flat planes, the others small ones and steep
@@ -291,7 +296,9 @@ def test_many_classes_get_more_rivals_within_the_budget(classes: int) -> None:
     y = model(x).argmax(1)
     assert (y < half).all()
     exact = model.distances(x, y, 2.0, (0.0, 1.0))
-    found = ws.nearest(model, x, y, 2, passes=450)
+    said = r"^16 of 16 samples got their first flip from 112 to 450 passes"
+    with pytest.warns(ws.ModelWarning, match=said):
+        found = ws.nearest(model, x, y, 2, passes=450)
     assert (found.forwards + found.backwards <= 450).all()
     assert (found.distances >= exact - 1e-9).all()
     ratio = found.distances / exact

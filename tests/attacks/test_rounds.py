@@ -54,6 +54,9 @@ def data() -> tuple[Tensor, Tensor]:
     return x, net()(x).argmax(1)
 
 
+@pytest.mark.slow_cases(
+    "1.0-stir", "1.0-half", "1.0-fresh", "1.0-squeeze", "1.0-anneal", "inf-stir"
+)
 @pytest.mark.parametrize(("norm", "name"), ROUNDS)
 def test_a_round_keeps_to_its_passes_and_belongs_to_its_samples(norm: float, name: str) -> None:
     x, y = data()
@@ -77,6 +80,7 @@ def test_the_schedule_goes_on_for_ever_and_counts_the_turns_of_each_round() -> N
             assert turns == list(range(len(turns)))
 
 
+@pytest.mark.slow_cases("1.0", "2.0")
 @pytest.mark.parametrize("norm", NORMS)
 def test_more_passes_are_never_farther_through_all_rounds(norm: float) -> None:
     x, y = data()
@@ -199,6 +203,7 @@ def test_an_anneal_comes_back_to_the_nearest_flip_of_a_linear_classifier(norm: f
     assert (found.forwards + found.backwards == 1 + 3 + 1 + 160).all()
 
 
+@pytest.mark.slow_cases("1.0-*", "2.0-*")
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**40])
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_factor_on_the_logits_changes_no_anneal(factor: float, norm: float) -> None:

@@ -81,6 +81,7 @@ def test_powers_of_two_change_no_digit_of_apgd(loss: str) -> None:
         assert torch.equal(plain.points, found.points)
 
 
+@pytest.mark.slow_cases("1.0", "2.0")
 @pytest.mark.parametrize("norm", NORMS)
 def test_other_factors_change_no_flip(norm: float) -> None:
     """The factor rounds the logits, so points move a little. Accuracies do not."""

@@ -38,6 +38,7 @@ def conform(norm: float, domain=(0.0, 1.0), queries: int = 80) -> None:
     )
 
 
+@pytest.mark.slow_cases("None-1.0", "domain0-2.0", "None-2.0", "domain0-1.0", "None-inf")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("domain", [(0.0, 1.0), None])
 def test_conformance(norm: float, domain) -> None:
@@ -240,6 +241,9 @@ def plain_square(
     return torch.stack(tried), best
 
 
+@pytest.mark.slow_cases(
+    "1.0-shape7-domain7", "1.0-shape8-None", "2.0-shape3-domain3", "2.0-shape5-domain5"
+)
 @pytest.mark.parametrize(
     ("norm", "shape", "domain"),
     [

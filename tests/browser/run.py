@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -199,6 +200,68 @@ def the_curve_in_the_browser_is_the_curve_in_python(browser: Browser, pages: Pag
         quiet(page)
         page.close()
     print(f"    largest difference {worst:.1e}")
+
+
+def tell(page: Page, plot: str, name: str, text: str) -> None:
+    """Type a label cost or a share of people into its field."""
+    field = f'document.querySelector(\'[data-plot="{plot}"] [data-others="{name}-text"]\')'
+    page.js(f"{field}.select()")
+    page.js(f"{field}.focus()")
+    page.type(text)
+
+
+@test
+def labels_and_people_in_the_browser_are_those_in_python(browser: Browser, pages: Pages) -> None:
+    worst = 0.0
+    for name, run in (("run", pages.run), ("weighted", pages.weighted), ("bare", pages.bare)):
+        page = browser.page(pages.url(name))
+        eps = run.threat.eps
+        for order in (1.0, 2.0, INF):
+            choose(page, "sandwich-data", order)
+            for kappa, share in ((INF, 0.8), (0.7 * eps, 1.0), (1.3 * eps, 0.6), (3 * eps, 0.05)):
+                tell(page, "sandwich-data", "kappa", "never" if kappa == INF else repr(kappa))
+                tell(page, "sandwich-data", "share", repr(share))
+                curve = replace(run.curve(order), label_cost=kappa, subpopulation=share)
+                for place in (0.0, 0.4 * eps, eps, 2.5 * eps):
+                    enter(page, "sandwich-data", repr(place))
+                    expected = curve(place)
+                    for k, side in enumerate(("certified", "attacked")):
+                        if k == 0 and run.radii is None:
+                            continue
+                        got = reading(page, "sandwich-data", 0, side)
+                        where = (name, order, kappa, share, place, side, got, expected[k])
+                        assert got is not None and abs(got - expected[k]) <= 1e-9, where
+                        worst = max(worst, abs(got - expected[k]))
+        quiet(page)
+        page.close()
+    print(f"    largest difference {worst:.1e}")
+
+
+@test
+def labels_and_people_move_by_sliders(browser: Browser, pages: Pages) -> None:
+    page = browser.page(pages.url("run"))
+    plain = reading(page, "sandwich-data", 0, "attacked")
+    line = "document.querySelector('.line.attacked').getAttribute('d')"
+    before = page.js(line)
+    page.js("document.querySelector('#sandwich-share').focus()")
+    for _ in range(3):
+        page.key("PageDown", 34)
+    share = float(page.js("document.querySelector('[data-others=share-text]').value"))
+    assert 0 < share < 1, share
+    assert page.js("document.querySelector('#sandwich-share').getAttribute('aria-valuetext')")
+    run = pages.run
+    expected = replace(run.curve(run.threat.order), subpopulation=share)(run.threat.eps)[1]
+    got = reading(page, "sandwich-data", 0, "attacked")
+    assert got is not None and plain is not None and abs(got - expected) <= 1e-9 and got < plain
+    assert page.js(line) != before  # the curve is drawn anew
+    tell(page, "sandwich-data", "share", "2")
+    invalid = "document.querySelector('[data-others=share-text]').getAttribute('aria-invalid')"
+    assert page.js(invalid) == "true"
+    page.js("document.querySelector('#sandwich-kappa').focus()")
+    page.key("PageDown", 34)
+    assert page.js("document.querySelector('[data-others=kappa-text]').value") != "never"
+    quiet(page)
+    page.close()
 
 
 @test

@@ -9,7 +9,7 @@ import torch
 
 import wassail as ws
 from support.programs import mixed_integer
-from wassail.certificates.bounds.propagate import crown
+from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 
@@ -19,6 +19,7 @@ def _case(name: str, count: int):
     return ws.zoo.load(name).double(), x[:count].double(), y[:count]
 
 
+@pytest.mark.slow_cases("1.0", "2.0")
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 def test_exact_radii_and_their_flips_close_the_sandwich(norm: float) -> None:
     model, x, y = _case("digits-mlp", 6)
@@ -47,7 +48,7 @@ def test_exact_radii_are_those_of_a_mixed_integer_program(norm: float) -> None:
     for i in range(len(x)):
         # Only neurons that can change sides within the flip's distance are switches: the nearest
         # flip is no farther.
-        bounds = crown(
+        bounds = bounds_on(
             graph,
             Region.make(Ball(x[i], float(flips.distances[i]), norm, (0.0, 1.0)), graph.inputs),
         )

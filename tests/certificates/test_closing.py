@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.devices import there
-from wassail.certificates.closing import Outcome, Prover
-from wassail.certificates.graph.reader import read
-from wassail.evaluation import work
+from wassail.certificates.prove.ladder import Attempt, Ladder
+from wassail.certificates.prove.problem import Problem
 
 INF = math.inf
-module = importlib.import_module("wassail.certificates.sandwich")
+module = importlib.import_module("wassail.certificates.prove.sandwich")
 BOX = (0.0, 1.0)
 
 
@@ -61,13 +60,13 @@ def test_radii_that_meet_the_flips_are_exact_on_larger_networks() -> None:
     x, y = data(model, 4, size=3)
     near = ws.nearest(model, x, y, INF, passes=60).distances
     threat = ws.Threat(INF, 1, 0.9 * float(near.mean()), BOX)
-    found = ws.sandwich(model, x, y, threat, work=1e9)
+    found = ws.sandwich(model, x, y, threat, effort=0.333)
     ratio = found.radii.values / found.flips.distances
     assert found.exact and found.gap < 1e-3
     assert ((ratio >= 0.999 * (1 - 1e-9)) & (ratio <= 1)).all()
     assert not ws.radii(model, x, y, INF, method="crown").exact.any()
     # Flips are those of the executed network: the exact one's distance is not known to 1e-9.
-    other = ws.sandwich(model, x, y, threat, work=1e9, arithmetic="exact", flips=found.flips)
+    other = ws.sandwich(model, x, y, threat, effort=0.333, arithmetic="exact", flips=found.flips)
     assert other.gap < 1e-3 and not other.radii.exact.any()
 
 
@@ -85,7 +84,7 @@ def test_a_linear_model_has_no_gap(norm: float, order: float) -> None:
     true = ratio.scatter(1, y[:, None], INF).amin(1)
     eps = float(true.sort().values[2:4].mean())  # between two of them
     threat = ws.Threat(norm, order, eps, None)
-    found = ws.sandwich(model, x, y, threat, work=1e8)
+    found = ws.sandwich(model, x, y, threat, effort=0.0333)
     assert found.gap <= (2e-3 if order < INF else 1e-12)
     exact = ws.risk_curve(found.flips, None, order).of_order(order)(threat.eps)[1]
     assert found.certified <= exact <= found.attacked + 1e-12
@@ -109,6 +108,7 @@ def before(model: nn.Module, x: Tensor, y: Tensor, threat: ws.Threat) -> float:
     return ws.risk_curve(flips, radii, threat.order).gap(threat.eps)
 
 
+@pytest.mark.slow_cases("inf")
 @pytest.mark.parametrize("order", [1.0, INF])
 def test_the_bracket_shrinks_and_holds(order: float) -> None:
     model, x, y = small()
@@ -116,7 +116,8 @@ def test_the_bracket_shrinks_and_holds(order: float) -> None:
     eps = float(flips.distances.median()) * (0.9 if order == INF else 0.4)
     threat = ws.Threat("inf", order, eps)
     told: list[tuple[float, float]] = []
-    found = ws.sandwich(model, x, y, threat, work=4e8, progress=lambda a, b: told.append((a, b)))
+    told_of = lambda a, b: told.append((a, b))  # noqa: E731
+    found = ws.sandwich(model, x, y, threat, effort=0.13, progress=told_of)
     assert found.gap < before(model, x, y, threat) - 0.02
     assert told == [row[1:] for row in found.history]
     for (a, b), (c, d) in itertools.pairwise(told):
@@ -125,7 +126,7 @@ def test_the_bracket_shrinks_and_holds(order: float) -> None:
     assert (found.radii.values <= found.flips.distances).all()
     # Every radius is proved again, and every flip is one.
     at = found.radii.values
-    assert ws.verify(model, x, y, threat, "branch", at=at, time_limit=120).all()
+    assert ws.verify(model, x, y, threat, at=at, time_limit=120).proved.all()
     assert (model(found.flips.points).argmax(1) != y)[found.flips.success].all()
     assert found.radii.proved_by is not None
     assert {"quadratic", "branch"} & set(found.radii.proved_by)
@@ -135,10 +136,10 @@ def test_the_bracket_shrinks_and_holds(order: float) -> None:
 def test_it_stops_at_the_gap_that_is_asked() -> None:
     model, x, y = small()
     threat = ws.Threat("inf", 1, 0.03)
-    full = ws.sandwich(model, x, y, threat, work=3e8)
+    full = ws.sandwich(model, x, y, threat, effort=0.1)
     first = full.history[0][2] - full.history[0][1]
     wide = (first + full.gap) / 2
-    found = ws.sandwich(model, x, y, threat, work=3e8, gap=wide)
+    found = ws.sandwich(model, x, y, threat, effort=0.1, gap=wide)
     assert full.gap < found.gap <= wide
     assert found.info["work"] < full.info["work"]
     assert found.history == full.history[: len(found.history)]
@@ -151,13 +152,13 @@ def test_the_same_answer_whatever_the_batches(tmp_path: Path) -> None:
     model = model.double()
     x = x.double()
     threat = ws.Threat("inf", 1, 0.03)
-    one = ws.sandwich(model, x, y, threat, work=3e7)
-    two = ws.sandwich(model, x, y, threat, work=3e7, batch_size=2)
+    one = ws.sandwich(model, x, y, threat, effort=0.01)
+    two = ws.sandwich(model, x, y, threat, effort=0.01, batch_size=2)
     assert len(one.history) > 2 and one.info["attempts"] > 0
     assert torch.allclose(one.radii.values, two.radii.values, rtol=1e-9)
     assert torch.allclose(one.flips.distances, two.flips.distances, rtol=1e-9)
     assert [row[0] for row in one.history] == [row[0] for row in two.history]
-    again = ws.sandwich(model, x, y, threat, work=3e7)
+    again = ws.sandwich(model, x, y, threat, effort=0.01)
     assert torch.equal(one.radii.values, again.radii.values) and one.history == again.history
     one.save(tmp_path / "s.safetensors")
     kept = ws.Sandwich.load(tmp_path / "s.safetensors")
@@ -169,8 +170,8 @@ def test_the_same_answer_whatever_the_batches(tmp_path: Path) -> None:
 def test_it_goes_on_from_what_is_known() -> None:
     model, x, y = small()
     threat = ws.Threat("inf", 1, 0.03)
-    first = ws.sandwich(model, x, y, threat, work=5e7)
-    more = ws.sandwich(model, x, y, threat, work=1e8, flips=first.flips, start=first.radii)
+    first = ws.sandwich(model, x, y, threat, effort=0.0167)
+    more = ws.sandwich(model, x, y, threat, effort=0.0333, flips=first.flips, start=first.radii)
     assert (more.radii.values >= first.radii.values).all()
     assert (more.flips.distances <= first.flips.distances).all()
 
@@ -193,18 +194,18 @@ def test_what_is_known_is_not_sought_again(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(module, "nearest", spy)
     monkeypatch.setattr(module, "radii", never)
-    found = ws.sandwich(model, x, y, threat, work=0, flips=flips, start=start)
+    found = ws.sandwich(model, x, y, threat, effort=0, flips=flips, start=start)
     assert not attacked
     assert torch.equal(found.flips.distances, flips.distances)
     assert torch.equal(found.radii.values, start.values)
     lost = flips.distances.clone()
     lost[1] = INF
-    ws.sandwich(model, x, y, threat, work=0, flips=replace(flips, distances=lost), start=start)
+    ws.sandwich(model, x, y, threat, effort=0, flips=replace(flips, distances=lost), start=start)
     assert attacked == [1]
     with pytest.raises(ws.InputError, match="differ in norm"):
-        ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), flips=flips, work=0)
+        ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), flips=flips, effort=0)
     with pytest.raises(ws.InputError, match="differ in norm"):
-        ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), start=start, work=0)
+        ws.sandwich(model, x, y, ws.Threat(2, 1, 0.03), start=start, effort=0)
 
 
 def closing(radii: list[float], distances: list[float], eps: float) -> Any:
@@ -216,7 +217,7 @@ def closing(radii: list[float], distances: list[float], eps: float) -> Any:
         linear(), x, torch.zeros(n), ws.Threat(INF, 1, eps), mu, "auto", 0, None, lambda a, b: None
     )
     task.flips = SimpleNamespace(distances=torch.tensor(distances, dtype=torch.float64))
-    task.lower = torch.tensor(radii, dtype=torch.float64)
+    task.growth = SimpleNamespace(lower=torch.tensor(radii, dtype=torch.float64))
     return task
 
 
@@ -262,18 +263,20 @@ def test_no_radius_is_tried_beyond_one_that_failed_with_the_same_effort(
     failed: dict[tuple[int, int], float] = {}
     levels = set()
 
-    def attempt(self: Prover, rows: Tensor, radius: Tensor, level: int) -> Outcome:
+    def attempt(self: Ladder, rows: Tensor, radius: Tensor, level: int) -> Any:
         good = radius <= reach[rows, level]
         for i, r, proved in zip(rows.tolist(), radius.tolist(), good.tolist()):
             assert r < failed.get((i, level), INF)
             levels.add(level)
             if not proved:
                 failed[i, level] = r
-        return Outcome(good, ["branch" if g else "" for g in good], x[rows].double(), 1e6, 1)
+        by = ["branch" if g else "" for g in good]
+        work = torch.full((len(rows),), 1e6, dtype=torch.float64)
+        return SimpleNamespace(proved=good, by=by, points=x[rows].double(), work=work, domains=1)
 
-    monkeypatch.setattr(Prover, "attempt", attempt)
+    monkeypatch.setattr(Ladder, "attempt", attempt)
     threat = ws.Threat("inf", 1, 0.9 * float(flips.distances.mean()))
-    found = ws.sandwich(model, x, y, threat, flips=flips, start=start, work=1e9)
+    found = ws.sandwich(model, x, y, threat, flips=flips, start=start, effort=0.333)
     assert levels == {0, 1, 2, 3, 4} and len(failed) >= 5
     assert (found.radii.values <= reach[:, -1]).all()
     assert (found.radii.values >= 0.95 * reach[:, 2]).all()
@@ -285,22 +288,22 @@ def test_no_effort_proves_a_ball_with_a_flip(norm: float, levels: int) -> None:
     model, x, y = leaky()
     flips = ws.nearest(model, x, y, norm, passes=300)
     known = ws.radii(model, x, y, norm, method="crown", upper=flips.distances)
-    graph = read(model, (8,))
+    problem = Problem.of(model, x, y, norm, BOX)
     rows = torch.arange(len(x))
     wide = flips.distances * (1 + 1e-6)
     near = 0.4 * known.values + 0.6 * flips.distances
     counts = []
     for level in range(levels):
-        prover = Prover(graph, x, y, norm, BOX)
-        assert not prover.attempt(rows, wide, level).proved.any()
-        found = prover.attempt(rows, near, level)
+        ladder = Ladder(problem)
+        assert not ladder.attempt(rows, wide, level).proved.any()
+        found: Attempt = ladder.attempt(rows, near, level)
         assert [bool(name) for name in found.by] == found.proved.tolist()
-        assert found.work > 0
+        assert (found.work > 0).all()
         counts.append(int(found.proved.sum()))
     assert counts == sorted(counts) and counts[0] < counts[-1]
     asked = ws.Threat(norm, 1, 0.1)
-    sure = ws.verify(model, x, y, asked, "branch", at=near, time_limit=120)
-    assert counts[-1] <= int(sure.sum())
+    sure = ws.verify(model, x, y, asked, at=near, time_limit=120)
+    assert counts[-1] <= int(sure.proved.sum())
 
 
 def test_with_a_time_limit_it_ends() -> None:
@@ -317,20 +320,21 @@ def test_the_candidate_of_a_proof_is_in_the_ball() -> None:
     y = model(x).argmax(1)
     for norm in (1.0, 2.0, INF):
         flips = ws.nearest(model, x, y, norm, None, passes=60)
-        prover = Prover(read(model, (2, 3, 3)), x, y, norm, None)
+        ladder = Ladder(Problem.of(model, x, y, norm, None))
         wide = flips.distances * 1.01
-        found = prover.attempt(torch.arange(3), wide, 0)
+        found = ladder.attempt(torch.arange(3), wide, 0)
         assert not found.proved.any()
         moved = torch.linalg.vector_norm((found.points - x).flatten(1), norm, dim=1)
         assert torch.allclose(moved, wide, rtol=1e-9)
         assert (model(found.points).argmax(1) != y).all()
 
 
+@pytest.mark.device
 def test_the_second_device() -> None:
     model, x, y = small()
     threat = ws.Threat("inf", 1, 0.03)
-    found, _ = there(lambda *given: ws.sandwich(*given, threat, work=5e7), model, x[:2], y[:2])
-    here = ws.sandwich(model, x[:2], y[:2], threat, work=5e7)
+    found, _ = there(lambda *given: ws.sandwich(*given, threat, effort=0.0167), model, x[:2], y[:2])
+    here = ws.sandwich(model, x[:2], y[:2], threat, effort=0.0167)
     assert torch.equal(found.radii.values, here.radii.values)
     assert torch.equal(found.flips.distances, here.flips.distances)
     assert found.history == here.history
@@ -342,7 +346,7 @@ def test_the_second_device() -> None:
         ("gap", 1.5, "gap is 1.5"),
         ("gap", -0.1, "gap is -0.1"),
         ("time_limit", 0, "time_limit is 0"),
-        ("work", -1, "work is -1"),
+        ("effort", -1, "effort is -1"),
     ],
 )
 def test_bad_arguments(word: str, value: float, match: str) -> None:
@@ -351,17 +355,18 @@ def test_bad_arguments(word: str, value: float, match: str) -> None:
         ws.sandwich(model, x, y, ws.Threat("inf", 1, 0.03), **{word: value})
 
 
+@pytest.mark.slow
 def test_an_evaluation_closes_to_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = small()
     threats = [ws.Threat("inf", 1, 0.03), ws.Threat("inf", INF, 0.03)]
     began: list[ws.Flips] = []
-    closing = work.sandwich
+    closing = module.sandwich
 
     def spy(*given: object, **more: object) -> ws.Sandwich:
         began.append(more["flips"])
         return closing(*given, **more)
 
-    monkeypatch.setattr(work, "sandwich", spy)
+    monkeypatch.setattr(module, "sandwich", spy)
     plain = ws.evaluate(model, (x, y), threats, ["nearest"], certify="crown", chunk=3)
     found = ws.evaluate(
         model, (x, y), threats, ["nearest"], certify="auto", gap=0.05, chunk=3, time_limit=60

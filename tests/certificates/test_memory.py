@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import wassail as ws
-from wassail.certificates import radius_search
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
+from wassail.certificates.prove import linear_search
 
 BOX = (0.0, 1.0)
 SIZE = 64  # numbers of a sample
@@ -104,7 +104,7 @@ def test_a_sweep_is_freed_with_its_last_name(norm: float, polish: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_kept_is_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the samples, when a sweep begins; spans are kept for a number of samples at a time."""
-    monkeypatch.setattr(radius_search, "KEPT", 2**10)
+    monkeypatch.setattr(linear_search, "KEPT", 2**10)
     run = Sweep.run
     found: list[int] = []
 

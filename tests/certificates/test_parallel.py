@@ -34,7 +34,7 @@ from wassail.certificates.search.frontier import Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.opened import Heap
-from wassail.certificates.search.workers import OnRay, Pool, Processes, crew
+from wassail.certificates.search.workers import Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 
@@ -449,15 +449,3 @@ def test_crews() -> None:
     refused = pytest.raises(InputError, match="workers is 'many'")
     with refused, crew("many"):  # type: ignore[arg-type]
         pass
-
-
-@pytest.mark.slow
-def test_on_ray() -> None:
-    pytest.importorskip("ray", reason="ray is not installed")
-    net = load("lipbab_iris_4-5-5-3")
-    with OnRay(workers=2) as ray:
-        dying = Counting(ray, deaths=1)
-        found = branch(net, Region.make((0.0, 1.0), 4), 2, 2, workers=dying)
-        assert found.complete and dying.calls > 1
-        assert found.lower == pytest.approx(IRIS[2.0], rel=1e-9)
-        assert ray.submit(torch.get_num_threads).result() == 1

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import wassail as ws
 from support.rounding import MODES, rounded
-from wassail.certificates import clock, product_radii
+from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import arithmetic_of, margin_errors
@@ -17,8 +17,9 @@ from wassail.certificates.bounds.reach import Reach
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
-from wassail.certificates.product_radii import beyond_a_ball
-from wassail.certificates.radii import by_products
+from wassail.certificates.prove import products
+from wassail.certificates.prove.problem import Problem
+from wassail.certificates.prove.products import product_radii
 
 SIZE = 48
 
@@ -81,7 +82,7 @@ def test_no_radius_is_below_the_margin_over_the_constant(
     flips = ws.nearest(model, x, y, 2, (0.0, 1.0), passes=60).distances
     assert (found <= flips).all()
     threat = ws.Threat(2, math.inf, float(found.max()), (0.0, 1.0))
-    assert ws.verify(model, x, y, threat, "ball", arithmetic=arithmetic, at=found).all()
+    assert ws.verify(model, x, y, threat, "ball", arithmetic=arithmetic, at=found).proved.all()
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
@@ -90,17 +91,17 @@ def test_a_ball_and_products_beyond_it(
 ) -> None:
     """Better than the products alone, and in any batch the same."""
     model, x, y = network
-    graph = arithmetic_of(read(model, (SIZE,)), "executed")
-    where = (norm, (0.0, 1.0))
-    alone = by_products(graph, x, y, *where)
-    found = beyond_a_ball(graph, x, y, *where, alone, alone)
+    problem = Problem.of(model, x, y, norm, (0.0, 1.0), "executed")
+    zero = torch.zeros(len(x)).double()
+    alone = product_radii(problem, zero, zero)
+    found = product_radii(problem, alone)
     assert (found > alone).all()
     assert (found <= ws.nearest(model, x, y, norm, (0.0, 1.0), passes=60).distances).all()
-    some = slice(3, 5)
-    again = beyond_a_ball(graph, x[some], y[some], *where, alone[some], alone[some])
+    some = torch.tensor([3, 4])
+    again = product_radii(problem.take(some), alone[some])
     assert torch.allclose(again, found[some], rtol=1e-12)
-    none = beyond_a_ball(graph, x, y, *where, alone, 5 * alone)
-    assert not none.any()  # far beyond the products
+    far = product_radii(problem, 5 * alone)
+    assert torch.equal(far, alone)  # far beyond the products no ball is tried
 
 
 def test_the_radius_of_a_linear_classifier_is_its_distance() -> None:
@@ -114,8 +115,8 @@ def test_the_radius_of_a_linear_classifier_is_its_distance() -> None:
     )
     x = torch.tensor([[1.0, 1.0]]).double()
     y = torch.tensor([0])
-    alone = torch.tensor([0.9]).double()
-    found = float(beyond_a_ball(graph, x, y, 2.0, None, alone, alone))
+    problem = Problem.of(graph, x, y, 2.0, None)
+    found = float(product_radii(problem, torch.tensor([0.9]).double()))
     assert 1 - 1e-8 < found < 1
 
 
@@ -124,28 +125,36 @@ def test_what_rounding_may_take_is_taken_off(monkeypatch: pytest.MonkeyPatch) ->
     of 1 nothing. A ball whose margins are not positive gives nothing, however steep the rest.
     """
     graph = Graph((Node((), (2,), "the input"),))
-    x = torch.zeros(2, 2).double()
-    y = torch.tensor([0, 0])
-    one = torch.ones(2).double()
+    x = torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double()
+    problem = Problem.of(graph, x, torch.tensor([0, 0]), 2.0, None)
     lowest = torch.tensor([[0.0, 1.0], [0.0, 1.0]]).double()
-    monkeypatch.setattr(product_radii, "pair_products", lambda *rest: torch.tensor([0.0, 1.0]))
-    monkeypatch.setattr(product_radii, "margin_bounds", lambda *rest: lowest)
-    for slack, wanted in ((None, 1.5), (0.25, 1.25), (1.0, 0.0)):
+    monkeypatch.setattr(products, "pair_products", lambda *rest: torch.tensor([0.0, 1.0]))
+    monkeypatch.setattr(Problem, "bounds", lambda *rest: lowest)
+    for slack, wanted in ((None, 1.5), (0.25, 0.75 * 1.5), (1.0, 0.0)):
         taken = None if slack is None else torch.full((2, 2), slack).double()
-        monkeypatch.setattr(product_radii, "slack_of", lambda *rest, taken=taken: taken)
-        found = beyond_a_ball(graph, x, y, 2.0, None, one, one)
+        monkeypatch.setattr(products, "slack_of", lambda *rest, taken=taken: taken)
+        found = product_radii(problem, torch.ones(2).double())
         assert torch.allclose(found, torch.full((2,), wanted).double(), rtol=1e-8)
         assert (found < wanted).all() or not wanted
+
+
+def test_slopes_without_a_bound_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A jump has no Lipschitz constant: every product is infinite, that of the label too."""
+    graph = Graph((Node((), (2,), "the input"),))
+    x = torch.tensor([[1.0, 0.0]]).double()
+    problem = Problem.of(graph, x, torch.tensor([0]), 2.0, None)
+    far = torch.full((2,), math.inf).double()
+    monkeypatch.setattr(products, "pair_products", lambda *rest: far)
+    assert product_radii(problem, torch.zeros(1).double()).tolist() == [0.0]
 
 
 def test_the_clock_leaves_what_was_not_done_at_zero(
     network: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     model, x, y = network
-    graph = arithmetic_of(read(model, (SIZE,)), "exact")
-    alone = torch.ones(len(x)).double()
+    problem = Problem.of(model, x, y, 2.0, (0.0, 1.0), "exact")
     with clock.limited(0.0):
-        assert not beyond_a_ball(graph, x, y, 2.0, (0.0, 1.0), alone, alone).any()
+        assert not product_radii(problem, torch.ones(len(x)).double()).any()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from support.exact import perceptron, scattered, uniform
 from support.rounding import MODES, long, rounded, serial
+from wassail.certificates import clock
 from wassail.certificates.bound import Bound
-from wassail.certificates.bounds import jacobian, norms, tangents
+from wassail.certificates.bounds import jacobian, norms, ranges, tangents
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.graph import planes
 from wassail.certificates.graph.dense import Piecewise
@@ -160,8 +162,8 @@ def test_intervals_of_one_step(mode: str) -> None:
     wide = g + scattered(3, 2, 8, seed=8).abs()
     more = high + 1
     with rounded(mode):
-        bottom, top = jacobian.affine_span(node.op, [(low, high)], 0.0)  # type: ignore[arg-type]
-        leaky = jacobian._relu((low, high), slope)
+        bottom, top = ranges.affine_span(node.op, [(low, high)], 0.0)  # type: ignore[arg-type]
+        leaky = ranges._relu((low, high), slope)
         product = jacobian._times((low, high), (high, more))
         ((back, forth),) = jacobian._pulled(node.map, (g, wide), 0.0)  # type: ignore[arg-type]
         halves = [planes.halves_of(low, high), tangents._halves((low, high))]
@@ -635,9 +637,11 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(loss_curve, "ends_of", lambda *_: (least, lower, least))
     monkeypatch.setattr(loss_curve, "each", lambda *_: lower)
     monkeypatch.setattr(loss_curve, "highest_loss", lambda *_: torch.full((1,), 1e9, dtype=DOUBLE))
-    monkeypatch.setattr(loss_curve, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, ""))
+    monkeypatch.setattr(
+        loss_curve, "lipschitz", lambda *_, **__: Bound(0.0, 1.0, "", info={"cut": False})
+    )
     with rounded(mode):
-        (_, grid, _, left, rise), _ = loss_curve._above(
+        (_, grid, _, left, rise), _, _ = loss_curve._above(
             graph,
             inputs.x,
             y,
@@ -652,6 +656,34 @@ def test_lines_between_two_radii(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     for t in (1, 2):  # from the first radius to the second, and from the tiny one to the first
         end = long(left)[:, t] + long(rise)[:, t] * (long(grid)[t] - long(grid)[t - 1])
         assert (end >= -long(least)[:, 1] - np.longdouble(2) ** -58).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_at_samples_that_the_clock_leaves_no_time_for(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pass knows, and what the executed loss may be higher by; losses of either sign."""
+
+    def late(*_: Any, **__: Any) -> Any:
+        raise clock.Late
+
+    for name in ("each", "highest_loss", "ends_of"):
+        monkeypatch.setattr(loss_curve, name, late)
+    unknown = Bound(0.0, INF, "", info={"cut": True})
+    monkeypatch.setattr(loss_curve, "lipschitz", lambda *_, **__: unknown)
+    known = scattered(40, seed=70)
+    monkeypatch.setattr(loss_curve, "clean_above", lambda *_: known)
+    graph = perceptron([uniform(2, 1, seed=64)], [torch.zeros(2, dtype=DOUBLE)])
+    x = torch.zeros(40, 1, dtype=DOUBLE)
+    y = torch.zeros(40).long()
+    for lift in (0.1 + uniform(5, seed=71)).tolist():
+        given = (graph, x, y, [0.1], INF, "margin", None, 0, lift, lambda share: None)
+        with rounded(mode):
+            (start, *_), slope, cut = loss_curve._above(*given)  # type: ignore[arg-type]
+        assert slope == INF and cut
+        for value, found in zip(known.tolist(), start.tolist()):
+            loss = Fraction(value) + Fraction(lift)
+            assert loss <= Fraction(found) <= loss + abs(loss) / 2**50
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -872,7 +904,7 @@ def test_transformer_matrices_that_cancel_in_their_product(mode: str) -> None:
     )
     walk = walk_module.Walk(graph, {}, {})
     with rounded(mode):
-        *_, (_, found) = walk._linear(2)
+        *_, (_, found) = walk.linear(2)
     exact = np.sqrt(((long(second) @ long(first)) ** 2).sum())
     assert np.exp(np.longdouble(found)) >= exact * (1 - 1e-14)
 

@@ -9,8 +9,9 @@ import torch
 
 from support.exact import perceptron, uniform
 from support.rounding import MODES, rounded
-from wassail.certificates import radii, radius_search
-from wassail.certificates.radius_search import RadiusSearch
+from wassail.certificates.prove import linear_search, products
+from wassail.certificates.prove.linear_search import RadiusSearch
+from wassail.certificates.prove.problem import Problem
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -35,26 +36,16 @@ def test_a_ball_holds_the_whole_box_only_if_it_is_as_large(
             balls = SimpleNamespace(radius=tried, below=zero, above=zero + 1)
             sweep = SimpleNamespace(balls=balls, rows=0, proved=dict)
             monkeypatch.setattr(
-                radius_search, "Sweep", lambda *_, sweep=sweep: SimpleNamespace(run=lambda: sweep)
+                linear_search, "Sweep", lambda *_, sweep=sweep: SimpleNamespace(run=lambda: sweep)
             )
             found = (margin, margin, a)
-            monkeypatch.setattr(radius_search, "margins", lambda *_, found=found: found)
+            monkeypatch.setattr(linear_search, "margins", lambda *_, found=found: found)
             graph = perceptron([torch.zeros(2, n, dtype=DOUBLE)], [torch.tensor([1.0, 0.0])])
-            search = RadiusSearch(
-                graph,
-                zero,
-                torch.tensor([0]),
-                2.0,
-                (0.0, 1.0),
-                None,
-                None,
-                1e-3,
-                1,
-                lambda _: None,
-            )
+            problem = Problem.of(graph, zero, torch.tensor([0]), 2.0, (0.0, 1.0))
+            search = RadiusSearch(problem, None, None, 1e-3, 1, lambda _: None)
             with rounded(mode):
                 wrong += not holds and float(torch.linalg.vector_norm(balls.above)) <= radius
-                search._try(torch.tensor([0]), tried, 0)
+                search._try(torch.tensor([0]), tried)
             assert float(search.lower[0]) == (INF if holds else radius)
     assert wrong or mode == "up"
 
@@ -69,9 +60,10 @@ def test_radii_by_constants_pay_for_the_rounding_of_the_network(
     y = graph.logits(x).argmax(1)
     lost = torch.full((5, 3), 1e-3, dtype=DOUBLE)
     found = []
+    problem = Problem.of(graph, x, y, 2.0, None)
     for slack in (None, lost):
-        monkeypatch.setattr(radii, "slack_of", lambda *_, slack=slack: slack)
-        found.append(radii._by_lipschitz(graph, x, y, 2.0, None)[0].tolist())
+        monkeypatch.setattr(products, "slack_of", lambda *_, slack=slack: slack)
+        found.append(products.product_radii(problem, torch.zeros(5).double()).tolist())
     for i, (plain, executed) in enumerate(zip(*found)):
         k = int(y[i])
         for j in range(3):

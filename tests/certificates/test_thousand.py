@@ -1,4 +1,6 @@
-"""A thousand random networks: no lower bound of anything beats an upper bound of anything."""
+"""A thousand random networks: no lower bound of anything beats an upper bound of anything, and no
+radius is above a flip.
+"""
 
 import math
 from itertools import pairwise
@@ -7,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from support.drawn import above_flips
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball
 from wassail.certificates.lipschitz.ladder import lipschitz
@@ -77,6 +80,7 @@ def violations(seed: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow_cases("1", "2")
 @pytest.mark.parametrize("part", range(3))
 def test_nine_networks(part: int) -> None:
     assert [v for seed in range(3 * part, 3 * part + 3) for v in violations(seed)] == []
@@ -86,3 +90,14 @@ def test_nine_networks(part: int) -> None:
 @pytest.mark.parametrize("part", range(20))
 def test_a_thousand_networks(part: int) -> None:
     assert [v for seed in range(50 * part, 50 * part + 50) for v in violations(seed)] == []
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_radius_of_forty_networks_is_above_a_flip(part: int) -> None:
+    assert [v for seed in range(10 * part, 10 * part + 10) for v in above_flips(seed)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_no_radius_of_a_thousand_networks_is_above_a_flip(part: int) -> None:
+    assert [v for seed in range(50 * part, 50 * part + 50) for v in above_flips(seed)] == []

@@ -2,7 +2,9 @@
 on stdout, no traceback, no raw warning.
 """
 
+import argparse
 import pickle
+import re
 import warnings
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import wassail as ws
+from wassail.cli import parser
 from wassail.cli.parser import main
 
 MINE = """
@@ -27,12 +30,25 @@ def forward():
     return f
 def flat(inputs, outputs): return torch.nn.Sequential(torch.nn.Flatten(),
                                                       torch.nn.Linear(inputs, outputs))
+def tanh(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10),
+                                       torch.nn.Tanh())
+def log_softmax(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10),
+                                              torch.nn.LogSoftmax(1))
 def rgb(): return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(),
                                       torch.nn.Linear(144, 10))
 def nan():
     model = flat(64, 10)
     model[1].bias.data[0] = float("nan")
     return model
+def one(): return flat(64, 1)
+def double():
+    model = flat(64, 10).double()
+    return lambda x: model(x.double())
+def half(): return flat(64, 10).half()
+def pair():
+    model = flat(64, 10)
+    return lambda x: (model(x), 1)
+def last(): return torch.ones(3, 8, 8, 3), torch.tensor([0, 1, 2])
 def no_samples(): return torch.ones(0, 1, 8, 8), torch.ones(0).long()
 def samples(): return torch.ones(3, 1, 8, 8)
 def disk(): raise OSError("disk")
@@ -56,6 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {
         "good": {"x": x, "y": y},
         "empty": {"x": x[:0], "y": y[:0]},
+        "fewer-labels": {"x": x, "y": y[:4]},
+        "twice": {"x": 2 * x - 0.5, "y": y},
         "rgb": {"x": np.repeat(x, 3, 1), "y": y},
         "no-labels": {"x": x},
         "halves": {"x": x, "y": y + 0.5},
@@ -245,12 +263,14 @@ CASES = {
     "config yes": ("evaluate --config yes.toml", "resume in 'yes.toml' is 'yes'"),
     "config fraction": ("evaluate --config fraction.toml", "seed in 'fraction.toml' is 1.5"),
     "config nowhere": ("evaluate --config no.toml", "`wassail init no.toml` writes a file"),
-    "config folder": ("evaluate --config nothing", "cannot read 'nothing'"),
+    "config folder": ("evaluate --config nothing", "cannot read a configuration from 'nothing'"),
     "init over a file": ("init table.toml", "'table.toml' is there already"),
     "init nowhere": ("init no/where.toml", "cannot write 'no/where.toml'"),
     "completion": ("completion tcsh", "invalid choice: 'tcsh'"),
     "board": ("board nowhere", "'nowhere' holds no run"),
     "board of nothing": ("board", "required: RUN"),
+    "effort alone": (word("--effort 1"), "together with --certify"),
+    "effort": (word("--certify --effort=-1"), "--effort is -1"),
     "gap alone": (word("--gap 1"), "together with --certify"),
     "gap": (word("--certify --gap 200"), "--gap is 200"),
     "smooth": ("smooth digits-mlp", "required: --sigma"),
@@ -274,7 +294,21 @@ CASES = {
     "no name": ('evaluate "" --eps 0.1', "unknown model ''"),
     "requirement eps": (word('--require "accuracy>=0.5 at eps x order inf attacked"'), "eps 'x'"),
     "requirement empty": (word('--require ""'), "cannot read the requirement ''"),
-    "attack": ("attack digits-mlp --eps 0.1 --certify", "unrecognized arguments: --certify"),
+    "one output": (of("theirs:one"), "add --one-logit"),
+    "float64 inside": (of("theirs:double"), "answers float32 samples in float64: save the samples"),
+    "half": (of("theirs:half"), "in half precision (float16)"),
+    "pair": (of("theirs:pair"), "--logits 0"),
+    "pair, certified": (of("theirs:pair") + " --certify", "--logits 0"),
+    "channels last": ("evaluate theirs:rgb --data theirs:last --eps 0.1", "channels last (NHWC)"),
+    "channels last, certify": ("certify theirs:rgb --data theirs:last", "channels last (NHWC)"),
+    "beyond the box": (on("twice.npz"), "has --box FILE"),
+    "empty box": (word("--domain 1 0"), "--domain LOW HIGH with LOW below HIGH, or --no-box"),
+    "executed": (of("theirs:tanh") + " --certify --arithmetic executed", "use --arithmetic exact"),
+    "log-softmax": ("certify theirs:log_softmax -n 2 --eps 0.1", "--slopes infinity anchor margin"),
+    "box of certify": ("certify digits-mlp -n 2 --eps 0.1 --domain 0.5 0.7", "--domain LOW HIGH"),
+    "labels cut away": (on("fewer-labels.npz") + " -n 3", "12 samples but 4 labels"),
+    "classes": (word("--classes a,,b"), "give each name once"),
+    "attack": ("attack digits-mlp --eps 0.1", "is a part of `wassail evaluate`"),
 }
 
 
@@ -282,6 +316,11 @@ def split(text: str) -> list[str]:
     """Words; what stands between double quotes is one."""
     parts = text.split('"')
     return [w for i, part in enumerate(parts) for w in ([part] if i % 2 else part.split())]
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """Of the command that these words begin with."""
+    return parser._child(parser._parser(), split(command))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -301,3 +340,7 @@ def test_bad_input_is_exit_code_2_and_one_sentence(
     assert said.startswith("wassail: ") and said.count("\n") == 1 and said[-2] in ".?", said
     assert any(mark in said[9:] for mark in (": ", "; ", ", ")) and "Traceback" not in said, said
     assert not out, out
+    here = parser_of(command)._option_string_actions
+    named = re.sub(r"evaluate (has )?--[a-z-]+", "", said)  # an option of another command
+    for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", named):
+        assert option in here or option in command, (option, said)

@@ -62,8 +62,8 @@ def files(tmp_path_factory):
         "        return torch.nn.functional.layer_norm(((t @ t.mT).softmax(-1) @ t).flatten(1), "
         "(2,))\n"
         "    return logits\n"
-        "def log_sigmoid():\n"
-        "    layers = torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.LogSigmoid()\n"
+        "def softsign():\n"
+        "    layers = torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.Softsign()\n"
         "    return torch.nn.Sequential(*layers)\n"
     )
     np.savez(folder / "kink.npz", x=np.array([[-0.5]]), y=np.array([0]))
@@ -84,7 +84,7 @@ BAD = {
     "weights": (["-m", "mine:net", "--weights", "junk.npz"], "cannot read weights"),
     "weights missing": (["-m", "mine:net", "--weights", "no.safetensors"], "cannot read weights"),
     "probabilities": (["-m", "mine:softmax"], "probabilities"),
-    "0..255": (["--data", "bytes.npz"], "divide them by 255"),
+    "0..255": (["--data", "bytes.npz"], "save them as uint8, or divided by 255"),
     "NaN": (["--data", "nan.npz"], "NaN"),
     "labels": (["--data", "labels.npz"], "the model has 10 classes"),
     "lengths": (["--data", "short.npz"], "20 samples but 3 labels"),
@@ -115,7 +115,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(case, files, capsys, monkeypa
         if not any(e.startswith(o) for e in extra)
         for part in (o, v)
     ]
-    code = main(["attack", model, *missing, *extra])
+    code = main(["evaluate", "--no-look", model, *missing, *extra])
     err = capsys.readouterr().err
     assert code == 2 and words in err, err
     assert err.startswith("wassail: ") and err.count("\n") == 1 and "Traceback" not in err
@@ -126,7 +126,8 @@ def test_attack_on_a_file_writes_results(files, capsys, monkeypatch, tmp_path) -
     out = tmp_path / "run"
     code = main(
         [
-            "attack",
+            "evaluate",
+            "--no-look",
             "digits-mlp",
             "--data",
             "good.npz",
@@ -163,7 +164,8 @@ def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
     names = ["w-fgsm", "fgsm", "pgd", "apgd-ce", "deepfool"]
     code = main(
         [
-            "attack",
+            "evaluate",
+            "--no-look",
             "digits-mlp",
             "--data",
             "good.npz",
@@ -195,7 +197,8 @@ def test_attacks_side_by_side(files, capsys, monkeypatch) -> None:
     assert (
         main(
             [
-                "attack",
+                "evaluate",
+                "--no-look",
                 "digits-mlp",
                 "--data",
                 "good.npz",
@@ -226,7 +229,7 @@ EVALUATE_BAD = {
     "attack": (["--attacks", "nearset"], "did you mean 'nearest'"),
     "order": (["--order", "0.5"], "order '0.5'"),
     "n": (["-n", "0"], "-n is 0"),
-    "layer": (["-m", "mine:log_sigmoid", "--certify"], "'log_sigmoid' at '2' (LogSigmoid)"),
+    "layer": (["-m", "mine:softsign", "--certify"], "at '2' (Softsign) is not supported"),
     "out": (["--out", "good.npz/x"], "cannot write"),
 }
 
@@ -276,7 +279,7 @@ def test_evaluate_in_closed_form(files, capsys, monkeypatch, tmp_path) -> None:
         text = capsys.readouterr().out
         assert (
             code == 0
-            and "From both sides (radii by exact, executed arithmetic, 2 of 2 exact" in text
+            and "From both sides (radii by auto, executed arithmetic, 2 of 2 exact" in text
         )
         for order, truth in expected.items():
             row = [
@@ -394,7 +397,7 @@ def test_report_compare_and_export_of_runs(files, capsys, monkeypatch, tmp_path)
     monkeypatch.chdir(files)
     common = ["--data", "good.npz", "-n", "8", "--eps", "0.05", "--attacks", "wda++"]
     for name in ("digits-mlp", "digits-mlp-adv"):
-        assert main(["attack", name, *common, "--out", str(tmp_path / name)]) == 0
+        assert main(["evaluate", "--no-look", name, *common, "--out", str(tmp_path / name)]) == 0
     runs = [str(tmp_path / name) for name in ("digits-mlp", "digits-mlp-adv")]
     assert main(["report", runs[0], "-o", str(tmp_path / "page.html")]) == 0
     assert main(["compare", *runs, "-o", str(tmp_path / "board.html")]) == 0
@@ -443,8 +446,8 @@ CERTIFY_BAD = {
     "time text": (["--time-limit", "soon"], "time limit 'soon' is not a number"),
     "n": (["-n", "0"], "-n is 0"),
     "domain": (["--domain", "1", "0"], "domain"),
-    "outside the box": (["--data", "bytes.npz"], "divide them by 255"),
-    "activation": (["-m", "mine:log_sigmoid"], "'log_sigmoid' at '2' (LogSigmoid)"),
+    "outside the box": (["--data", "bytes.npz"], "save them as uint8, or divided by 255"),
+    "activation": (["-m", "mine:softsign"], "at '2' (Softsign) is not supported"),
     "radius": (["--radius", "wide"], "'wide' is not a number"),
     "out": (
         ["-m", "mine:kink", "--data", "kink.npz", "--no-box", "--out", "good.npz/x"],
@@ -605,9 +608,9 @@ def test_own_model_with_weights(files, capsys, monkeypatch) -> None:
     monkeypatch.chdir(files)
     torch.save(ws.zoo.load("digits-mlp").state_dict(), files / "w.pt")
     common = ["--eps", "0.05", "--data", "good.npz", "--attacks", "wda++", "--order", "1"]
-    assert main(["attack", "mine:net", "--weights", "w.pt", *common]) == 0
+    assert main(["evaluate", "--no-look", "mine:net", "--weights", "w.pt", *common]) == 0
     mine = capsys.readouterr().out
-    assert main(["attack", "digits-mlp", *common]) == 0
+    assert main(["evaluate", "--no-look", "digits-mlp", *common]) == 0
     assert "mine:net" in mine
     line = next(row for row in mine.splitlines() if "all, pooled" in row)
     assert line in capsys.readouterr().out
@@ -661,6 +664,7 @@ def test_help_is_fast_and_the_demo_runs(tmp_path) -> None:
     assert rows["adversarial"][1] + 10 < rows["certified"][1]
 
 
+@pytest.mark.slow
 def test_a_transformer_from_both_sides(capsys, tmp_path) -> None:
     extra = [
         "-n",
@@ -722,3 +726,13 @@ def test_no_words_print_help_and_the_version_is_told(capsys: pytest.CaptureFixtu
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.strip() == f"wassail {ws.__version__}"
+
+
+def test_the_help_of_evaluate_fits_three_screens(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["evaluate", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 3 * 40
+    titles = [line for line in lines if line and not line.startswith((" ", "usage"))]
+    assert len(titles) >= 6 and lines[lines.index("options:") + 2] == ""  # all but --help in groups

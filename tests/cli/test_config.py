@@ -1,8 +1,10 @@
 """`wassail init`, `evaluate --config`, `wassail completion`, and lines without a terminal."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,7 @@ import pytest
 
 import wassail as ws
 from wassail import progress
-from wassail.cli.completion import SHELLS
-from wassail.cli.parser import main
+from wassail.cli.parser import SHELLS, main
 
 toml = pytest.mark.skipif(
     not any(importlib.util.find_spec(name) for name in ("tomllib", "tomli")),
@@ -84,6 +85,59 @@ def test_a_bad_file_is_one_sentence(
     assert code == 2 and words in said and said.count("\n") == 1, said
 
 
+HARM = "import pathlib\npathlib.Path('hurt').touch()\ndef make():\n    pass\n"
+
+
+@toml
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('model = "payload:make"', "which runs code: if the file is your own, add --trust"),
+        ('model = "os:system(./payload)"', "which runs code"),
+        ('data = "payload:make"', "data in 'bad.toml' is 'payload:make', which runs code"),
+        ("trust = true", "trust in 'bad.toml' asks for trust"),
+        ('ray = "ray://far:10001"', "ray in 'bad.toml' asks for trust"),
+        ('out = "../elsewhere"', "which is not below the current folder: give --out"),
+        ('card = "/tmp/card.md"', "which is not below the current folder: give --card"),
+        ('junit = "link/j.xml"', "which is not below the current folder: give --junit"),
+        ('out = "."', "which is not below the current folder"),
+        ("a" + ".a" * 20_000 + " = 1", "nests its keys"),
+        ("x" * 70_000, "a configuration has at most 65,536"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_file_of_a_stranger_runs_and_overwrites_nothing(
+    text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("payload.py").write_text(HARM)
+    Path("link").symlink_to("/tmp")
+    good = 'eps = "0.1"\nn = 3\nattacks = ["fgsm"]\norder = ["inf"]\n'
+    good += "" if "model" in text else 'model = "digits-mlp"\n'
+    Path("bad.toml").write_text(good + text + "\n")
+    assert main(["evaluate", "--config", "bad.toml"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1, said
+    assert not Path("hurt").exists()
+
+
+@toml
+def test_code_in_a_file_needs_trust_on_the_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("payload.py").write_text(HARM)
+    Path("mine.toml").write_text('model = "payload:make"\neps = "0.1"\ntrust = true\n')
+    assert main(["evaluate", "--config", "mine.toml"]) == 2 and not Path("hurt").exists()
+    assert main(["evaluate", "--config", "mine.toml", "--trust"]) == 2 and Path("hurt").exists()
+    assert "must return the model" in capsys.readouterr().err
+
+
+@toml
+def test_a_pipe_is_no_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("pipe.toml")
+    assert main(["evaluate", "--config", "pipe.toml"]) == 2
+    assert "it is a pipe or a device" in capsys.readouterr().err
+
+
 def test_init_writes_over_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "data.npz"]) == 2
     assert "is there already" in capsys.readouterr().err
@@ -93,10 +147,19 @@ def test_init_writes_over_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_names_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     for word in ("evaluate", "compare", "figures", "landmarks", "completion"):
         assert word in script
+
+
+def test_completion_without_shtab_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "wassail[completion]" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
@@ -112,10 +175,11 @@ def test_completion_names_every_command(shell: str, capsys: pytest.CaptureFixtur
 def test_bash_completes(
     words: tuple[str, ...], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("shtab")
     main(["completion", "bash"])
     Path("script").write_text(capsys.readouterr().out)
     typed = " ".join(f"'{word}'" for word in ("wassail", *words))
-    ask = f". ./script; COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _wassail; "
+    ask = f". ./script; COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _shtab_wassail; "
     ask += 'echo "${COMPREPLY[@]}"'
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout.split() == expected and not done.stderr

@@ -8,6 +8,7 @@ import torch
 
 import wassail as ws
 from wassail.cli.parser import main
+from wassail.zoo.points import read_points
 
 INF = float("inf")
 
@@ -24,6 +25,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.save(points, "adv.pt")
     torch.save(points[:7], "short.pt")
     torch.save(points.long(), "whole.pt")
+    np.savez("adv.npz", y=y.numpy(), x_adv=points.numpy())
+    np.savez_compressed("alone.npz", points.numpy())
+    np.savez("whole.npz", points.long().numpy())
+    np.savez("empty.npz")
+    Path("junk.npz").write_bytes(b"junk")
     return tmp_path
 
 
@@ -51,6 +57,33 @@ def test_points_are_looked_at_counted_and_used(
     assert bool(found.verify(model, seed=0))
 
 
+def test_points_at_eps_in_float32_count_at_eps(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ws.zoo.load("digits-mlp")
+    x, y = (t[:10] for t in ws.zoo.data())
+    flips = ws.nearest(model, x, y, INF, passes=200)
+    full = (x + 0.1 * (flips.points - x).sign()).clamp(0, 1)
+    lead = x + torch.where(flips.points == x, 0.0, full - x)
+    left = float((model(lead).argmax(1) == y).double().mean())
+    assert ((lead.double() - x.double()).abs().flatten(1).amax(1) > 0.1).any() and left < 0.5
+    torch.save(lead, "lead.pt")
+    words = "evaluate digits-mlp --data data.npz --eps 0.05 0.1 --order inf --no-look --quiet"
+    assert main(f"{words} --attacks fgsm --points lead.pt --out run".split()) == 0
+    found = ws.Evaluation.load("run")
+    row = next(row for row in found.rows if row.attack == "points" and row.threat.eps == 0.1)
+    assert row.accuracy == pytest.approx(left)
+    assert not any("beyond eps" in finding.text for finding in found.findings)
+
+
+@pytest.mark.parametrize("file", ["adv.npz", "alone.npz"])
+def test_points_of_numpy_are_read(file: str, made: Path) -> None:
+    assert torch.equal(read_points(file), torch.load("adv.pt"))
+    assert run("--points", "adv.pt", "--out", "run") == run("--points", file, "--out", "other") == 0
+    one, other = (ws.Evaluation.load(name) for name in ("run", "other"))
+    assert torch.equal(one.distances, other.distances)
+
+
 def test_points_join_a_run_that_is_there(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--out", "run") == 0
     before = ws.Evaluation.load("run").distances
@@ -64,7 +97,9 @@ def test_points_join_a_run_that_is_there(made: Path, capsys: pytest.CaptureFixtu
     [
         ("short.pt", "the points have shape (7, 1, 8, 8)"),
         ("whole.pt", "holds no points"),
-        ("data.npz", "cannot read points from 'data.npz'"),
+        ("whole.npz", "holds no points"),
+        ("junk.npz", "cannot read points from 'junk.npz'"),
+        ("empty.npz", "'empty.npz' has no arrays"),
         ("none.pt", "'none.pt': No such file"),
     ],
 )

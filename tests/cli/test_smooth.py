@@ -74,6 +74,7 @@ def test_evaluate_is_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ["--certify", "crown"],
         ["--attacks", "apgd"],
         ["--gap", "1"],
+        ["--effort", "1"],
         ["--json"],
         ["--workers", "2"],
         ["--passes", "-1"],

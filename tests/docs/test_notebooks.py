@@ -46,8 +46,9 @@ def agree(printed: str, expected: str) -> bool:
     return all(abs(a - b) <= max(RELATIVE * abs(b), ABSOLUTE) for a, b in pairs)
 
 
-def test_there_are_six_of_them() -> None:
-    assert PAGES == ["autoattack", "harden", "own-model", "sign-off", "smoothing", "which-eps"]
+def test_there_are_seven_of_them() -> None:
+    known = ["autoattack", "harden", "other-people", "own-model", "sign-off", "smoothing"]
+    assert [*known, "which-eps"] == PAGES
     assert sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")) == PAGES
 
 

@@ -20,6 +20,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+KINDS = ("Added", "Changed", "Removed", "Fixed", "Advisories")
 CONDA = (ROOT / "conda" / "meta.yaml").read_text()
 
 
@@ -28,17 +29,31 @@ def workflow(name: str) -> Any:
 
 
 def test_one_version_everywhere() -> None:
+    """Between releases the package is the next one's `.dev0`, and what cites it the last one."""
     version = PROJECT["version"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == version
     assert re.search(r'set version = "(.*)"', CONDA)[1] == version  # type: ignore[index]
     changes = (ROOT / "CHANGELOG.md").read_text()
     titles = re.findall(r"^## (.*)$", changes, re.M)
     dated = [title for title in titles if title != "Unreleased"]
     found = re.fullmatch(r"(\S+) \((\d{4}-\d\d-\d\d)\)", dated[0])
     assert found is not None, dated[0]
-    assert found[1] == version
+    assert citation["version"] == found[1]
     assert date.fromisoformat(found[2]) == citation["date-released"]
+    if version.endswith(".dev0"):
+        released, coming = (
+            tuple(map(int, text.split("."))) for text in (found[1], version.removesuffix(".dev0"))
+        )
+        assert titles[0] == "Unreleased" and coming > released
+    else:
+        assert version == found[1]
+
+
+def test_changes_are_told_by_their_kind() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    newest = changes.split("\n## ")[1]
+    kinds = re.findall(r"^### (.*)$", newest, re.M)
+    assert kinds and len(set(kinds)) == len(kinds) and set(kinds) <= set(KINDS)
 
 
 def test_the_pythons_of_the_classifiers_are_those_that_are_tested() -> None:
@@ -77,6 +92,15 @@ def test_workflows_run_what_is_there(path: Any) -> None:
         assert (ROOT / file).exists(), file
 
 
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_no_text_of_others(path: Any) -> None:
+    """Actions are named by the hash of a commit, and no command is put together from a name."""
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        for step in job["steps"]:
+            assert re.search(r"@[0-9a-f]{40}$", step.get("uses", "@" + "0" * 40)), step
+            assert "${{" not in step.get("run", ""), step
+
+
 def test_only_the_publishing_job_can_publish() -> None:
     jobs = workflow("release")["jobs"]
     assert "permissions" not in jobs["build"]
@@ -87,7 +111,11 @@ def test_only_the_publishing_job_can_publish() -> None:
 
 def test_hooks_and_forms_are_read() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    assert {hook["id"] for hook in hooks} == {"ruff-check", "ruff-format", "notebooks", "mypy"}
+    names = [hook["id"] for hook in hooks]
+    assert names == ["environment", "ruff-check", "ruff-format", "notebooks", "mypy"]
+    targets = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.M)
+    assert hooks[0]["entry"].split()[-1] in targets  # it makes the tools that the others run
+    assert all(hook["entry"].startswith(".venv/bin/") for hook in hooks[1:])
     for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
         form = yaml.safe_load(path.read_text())
         assert path.stem == "config" or {"name", "description", "body"} <= set(form)

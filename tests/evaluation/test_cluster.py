@@ -360,9 +360,8 @@ def test_a_chunk_is_cut_only_as_far_as_it_must(digits, office, tmp_path) -> None
         not any(f.name == "unknown" for f in run.findings) and torch.isfinite(run.distances).all()
     )
     flips = run.flips()
-    assert torch.equal(
-        ws.Flips.from_points(digits[0], *digits[1], flips.points, "inf").distances, run.distances
-    )
+    again = ws.Flips.from_points(digits[0], *digits[1], flips.points, "inf", pull_in=False)
+    assert torch.equal(again.distances, run.distances)
 
 
 def test_what_cannot_be_cut_is_given_up_and_has_no_row(plain, digits, office, tmp_path) -> None:
@@ -463,7 +462,7 @@ def test_a_time_limit_counts_for_every_worker_and_for_no_more(digits, office, tm
 
 
 def _parts(digits):
-    from wassail.evaluation.work import Settings
+    from wassail.evaluation.settings import Settings
     from wassail.zoo.datasets import open_data
 
     model, data = digits
@@ -653,21 +652,31 @@ def test_a_real_error_is_the_error_here(link, digits, tmp_path) -> None:
     with Ray(workers=1) as runner:
         with pytest.raises(InputError, match=r"samples 0 to 6 of .*: the samples range over"):
             evaluate(model, (x * 255, y), tmp_path / "a", runner)
-        with pytest.raises(ZeroDivisionError) as error:
-            evaluate(Broken(model), (x, y), tmp_path / "b", runner)
+        said = r"samples 0 to 6 of .*: the model fails on .* with ZeroDivisionError"
+        with pytest.raises(InputError, match=said):
+            evaluate(Broken(model, ZeroDivisionError()), (x, y), tmp_path / "b", runner)
+        broken = Broken(model, RuntimeError("no kernel"), late=True)
+        with pytest.raises(RuntimeError, match="no kernel") as error:
+            evaluate(broken, (x, y), tmp_path / "c", runner)
         assert isinstance(error.value.__cause__, actor_module.WorkerError) and "in forward" in str(
             error.value.__cause__
         )
 
 
 class Broken(Trap):
-    """A model that fails in any process but the one it was made in."""
+    """A model that fails in any process but the one it was made in; late: not before a gradient
+    is asked for.
+    """
 
-    def __init__(self, model) -> None:
+    def __init__(self, model, error: Exception, late: bool = False) -> None:
         super().__init__(model, torch.zeros(1), False)
+        self.error = error
+        self.late = late
 
     def forward(self, x):
-        return self.model(x) if os.getpid() == self.home or not len(x) else 1 / 0
+        if os.getpid() == self.home or not len(x) or (self.late and not x.requires_grad):
+            return self.model(x)
+        raise self.error
 
 
 @needs_ray
@@ -832,11 +841,12 @@ def test_models_and_data_of_every_kind_travel(link, digits, tmp_path) -> None:
         tmp_path / "model.pt2",
     )
     large = x.repeat(600, 1, 1, 1), y.repeat(600)  # too large to be sent as a whole
+    names = [str(k) for k in range(10)]
     cases = [
         (lambda batch: model(batch), (x, y)),
-        (ws.zoo.open_model(str(tmp_path / "model.pt2")), str(tmp_path / "digits.npz")),
+        (ws.zoo.open_model(str(tmp_path / "model.pt2"), trust=True), str(tmp_path / "digits.npz")),
         (model, ws.zoo.open_data(large, n=24)),
-        (model, ws.zoo.open_data(tmp_path / "images", preprocessing="Gray")),
+        (model, ws.zoo.open_data(tmp_path / "images", preprocessing="Gray", classes=names)),
     ]
     with Ray(workers=2) as runner:
         for k, (one, data) in enumerate(cases):
@@ -867,19 +877,19 @@ def test_a_node_that_is_lost_takes_nothing_with_it(digits, tmp_path) -> None:
         evaluate(model, data, out / "alone")
         head = {"num_cpus": 1, "include_dashboard": False}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        node = shift.add_node(num_cpus=1)
-        with Ray(shift.address, workers=2) as runner:
+        node = cluster.add_node(num_cpus=1)
+        with Ray(cluster.address, workers=2) as runner:
             def kill():
                 while len(runner.pids()) < 2:
                     time.sleep(0.05)
                 time.sleep(0.5)
-                shift.remove_node(node, allow_graceful=False)
+                cluster.remove_node(node, allow_graceful=False)
             thread = threading.Thread(target=kill)
             thread.start()
             evaluate(model, data, out / "run", runner)
             alive = thread.is_alive()
             thread.join()
-        shift.shutdown()
+        cluster.shutdown()
         sys.exit(1 if alive or tree(out / "run") != tree(out / "alone") else 0)
     """)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}

@@ -15,6 +15,8 @@ from wassail.attacks.autoattack import stage
 from wassail.cli.parser import main
 from wassail.evaluation import indicators
 
+pytestmark = pytest.mark.device
+
 THREATS = [ws.Threat(2, order, 0.3) for order in (1, 2, math.inf)]
 ATTACKS = {
     "wda++": {"steps": 2, "search": 1},
@@ -192,12 +194,10 @@ def test_the_command_line_takes_a_device(tmp_path):
         "--quiet",
     ]
     options += ["--attacks", "wda++", "fgsm"]
-    assert main(["attack", *options, "--out", str(tmp_path / "here")]) == 0
+    command = ["evaluate", "--no-look", *options]
+    assert main([*command, "--out", str(tmp_path / "here")]) == 0
     with second_device() as second:
-        assert (
-            main(["attack", *options, "--device", "elsewhere", "--out", str(tmp_path / "there")])
-            == 0
-        )
+        assert main([*command, "--device", "elsewhere", "--out", str(tmp_path / "there")]) == 0
         assert (
             main(
                 [

@@ -361,7 +361,7 @@ def test_masked_gradients_raise_the_alarm(model: nn.Module, norm: float) -> None
 
 def test_a_saturated_network_is_seen_through() -> None:
     """Its classes are those of the network without the sigmoid, so its flips should be, too."""
-    masked = ws.nearest(SATURATED, X[:60], Y[:60], INF, passes=100).distances
+    masked = ws.nearest(SATURATED, X[:60], Y[:60], INF, passes=100, warn=False).distances
     open_ = ws.nearest(MLP, X[:60], Y[:60], INF, passes=100).distances
     both = (masked > 0) & (open_ > 0)
     assert masked[both].mean() < 1.2 * open_[both].mean()

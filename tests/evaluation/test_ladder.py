@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import wassail as ws
+from wassail.attacks.convergence import at_rest, shrinkage
 from wassail.evaluation import ladder
-from wassail.evaluation.ladder import MOST, Ladder, at_rest, draw, looks, rungs, shrinkage
+from wassail.evaluation.ladder import MOST, Ladder, draw, looks, rungs
 from wassail.evaluation.reading import Reading
 from wassail.evaluation.store.store import Store
 from wassail.evaluation.work import Local

@@ -14,6 +14,7 @@ import wassail as ws
 from wassail.errors import InputError
 from wassail.evaluation import work
 from wassail.evaluation.plan import plan
+from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
 from wassail.geometry import distances as distances_between
 from wassail.testing import LinearClassifier, samples
@@ -68,7 +69,7 @@ def test_the_pool_is_the_nearest_of_all_and_its_images_are_the_flips(run, digits
     model, x, y = digits
     flips = run.flips()
     assert torch.equal(flips.x, x) and torch.equal(run.y, y)
-    again = ws.Flips.from_points(model, x, y, flips.points, "inf", tolerance=0.0)
+    again = ws.Flips.from_points(model, x, y, flips.points, "inf", pull_in=False, tolerance=0.0)
     assert torch.equal(again.distances, run.distances)
     nearest = ws.nearest(model, x, y, "inf", passes=100)
     assert (run.distances <= nearest.distances * (1 + 1e-6)).all() and (
@@ -250,7 +251,7 @@ def test_flips_that_do_not_last_are_not_counted(digits, monkeypatch) -> None:
 
 def test_the_final_look_finds_what_is_wrong(digits) -> None:
     model, x, y = digits
-    settings = work.Settings((THREATS[0],), {}, None, None, 0, 10, None, "float32", True)
+    settings = Settings((THREATS[0],), {}, None, None, 0, 10, None, "float32", True)
     worker = work.Worker(model, None, settings, torch.ones(1))
     flips = ws.nearest(model, x, y, "inf", passes=20)
     use = flips.success & (flips.distances > 0)
@@ -299,6 +300,7 @@ LIES = {
     "no point": ("attack@wda++", {"index": lambda i: i + 1000}, "flips without points"),
     "shape": ("attack@wda++", {"points": lambda p: p.flatten(1)}, "no samples"),
     "NaN": ("clean", {"x": lambda x: x.float() * math.nan}, "no samples"),
+    "yes and no": ("clean", {"x": lambda x: x > 0}, "no samples"),
 }
 
 
@@ -310,6 +312,18 @@ def test_files_that_contradict_each_other_are_refused(case, digits, tmp_path) ->
     changed(tmp_path, key, **tensors)
     with pytest.raises(InputError, match=words):
         ws.Evaluation.load(tmp_path).images(range(4))
+
+
+def test_more_effort_proves_more_and_is_recorded(digits) -> None:
+    model, x, y = digits
+    settings = {"certify": "auto", "look": False}
+    some = (x[:3], y[:3])
+    none = ws.evaluate(model, some, THREATS[:1], ("wda++",), effort=0, **settings)
+    full = ws.evaluate(model, some, THREATS[:1], ("wda++",), effort=0.2, **settings)
+    assert (full.radii >= none.radii).all() and (full.radii > none.radii).any()
+    assert full.info["certify"]["effort"] == 0.2
+    with pytest.raises(InputError, match="together with certify"):
+        ws.evaluate(model, some, THREATS[:1], ("wda++",), effort=1)
 
 
 def test_a_finished_run_that_is_damaged_says_so_and_is_mended(digits, tmp_path) -> None:
@@ -424,7 +438,7 @@ def test_mixed_precision_decides_in_float32(digits) -> None:
     model, x, y = digits
     run = ws.evaluate(model, (x, y), THREATS, ("nearest",), gradients="bfloat16", look=False)
     flips = run.flips()
-    again = ws.Flips.from_points(model, x, y, flips.points, "inf")
+    again = ws.Flips.from_points(model, x, y, flips.points, "inf", pull_in=False)
     assert torch.equal(again.distances, run.distances) and torch.isfinite(run.distances).all()
 
 

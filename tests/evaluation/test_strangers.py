@@ -287,6 +287,14 @@ def test_no_other_attack_of_the_catalogue_writes_files() -> None:
         assert set(found) <= {"state"}, name
 
 
+@pytest.mark.parametrize("versions", ["2.0", 0.5, ["torch"]])
+def test_versions_without_names_are_refused(run: Path, versions: object) -> None:
+    store = Store.open(run)
+    store.config["versions"] = versions
+    with pytest.raises(InputError, match=r"'versions without names'.* in its config.json"):
+        Reading(store)
+
+
 def test_an_id_that_would_fill_the_memory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,8 +328,8 @@ def test_nothing_else_in_the_package_writes_files() -> None:
         ', "w")',
         ', "wb")',
     )
-    # A log that the user names; members of an archive; a file in a new private folder.
-    allowed = {"attacks/autoattack.py": 1, "report/export.py": 3, "zoo/exported.py": 1}
+    # A log that the user names; members of an archive; a network, into a temporary folder.
+    allowed = {"attacks/autoattack.py": 1, "report/export.py": 3, "vnnlib/unsafe.py": 1}
     root = Path(ws.__file__).parent
     found = {
         path.relative_to(root).as_posix(): count

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +13,26 @@ import pytest
 import torch
 
 import wassail as ws
+from support.forged import (
+    THREATS,
+    Edit,
+    dear,
+    forge,
+    free,
+    logits,
+    nearer,
+    network,
+    other_samples,
+    refuted,
+    samples,
+    shared,
+    without_flips,
+)
 from wassail.cli import parser
 from wassail.errors import InputError
-from wassail.evaluation.reading import Reading, summary
+from wassail.evaluation.reproving import most_false
 from wassail.evaluation.store.store import Store
-from wassail.evaluation.verifying import most_false
 from wassail.report.page import report
-
-THREATS = [ws.Threat("inf", order, 0.05) for order in (1, "inf")]
-Edit = Callable[[str, dict[str, torch.Tensor], dict[str, Any]], None]
-
-
-def network() -> torch.nn.Module:
-    """A network of the plane; its biases make all three classes occur in the unit square."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
-    ).eval()
-    with torch.no_grad():
-        model[2].bias -= model(torch.rand(200, 2, generator=torch.Generator().manual_seed(2))).mean(
-            0
-        )
-    return model
-
-
-def samples() -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch.rand(12, 2, generator=torch.Generator().manual_seed(1))
-    y = network()(x).argmax(1)
-    y[3] = (y[3] + 1) % 3
-    return x, y
 
 
 @pytest.fixture(scope="module")
@@ -66,30 +56,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made, tmp_path / "run")
     return tmp_path / "run"
-
-
-def forge(folder: Path, edit: Edit) -> ws.Evaluation:
-    """Write every chunk anew as `edit(unit, tensors, fields)` leaves it, with checksums,
-    summary and manifest to match.
-    """
-    reader = Store.open(folder)
-    names = [
-        path.relative_to(folder / "results").as_posix()
-        for path in sorted((folder / "results").rglob("*.safetensors"))
-    ]
-    kept = {name: reader.get(name.rpartition("/")[0], int(Path(name).stem)) for name in names}
-    for path in [path for path in (folder / "results").rglob("*") if path.is_file()]:
-        path.unlink()
-    with Store.resume(folder, reader.config) as store:
-        for name, (tensors, fields) in kept.items():
-            unit = name.rpartition("/")[0]
-            edit(unit, tensors, fields)
-            store.put(unit, int(Path(name).stem), tensors, fields)
-        found = summary(Reading(Store.open(folder)).result)
-        store.write("summary.json", json.dumps(found, indent=1, sort_keys=True))
-        store.seal()
-    assert Store.open(folder).verify() == []  # nothing is wrong with the files
-    return ws.Evaluation.load(folder)
 
 
 def test_an_honest_run_holds_and_says_what_was_not_checked(made: Path) -> None:
@@ -207,18 +173,6 @@ def test_exact_radii_a_little_beyond_what_is_true(tmp_path: Path) -> None:
     )
 
 
-def without_flips(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if "distances" not in tensors:
-        return
-    distances = tensors["distances"]
-    tensors["distances"] = torch.where(distances > 0, math.inf, 0.0).double()
-    if "index" in tensors:
-        tensors["index"], tensors["points"] = tensors["index"][:0], tensors["points"][:0]
-    if "refuted" in tensors:
-        tensors["refuted"] = torch.zeros_like(tensors["refuted"])
-        tensors["found_by"] = torch.zeros_like(tensors["found_by"])
-
-
 def test_all_flips_deleted(run: Path) -> None:
     forged = forge(run, without_flips)
     assert forged.best[0].accuracy == forged.clean
@@ -257,51 +211,6 @@ def test_a_title_that_nobody_earned(run: Path) -> None:
         "attack@nearest calls itself 'AutoAttack, 10 restarts', and the attack that was asked "
         "for is 'nearest'.",
     )
-
-
-def shared(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if unit.startswith("attack@wda@1"):
-        fields["share"] = 0.01
-
-
-def nearer(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if unit.startswith(("attack@nearest", "pool", "transfer")):
-        tensors["distances"] = torch.where(
-            torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf
-        )
-    if unit.startswith("radii"):
-        tensors["values"] = torch.zeros_like(tensors["values"])
-        tensors["distances"] = torch.where(
-            torch.isfinite(tensors["distances"]), tensors["distances"] / 2, math.inf
-        )
-
-
-def refuted(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if unit.startswith("pool"):
-        tensors["refuted"] = (
-            (tensors["distances"] > 0)[:, None].expand_as(tensors["refuted"]).contiguous()
-        )
-        tensors["distances"] = torch.where(tensors["distances"] > 0, math.inf, 0.0).double()
-
-
-def logits(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if "logits" in tensors:
-        tensors["logits"] = tensors["logits"] + 1
-
-
-def other_samples(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if "ids" in fields:
-        fields["ids"] = ["x" + name for name in fields["ids"]]
-
-
-def free(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if unit.startswith("attack@nearest"):
-        tensors["forwards"] = torch.zeros_like(tensors["forwards"])
-
-
-def dear(unit: str, tensors: dict[str, torch.Tensor], fields: dict[str, Any]) -> None:
-    if unit.startswith("attack@nearest"):
-        tensors["forwards"] = tensors["forwards"] + 1000
 
 
 @pytest.mark.parametrize(

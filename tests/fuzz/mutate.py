@@ -184,156 +184,6 @@ def json_file(data: bytes, rng: random.Random) -> bytes:
     return raw(data, rng) if rng.random() < 0.1 else text_of(value(content, rng))
 
 
-def program(data: bytes, rng: random.Random) -> bytes:
-    """The program of a `.pt2`: other operators, other arguments, other names."""
-    content = json.loads(data)
-    nodes = content["graph_module"]["graph"]["nodes"]
-    names = [
-        entry["as_tensor"]["name"]
-        for node in nodes
-        for entry in node["outputs"]
-        if "as_tensor" in entry
-    ]
-    names += list(content["graph_module"]["graph"]["tensor_values"])
-    if rng.random() < 0.15:
-        return text_of(value(content, rng))
-    if rng.random() < 0.6:
-        for count in range(rng.choice((1, 1, 2, 3))):
-            insert(
-                nodes, list(content["graph_module"]["graph"]["tensor_values"]), f"new{count}", rng
-            )
-        return text_of(content)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        node = rng.choice(nodes)
-        if rng.random() < 0.25:
-            node["target"] = f"torch.ops.aten.{rng.choice(OPERATORS)}"
-            fill_arguments(node, names, rng)
-            continue
-        if not node["inputs"]:
-            continue
-        entry = rng.choice(node["inputs"])
-        ((kind, old),) = entry["arg"].items()
-        entry["arg"] = fitting(kind, old, names, rng)
-    return text_of(content)
-
-
-def insert(nodes: list[Any], held: list[str], name: str, rng: random.Random) -> None:
-    """One more operator somewhere, called with values that are there: it is run although
-    nothing needs it.
-    """
-    place = rng.randrange(len(nodes) + 1)
-    before = [
-        entry["as_tensor"]["name"]
-        for node in nodes[:place]
-        for entry in node["outputs"]
-        if "as_tensor" in entry
-    ]
-    made = [
-        node["outputs"][0]["as_tensor"]["name"]
-        for node in nodes
-        if "as_tensor" in node["outputs"][0]
-    ]
-    target = rng.choice(OPERATORS)
-    node: dict[str, Any] = {"target": f"torch.ops.aten.{target}", "inputs": [], "metadata": {}}
-    fill_arguments(node, [*before, *(other for other in held if other not in made)], rng)
-    returned = RESULTS.get(target, ["Tensor"])
-    if any(kind.startswith("List[") for kind in returned):
-        node["outputs"] = [
-            {"as_tensors": [{"name": f"{name}_{part}"} for part in range(rng.choice((1, 2, 3, 4)))]}
-        ]
-    else:
-        node["outputs"] = [
-            {"as_tensor": {"name": f"{name}_{part}" if part else name}}
-            for part in range(len(returned))
-        ]
-    nodes.insert(place, node)
-
-
-def fitting(kind: str, old: Any, names: list[str], rng: random.Random) -> dict[str, Any]:
-    """Another argument, mostly of the same kind."""
-    small = (0, 1, 1, 1, 2, 2, 3, 4, 5, 8, 16, -1, -1, -2)
-    if rng.random() < 0.05:
-        return {
-            rng.choice(
-                ("as_int", "as_ints", "as_float", "as_string", "as_none", "as_bool", "as_tensor")
-            ): rng.choice(VALUES)
-        }
-    match kind:
-        case "as_tensor":
-            return {kind: {"name": rng.choice(names)}}
-        case "as_tensors":
-            return {kind: [{"name": rng.choice(names)} for _ in range(rng.randrange(4))]}
-        case "as_int":
-            return {kind: rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small)}
-        case "as_ints":
-            return {
-                kind: [
-                    rng.choice((*small, *NUMBERS) if rng.random() < 0.3 else small)
-                    for _ in range(rng.randrange(5))
-                ]
-            }
-        case "as_bool":
-            return {kind: rng.random() < 0.3}
-        case "as_float":
-            return {kind: rng.choice((0.0, -1.0, 1e-30, 1e30, "inf", "NaN", "-inf"))}
-        case "as_scalar_type":
-            return {kind: rng.choice((7, 7, 5, 8, 6, 12, rng.randrange(-1, 40)))}
-        case "as_string":
-            return {
-                kind: rng.choice(
-                    (
-                        "",
-                        "reflect",
-                        "replicate",
-                        "circular",
-                        "same",
-                        "valid",
-                        "tanh",
-                        "none",
-                        "floor",
-                        "trunc",
-                    )
-                )
-            }
-    return {kind: old}
-
-
-OPERATORS: list[
-    str
-] = []  # the caller fills in the names of torch's operators, and with it their arguments
-SCHEMAS: dict[str, list[tuple[str, str, bool]]] = {}
-RESULTS: dict[str, list[str]] = {}
-
-
-def fill_arguments(node: dict[str, Any], names: list[str], rng: random.Random) -> None:
-    """Arguments of the kinds that the operator's schema has."""
-    kinds = {
-        "Tensor": ("as_tensor", None),
-        "int": ("as_int", 1),
-        "bool": ("as_bool", False),
-        "float": ("as_float", 0.5),
-        "number": ("as_float", 0.5),
-        "str": ("as_string", ""),
-        "List[int]": ("as_ints", [1]),
-        "List[Tensor]": ("as_tensors", []),
-        "ScalarType": ("as_scalar_type", 7),
-    }
-    found = []
-    for name, kind, default in SCHEMAS.get(node["target"].removeprefix("torch.ops.aten."), ()):
-        if default and rng.random() < 0.6:
-            continue
-        optional = kind.startswith("Optional[")
-        bare = kind[9:-1] if optional else kind
-        if bare not in kinds or (optional and rng.random() < 0.3):
-            if not optional:
-                continue
-            found.append({"name": name, "arg": {"as_none": True}, "kind": 1})
-            continue
-        word, old = kinds[bare]
-        found.append({"name": name, "arg": fitting(word, old, names, rng), "kind": 1})
-    node["inputs"] = found
-
-
 def npy(data: bytes, rng: random.Random) -> bytes:
     """Another header, or other bytes."""
     if rng.random() < 0.4 or data[:6] != b"\x93NUMPY":
@@ -440,30 +290,6 @@ def npz(data: bytes, rng: random.Random) -> bytes:
 
 def pt(data: bytes, rng: random.Random) -> bytes:
     return archive(data, rng, lambda name: pickled if name.endswith(".pkl") else raw)
-
-
-def pt2(data: bytes, rng: random.Random) -> bytes:
-    def inside(name: str) -> Change:
-        return (
-            program
-            if name.endswith("models/model.json")
-            else json_file
-            if name.endswith(".json")
-            else raw
-        )
-
-    def weighted(rng: random.Random) -> bytes:
-        """The program most of the time: weights are only numbers."""
-        with zipfile.ZipFile(io.BytesIO(data)) as old:
-            members = {info.filename: old.read(info) for info in old.infolist()}
-        members["m/models/model.json"] = program(members["m/models/model.json"], rng)
-        target = io.BytesIO()
-        with zipfile.ZipFile(target, "w") as new:
-            for name, content in members.items():
-                new.writestr(zipfile.ZipInfo(name), content)
-        return target.getvalue()
-
-    return weighted(rng) if rng.random() < 0.7 else archive(data, rng, inside)
 
 
 def safetensors(data: bytes, rng: random.Random) -> bytes:
@@ -639,3 +465,36 @@ def lines(data: bytes, rng: random.Random) -> bytes:
         (*words, found[place] + b" 3", found[place] + b" " + b"9" * 5000, b"", rng.choice(found))
     )
     return b"\n".join(found)
+
+
+EXPRESSIONS = (
+    b"( ) [ ] ; < > <= >= == != = + - * and or assert declare-const declare-fun declare-network "
+    b"declare-input declare-output declare-hidden vnnlib-version <1.0> <2.0> Real X_0 Y_0 X_1 Y_9 "
+    b"X[0,0] X[9] Y[1] Y X 1e308 1e309 -1e400 1e401 1e99999999 .5 5. -0 0 1 00001 NaN inf \\xff"
+).split()
+
+
+def expressions(data: bytes, rng: random.Random) -> bytes:
+    """A text of nested brackets: words changed, parts repeated, nested or packed."""
+    if rng.random() < 0.2:
+        return raw(data, rng)
+    words = data.replace(b"(", b" ( ").replace(b")", b" ) ").split(b" ")
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        place = rng.randrange(len(words))
+        match rng.randrange(6):
+            case 0 | 1:
+                words[place] = rng.choice(EXPRESSIONS)
+            case 2:
+                words.insert(place, rng.choice(EXPRESSIONS))
+            case 3:
+                del words[place]
+                words = words or [b"("]
+            case 4:
+                end = min(len(words), place + rng.randrange(1, 40))
+                words[place:place] = words[place:end] * rng.choice((1, 2, 50))
+            case _:
+                deep = rng.choice((3, 65, 5000))
+                word = rng.choice((b"(and", b"(or", b"(-", b"(+", b"(* 1e300"))
+                words[place:place] = [word] * deep
+    text = b" ".join(words)
+    return gzip.compress(text) if rng.random() < 0.1 else text

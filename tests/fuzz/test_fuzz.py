@@ -1,9 +1,12 @@
 """The fuzzer itself: what it is there to find, it finds, and the same input is the same bytes."""
 
 import argparse
+import json
 import os
 import signal
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from fuzz import run
 from fuzz.run import Reader
 from wassail.errors import InputError
+from wassail.evaluation.store.store import Store
 
 
 def crash(path: Path) -> None:
@@ -95,9 +99,8 @@ def test_an_input_is_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         run,
         "READERS",
-        {kind: run.READERS[kind] for kind in ("npz", "cifar pickles", "weights .pt", "pt2")},
+        {kind: run.READERS[kind] for kind in ("npz", "cifar pickles", "weights .pt")},
     )
-    run.know_operators()
     run.write_corpus(None)
 
     def files(folder: Path) -> dict[str, Any]:
@@ -113,3 +116,72 @@ def test_an_input_is_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     first = files(tmp_path / "a")
     assert first == files(tmp_path / "b") and len(first) >= 12
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "CORPUS", folder)
+        run.write_corpus("run")
+    return folder
+
+
+def test_forged_runs_have_the_right_checksums(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed run that its checksums give away is refused before anything is read: most must
+    get past them.
+    """
+    monkeypatch.setattr(run, "CORPUS", corpus)
+    past = 0
+    for index in range(60):
+        (tmp_path / str(index)).mkdir()
+        _, path, changed = run.prepare(index, 0, tmp_path / str(index), "run")
+        with suppress(InputError):
+            past += changed and Store.open(path).verify() == []
+    assert past >= 20, past
+
+
+def test_forging_is_not_silently_dead(corpus: Path, tmp_path: Path) -> None:
+    folder = run.copy(corpus / "run" / "0" / "run", tmp_path)
+    content = json.loads((folder / "config.json").read_text())
+    content["config"]["seed"] = 7
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match="not as the run wrote it"):
+        Store.open(folder)
+    assert run.forge(folder) and Store.open(folder).verify() == []
+    (folder / "config.json").write_text("[")
+    assert not run.forge(folder)
+
+
+def test_a_mistake_of_the_fuzzer_is_no_silence(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "CORPUS", corpus)
+
+    def gone(folder: Path) -> bool:
+        raise AttributeError("a function that is no more")
+
+    monkeypatch.setattr(run, "forge", gone)
+
+    def all_of_them() -> None:
+        for index in range(20):
+            (tmp_path / str(index)).mkdir()
+            run.prepare(index, 0, tmp_path / str(index), "run")
+
+    with pytest.raises(AttributeError, match="no more"):
+        all_of_them()
+
+
+def test_a_fuzzer_that_does_nothing_fails() -> None:
+    good = run.Tally(Counter(accepted=40, refused=20), changed=55)
+    assert run.idle({"a": good}, ["a"]) == []
+    assert run.idle({"a": good}, ["a", "b"]) == ["b"]
+    for lazy in (
+        run.Tally(Counter(accepted=40, refused=20), changed=3),
+        run.Tally(Counter(accepted=60), changed=60),
+        run.Tally(Counter(refused=60), changed=60),
+        run.Tally(),
+    ):
+        assert run.idle({"a": lazy}, ["a"]) == ["a"]

@@ -15,6 +15,7 @@ def test_hardening_helps(capsys: pytest.CaptureFixture[str]) -> None:
     assert "after:" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_hardening_with_proofs(tmp_path: Path) -> None:
     """The certified part raises what is proved, and the weights are those that were measured."""
     module = example("harden")

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 import wassail as ws
 from wassail.certificates.bounds.crown import margin_bounds
-from wassail.certificates.bounds.propagate import crown, gradients
+from wassail.certificates.bounds.propagate import gradients
+from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
@@ -82,7 +83,7 @@ def bounds(few: bool = False) -> Iterator[tuple[str, Tensor]]:
         if few and name == "pools 2":
             continue
         region = Region.make((0.0, 1.0), graph.inputs)
-        found = crown(graph, region)
+        found = bounds_on(graph, region)
         for i, span in found.spans.items():
             yield f"{name}, span {i}", torch.cat([side.flatten() for side in span])
         slopes = gradients(found, torch.eye(graph.outputs, dtype=torch.float64))
@@ -104,7 +105,7 @@ def answers() -> Iterator[tuple[str, Tensor]]:
         ws.radii(graph, x[:1], y[:1], 2.0, method="branch", tolerance=0.1).values,
     )
     _, graph, x, y = last
-    for norm, method in ((2.0, "alpha-crown"), (2.0, "branch"), (INF, "exact"), (INF, "lipschitz")):
+    for norm, method in ((2.0, "ball"), (2.0, "branch"), (INF, "exact"), (INF, "auto")):
         found = ws.radii(graph, x[1:2], y[1:2], norm, method=method, tolerance=0.05)
         yield f"mirrored, radii l{norm:g} by {method}", found.values
     for method in ("propagate", "sdp", "auto"):

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import linprog
 
 from wassail import zoo
-from wassail.attacks.walk import walk
+from wassail.attacks.wda import algorithm_1
 from wassail.attacks.wda_pp import wda_pp
 from wassail.cli.parser import main
 from wassail.errors import InputError
@@ -132,22 +132,25 @@ def test_a_step_is_the_attacks_own(norm) -> None:
     z = model(data.candidates)
     assert torch.allclose(data.gaps, z.gather(1, data.rivals[:, None])[:, 0] - z[:, data.y])
     taken = data.candidates[data.chosen]
-    moved = walk(
+    moved, _ = algorithm_1(
         Network(model, torch.tensor([0])),
         data.x[None],
         y,
         lambda share: None,
         norm=norm,
         domain=None,
-        step=data.alpha,
-        steps=1,
+        radius=math.inf,
+        alpha=data.alpha,
+        maxiter=1,
+        probe=1,
         topk=3,
+        select="margin",
     )
     lead = [
         float((model(point[None])[0, data.rivals] - model(point[None])[0, data.y]).max())
         for point in (data.x, taken)
     ]
-    assert torch.allclose(moved.after[0], taken if lead[1] > lead[0] else data.x, atol=1e-12)
+    assert torch.allclose(moved[0], taken if lead[1] > lead[0] else data.x, atol=1e-12)
     # Every walk that ends with a flip ends no nearer than the nearest flip, which is exact.
     assert (
         int(model(data.flip[None]).argmax()) != data.y

@@ -304,7 +304,7 @@ def test_records(tmp_path: Path) -> None:
     model = ws.smoothed(linear(), SIGMA, draws=100)
     votes = model.votes(x, y)
     votes.save(tmp_path / "votes")
-    assert torch.equal(ws.Votes.load(tmp_path / "votes").hits, votes.hits)
+    assert torch.equal(Votes.load(tmp_path / "votes").hits, votes.hits)
     proof = votes.certificate()
     proof.save(tmp_path / "proof")
     again = Smoothing.load(tmp_path / "proof")

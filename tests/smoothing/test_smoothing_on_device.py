@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import wassail as ws
 from support.devices import WAYS, differences, network, samples, there
 
+pytestmark = pytest.mark.device
+
 THREAT = ws.Threat(norm="inf", order=1, eps=0.1)
 
 

@@ -218,26 +218,32 @@ def case(graph: Graph, seed: int, norm: float, samples: int = 2, count: int = 60
     found = graph.logits(points).argmax(1)
     x = points[:samples]
     y = found[:samples]
-    return Case(
-        x, y, torch.stack([_nearest(graph, a, b, points[found != b], norm) for a, b in zip(x, y)])
-    )
+    flips = [nearest(graph.logits, a, b, points[found != b], norm) for a, b in zip(x, y)]
+    return Case(x, y, torch.stack(flips))
 
 
-def _nearest(graph: Graph, x: Tensor, y: Tensor, ends: Tensor, norm: float) -> Tensor:
+def nearest(
+    logits: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, ends: Tensor, norm: float
+) -> Tensor:
+    """The distance of the nearest flip, a point in the type of x, between a sample and flips."""
     if not len(ends):
         return torch.tensor(math.inf, dtype=torch.float64)
     length = torch.linalg.vector_norm((ends - x).flatten(1), norm, dim=1)
-    ends = ends[length.argsort()[:64]]
+    ends = ends[length.argsort()[:64]].double()
     wide = [1] * x.ndim
     near = torch.zeros(len(ends), dtype=torch.float64)
     far = torch.ones(len(ends), dtype=torch.float64)
+
+    def between(share: Tensor) -> Tensor:
+        return (x + share.reshape(-1, *wide) * (ends - x)).to(x.dtype)
+
     for _ in range(16):
         middle = (near + far) / 2
-        flipped = graph.logits(x + middle.reshape(-1, *wide) * (ends - x)).argmax(1) != y
+        flipped = logits(between(middle)).argmax(1) != y
         near = torch.where(flipped, near, middle)
         far = torch.where(flipped, middle, far)
-    length = torch.linalg.vector_norm((far.reshape(-1, *wide) * (ends - x)).flatten(1), norm, dim=1)
-    return length.min()
+    away = between(far).double() - x.double()
+    return torch.linalg.vector_norm(away.flatten(1), norm, dim=1).min()
 
 
 NORMS = (math.inf, 2.0, 1.0)

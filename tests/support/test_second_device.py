@@ -11,6 +11,8 @@ from torch import nn
 
 from support.second_device import SecondTensor, second_device
 
+pytestmark = pytest.mark.device
+
 TWO = "Expected all tensors to be on the same device"
 
 REFUSED = {

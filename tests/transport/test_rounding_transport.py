@@ -2,6 +2,7 @@
 and forty digits.
 """
 
+import dataclasses
 import math
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,7 @@ from support.rounding import MODES, rounded, serial
 from wassail.threat import Threat
 from wassail.transport import confidence, curve
 from wassail.transport.curve import RiskCurve, below
-from wassail.transport.side import Side, _sum_up, floor_of
+from wassail.transport.side import Side, _sum_up, floor_of, stretch_of
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -151,6 +152,74 @@ def test_the_certified_accuracy_of_a_population_is_rounded_down(
         assert certified > 1 - error - 1e-9
 
 
+SHARES = (0.5, 0.3, 1e-6, 1e-40, 1e-300)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("order", [2, 3, 7])
+def test_budgets_of_subpopulations_are_rounded_to_the_safe_side(
+    order: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`alpha^(1/p) eps` from above in what is proved, and back from below, however small alpha."""
+    asked: list[float] = []
+
+    def most(side: Side, eps: float) -> float:
+        asked.append(eps)
+        return 0.0
+
+    monkeypatch.setattr(Side, "_most", most)
+    budgets = (1 + uniform(8, seed=order)).tolist()
+    for share in SHARES:
+        with rounded(mode):
+            side = Side(torch.ones(2).double(), torch.full((2,), 0.5).double(), order, True, share)
+            back = side._unstretched(torch.tensor(budgets, dtype=DOUBLE)).tolist()
+        for eps, unstretched in zip(budgets, back):
+            with rounded(mode):
+                side.proved(eps)
+            truth = Fraction(share) * Fraction(eps) ** order
+            assert truth <= Fraction(asked[-1]) ** order < truth * (1 + Fraction(1, 10**9))
+            least = Fraction(share) * Fraction(unstretched) ** order
+            truth = Fraction(eps) ** order
+            assert truth * (1 - Fraction(1, 10**9)) < least <= truth
+    assert stretch_of(1.0, order) == stretch_of(0.5, INF) == (1, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_populations_pay_for_the_rounding_of_a_subpopulation(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attacked side with no more than `alpha^(1/p) eps`, the certified one with no less."""
+    asked: dict[str, float] = {}
+    error = 0.0
+
+    def limit(side: str) -> Any:
+        def given(_: Any, eps: float, *rest: Any) -> float:
+            asked[side] = eps
+            return error
+
+        return given
+
+    monkeypatch.setattr(curve.limits, "error_at_most", limit("most"))
+    monkeypatch.setattr(curve.limits, "error_at_least", limit("least"))
+    monkeypatch.setattr(curve.limits, "FEWEST", 1)
+    order = 3
+    for k, eps in enumerate((1 + uniform(20, seed=9)).tolist()):
+        share = SHARES[k % 4]
+        error = share * (k + 1) / 43
+        known = curve_of([2.0, 3.0], [1.0, 1.5], order)
+        known = dataclasses.replace(known, subpopulation=share)
+        with rounded(mode):
+            certified, _ = known.population_at(
+                Threat(2, order, eps, None), pilot=torch.ones(9, dtype=DOUBLE)
+            )
+        truth = Fraction(share) * Fraction(eps) ** order
+        assert Fraction(asked["least"]) ** order <= truth <= Fraction(asked["most"]) ** order
+        for side in asked.values():
+            assert abs(Fraction(side) ** order / truth - 1) < Fraction(1, 10**9)
+        assert 1 - Fraction(1, 10**9) < (Fraction(certified) + Fraction(error) / Fraction(share))
+        assert Fraction(certified) <= 1 - Fraction(error) / Fraction(share)
+
+
 def test_masses_that_are_moved_to_one_end_add_up_to_one() -> None:
     """The nearest samples have their whole share, rounded up; the last one what is left."""
     for n in (3, 7, 10, 49, 1000):
@@ -221,10 +290,9 @@ def test_limits_are_rounded_to_the_safe_side(mode: str, monkeypatch: pytest.Monk
         given = np.array([m])
         with monkeypatch.context() as patch:
             patch.setattr(confidence, "mean_at_most", lambda *_, given=given: given)
-            patch.setattr(confidence, "price_of", lambda *_, price=price: price)
             with rounded(mode):
                 least = float(confidence.mean_at_least(np.zeros(1), 10, 0.05)[0])
-                error = confidence.error_at_most(radii, 0.1, 2, 0.05)
+                error = confidence.error_at_most(radii, 0.1, 2, 0.05, price)
         assert Fraction(least) <= 1 - Fraction(m)
         assert Fraction(error) >= (Fraction(0.1) / Fraction(price)) ** 2 + Fraction(m)
         with monkeypatch.context() as patch:
@@ -236,7 +304,7 @@ def test_limits_are_rounded_to_the_safe_side(mode: str, monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(confidence, "mean_at_most", lambda *_, m=m: np.array([m]))
             patch.setattr(confidence, "mean_at_least", lambda *_: np.array([1.0]))
-            patch.setattr(confidence, "price_of", lambda *_, price=price: price)
+            patch.setattr(confidence, "own_price", lambda *_, price=price: price)
             patch.setattr(
                 confidence, "_prices", lambda *_, k=k: (np.array([0.1 * k]), np.array([1.0]))
             )
@@ -265,6 +333,22 @@ def test_binomial_limits_of_one_sample(mode: str) -> None:
             assert Fraction(found) >= 1 - Fraction(alpha)
 
 
+def test_binomial_limits_of_very_many_samples() -> None:
+    """The distribution function is off by parts of 1e-16 for each sample: 3e-8 for 1e9 of them."""
+    samples = 10**9
+    alpha = 0.05
+    limits = confidence._binomial(np.arange(30.0), samples, alpha).tolist()
+    with mpmath.workdps(40):
+        for hits, limit in enumerate(limits):
+            m = mpmath.mpf(limit)
+            term = mpmath.exp(samples * mpmath.log1p(-m))  # of no hit, then of one more at a time
+            below = term
+            for j in range(hits):
+                term *= (samples - j) * m / ((j + 1) * (1 - m))
+                below += term
+            assert alpha * (1 - mpmath.mpf(1e-5)) < below <= alpha
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_tail_bounds_for_very_many_samples(mode: str) -> None:
     """A rate so small that the divergence is all rounding."""
@@ -278,3 +362,12 @@ def test_tail_bounds_for_very_many_samples(mode: str) -> None:
             m = mpmath.mpf(found)
             divergence = q * mpmath.log(q / m) + (1 - q) * mpmath.log((1 - q) / (1 - m))
             assert m == 1 or (m > q and divergence >= mpmath.mpf(rate))
+
+
+def test_lower_limits_of_proportions_are_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are differences of 1 and an upper limit."""
+    limit = 0.3 * uniform(100, seed=60).numpy()
+    monkeypatch.setattr(confidence, "_binomial", lambda *rest: limit)
+    low, _ = confidence.proportions(np.zeros(100), 10, 0.1)
+    for bound, other in zip(low.tolist(), limit.tolist()):
+        assert Fraction(bound) <= 1 - Fraction(other)

@@ -192,8 +192,8 @@ def test_a_threat_may_have_a_box_and_a_unit_for_each_feature() -> None:
     found = run.verify(model, (x.double(), y), radii=True, seed=0)
     assert found, str(found)
     for call in (
-        lambda: ws.nearest(model, x, y, "inf", domain=(LOW, HIGH)),
-        lambda: ws.radii(model, x, y, "inf", domain=(LOW, HIGH)),
+        lambda: ws.nearest(model, x, y, "inf", domain=threat.domain),
+        lambda: ws.radii(model, x, y, "inf", domain=threat.domain),
         lambda: ws.wda(model, x, y, threat),
         lambda: ws.landmarks(model, x, y, "inf", domain=(LOW, HIGH)),
     ):

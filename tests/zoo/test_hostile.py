@@ -9,7 +9,6 @@ import resource
 import struct
 import subprocess
 import sys
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,9 @@ import torch
 from torch import nn
 
 from fuzz import build
-from fuzz.build import Program, Raw
 from wassail.errors import InputError
-from wassail.zoo import operators, trial
+from wassail.zoo import trial
 from wassail.zoo.datasets import open_data
-from wassail.zoo.exported import load_exported
 from wassail.zoo.models import open_model
 from wassail.zoo.onnx import load_onnx
 from wassail.zoo.weights import read_state
@@ -40,246 +37,8 @@ def refused(call: Callable[[], Any]) -> str:
     return text
 
 
-# ---- .pt2: operators and their arguments
-# ---------------------------------------------------------------------------------
-
-
-def test_files_by_hand_are_read(tmp_path: Path) -> None:
-    for batch in (None, 1, 3):
-        model = load_exported(build.convolutional(tmp_path / "c.pt2", batch))
-        x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-        assert (
-            model(x).shape == (5, 3) and torch.autograd.grad(model(x).sum(), x)[0].abs().sum() > 0
-        )
-        torch.testing.assert_close(model(x)[2:3], model(x[2:3]))
-    assert load_exported(build.shapes(tmp_path / "s.pt2"))(torch.rand(4, 2, 4, 4)).shape == (4, 3)
-
-
-STATISTICS = {"weight": None, "bias": None, "momentum": 0.1, "eps": 1e-5}
-HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
-    "short statistics": (
-        "_native_batch_norm_legit_no_training.default",
-        {"input": "x", **STATISTICS, "running_mean": torch.zeros(1), "running_var": torch.ones(1)},
-    ),
-    "short statistics, by the usual name": (
-        "batch_norm.default",
-        {
-            "input": "x",
-            **STATISTICS,
-            "running_mean": torch.zeros(4),
-            "running_var": torch.ones(3),
-            "training": False,
-            "cudnn_enabled": False,
-        },
-    ),
-    "training": (
-        "batch_norm.default",
-        {
-            "input": "x",
-            **STATISTICS,
-            "running_mean": torch.zeros(4),
-            "running_var": torch.ones(4),
-            "training": True,
-            "cudnn_enabled": False,
-        },
-    ),
-    "the old batch norm": (
-        "native_batch_norm.default",
-        {
-            "input": "x",
-            **STATISTICS,
-            "running_mean": torch.zeros(1),
-            "running_var": torch.ones(1),
-            "training": True,
-        },
-    ),
-    "a view as another type": ("view.dtype", {"self": "x", "dtype": -1}),
-    "a type that is a number": ("to.dtype", {"self": "x", "dtype": -1}),
-    "a type that is none": ("to.dtype", {"self": "x", "dtype": Raw({"as_scalar_type": 99})}),
-    "memory as it is found": ("empty.memory_format", {"size": [2, 3]}),
-    "the same, like another": ("empty_like.default", {"self": "x"}),
-    "the same, by strides": ("empty_strided.default", {"size": [2, 3], "stride": [3, 1]}),
-    "a view beyond its memory": (
-        "as_strided.default",
-        {"self": "x", "size": [9, 9], "stride": [99, 1]},
-    ),
-    "random numbers": ("rand.default", {"size": [2, 3]}),
-    "dropout": ("dropout.default", {"input": "x", "p": 0.5, "train": True}),
-    "attention that drops": (
-        "scaled_dot_product_attention.default",
-        {"query": "x", "key": "x", "value": "x", "dropout_p": 0.5},
-    ),
-    "weights that are written to": ("relu_.default", {"self": torch.zeros(3)}),
-    "copied over": ("copy_.default", {"self": "x", "src": torch.zeros(3)}),
-    "no groups": ("conv1d.default", {"input": "x", "weight": torch.zeros(1, 4, 1), "groups": 0}),
-    "too few channels": (
-        "conv1d.default",
-        {"input": "x", "weight": torch.zeros(4, 2, 1), "groups": 1},
-    ),
-    "a negative padding": (
-        "conv1d.default",
-        {"input": "x", "weight": torch.zeros(1, 4, 1), "padding": [-2]},
-    ),
-    "an absurd padding": (
-        "conv1d.default",
-        {"input": "x", "weight": torch.zeros(1, 4, 1), "padding": [2**62]},
-    ),
-    "an absurd dilation": (
-        "conv1d.default",
-        {"input": "x", "weight": torch.zeros(1, 4, 3), "dilation": [2**31]},
-    ),
-    "no stride": ("max_pool1d.default", {"self": "x", "kernel_size": [2], "stride": [0]}),
-    "no window": ("avg_pool1d.default", {"self": "x", "kernel_size": [0]}),
-    "a view of another size": ("view.default", {"self": "x", "size": [2**31, 2**31, 4]}),
-    "two open sizes": ("reshape.default", {"self": "x", "shape": [-1, -1]}),
-    "an absurd size": ("full.default", {"size": [2**31, 2**31, 2], "fill_value": 0.0}),
-    "a large size": ("full.default", {"size": [10**6, 10**6], "fill_value": 0.0}),
-    "an absurd repetition": ("repeat.default", {"self": "x", "repeats": [2**20, 2**20, 2**20]}),
-    "an index that is no integer": ("index.Tensor", {"self": "x", "indices": ["x"]}),
-    "an entry that is not there": ("select.int", {"self": "x", "dim": 1, "index": 4}),
-    "a word for a number": ("add.Scalar", {"self": "x", "other": "one"}),
-    "a number for a tensor": ("relu.default", {"self": 3}),
-    "a missing argument": ("add.Tensor", {"self": "x"}),
-    "an argument of another name": ("relu.default", {"self": "x", "out": "x"}),
-    "groups that do not divide": ("group_norm.default", {"input": "x", "num_groups": 3}),
-    "a scale that is negative": (
-        "upsample_nearest2d.default",
-        {"self": "x", "output_size": [4, 4], "scales_h": -1.0, "scales_w": -1.0},
-    ),
-    "endless counting": ("arange.start_step", {"start": 0, "end": 10, "step": 0}),
-    "integers divided": (
-        "floor_divide.default",
-        {"self": torch.tensor([1]), "other": torch.tensor([0])},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_an_operator_with_hostile_arguments_is_not_called(tmp_path: Path, kind: str) -> None:
-    target, arguments = HOSTILE[kind]
-    shape = (4, 4, 4) if "upsample" in target else (4, 6)
-    p = Program(*shape)
-    filled: dict[str, Any] = {}
-    for name, value in arguments.items():
-        if isinstance(value, str) and value == "x":
-            filled[name] = p.x
-        elif isinstance(value, list) and value == ["x"]:
-            filled[name] = [p.x]
-        else:
-            filled[name] = p.weight(value) if isinstance(value, torch.Tensor) else value
-    x = p.call(target, **filled)
-    refused(lambda: load_exported(p.save(tmp_path / "evil.pt2", x)))
-
-
-def test_what_writes_over_a_value_in_use_is_refused_and_nothing_else_is(tmp_path: Path) -> None:
-    x = torch.tensor([[-1.0, 2.0, -3.0, 4.0]])
-    p = Program(4)
-    y = p.call("mul.Tensor", self=p.x, other=p.weight(torch.ones(4)))
-    p.call("relu_.default", self=y)  # what follows sees the new value, as the memory would show it
-    z = p.linear(p.call("add.Tensor", self=y, other=p.x), 4)
-    weight = p.weights["w1"][0]
-    torch.testing.assert_close(
-        load_exported(p.save(tmp_path / "a.pt2", z))(x), (x.relu() + x) @ weight.T
-    )
-    p = Program(4)
-    y = p.call("mul.Tensor", self=p.x, other=p.weight(torch.ones(4)))
-    seen = p.call("view.default", self=y, size=[-1, 2, 2])
-    p.call("relu_.default", self=y)
-    z = p.linear(p.call("flatten.using_ints", self=seen, start_dim=1), 4)
-    assert "uses again" in refused(lambda: load_exported(p.save(tmp_path / "b.pt2", z)))
-    p = Program(4)
-    held = p.call("view.default", self=p.weight(torch.ones(4)), size=[1, 4])
-    p.call("relu_.default", self=held)
-    z = p.linear(p.x, 4)
-    assert "its own weights" in refused(lambda: load_exported(p.save(tmp_path / "c.pt2", z)))
-
-
-def test_every_operator_is_a_function() -> None:
-    """Nothing on the list writes, draws random numbers or returns memory as it is found."""
-    for name in operators.NAMES:
-        found = operators.find(f"torch.ops.aten.{name}")
-        assert found is not None
-        schema = found.run._schema
-        assert not schema.is_mutable and "Generator" not in str(schema), name
-        assert (
-            torch.Tag.nondeterministic_seeded not in found.run.tags
-            or "dropout" in name
-            or "attention" in name
-        ), name
-        assert "empty" not in name
-
-
-def test_a_stride_of_which_the_gradient_never_ends(tmp_path: Path) -> None:
-    p = Program(4, 6)
-    x = p.call(
-        "conv1d.default", input=p.x, weight=p.weight(torch.ones(2, 4, 3)), stride=[2**31 - 1]
-    )
-    x = p.call("sum.dim_IntList", self=x, dim=[2])
-    assert "its stride is" in refused(lambda: load_exported(p.save(tmp_path / "e.pt2", x)))
-
-
-def test_integers_that_are_squared_end(tmp_path: Path) -> None:
-    p = Program(4)
-    size = p.call("sym_size.int", self=p.x, dim=1)
-    for _ in range(40):
-        size = p.call("_operator.mul", a=size, b=size)
-    x = p.call("view.default", self=p.x, size=[-1, size])
-    assert "a size is computed that no tensor can have" in refused(
-        lambda: load_exported(p.save(tmp_path / "e.pt2", x))
-    )
-
-
-def test_what_is_hostile_for_other_batches_only_is_found_then(tmp_path: Path) -> None:
-    """Statistics as long as the batch, up to five: right for the rows that are tried, short for
-    the sixth.
-    """
-    p = Program(3, 3)
-    x = p.call("transpose.int", self=p.x, dim0=0, dim1=1)
-    held = {name: p.weight(torch.ones(5)) for name in ("running_mean", "running_var")}
-    n = p.call("sym_size.int", self=p.x, dim=0)
-    cut = {
-        name: p.call("slice.Tensor", self=ref, dim=0, start=0, end=n) for name, ref in held.items()
-    }
-    norm = "_native_batch_norm_legit_no_training.default"
-    p.call(norm, input=x, **cut, **STATISTICS)
-    p.nodes[-1]["outputs"] = [{"as_tensor": {"name": name}} for name in ("u", "v", "w")]
-    x = p.call("sum.dim_IntList", self=build.Ref("u"), dim=[0])
-    model = load_exported(p.save(tmp_path / "e.pt2", x))
-    assert model(torch.rand(5, 3, 3)).shape == (5, 3)
-    with pytest.raises(ValueError, match="for 6 channels"):
-        model(torch.rand(6, 3, 3))
-
-
-def test_what_grows_faster_than_the_batch_is_refused(tmp_path: Path) -> None:
-    """64 numbers for the two samples that are tried in a process with limits, 64 million for
-    the twenty that come next.
-    """
-    p = Program(3)
-    n = p.call("sym_size.int", self=p.x, dim=0)
-    size = n
-    for _ in range(5):
-        size = p.call("_operator.mul", a=size, b=n)
-    x = p.call(
-        "add.Tensor",
-        self=p.x,
-        other=p.call("sum.default", self=p.call("ones.default", size=[size])),
-    )
-    model = load_exported(p.save(tmp_path / "e.pt2", x))
-    assert model(torch.rand(2, 3)).shape == (2, 3)
-    with pytest.raises(InputError, match="would have 64000000 for 20"):
-        model(torch.rand(20, 3))
-
-
-def test_a_weight_of_many_numbers_in_few_bytes(tmp_path: Path) -> None:
-    many = 10**9
-    p = Program(4)
-    sizes = {"sizes": [{"as_int": many}], "strides": [{"as_int": 0}]}
-    x = p.call("mul.Tensor", self=p.linear(p.x, 4), other=p.weight(torch.ones(1), **sizes))
-    assert "no bytes for it" in refused(lambda: load_exported(p.save(tmp_path / "e.pt2", x)))
-    state = {"weight": torch.ones(1).expand(many), "bias": torch.zeros(3)}
-    torch.save(state, tmp_path / "w.pt")
-    assert (tmp_path / "w.pt").stat().st_size < 12_000
-    assert f"weight has {many} numbers in 4 bytes" in refused(lambda: read_state(tmp_path / "w.pt"))
+# ---- Weights
+# --------------------------------------------------------------------------------------------------
 
 
 def larger(data: bytes, old: int, new: int) -> bytes:
@@ -490,7 +249,7 @@ def test_results_of_onnx_operators_are_measured_before_they_are_made(tmp_path: P
 def test_the_first_pass_answers_once_for_each_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = build.convolutional(tmp_path / "net.pt2")
+    path = build.onnx_model(tmp_path / "net.onnx")
     (tmp_path / "torch.py").write_text("raise SystemExit('code beside the file was run')")
     monkeypatch.chdir(tmp_path)
     started: list[Any] = []
@@ -503,11 +262,9 @@ def test_the_first_pass_answers_once_for_each_file(
     monkeypatch.setattr(trial.subprocess, "Popen", count)
     model = open_model(str(path), trust=True).model
     assert not started
-    assert torch.equal(
-        open_model("net.pt2").model(torch.ones(1, 1, 8, 8)), model(torch.ones(1, 1, 8, 8))
-    )
-    (tmp_path / "copy.pt2").write_bytes(path.read_bytes())
-    open_model(str(tmp_path / "copy.pt2"))
+    assert torch.equal(open_model("net.onnx").model(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    (tmp_path / "copy.onnx").write_bytes(path.read_bytes())
+    open_model(str(tmp_path / "copy.onnx"))
     assert len(started) == 1 and started[0]["start_new_session"]
     assert "preexec_fn" not in started[0]
 
@@ -580,7 +337,7 @@ def test_an_end_of_the_child_is_a_sentence(
 def test_the_command_line_takes_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wassail.cli import parser, shared
 
-    path = build.convolutional(tmp_path / "net.pt2")
+    path = build.onnx_model(tmp_path / "net.onnx")
     asked: list[bool] = []
 
     def attempt(*_: Any) -> dict[str, Any]:
@@ -690,7 +447,6 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     for name in ("net.pt2", "net.onnx"):
         assert "pipe or a device" in refused(lambda name=name: open_model(str(tmp_path / name)))
     assert "pipe or a device" in refused(lambda: load_onnx(tmp_path / "net.onnx"))
-    assert "pipe or a device" in refused(lambda: load_exported(tmp_path / "net.pt2"))
     assert "pipe or a device" in refused(lambda: read_state(tmp_path / "w.pt"))
     (folder / "class0" / "pipe.png").unlink()
     (folder / "t10k-images-idx3-ubyte").unlink()
@@ -852,47 +608,6 @@ def test_hugging_face_data_are_decoded_here(
     assert asked == {"trust": False, "decode": ("image", False)}
     assert data.read(0, 1)[0].shape == (1, 3, 4, 4)
     assert "cannot identify" in refused(lambda: data.read(1, 2))
-
-
-def test_networks_of_the_usual_kinds_are_read(tmp_path: Path) -> None:
-    """What torch.export writes for layers that classifiers are made of: everything on the list
-    must be right.
-    """
-    layers = [
-        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
-        nn.BatchNorm2d(8),
-        nn.SiLU(inplace=True),
-        nn.Conv2d(8, 8, 3, 1, 1, groups=8),
-        nn.GroupNorm(2, 8),
-        nn.Hardswish(),
-        nn.AvgPool2d(2),
-        nn.Upsample(scale_factor=2),
-        nn.Dropout(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 16),
-        nn.GELU(),
-        nn.LayerNorm(16),
-        nn.Unflatten(1, (4, 4)),
-        nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
-        nn.Flatten(),
-        nn.PReLU(),
-        nn.Linear(16, 3),
-    ]
-    torch.manual_seed(0)
-    model = nn.Sequential(*layers).eval()
-    x = torch.rand(2, 3, 16, 16)
-    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("n")},))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch about itself
-        core = program.run_decompositions()
-    for name, made in (("plain", program), ("core", core)):
-        torch.export.save(made, tmp_path / f"{name}.pt2")
-        found = load_exported(tmp_path / f"{name}.pt2")
-        y = torch.rand(5, 3, 16, 16, requires_grad=True)
-        torch.testing.assert_close(found(y), model(y))
-        grads = [torch.autograd.grad(network(y).square().sum(), y)[0] for network in (found, model)]
-        torch.testing.assert_close(*grads)
 
 
 def test_the_lock_file_is_that_of_the_constraints() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 
@@ -13,6 +14,7 @@ from torch import nn
 import wassail as ws
 from wassail.report.page import report
 from wassail.zoo.datasets import open_data
+from wassail.zoo.tables import read_box
 
 
 class Frame:
@@ -88,11 +90,44 @@ def test_parquet_files_are_read_by_pandas_or_refused(tmp_path, monkeypatch) -> N
         seen.append(place)
         return frame()
 
+    size = types.SimpleNamespace(num_rows=3, num_columns=3)
+    stub = types.SimpleNamespace(ParquetFile=lambda place: types.SimpleNamespace(metadata=size))
     monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(read_parquet=read))
+    monkeypatch.setitem(sys.modules, "pyarrow", types.SimpleNamespace(parquet=stub))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", stub)
     data = open_data(path, 2)
     assert seen == [path] and len(data) == 2
     assert data.info["source"] == "parquet" and set(data.info["files"]) == {"t.parquet"}
     assert data.read(0, 2)[0].tolist() == [[40, 0.5], [50, 1.5]]
+    size.num_rows = 10**13
+    with pytest.raises(ws.InputError, match="would unpack 4 bytes to"):
+        open_data(path, 2)
+    assert seen == [path]
+
+
+def test_a_line_without_an_end_is_refused(tmp_path) -> None:
+    """A file of holes takes no room on the disk and would take all of the memory."""
+    path = tmp_path / "holes.csv"
+    path.write_text("a,label\n")
+    os.truncate(path, 1 << 34)
+    with pytest.raises(ws.InputError, match=r"a line of '.*' has 16,777,216 characters or more"):
+        open_data(path)
+
+
+def test_a_box_is_small(tmp_path) -> None:
+    bomb = tmp_path / "box.npz"
+    np.savez_compressed(bomb, low=np.zeros(1 << 21), high=np.ones(2))
+    with pytest.raises(ws.InputError, match=r"low in '.*' has more than 8,388,608 bytes"):
+        read_box(bomb, None)
+    holes = tmp_path / "box.csv"
+    holes.write_text("low,high\n0,1\n")
+    os.truncate(holes, 1 << 34)
+    with pytest.raises(ws.InputError, match="it is no box"):
+        read_box(holes, None)
+    good = tmp_path / "good.npz"
+    np.savez(good, low=np.zeros(2), high=np.ones(2), feature=np.array(["a", "b"]))
+    low, high = read_box(good, None)
+    assert low.tolist() == [0.0, 0.0] and high.tolist() == [1.0, 1.0]
 
 
 def test_npz_files_may_name_their_features(tmp_path) -> None:

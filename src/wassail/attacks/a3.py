@@ -28,8 +28,6 @@ better:
 - The budget is 1000 backward passes for each sample that stands after restart 0, and it is kept.
 - Repeats of a restart on few samples run side by side, up to 64 points: one batch instead of many
   small ones.
-
-Long because the parts of a round (draw, look, step, log) serve this attack only.
 """
 
 from __future__ import annotations
@@ -43,13 +41,14 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.best import Best
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.device import write
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest, vector_norm
 from wassail.losses import predict, strongest_rival
 from wassail.network import Model, Network, generators, search
 from wassail.progress import Progress, Tick
+from wassail.specification import Labels
 from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution
 
@@ -96,7 +95,7 @@ BIASED_PLANS = (
 def a3(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     step: str = "pgd",
@@ -126,7 +125,7 @@ def a3(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         step: name of the walk, not a length: "pgd" (the default) or "wda", the A3-WDA of the WDA
             paper.
@@ -147,7 +146,7 @@ def a3(
         )
     threat = parse_threat(threat)
     check_seed(seed)
-    x, y = check_data(x, y, threat.domain, model)
+    x, y = check_task(x, y, threat.domain, model)
     siege = _Siege(
         threat, threat.eps * (1 - 1e-12), step, seed
     )  # room for the rounding of a sum of N costs
@@ -483,8 +482,7 @@ def _look(
         logits.append(tape.logits)
         predictions.append(predicted)
         keep = (predicted == y[part]).nonzero()[:, 0]
-        if len(keep):
-            gradients.append(tape.pull(goal(tape.logits, live[part])[keep], keep))
+        gradients.append(tape.pull(goal(tape.logits, live[part])[keep], keep))
     return torch.cat(logits), torch.cat(predictions), torch.cat(gradients)
 
 

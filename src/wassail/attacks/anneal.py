@@ -61,7 +61,7 @@ def anneal(
         left = 1 - k / (SHRINKS * times)
         share = wide**left if left > 0 else 1 - slack
         radius = share * best
-        current = project(current, x, hunt.norm, radius, hunt.domain)
+        current = project(current, x, hunt.norm, radius, hunt.box(rows))
         tape, flip = hunt.tape(current, rows)
         if left <= 0:
             wider = (1.5 * slack).clamp(max=MOST_SLACK)
@@ -69,10 +69,10 @@ def anneal(
         w = climb(hunt, tape, rows, None, rivals)
         fall = length * (0.01 + 0.99 * (1 + math.cos(math.pi * k / times)) / 2)
         if k < (1 - STRAIGHT[hunt.norm]) * times:
-            move = steepest(current, w, hunt.norm, fall * radius, hunt.domain)
+            move = steepest(current, w, hunt.norm, fall * radius, hunt.box(rows))
         else:  # Euclidean: as far as the corners of an linf ball, or as the best flip
             far = vector_norm(points - x, 2.0) * share
             if hunt.norm == math.inf:
                 far = radius * math.sqrt(max(x[:1].numel(), 1))
-            move = steepest(current, w, 2.0, fall * far, hunt.domain)
+            move = steepest(current, w, 2.0, fall * far, hunt.box(rows))
         current = current + move

@@ -9,7 +9,6 @@ flips stops at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -25,16 +24,17 @@ from wassail.geometry import blocked, clip, column, maximiser, project, vector_n
 from wassail.losses import targeted_dlr_ascent
 from wassail.network import Model
 from wassail.progress import Progress, Tick
+from wassail.specification import Labels
 from wassail.threat import Domain, Threat
 from wassail.transport.distribution import Distribution
 
 LOSSES = ("ce", "dlr", "margin", "targeted")
 
 
-def apgd(
+def apgd(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     loss: str = "ce",
@@ -61,7 +61,7 @@ def apgd(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         loss: "ce" (the default), "dlr", "margin", or "targeted": a run for each of the `targets`
             classes with the largest logits at the sample, each raising the targeted DLR of its
@@ -177,7 +177,7 @@ def _run(
         radius = torch.full(
             (len(rows),), times * hunt.radius, dtype=hunt.x.dtype, device=hunt.x.device
         )
-        start = project(point, hunt.x[rows], 1, radius, hunt.domain)
+        start = project(point, hunt.x[rows], 1, radius, hunt.box(rows))
         # A flip in a larger ball is no reason to stop, only one in the ball itself.
         point, _ = climb(hunt, rows, start, radius, max(int(share * steps), 1), goal, eot)
     hunt.guess(rows, point)
@@ -224,8 +224,6 @@ def climb(
     """APGD in balls of fixed radius: the best point by loss `(m, *shape)`, and which samples
     flipped, bool `(m,)`.
 
-    Long because each step of the published schedule reads and writes the same state of a climb.
-
         u = Proj(x_k + size M_r(g_k)),   x_{k+1} = Proj(x_k + 0.75 (u - x_k) + 0.25 (x_k -
         x_{k-1})),
 
@@ -244,7 +242,6 @@ def climb(
     """
     x = hunt.x[rows]
     norm = hunt.norm
-    domain = hunt.domain
     best = start.clone()
     flipped = torch.zeros(len(rows), dtype=torch.bool, device=x.device)
     zero = torch.zeros_like(radius)
@@ -276,21 +273,21 @@ def climb(
         if not len(s.index):
             break
         mine = rows[s.index]
-        value, flip, pull = _look(hunt, mine, s.point, goal, eot)
+        # A gradient here and a look at where it leads, or only a look without a graph.
+        last = step == steps
+        going = mine.new_zeros(0) if last else hunt.able(mine, 3)
+        value, flip, gradient = _look(hunt, mine, s.point, goal, eot, going)
         better = s.best.offer(s.point, value)
         s.rises = s.rises + (value > s.last)
         s.last = value
         done = flip if hunt.limit < 0 else ~hunt.standing(mine)
-        go = (
-            ~done & hunt.afford(mine, 2) if step < steps else torch.zeros_like(done)
-        )  # a gradient, and where it leads
-        keep = go.nonzero()[:, 0]
-        if len(keep) < len(go):  # some end here; the others write again when they do
+        keep = going[(~done[going]).nonzero()[:, 0]]
+        if len(keep) < len(mine):  # some end here; the others write again when they do
             best[s.index] = s.best.points
             flipped[s.index] = flip
         if not len(keep):
             break
-        gradient = pull(keep)
+        gradient = gradient[keep]
         if step == 0:
             hunt.flat[mine[keep]] |= ~gradient.flatten(1).any(1)
         s = s.take(keep)
@@ -300,6 +297,7 @@ def climb(
             back = _check_l1(s) if norm == 1 else _check(s, periods[step])
             s.point = pick(back, s.best.points, s.point)
             gradient = pick(back, s.slope, gradient)
+        domain = hunt.box(rows[s.index])
         move = _direction(s.point, gradient, norm, domain, s.share)
         ahead = _into(
             torch.addcmul(s.point, move, column(s.size, x)), s.center, norm, s.radius, domain
@@ -313,29 +311,32 @@ def climb(
 
 
 def _look(
-    hunt: Hunt, rows: Tensor, point: Tensor, goal: Objective, eot: int
-) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Loss `(m,)` and flips `(m,)` at points of these samples, and a function from places
-    `(k,)` to their gradients.
+    hunt: Hunt, rows: Tensor, point: Tensor, goal: Objective, eot: int, on: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss `(m,)` and flips `(m,)` at points of these samples, and gradients `(m, *shape)` of those
+    that go on, at the places `on` `(k,)`; 0 elsewhere.
+
+    `eot` F each, and as many B where it goes on.
     """
-    if eot == 1:
-        tape, flip = hunt.tape(point, rows)
-        value, weight = goal(tape.logits, rows)
-        return value, flip, lambda keep: tape.pull(weight[keep], keep)
-    every = torch.arange(len(rows), device=rows.device)
+    ends = torch.ones_like(rows, dtype=torch.bool).index_fill_(0, on, False)
+    # Ascending places without a wait: their number is known.
+    off = ends.int().argsort(descending=True, stable=True)[: len(rows) - len(on)]
     values = torch.zeros(len(rows), dtype=point.dtype, device=point.device)
     gradient = torch.zeros_like(point)
-    logits = []
-    for _ in range(
-        eot
-    ):  # one draw at a time: `eot` graphs at once would need `eot` times the memory
-        tape = hunt.network.tape(point, rows)
-        value, weight = goal(tape.logits, rows)
-        values = values + value / eot
-        gradient = gradient + tape.pull(weight, every)
-        logits.append(tape.logits)
-    flip = hunt.offer(point, rows, torch.stack(logits).mean(0))
-    return values, flip, lambda keep: gradient[keep]
+    z = torch.zeros_like(hunt.clean[rows])
+    for _ in range(eot):
+        # One draw at a time: `eot` graphs at once would need `eot` times the memory.
+        if len(on):
+            tape = hunt.network.tape(point[on], rows[on])
+            value, weight = goal(tape.logits, rows[on])
+            values[on] += value / eot
+            z[on] += tape.logits / eot
+            gradient[on] += tape.pull(weight)
+        if len(off):
+            logits = hunt.network.logits(point[off], rows[off])
+            values[off] += goal(logits, rows[off])[0] / eot
+            z[off] += logits / eot
+    return values, hunt.offer(point, rows, z), gradient
 
 
 def _checkpoints(steps: int, norm: float) -> dict[int, int]:

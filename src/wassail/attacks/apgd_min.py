@@ -31,8 +31,6 @@ def apgd_engine(
 ) -> None:
     """The nearest flip by bisection of APGD's radius, for each sample.
 
-    Long because the first radius and all rounds work on the same eight tensors.
-
     The radius starts at 1.5 times the first-order estimate `(theta_y - theta_j) / ||grad (theta_y -
     theta_j)||_s` at the sample, doubles until a round flips, then halves the bracket between the
     largest radius that failed and the nearest flip. A round starts at the nearest flip, projected
@@ -58,6 +56,7 @@ def apgd_engine(
     rows = hunt.rows
     rows = rows[hunt.able(rows, 2)]  # a gradient without a pass to use it would be wasted
     if not len(rows):
+        hunt.ride(1, 2)
         return
     z = hunt.clean[rows]
     y = hunt.y[rows]
@@ -70,7 +69,7 @@ def apgd_engine(
         :, 0
     ]  # where the gradient is zero there is no direction to go
     rows, gradient, x = rows[able], gradient[able], hunt.x[rows[able]]
-    limit = _reach(x, hunt.norm, hunt.domain)
+    limit = _reach(x, hunt.norm, hunt.box(rows))
     radius = torch.minimum(radius[able], limit)
     tried = torch.zeros_like(limit)
     low = torch.zeros_like(limit)
@@ -85,10 +84,10 @@ def apgd_engine(
         if not len(rows):
             break
         known = torch.isfinite(hunt.distance[rows])
-        fresh = x + steepest(x, gradient, hunt.norm, radius, hunt.domain)
+        fresh = x + steepest(x, gradient, hunt.norm, radius, hunt.box(rows))
         start = pick(known, hunt.points[rows], pick(radius > tried, fresh, best))
         best, flipped = climb(
-            hunt, rows, project(start, x, hunt.norm, radius, hunt.domain), radius, steps, goal
+            hunt, rows, project(start, x, hunt.norm, radius, hunt.box(rows)), radius, steps, goal
         )
         hunt.shorten(rows[flipped.nonzero()[:, 0]], QUICK)
         high = hunt.distance[rows]

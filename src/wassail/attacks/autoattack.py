@@ -5,8 +5,6 @@ attacks, one after the other.
 stage only sees the samples that still stand, packed into full batches; a sample leaves the moment
 it falls; the logits at the samples are computed once for all stages (FAB looks at them a second
 time, for its gradients there).
-
-Long because the drop-in class, which runs the same stages, stands beside the ensemble.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from wassail.attacks.fab import fab_engine
 from wassail.attacks.hunt import Engine, Hunt
 from wassail.attacks.pointwise import balls
 from wassail.attacks.square import square_attack
-from wassail.checks import check_data
+from wassail.checks import check_data, check_task
 from wassail.device import write
 from wassail.errors import InputError, ModelWarning, unknown
 from wassail.geometry import pull_inside
@@ -37,6 +35,7 @@ from wassail.losses import predict
 from wassail.network import Model, Network, search
 from wassail.progress import Progress, Tick
 from wassail.records import Record, check_equal
+from wassail.specification import Labels, Specification
 from wassail.threat import Number, Threat, check_seed, parse_eps, parse_threat
 from wassail.transport.distribution import Distribution
 
@@ -106,7 +105,7 @@ def stage(name: str, **options: Any) -> Stage:
 def autoattack(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     version: str = "standard",
@@ -133,7 +132,7 @@ def autoattack(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         version: "standard" (the default), "plus", or "rand" for randomised models.
         attacks: other attacks instead, by name, in this order; default None, those of the version.
@@ -148,9 +147,9 @@ def autoattack(
     Returns:
         `Distribution` with every weight 1: all of each sample's mass moves.
     """
-    threat = parse_threat(threat)
+    threat = parse_threat(threat, own=True)
     check_seed(seed)
-    x, y = check_data(x, y, threat.domain, model)
+    x, y = check_task(x, y, threat.domain, model)
     chosen = (
         stages(version, threat.norm)
         if attacks is None
@@ -191,6 +190,7 @@ class _State(Record):
     seed: int
     attacks: tuple[str, ...]
     table: Mapping[str, Mapping[str, float]]
+    specification: Specification | None = None
 
 
 @dataclass
@@ -262,6 +262,7 @@ class _Run:
             for name, value in (
                 ("x", x.cpu()),
                 ("y", y.cpu()),
+                ("specification", network.specification),
                 ("threat", self.threat),
                 ("seed", self.seed),
                 ("attacks", attacks),
@@ -287,6 +288,7 @@ class _Run:
             self.seed,
             attacks,
             {},
+            network.specification,
         )
 
     def _batch(
@@ -302,7 +304,7 @@ class _Run:
         """One stage on samples that still stand: which fell, bool, their points, and how many
         had no gradient.
         """
-        sub = Network(network.model, rows.cpu(), network.batch_size, network.device)
+        sub = network.part(rows)
         device = network.device or x.device
         norm = self.threat.norm
         domain = self.threat.domain
@@ -323,7 +325,7 @@ class _Run:
         network.backwards[rows] += sub.backwards.to(rows.device)
         fell = ~hunt.standing(torch.arange(len(rows), device=device))
         points = pull_inside(
-            hunt.points, hunt.x, norm, torch.where(fell.cpu(), ball[0], math.inf), domain
+            hunt.points, hunt.x, norm, torch.where(fell.cpu(), ball[0], math.inf), hunt.domain
         )
         return fell.to(x.device), points.to(x.device), int(hunt.flat.sum())
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wassail.attacks.hunt import Hunt
 from wassail.device import take
-from wassail.geometry import clip, column, project
+from wassail.geometry import clip, column, project, sides
 from wassail.losses import margin
 from wassail.network import generators
 
@@ -33,21 +33,20 @@ def far_starts(hunt: Hunt, rows: Tensor, seed: int) -> None:
     image, then bisect toward the sample. Up to 5 F, and 6 F for those that flip.
     """
     noise = _draws(hunt, rows, seed, 101, hunt.x[:1].numel()).reshape(hunt.x[rows].shape)
-    low, high = hunt.domain or (-1.0, 1.0)
     x = hunt.x[rows]
+    box = hunt.box(rows)
+    low, high = (-1.0, 1.0) if box is None else sides(box, x)
     starts = [
         low + high - x,
         low + (high - low) * noise,
-        torch.full_like(x, low),
-        torch.full_like(x, high),
-        torch.full_like(x, (low + high) / 2),
+        *(torch.zeros_like(x) + side for side in (low, high, (low + high) / 2)),
     ]
     for start in starts:
         lost = torch.isinf(hunt.distance[rows]).nonzero()[:, 0]
         lost = lost[hunt.able(rows[lost], 1)]
         if not len(lost):
             break
-        hunt.logits(clip(start[lost], hunt.domain), rows[lost])
+        hunt.logits(clip(start[lost], hunt.box(rows[lost])), rows[lost])
     hunt.shorten(rows, 6)
 
 
@@ -84,7 +83,7 @@ def blind_search(hunt: Hunt, rows: Tensor, times: int, seed: int, number: int) -
         share = SHARES[1] + (SHARES[0] - SHARES[1]) * (1 - k / times) ** 2
         changed = _change(current, x, draws[:, k], share, hunt.norm, radius)
         point = torch.where(column(known, x), changed, current)
-        point = project(point, x, hunt.norm, radius, hunt.domain)
+        point = project(point, x, hunt.norm, radius, hunt.box(rows))
         z, flip = hunt.logits(point, rows)
         value = margin(z, hunt.y[rows])
         accept = flip | ~known | (value >= best)

@@ -40,7 +40,7 @@ def nearest_and_allocate(
     model: Any, x: Any, y: Any, threat: Threat, **options: Any
 ) -> Distribution:
     """`nearest` as an attack on a threat: its flips, bought by the allocation."""
-    flips = nearest(model, x, y, threat.norm, threat.domain, **options)
+    flips = nearest(model, x, y, threat.norm, threat.domain, warn=False, **options)
     return allocate(flips, threat.eps, threat.order)
 
 

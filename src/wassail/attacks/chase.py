@@ -103,7 +103,8 @@ class Lead:
 
     def ahead(self, rank: int, factor: float) -> Tensor:
         """Points on the way to a rival, `(m, *shape)`, `factor` first steps from the samples."""
-        return clip(self.hunt.x[self.rows] + factor * self.steps[:, rank], self.hunt.domain)
+        ahead = self.hunt.x[self.rows] + factor * self.steps[:, rank]
+        return clip(ahead, self.hunt.box(self.rows))
 
     def misled(self) -> Tensor:
         """Whether, for l2, the flip known is much nearer or farther than the first step said, or
@@ -320,12 +321,10 @@ def march(hunt: Hunt, rows: Tensor, size: Tensor, times: int, growth: float = 1.
         if not rows.shape[0]:
             return
         tape, flip = hunt.tape(current, rows)
-        stay = (~flip).nonzero()[:, 0]
-        if not len(stay):
-            return
-        w = climb(hunt, tape, rows, stay)
-        rows, current, size = take(stay, rows, current, size)
-        current = clip(current + steepest(current, w, hunt.norm, size, hunt.domain), hunt.domain)
+        w = climb(hunt, tape, rows, None)
+        rows, current, size, w = take((~flip).nonzero()[:, 0], rows, current, size, w)
+        box = hunt.box(rows)
+        current = clip(current + steepest(current, w, hunt.norm, size, box), box)
         size = growth * size
     rows, current = take(hunt.able(rows, 1), rows, current)
     if len(rows):
@@ -368,7 +367,7 @@ def wide_rivals(hunt: Hunt, lead: Lead, seed: int) -> None:
     rivals = torch.cat([by_logit, by_slope], 1)
     chased, starts = shortest(hunt, rows, rivals)
     for k in range(chased.shape[1]):
-        chase(hunt, rows, clip(starts[:, k], hunt.domain), 10, chased[:, k])
+        chase(hunt, rows, clip(starts[:, k], hunt.box(rows)), 10, chased[:, k])
 
 
 def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]:
@@ -386,10 +385,11 @@ def first_steps(hunt: Hunt, topk: int = RIVALS) -> tuple[Tensor, Tensor, Tensor]
     x = hunt.x[rows]
     rivals = largest(z.scatter(1, y, -math.inf), count, band=LOGITS)
     if not len(rows):
+        hunt.ride(count, count)
         return rows, rivals, x[:, None]
     need = hunt.network.need(z, rows, 4)  # a flip must be wrong by the tolerance
     gaps = z.gather(1, y) - z.gather(1, rivals)
-    room = walls(x[None], hunt.domain)
+    room = walls(x[None], hunt.box(rows))
     found = []
     lengths = []
     # One rival at a time: what belongs to all of them does not fit into the cache.
@@ -448,7 +448,7 @@ def chase(
         far = bold * (1 + push)
         near = torch.addcmul(part.x, away, column((1 - bold) * back, away))
         near.addcmul_(d1, column(1 + push - far, away)).addcmul_(d2, column(far, away))
-        current = clip_(near, hunt.domain)
+        current = clip_(near, part.domain)
 
 
 def polish(hunt: Hunt, rows: Tensor, times: int) -> None:

@@ -16,17 +16,18 @@ from wassail.errors import InputError
 from wassail.geometry import clip, column, vector_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Threat
+from wassail.specification import Labels
+from wassail.threat import Domain, Threat, parse_domain
 from wassail.transport.distribution import Distribution
 
 MOST = 1e10  # the largest c that is tried
 LEAST = 50  # Adam steps a search should have where passes are limited
 
 
-def cw(
+def cw(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     searches: int = 9,
@@ -46,13 +47,13 @@ def cw(
     with a binary search for the weight c of each sample. It looks for the nearest flip whatever eps
     is, so its flips serve every order and eps.
 
-    Passes: the clean one and 1 backward, then for each step 1 forward, and 1 backward where it is
-    no flip; 10 to shorten.
+    Passes: the clean one and 1 backward, then for each step 1 forward and 1 backward; 10 to
+    shorten.
 
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         searches: int, searches for c; default 9, as in the paper.
         steps: int, Adam steps in each; default 1000 (the paper: 10,000).
@@ -114,8 +115,8 @@ def cw_engine(
     its order of magnitude. Where passes are limited there are fewer steps, and fewer searches where
     they would have less than 50 each. Only for l2.
 
-    Passes: the clean one and 1 backward, then for each step 1 forward, and 1 backward where it is
-    no flip; 10 to shorten.
+    Passes: the clean one and 1 backward, then for each step 1 forward and 1 backward; 10 to
+    shorten.
     """
     if hunt.norm != 2:
         raise InputError(
@@ -131,10 +132,12 @@ def cw_engine(
         )
     room = fitting(hunt, searches * steps)
     steps = min(steps, room // min(searches, max(room // LEAST, 1)))
+    parse_domain(hunt.domain)  # its change of variables is for one box
     goal = objective(hunt, "margin")
     rows = hunt.rows
     rows = rows[hunt.able(rows, 2)]
     if not len(rows):
+        hunt.ride(1, 2)
         return
     gap, weight = _gap(hunt, goal, hunt.clean[rows], rows)
     gradient = hunt.start.pull(
@@ -191,25 +194,32 @@ def _descend(
         square = 0.999 * square + 0.001 * g * g
         w = w - rate * (mean / (1 - 0.9**k)) / ((square / (1 - 0.999**k)).sqrt() + 1e-8)
         point, slope = _to_box(w, x, hunt.domain)
+        # The look here, the gradient and the next look; where they are not paid for, only a look.
+        going = _left(hunt, rows) >= 3 if k < steps else torch.zeros_like(rows, dtype=torch.bool)
+        end = (~going).nonzero()[:, 0]
+        if len(end):
+            _, flip = hunt.logits(point[end], rows[end])
+            flipped[index[end]] |= flip
+        rows, index, x, w, mean, square, point, slope, c, lowest, checked = take(
+            going.nonzero()[:, 0], rows, index, x, w, mean, square, point, slope, c, lowest, checked
+        )
+        if not len(rows):
+            break
         tape, flip = hunt.tape(point, rows)
         flipped[index] |= flip
         gap, weight = _gap(hunt, goal, tape.logits, rows)
         lowest = torch.minimum(
             lowest, vector_norm((point - x) / width, 2).square() + c * gap.clamp(min=0)
         )
-        stay = _left(hunt, rows) >= 2  # the gradient here and the look at the next point
+        # Where the penalty is zero, so is its gradient.
+        gradient = torch.where(column(gap > 0, x), tape.pull(weight), 0.0)
+        stay = _left(hunt, rows) >= 1
         if k % period == 0:
             stay = stay & (lowest <= 0.9999 * checked)
             checked = lowest
         keep = stay.nonzero()[:, 0]
-        if k == steps or not len(keep):
-            break
         if k % period == 0:
             flipped[index[keep]] = False
-        pulled = (stay & (gap > 0)).nonzero()[:, 0]  # where the penalty is zero, so is its gradient
-        gradient = torch.zeros_like(x)
-        if len(pulled):
-            gradient[pulled] = tape.pull(weight[pulled], pulled)
         rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked = take(
             keep, rows, index, x, w, mean, square, point, slope, gradient, c, lowest, checked
         )

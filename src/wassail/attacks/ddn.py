@@ -44,6 +44,8 @@ def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05)
     keep = rows
     radius = hunt.distance[rows]
     flipped = torch.zeros_like(rows, dtype=torch.bool)
+    if not len(rows):
+        hunt.ride(1, 2)
     for k in range(steps):
         can = hunt.able(rows, 2)  # the gradient here and the look at the next point
         rows, keep, point, radius, flipped = take(can, rows, keep, point, radius, flipped)
@@ -60,7 +62,7 @@ def ddn_engine(hunt: Hunt, tick: Tick, *, steps: int = 100, gamma: float = 0.05)
         else:
             radius = torch.where(flipped, 1 - gamma, 1 + gamma) * radius
         delta = point - x + cosine(1.0, 0.01, k, steps) * maximiser(g, 2)
-        point = clip(x + steepest(x, delta, 2, radius, hunt.domain), hunt.domain)
+        point = clip(x + steepest(x, delta, 2, radius, hunt.box(rows)), hunt.box(rows))
         tape, flipped = hunt.tape(point, rows)
         keep = torch.arange(len(rows), device=x.device)
         tick((k + 1) / steps)

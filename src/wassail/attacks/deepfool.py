@@ -17,7 +17,8 @@ from wassail.errors import InputError
 from wassail.geometry import clip, inner, plane_step, vector_norm, wide_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Threat, dual, number
+from wassail.specification import Labels
+from wassail.threat import Domain, Threat, box_at, dual, number
 from wassail.transport.distribution import Distribution
 
 
@@ -34,7 +35,8 @@ def deepfool_engine(
     largest clean logits that are looked at (None: all of up to 10 classes, else 10). It never looks
     back at the sample, so it is cheap and loose.
 
-    Passes: the clean one, then for each step topk backward and 1 forward; 10 forward to shorten.
+    Passes: the clean one, then for each step topk backward and 2 forward, of which the second, with
+    a graph, is only made where the first has found no flip; 10 forward to shorten.
     """
     if not number(overshoot, "overshoot") >= 0:
         raise InputError(f"overshoot is {overshoot!r}: give 0 or more, for example 0.02.")
@@ -48,6 +50,8 @@ def deepfool_engine(
     rows, keep, point = take(
         hunt.able(rows, count + 1), rows, keep, point
     )  # for the gradients and the look at the next point
+    if not len(rows):
+        hunt.ride(count, count + 1)
     for k in range(steps):
         if not len(rows):
             break
@@ -57,17 +61,22 @@ def deepfool_engine(
             gradients,
             gaps(hunt, tape.logits[keep], rows, rivals[rows]),
             hunt.norm,
-            hunt.domain,
+            hunt.box(rows),
         )
         moves = (vector_norm(step, math.inf) > 0).nonzero()[
             :, 0
         ]  # no gradient or no room: it would stand still for ever
-        rows, point = take(moves, rows, clip(point + (1 + overshoot) * step, hunt.domain))
+        ahead = clip(point + (1 + overshoot) * step, hunt.box(rows))
+        rows, point = take(moves, rows, ahead)
         if not len(rows):
             break
-        tape, flipped = hunt.tape(point, rows)
-        keep = (~flipped & hunt.afford(rows, count + 1)).nonzero()[:, 0]
-        rows, point = take(keep, rows, point)
+        # A look without a graph first: gradients of those that flip would be of no use.
+        _, flipped = hunt.logits(point, rows)
+        left = (~flipped & hunt.afford(rows, count + 2)).nonzero()[:, 0]
+        rows, point = take(left, rows, point)
+        if len(rows) and k + 1 < steps:
+            tape, _ = hunt.tape(point, rows)
+            keep = torch.arange(len(rows), device=rows.device)
         tick(max((k + 1) / steps, 1 - len(rows) / len(hunt.x)))
     hunt.shorten(hunt.rows, 10)
 
@@ -123,7 +132,7 @@ def nearest_plane(
             break
         w = gradients[open_, j[open_]]
         need = gap[open_, j[open_]]
-        trial = plane_step(point[open_], w, need, norm, domain)
+        trial = plane_step(point[open_], w, need, norm, box_at(domain, open_))
         reached = inner(w, trial).abs() >= need.abs() * (1 - 1e-5)
         length = torch.where(reached, vector_norm(trial, norm).double(), math.inf)
         better = (length < best[open_]) | (rank == 0)
@@ -141,7 +150,9 @@ def _nearest_of_all(
     count = gap.shape[1]
     w = gradients.flatten(0, 1)
     need = gap.flatten()
-    trial = plane_step(point.repeat_interleave(count, 0), w, need, norm, domain)
+    every = torch.arange(len(point), device=point.device)
+    each = every.repeat_interleave(count)
+    trial = plane_step(point[each], w, need, norm, box_at(domain, each))
     reached = inner(w, trial).abs() >= need.abs() * (1 - 1e-5)
     length = torch.where(reached, vector_norm(trial, norm), math.inf).reshape(-1, count).to(free)
     order = free.argsort(dim=1, stable=True)
@@ -153,7 +164,6 @@ def _nearest_of_all(
         better = (bounds[:, rank] < best) & (lengths[:, rank] < best)
         best = torch.where(better, lengths[:, rank], best)
         which = torch.where(better, order[:, rank], which)
-    every = torch.arange(len(point), device=point.device)
     which = which.to(point.device)
     return trial.reshape(-1, count, *point.shape[1:])[every, which], which
 
@@ -161,7 +171,7 @@ def _nearest_of_all(
 def deepfool(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     steps: int = 50,
@@ -183,7 +193,7 @@ def deepfool(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         steps: int, most steps; default 50.
         overshoot: float, how far beyond the boundary a step goes, as a share of it; default 0.02.

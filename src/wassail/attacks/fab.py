@@ -17,7 +17,8 @@ from wassail.errors import InputError
 from wassail.geometry import clip, column, inner, plane_step, wide_norm
 from wassail.network import Model
 from wassail.progress import Progress, Tick
-from wassail.threat import Threat
+from wassail.specification import Labels
+from wassail.threat import Domain, Threat, box_at
 from wassail.transport.distribution import Distribution
 
 BISECTIONS = 10
@@ -57,8 +58,8 @@ def fab_engine(
     get less than 10 each. restarts: the first begins at the sample, the others at a random point
     keyed by the seed. shorten: bisections of the nearest flip at the end.
 
-    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward
-    (FAB-T: 1); `shorten` forward.
+    Passes: the clean one, then for each step 2 forward (FAB-T: 1, and 1 more after a flip), and
+    topk backward (FAB-T: 1); `shorten` forward.
     """
     if targets is not None and targets < 1:
         raise InputError(
@@ -89,6 +90,8 @@ def fab_engine(
                 begin = _elsewhere(hunt, rows, rivals[:, part], later, seed, i)
             if len(begin[0]):
                 _descend(hunt, report, *begin, later, steps, alpha_max, eta, beta)
+    else:
+        hunt.ride(count, count + 1)
     hunt.shorten(hunt.rows, shorten)
 
 
@@ -104,8 +107,7 @@ def _elsewhere(
     if not len(rows):
         return rows, rivals[rows], point, hunt.clean[rows], point
     tape, _ = hunt.tape(point, rows)
-    every = torch.arange(len(rows), device=rows.device)
-    return rows, rivals[rows], point, tape.logits, tape.gradients(hunt.y[rows], rivals[rows], every)
+    return rows, rivals[rows], point, tape.logits, tape.gradients(hunt.y[rows], rivals[rows])
 
 
 def _descend(
@@ -124,9 +126,6 @@ def _descend(
 ) -> None:
     """One run from points of these samples: rivals `(n, J)`, gradients there `(n, J, *shape)`;
     `later`: passes to leave.
-
-    Long because samples that flipped and samples that did not take different passes in each step,
-    and are joined again.
     """
     wild = torch.zeros(
         len(rows), dtype=torch.bool
@@ -134,9 +133,10 @@ def _descend(
     for k in range(steps):
         x = hunt.x[rows]
         need = gaps(hunt, z, rows, rivals)
-        near, home, length, back = _two_steps(hunt, point, x, gradients, need)
+        box = hunt.box(rows)
+        near, home, length, back = _two_steps(hunt.norm, box, point, x, gradients, need)
         a = column((length / torch.where(length > 0, length + back, 1)).clamp(max=alpha_max), x)
-        point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), hunt.domain)
+        point = clip((1 - a) * (point + eta * near) + a * (x + eta * home), box)
         # A step of length 0 would be repeated for ever; at a fixed radius, a sample flipped within
         # it is done.
         (can,) = fetch(
@@ -147,9 +147,12 @@ def _descend(
         (wild,) = take(keep, wild)
         if not len(rows):
             return
-        # The gradients are wanted at the new point, or after a flip where it steps back to: the
-        # graph of a pass that flips is of no use, so those who flipped last time are looked at
-        # without one.
+        # The gradients are wanted at the new point, or after a flip where it steps back to: those
+        # of a pass that flips are of no use. So where there are many, and where the last step
+        # flipped, the point is looked at without a graph first.
+        (enough,) = fetch(_left(hunt, rows, later) >= 3)
+        last = k + 1 == steps
+        wild = wild | ~enough | (last or rivals.shape[1] > 1)
         calm, rash = (send(mask.nonzero()[:, 0], rows.device) for mask in (~wild, wild))
         flipped = torch.zeros_like(rows, dtype=torch.bool)
         place = torch.zeros_like(rows).index_copy(
@@ -157,29 +160,26 @@ def _descend(
         )
         if len(calm):
             tape, flipped[calm] = hunt.tape(point[calm], rows[calm])
+            ahead = tape.gradients(hunt.y[rows[calm]], rivals[calm])
         if len(rash):
             _, flipped[rash] = hunt.logits(point[rash], rows[rash])
         tick((k + 1) / steps)
         again = flipped.index_fill(0, rash, True)
-        can = hunt.standing(rows) & (_left(hunt, rows, later) >= rivals.shape[1] + 1 + again.long())
+        least = torch.where(again, rivals.shape[1] + 2, 1)
+        can = hunt.standing(rows) & (_left(hunt, rows, later) >= least)
         can, again, wild = fetch(can, again, flipped)
         chosen = (can & ~again).nonzero()[:, 0], (can & again).nonzero()[:, 0]
         on, off = (send(index, rows.device) for index in chosen)
-        if k + 1 == steps or not len(on) + len(off):
+        if last or not len(on) + len(off):
             return
         base = hunt.x[rows[off]]
         returned = torch.where(
             column(flipped[off], base), base + beta * (point[off] - base), point[off]
         )
-        found = (
-            [(tape.gradients(hunt.y[rows[on]], rivals[on], place[on]), tape.logits[place[on]])]
-            if len(on)
-            else []
-        )
+        found = [(ahead[place[on]], tape.logits[place[on]])] if len(on) else []
         if len(off):
             tape, _ = hunt.tape(returned, rows[off])
-            here = torch.arange(len(off), device=x.device)
-            found.append((tape.gradients(hunt.y[rows[off]], rivals[off], here), tape.logits))
+            found.append((tape.gradients(hunt.y[rows[off]], rivals[off]), tape.logits))
         gradients, z = (torch.cat(parts) for parts in zip(*found))
         both = torch.cat([on, off])
         rows = rows[both]
@@ -189,7 +189,7 @@ def _descend(
 
 
 def _two_steps(
-    hunt: Hunt, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor
+    norm: float, domain: Domain, point: Tensor, x: Tensor, gradients: Tensor, need: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The steps from the point and from the sample to the plane nearest to the point, and their
     lengths, float64 `(n,)`.
@@ -198,24 +198,24 @@ def _two_steps(
     w = gradients[:, 0]
     gap = need[:, 0]
     if many:
-        near, j = nearest_plane(point, gradients, need, hunt.norm, hunt.domain)
+        near, j = nearest_plane(point, gradients, need, norm, domain)
         every = torch.arange(len(point), device=point.device)
         w = gradients[every, j]
         gap = need[every, j]
     home_gap = gap + inner(w, point - x)  # the same plane, seen from x
     if many:
-        home = plane_step(x, w, home_gap, hunt.norm, hunt.domain)
+        home = plane_step(x, w, home_gap, norm, domain)
     else:  # both in one go
         both = plane_step(
             torch.cat([point, x]),
             torch.cat([w, w]),
             torch.cat([gap, home_gap]),
-            hunt.norm,
-            hunt.domain,
+            norm,
+            box_at(domain, torch.arange(len(x), device=x.device).repeat(2)),
         )
         near = both[: len(x)]
         home = both[len(x) :]
-    return near, home, wide_norm(near.flatten(1), hunt.norm), wide_norm(home.flatten(1), hunt.norm)
+    return near, home, wide_norm(near.flatten(1), norm), wide_norm(home.flatten(1), norm)
 
 
 def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
@@ -227,10 +227,10 @@ def _left(hunt: Hunt, rows: Tensor, later: float) -> Tensor:
     )
 
 
-def fab(
+def fab(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     steps: int = 100,
@@ -252,13 +252,13 @@ def fab(
     order and eps. Each step projects the iterate and the sample onto the nearest linearised
     boundary inside the box, mixes the two and steps back after each flip.
 
-    Passes: the clean one, then for each step 1 forward, 1 more after a flip, and topk backward
-    (FAB-T: 1).
+    Passes: the clean one, then for each step 2 forward (FAB-T: 1, and 1 more after a flip), and
+    topk backward (FAB-T: 1).
 
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         steps: int, steps of each run; default 100.
         alpha_max: float, largest share of the step from the sample in the mix; default 0.1.

@@ -11,6 +11,7 @@ from wassail.attacks.pointwise import objective, pointwise
 from wassail.geometry import clip, steepest
 from wassail.network import Model
 from wassail.progress import Progress, Tick
+from wassail.specification import Labels
 from wassail.threat import Threat
 from wassail.transport.distribution import Distribution
 
@@ -18,7 +19,7 @@ from wassail.transport.distribution import Distribution
 def fgsm(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     loss: str = "ce",
@@ -42,7 +43,7 @@ def fgsm(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         loss: "ce" (the default), "dlr" or "margin".
         target: classes to be reached, integer tensor `(N,)`; default None, any wrong class; with
@@ -77,11 +78,11 @@ def fgsm_attack(hunt: Hunt, tick: Tick, *, loss: str = "ce") -> None:
     goal = objective(hunt, loss)
     rows = hunt.rows
     if not len(rows):
+        hunt.ride(1, 1)
         return
     _, weight = goal(hunt.clean[rows], rows)
     x = hunt.x[rows]
+    box = hunt.box(rows)
     gradient = hunt.start.pull(weight, rows)
-    hunt.guess(
-        rows, clip(x + steepest(x, gradient, hunt.norm, hunt.radius, hunt.domain), hunt.domain)
-    )
+    hunt.guess(rows, clip(x + steepest(x, gradient, hunt.norm, hunt.radius, box), box))
     tick(1.0)

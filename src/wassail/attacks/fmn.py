@@ -42,6 +42,8 @@ def fmn_engine(
     keep = rows
     radius = hunt.distance[rows]
     flipped = torch.zeros_like(rows, dtype=torch.bool)
+    if not len(rows):
+        hunt.ride(1, 2)
     for k in range(steps):
         can = hunt.able(rows, 2)  # the gradient here and the look at the next point
         rows, keep, point, radius, flipped = take(can, rows, keep, point, radius, flipped)
@@ -65,7 +67,7 @@ def fmn_engine(
             x,
             hunt.norm,
             radius,
-            hunt.domain,
+            hunt.box(rows),
         )
         tape, flipped = hunt.tape(point, rows)
         keep = torch.arange(len(rows), device=x.device)

@@ -18,14 +18,25 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from wassail.checks import check_data
+from wassail.attacks.convergence import far_from_rest, first_flips, quarter, shrinkage
+from wassail.checks import check_task
 from wassail.device import take, waits, worth, write
 from wassail.errors import ModelWarning
 from wassail.geometry import Walls, clip, column, project, vector_norm, walls
 from wassail.losses import predict
 from wassail.network import Model, Network, Search, Tape, search
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Number, check_seed, parse_domain, parse_norm, whole
+from wassail.specification import Labels, labels_of
+from wassail.threat import (
+    Domain,
+    Number,
+    box_at,
+    boxes_of,
+    check_seed,
+    parse_domain,
+    parse_norm,
+    whole,
+)
 from wassail.transport.flips import Flips
 
 
@@ -39,7 +50,7 @@ class Part:
 
     def __init__(self, hunt: Hunt, rows: Tensor) -> None:
         self.rows = rows
-        self.domain = hunt.domain
+        self.domain = hunt.box(rows)
         self.apart = not waits(rows) and bool((rows[1:] > rows[:-1]).all())
         whole = self.apart and len(rows) == len(hunt.x)
         self.x = hunt.x if whole else hunt.x.index_select(0, rows)
@@ -77,7 +88,8 @@ class Hunt:
     `rows` index the n samples. limit: how far a flip may be to be wanted, any distance if negative;
     radius: a hair less, for the balls to search (both in `ball`); target: classes `(N,)` of the
     whole data set that a flip must reach, any wrong one if None; flat: where a climb met a zero
-    gradient.
+    gradient; early: `distance` as it was after the first `quarter` passes of each sample, kept if
+    quarter is above 0.
     """
 
     def __init__(
@@ -93,6 +105,7 @@ class Hunt:
         target: Tensor | None = None,
         graph: bool = True,
         clean: Tensor | None = None,
+        quarter: int = 0,
     ) -> None:
         self.limit, self.radius = ball
         self.target = None if target is None else target[network.ids.to(target.device)].to(y.device)
@@ -100,7 +113,7 @@ class Hunt:
         self.x = x
         self.y = y
         self.norm = norm
-        self.domain = domain
+        self.domain = network.boxes(domain, x)
         self.passes = math.inf if passes is None else passes
         # An attack that asks for no gradient at the samples has no use for the graph's memory.
         self._start = network.tape(x, network.rows) if graph else None
@@ -125,6 +138,8 @@ class Hunt:
                 found
             ]
             self.distance[found] = known.distances[network.ids].to(self.distance)[found]
+        self.quarter = quarter
+        self.early = self.distance.clone()
 
     @property
     def start(self) -> Tape:
@@ -132,12 +147,39 @@ class Hunt:
         assert self._start is not None, "this hunt was begun without a graph"
         return self._start
 
+    def ride(self, gradients: int, cost: int) -> None:
+        """So many gradients at the samples where none of them is worth attacking: with others in
+        the batch they would be executed, and passes must not depend on the batch.
+
+        cost: passes that a sample must have left for them.
+        """
+        if self.passes - 1 >= cost:
+            for _ in range(gradients):
+                self.start.pull(self.clean[:0], self.network.rows[:0], again=True)
+
     @property
     def rows(self) -> Tensor:
         """The samples that are worth attacking: right at the start, and without a flip within
         the radius if there is one.
         """
         return (~self.wrong & (self.distance > self.limit)).nonzero()[:, 0]
+
+    def box(self, rows: Tensor) -> Domain:
+        """The domain of these samples."""
+        return box_at(self.domain, rows)
+
+    def width(self, rows: Tensor) -> float | Tensor:
+        """The width of the box; of own boxes the widest side of each of these samples, `(m,)`; 1
+        without a box.
+        """
+        if self.domain is None:
+            return 1.0
+        low, high = self.domain
+        own = boxes_of(self.domain)
+        if own is None:
+            return high - low
+        widest = (own.high - own.low).flatten(1).amax(1)
+        return widest.expand(len(rows)) if len(widest) == 1 else widest[rows]
 
     def part(self, rows: Tensor) -> Part:
         """These samples; the same object as long as the same tensor of rows is asked for."""
@@ -195,13 +237,22 @@ class Hunt:
         """The same with a graph for gradients; one pass, and one for each gradient asked of it."""
         tape = self.network.tape(points, rows)
         flipped, tape.rival = self._offer(points, rows, tape.logits, away)
+        self._remember()
         return tape, flipped
 
     def offer(self, points: Tensor, rows: Tensor, z: Tensor) -> Tensor:
         """Keep those of these points, with logits `(m, K)`, that are the nearest flips so far;
         which are flips, bool `(m,)`.
         """
-        return self._offer(points, rows, z)[0]
+        flipped = self._offer(points, rows, z)[0]
+        self._remember()
+        return flipped
+
+    def _remember(self) -> None:
+        """Keep the distances of samples that are within the first quarter of their passes."""
+        if self.quarter:
+            spent = self.network.forwards + self.network.backwards
+            self.early = torch.where(spent <= self.quarter, self.distance, self.early)
 
     def _offer(
         self, points: Tensor, rows: Tensor, z: Tensor, away: Tensor | None = None
@@ -273,9 +324,9 @@ class Hunt:
             middle = (low + high) / 2
             x = self.part(rows).x
             if self.norm == 2:  # between two points of the box: the projection has a closed form
-                trial = clip(torch.lerp(x, point, column(middle, x)), self.domain)
+                trial = clip(torch.lerp(x, point, column(middle, x)), self.box(rows))
             else:
-                trial = project(point, x, self.norm, middle * full, self.domain)
+                trial = project(point, x, self.norm, middle * full, self.box(rows))
             _, flipped = self.logits(trial, rows)
             low = torch.where(flipped, low, middle)
             high = torch.where(flipped, middle, high)
@@ -284,6 +335,7 @@ class Hunt:
 Engine: TypeAlias = Callable[..., None]
 
 
+FEWEST = 100  # passes from which on distances that still fall are worth a warning
 # options of engines that count something
 COUNTS = {"steps", "restarts", "targets", "eot", "queries", "topk", "rounds"}
 
@@ -293,7 +345,7 @@ def run_engine(
     name: str,
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     begin: Callable[[Network, Tensor, Tensor], Hunt],
     options: Mapping[str, Any],
     batch_size: int | None,
@@ -329,12 +381,12 @@ def run_engine(
     return search(chunk, model, x, y, batch_size, progress, name)
 
 
-def hunt(
+def hunt(  # noqa: PLR0913
     engine: Engine,
     name: str,
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     norm: Number,
     domain: Domain = (0.0, 1.0),
     *,
@@ -344,33 +396,43 @@ def hunt(
     progress: Progress = False,
     options: Mapping[str, Any] | None = None,
     known: Flips | None = None,
+    warn: bool = False,
 ) -> Flips:
     """Run an engine over the data and return its verified flips.
 
     passes: most forward plus backward passes a sample; known: flips of the same samples to begin
-    with.
+    with; warn: whether to say that the distances still fall fast, for an engine whose schedule does
+    not depend on the passes.
     """
     norm = parse_norm(norm)
-    domain = parse_domain(domain)
+    domain = parse_domain(domain, own=True)
     check_seed(seed)
     if passes is not None:  # at least 1, the pass at the sample itself
         passes = whole(passes, "passes")
-    x, y = check_data(x, y, domain, model)
+    x, y = check_task(x, y, domain, model)
     options = dict(options or {})
     first: list[int] = []
+    early: list[Tensor] = []
+    enough = known is None and passes is not None and passes >= FEWEST
+    few = quarter(passes or 0) if warn and enough else 0
 
     def begin(network: Network, x: Tensor, y: Tensor) -> Hunt:
-        return Hunt(network, x, y, norm, domain, passes, known)
+        return Hunt(network, x, y, norm, domain, passes, known, quarter=few)
 
     def finish(state: Hunt) -> Tensor:
         first.append(state.first)
+        if few:
+            early.append(state.early.cpu())
         return state.points
 
     found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
     if passes is not None and known is None:
-        _tell_if_idle(found, y, name, passes, first)
+        _tell_if_idle(found, labels_of(y, x.device), name, passes, first)
     info = {"method": name, "options": options, "passes": passes, "seed": seed}
-    return Flips.from_search(x, y, found, norm, domain, name, info)
+    flips = Flips.from_search(x, y, found, norm, domain, name, info)
+    if passes is not None and early:
+        _tell_if_falling(torch.cat(early).to(flips.distances), flips.distances, few, passes)
+    return flips
 
 
 def _tell_if_idle(found: Search, y: Tensor, name: str, passes: int, first: list[int]) -> None:
@@ -389,4 +451,20 @@ def _tell_if_idle(found: Search, y: Tensor, name: str, passes: int, first: list[
         f"{name!r} takes {need}; give at least {need} passes{fewer}.",
         ModelWarning,
         stacklevel=4,
+    )
+
+
+def _tell_if_falling(early: Tensor, late: Tensor, few: int, passes: int) -> None:
+    """Warn about distances that fell so much after a quarter of the passes that more will help."""
+    if not far_from_rest(early, late):
+        return
+    gain = shrinkage(early, late)
+    new = first_flips(early, late)
+    said = [f"the mean distance fell by {100 * gain:.0f} %"] if gain > 0 else []
+    said += [f"{new} of {int((late > 0).sum())} samples got their first flip"] if new else []
+    warnings.warn(
+        f"{' and '.join(said)} from {few} to {passes} passes: the search is far from its "
+        f"end, so give it more, for example passes={4 * passes}.",
+        ModelWarning,
+        stacklevel=6,
     )

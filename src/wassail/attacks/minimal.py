@@ -14,9 +14,10 @@ from torch import Tensor
 
 from wassail.attacks.hunt import Engine, Hunt, run_engine
 from wassail.attacks.pointwise import check_target
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.network import Model, Network
 from wassail.progress import Progress
+from wassail.specification import Labels
 from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution, allocate
 from wassail.transport.flips import Flips
@@ -27,7 +28,7 @@ def minimal(
     name: str,
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     target: Tensor | None = None,
@@ -43,9 +44,9 @@ def minimal(
     target: classes `(N,)` that a flip must reach; a sample with no such flip stays where it is.
     options: the engine's.
     """
-    threat = parse_threat(threat)
+    threat = parse_threat(threat, own=True)
     check_seed(seed)
-    x, y = check_data(x, y, threat.domain, model)
+    x, y = check_task(x, y, threat.domain, model)
     target = check_target(target, y)
     options = dict(options or {})
 

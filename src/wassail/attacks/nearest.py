@@ -15,10 +15,12 @@ from torch import Tensor
 from wassail import names
 from wassail.attacks.hunt import Engine, hunt
 from wassail.attacks.wda_pp import flips_wda_pp
+from wassail.checks import check_task
 from wassail.errors import InputError, unknown
 from wassail.network import Model
 from wassail.progress import Progress
 from wassail.records import check_equal
+from wassail.specification import Labels
 from wassail.threat import Domain, Number, parse_domain, parse_eps, parse_norm, parse_order
 from wassail.transport.allocation import knapsack
 from wassail.transport.flips import Flips
@@ -30,10 +32,10 @@ METHODS = tuple(names.NEAREST_METHODS)
 STAGES = ((100, 4.0, 0), (300, 1.5, 2))
 
 
-def nearest(
+def nearest(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     norm: Number = "inf",
     domain: Domain = (0.0, 1.0),
     method: str = "auto",
@@ -45,11 +47,10 @@ def nearest(
     seed: int = 0,
     batch_size: int | None = None,
     progress: Progress = False,
+    warn: bool = True,
     **options: Any,
 ) -> Flips:
     """The nearest flip that an engine finds for each sample, re-verified.
-
-    Long because WDA++, a plain search and one steered by eps and order are called differently.
 
     With both eps and order the allocation steers the search: after 100 passes and again after 300,
     only samples whose distance can still change the knapsack's answer are refined.
@@ -57,7 +58,7 @@ def nearest(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         norm: ground norm r, 1, 2 or inf; default "inf".
         domain: box `(low, high)` that x lives in, or None for all of R^n; default (0, 1).
         method: "auto" (the default) is "chase", ours; "fab", "deepfool", "fmn", "ddn", "apgd",
@@ -72,6 +73,9 @@ def nearest(
         seed: int, keys the random draws together with each sample's content; default 0.
         batch_size: int, most samples in one call of the model; default None, 250.
         progress: bool, or a callable that is given the share done; default False, no bar.
+        warn: bool, whether "auto" with 100 passes or more warns if the mean distance fell by more
+            than 10 % after the first quarter of them, or so many samples got their first flip
+            there; default True. A search with a start, or steered by eps and order, does not.
         **options: keyword arguments of the engine; for "auto": `topk`, the rivals tried at the
             sample, 10 by default (K - 1 makes linear classifiers of any K exact).
 
@@ -96,7 +100,12 @@ def nearest(
         options["seed"] = seed
 
     def run(
-        x: Tensor, y: Tensor, budget: int | None, known: Flips | None = None, begin: int = -1
+        x: Tensor,
+        y: Labels,
+        domain: Domain,
+        budget: int | None,
+        known: Flips | None = None,
+        begin: int = -1,
     ) -> Flips:
         extra = {"begin": begin} if begin >= 0 else {}
         return _named(hunt, method)(
@@ -110,11 +119,12 @@ def nearest(
             passes=budget,
             options=options | extra,
             known=known,
+            warn=warn and name == "chase" and (eps is None or order is None),
             **common,
         )
 
     if eps is None or order is None or name != "chase":
-        found = run(x, y, passes, start)
+        found = run(x, y, domain, passes, start)
         return found if start is None else start.merge(found)
     eps = parse_eps(eps)
     order = parse_order(order)
@@ -122,7 +132,7 @@ def nearest(
     # Many rivals at the sample take many passes: the allocation has its say after them.
     later = max(0, 2 * int(options.get("topk", 0)) - STAGES[0][0])
     stages = [(after + later, reach, begin) for after, reach, begin in STAGES]
-    flips = run(x, y, int(min(stages[0][0], limit)), start)
+    flips = run(x, y, domain, int(min(stages[0][0], limit)), start)
     flips = flips if start is None else start.merge(flips)
     for (after, reach, begin), end in zip(stages, (*(s for s, _, _ in stages[1:]), limit)):
         budget = min(end, limit) - after
@@ -130,21 +140,23 @@ def nearest(
         if budget < 1 or not chosen.any():
             break
         part = flips.take(chosen)
-        again = run(part.x, part.y, None if budget == math.inf else int(budget), part, begin)
+        again = run(
+            part.x, part.task, part.domain, None if budget == math.inf else int(budget), part, begin
+        )
         flips = flips.merge(flips.put(chosen, again))
     return flips
 
 
 def _check_start(
-    start: Flips, x: Tensor, y: Tensor, norm: Number, domain: Domain, method: str
+    start: Flips, x: Tensor, y: Labels, norm: Number, domain: Domain, method: str
 ) -> None:
     """One sentence if the flips to start from are not flips of this problem."""
     if method == "wda++":
         raise InputError("WDA++ walks from the samples: it has no use for start.")
     check_equal("x", start.x, x)
-    check_equal("y", start.y, y)
+    check_equal("y", start.task, check_task(x, y, None)[1])
     check_equal("norm", start.norm, parse_norm(norm))
-    check_equal("domain", start.domain, parse_domain(domain))
+    check_equal("domain", start.domain, parse_domain(domain, own=True))
 
 
 def engine(name: str) -> Engine:

@@ -18,14 +18,15 @@ from wassail.errors import InputError
 from wassail.geometry import blocked, maximiser, project, steepest
 from wassail.network import Model, Tape
 from wassail.progress import Progress, Tick
+from wassail.specification import Labels
 from wassail.threat import Domain, Threat
 from wassail.transport.distribution import Distribution
 
 
-def pgd(
+def pgd(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     loss: str = "ce",
@@ -55,7 +56,7 @@ def pgd(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         loss: "ce" (the default), "dlr" or "margin".
         steps: int, gradient steps of each run; default 40, as in the paper.
@@ -121,12 +122,14 @@ def pgd_attack(
         raise InputError(
             f"step is {step!r}: give a positive step size, or None for 2.5 eps / steps."
         )
-    goal, (norm, radius, domain) = objective(hunt, loss), (hunt.norm, hunt.radius, hunt.domain)
+    goal, (norm, radius) = objective(hunt, loss), (hunt.norm, hunt.radius)
     # by loss, over all restarts
     best = Best(hunt.x, torch.full_like(hunt.clean[:, 0], -math.inf))
     for turn in range(restarts):
         rows = hunt.rows
         if not len(rows):
+            if not random_start:
+                hunt.ride(1, 1)
             break
         if random_start:
             tape, keep, rows, point = _look(
@@ -139,9 +142,13 @@ def pgd_attack(
         for k in range(steps + 1):
             value, weight = goal(tape.logits[keep], rows)
             best.offer(point, value, rows)
-            if k == steps or not len(rows):
+            if k == steps:
                 break
-            ahead = point + _step(point, tape.pull(weight, keep), norm, size, domain)
+            gradient = tape.pull(weight, keep)
+            if not len(rows):
+                break
+            domain = hunt.box(rows)
+            ahead = point + _step(point, gradient, norm, size, domain)
             tape, keep, rows, point = _look(
                 hunt, project(ahead, hunt.x[rows], norm, radius, domain), rows
             )

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.hunt import Engine, Hunt, run_engine
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.errors import InputError, unknown
 from wassail.geometry import column, project, pull_inside, vector_norm
 from wassail.losses import ASCENTS
 from wassail.network import Model, Network, generators
 from wassail.progress import Progress
+from wassail.specification import Labels, Specification
 from wassail.threat import Threat, check_seed, parse_threat
 from wassail.transport.distribution import Distribution
 
@@ -32,12 +33,12 @@ from wassail.transport.distribution import Distribution
 Objective: TypeAlias = Callable[[Tensor, Tensor], "tuple[Tensor, Tensor]"]
 
 
-def pointwise(
+def pointwise(  # noqa: PLR0913
     engine: Engine,
     name: str,
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     target: Tensor | None = None,
@@ -56,9 +57,9 @@ def pointwise(
     target` tells who arrived. graph: the engine takes gradients at the samples themselves. options:
     the engine's, recorded in the result with `info`.
     """
-    threat = parse_threat(threat)
+    threat = parse_threat(threat, own=True)
     check_seed(seed)
-    x, y = check_data(x, y, threat.domain, model)
+    x, y = check_task(x, y, threat.domain, model)
     target = check_target(target, y)
     ball = balls(x, threat)
     options = dict(options or {})
@@ -74,7 +75,7 @@ def pointwise(
         # best point, or itself.
         far = torch.isfinite(hunt.distance) & hunt.standing(hunt.network.rows.to(x.device))
         points = torch.where(column(far, x), x, hunt.points)
-        return pull_inside(points, x, threat.norm, hunt.limit, threat.domain)
+        return pull_inside(points, x, threat.norm, hunt.limit, hunt.domain)
 
     found = run_engine(engine, name, model, x, y, begin, options, batch_size, progress, finish)
     record = {
@@ -98,10 +99,15 @@ def balls(x: Tensor, threat: Threat) -> tuple[float, float]:
     return limit, max(limit - ulp * max(x[:1].numel(), 1) ** (1 / threat.norm), limit * (1 - 1e-4))
 
 
-def check_target(target: Tensor | None, y: Tensor) -> Tensor | None:
+def check_target(target: Tensor | None, y: Labels) -> Tensor | None:
     """The classes to be reached, `(N,)`, or one sentence that says what is wrong with them."""
     if target is None:
         return None
+    if isinstance(y, Specification):
+        raise InputError(
+            "a target is a class, and a specification has none: give a specification with the one "
+            "row that is to fail."
+        )
     target = torch.as_tensor(target, device=y.device)
     if target.shape != y.shape or target.dtype.is_floating_point:
         raise InputError(
@@ -157,4 +163,4 @@ def random_start(
     v = 2 * v - 1 if norm == math.inf else v
     if norm != 1:
         v = v * column(radius / vector_norm(v, norm).clamp(min=1e-12), v)
-    return project(x + v, x, norm, radius, hunt.domain)
+    return project(x + v, x, norm, radius, hunt.box(rows))

@@ -27,7 +27,8 @@ from wassail.errors import InputError
 from wassail.geometry import clip, column, project, vector_norm
 from wassail.network import Model, generators
 from wassail.progress import Progress, Tick
-from wassail.threat import Domain, Threat
+from wassail.specification import Labels
+from wassail.threat import Boxes, Domain, Threat, box_at, boxes_of
 from wassail.transport.distribution import Distribution
 
 HALVINGS = (
@@ -49,7 +50,7 @@ BLOCK = 250
 def square(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     queries: int = 5000,
@@ -70,7 +71,7 @@ def square(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         queries: int, squares tried after the start; default 5000.
         share: float, p, the part of the image that the first squares cover, halved after 10, 50,
@@ -151,10 +152,10 @@ def _run(
     """
     rows = hunt.rows
     norm = hunt.norm
-    domain = hunt.domain
     if not len(rows):
         return
     x = _images(hunt.x[rows])
+    domain = _image_box(hunt.box(rows), hunt.x[rows])
     dice = generators(hunt.x[rows], seed, number)
     reach = torch.full((len(rows),), hunt.radius, dtype=x.dtype, device=x.device)
     best = _start(x, reach, norm, domain, dice)
@@ -170,9 +171,9 @@ def _run(
         moves = _Moves.draw([dice[i] for i in s.place.tolist()], end - first, sides, s.x)
         for k in range(end - first):
             point = (
-                _recolour(s, moves, k, domain)
+                _recolour(s, moves, k, box_at(domain, s.place))
                 if bumps is None
-                else _shift(s, moves, k, bumps, norm, domain)
+                else _shift(s, moves, k, bumps, norm, box_at(domain, s.place))
             )
             value, stands = _look(hunt, s.rows, point, goal)
             better = s.best.offer(point, value)
@@ -203,6 +204,15 @@ def _images(x: Tensor) -> Tensor:
     vector is a row of them.
     """
     return x.reshape(len(x), -1, *(1, *x.shape[1:])[-2:]).contiguous()
+
+
+def _image_box(domain: Domain, x: Tensor) -> Domain:
+    """Own boxes of samples `(m, *shape)` as images; one box, or none, as it is."""
+    own = boxes_of(domain)
+    if own is None:
+        return domain
+    low, high = (_images(side.expand_as(x)) for side in own)
+    return Boxes(low, high)  # type: ignore[return-value]
 
 
 def _blocks(queries: int, share: float) -> list[tuple[int, int, float]]:
@@ -298,6 +308,14 @@ class _Window:
         """The content, `(m, c, height, width)`."""
         return self._all(images)[self.every, :, self.top, self.left]
 
+    def box(self, domain: Domain, images: Tensor) -> Domain:
+        """The part of own boxes that is in the window; one box, or none, as it is."""
+        own = boxes_of(domain)
+        if own is None:
+            return domain
+        low, high = (self.read(side.expand_as(images).contiguous()) for side in own)
+        return Boxes(low, high)  # type: ignore[return-value]
+
     def write(self, images: Tensor, content: Tensor) -> None:
         """Replace the content, in place."""
         self._all(images)[self.every, :, self.top, self.left] = content
@@ -342,7 +360,7 @@ def _recolour(s: _Search, moves: _Moves, k: int, domain: Domain) -> Tensor:
     window, _ = moves.windows(k)
     point = s.best.points.clone()
     step = column(s.reach, s.x) * moves.signs[k][:, :, None, None]
-    window.write(point, clip(window.read(s.x) + step, domain))
+    window.write(point, clip(window.read(s.x) + step, window.box(domain, s.x)))
     return point
 
 
@@ -377,7 +395,7 @@ def _shift(
     )
     v = v * (wanted / (_size(v, norm) + 1e-12))
     if norm == 2:
-        first.write(point, clip(here + v, domain))
+        first.write(point, clip(here + v, first.box(domain, s.x)))
         return point
     first.write(point, here + s.x.shape[1] * v)
     return project(point, s.x, norm, s.reach, domain)

@@ -91,7 +91,7 @@ def squeeze(
         x = hunt.part(rows).x
         known_at, bound = take(rows, hunt.distance, slack)
         radius = (1 - bound) * known_at
-        current = project(current, x, hunt.norm, radius, hunt.domain)
+        current = project(current, x, hunt.norm, radius, hunt.box(rows))
         tape, flip = hunt.tape(current, rows)
         wider = (1.5 * bound).clamp(max=MOST_SLACK)
         closer = (0.5 * bound).clamp(min=LEAST_SLACK)
@@ -101,12 +101,12 @@ def squeeze(
         if sparse:
             (points,) = take(rows, hunt.points)
             count = SPARSE * (points - x).abs().sign_().flatten(1).sum(1)
-            move = _sparse_step(current, w, share * radius, count, hunt.domain)
+            move = _sparse_step(current, w, share * radius, count, hunt.box(rows))
         elif k >= (1 - straight) * times:
             size = share * _euclidean(hunt, rows, radius)
-            move = steepest(current, w, 2.0, size, hunt.domain)
+            move = steepest(current, w, 2.0, size, hunt.box(rows))
         else:
-            move = steepest(current, w, hunt.norm, share * radius, hunt.domain)
+            move = steepest(current, w, hunt.norm, share * radius, hunt.box(rows))
         velocity = velocity.mul_(0.75).add_(move) if k else move
         current = current + velocity
 

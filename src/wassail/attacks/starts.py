@@ -35,7 +35,7 @@ def scatter(hunt: Hunt, rows: Tensor, seed: int, number: int) -> Tensor:
     far = torch.where(torch.isfinite(hunt.distance[rows]), hunt.distance[rows], 1.0)
     v = v * column(far / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
     best = torch.where(column(torch.isfinite(hunt.distance[rows]), x), hunt.points[rows], x)
-    return project(best + v, x, hunt.norm, 1.5 * far, hunt.domain)
+    return project(best + v, x, hunt.norm, 1.5 * far, hunt.box(rows))
 
 
 def steepness(hunt: Hunt, rows: Tensor, seed: int) -> Tensor:
@@ -46,14 +46,14 @@ def steepness(hunt: Hunt, rows: Tensor, seed: int) -> Tensor:
     y = hunt.y[rows, None]
     clean = hunt.clean[rows]
     known = torch.isfinite(hunt.distance[rows])
-    width = 1.0 if hunt.domain is None else hunt.domain[1] - hunt.domain[0]
+    width = hunt.width(rows)
     length = vector_norm(hunt.points[rows] - x, hunt.norm)
     length = torch.where(known & (length > 0), 0.25 * length, 0.1 * width)
     total = torch.zeros_like(clean)
     for look in range(LOOKS):
         v = gaussian(x, seed, 200 + look)
         v = v * column(length / vector_norm(v, hunt.norm).clamp(min=1e-12), v)
-        z, _ = hunt.logits(clip(x + v, hunt.domain), rows)
+        z, _ = hunt.logits(clip(x + v, hunt.box(rows)), rows)
         change = (z - clean) - (z - clean).gather(1, y)
         total = total + (change / magnitude(clean)[:, None]).square()
     return total.sqrt() * magnitude(clean)[:, None]
@@ -81,7 +81,8 @@ def shortest(hunt: Hunt, rows: Tensor, rivals: Tensor) -> tuple[Tensor, Tensor]:
         weight = torch.zeros_like(z).scatter(1, rival, 1.0).scatter(1, y, -1.0)
         w = tape.pull(weight, again=j < count - 1)
         gap = (z.gather(1, y) - z.gather(1, rival))[:, 0]
-        step = plane_steps(walls(x[None], hunt.domain), w, (gap + need)[None], hunt.norm)[0]
+        room = walls(x[None], hunt.box(rows))
+        step = plane_steps(room, w, (gap + need)[None], hunt.norm)[0]
         far = vector_norm(step, hunt.norm)
         far = torch.where(inner(w, step) < gap * (1 - 1e-4), math.inf, far)
         slot = length.argmax(1)

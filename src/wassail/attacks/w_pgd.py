@@ -16,12 +16,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.errors import InputError, unknown
 from wassail.geometry import clip, column, distances, inner, maximiser, pull_inside, vector_norm
 from wassail.losses import ce_ascent, flip_tolerance, margin_ascent, spread_of
 from wassail.network import Model, Network, search
 from wassail.progress import Progress, Tick
+from wassail.specification import Labels
 from wassail.threat import Number, Threat, check_seed, number, parse_threat, whole
 from wassail.transport.allocation import sample_weights
 from wassail.transport.distribution import Distribution
@@ -30,7 +31,7 @@ from wassail.transport.distribution import Distribution
 def w_pgd(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     loss: str = "redlr",
@@ -69,7 +70,7 @@ def w_pgd(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         loss: "redlr" (the default: DLR, without a gradient once fooled), "dlr", "ce" or "margin";
             with the last three a fooled sample, even one that was wrong from the start, goes on and
@@ -98,7 +99,7 @@ def w_pgd(
 def w_fgsm(
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     loss: str = "redlr",
@@ -114,7 +115,7 @@ def w_fgsm(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         loss: "redlr" (the default), "dlr", "ce" or "margin", as in `w_pgd`.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
@@ -135,7 +136,7 @@ def _attack(
     name: str,
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     loss: str,
     steps: int,
@@ -160,7 +161,7 @@ def _attack(
             "the longest gradient, so choose "
             "an order above 1, or another attack such as wda_pp."
         )
-    x, y = check_data(x, y, threat.domain, model)
+    x, y = check_task(x, y, threat.domain, model)
     weights = sample_weights(mu, len(x))
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
@@ -225,9 +226,7 @@ class _Ascent:
         )  # a hair less, for the rounding of coordinates
 
     def look(self, rows: Tensor, tolerance: float) -> Tensor:
-        """Evaluate the iterate of these samples: logits `(m, K)`. 1 F each, and 1 B where there
-        is something to climb.
-        """
+        """Evaluate the iterate of these samples: logits `(m, K)`. 1 F + 1 B each."""
         rest = self.alone or self.loss == "redlr"
         found = [self.x.new_zeros(0, 2)]
         for part in _batches(rows, self.network.batch_size):
@@ -319,15 +318,26 @@ def _slope(
     rows that are wanted, bool `(m,)`, and with `rest` right as well.
     """
     device = network.device or points.device
-    tape = network.tape(points.to(device), rows.to(device))
     y = y.to(device)
-    right = network.predict(tape.logits, y, rows, tolerance) == y
-    keep = (wanted.to(device) & right if rest else wanted.to(device)).nonzero()[:, 0]
-    g = tape.x.detach()[:0]
-    if len(keep):
-        # An entry that is not finite says nothing, and must not spoil the mean over all samples.
-        g = tape.pull(SLOPES[loss](tape.logits, y)[keep], keep).nan_to_num(0.0, 0.0, 0.0)
-    return tape.logits, right.cpu(), rows[keep.cpu()], g
+    points = points.to(device)
+    mine = rows.to(device)
+    climbs, stays = (mask.to(device).nonzero()[:, 0] for mask in (wanted, ~wanted))
+    parts = []
+    tape = network.tape(points[climbs], mine[climbs]) if len(climbs) else None
+    if tape is not None:
+        parts.append(tape.logits)
+    if len(stays):
+        parts.append(network.logits(points[stays], mine[stays]))
+    z = torch.cat(parts)[torch.cat([climbs, stays]).argsort()]
+    right = network.predict(z, y, rows, tolerance) == y
+    place = (right[climbs] if rest else torch.ones_like(right[climbs])).nonzero()[:, 0]
+    keep = climbs[place]
+    g = points[:0]
+    if tape is not None:
+        g = tape.pull(SLOPES[loss](z, y)[keep], place)
+    # An entry that is not finite says nothing, and must not spoil the mean over all samples.
+    g = g.nan_to_num(0.0, 0.0, 0.0)
+    return z, right.cpu(), rows[keep.cpu()], g
 
 
 def _ahead(points: Tensor, direction: Tensor, share: Tensor) -> Tensor:

@@ -1,28 +1,17 @@
-"""The first-order walk that Algorithm 1 (WDA) and Algorithm 2 (WDA++) share.
-
-From `x_t`, for every rival class `j` still in the race: `g_j = grad (theta_j - theta_y)(x_t)`,
-`phi_j = Proj(x_t + alpha M_r(g_j))`, and `x_{t+1} = phi_{j*}` for the candidate with the largest
-gap. Two things differ from a literal reading, and neither can make the attack weaker: a sample
-stops at its first flip and leaves the batch, and a sample that never flips keeps its best iterate
-instead of its last.
+"""What Algorithm 1 (WDA) and Algorithm 2 (WDA++) share: the candidates of a step, the choice among
+them, the step size alpha.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from wassail.attacks.best import Best
-from wassail.device import take, write
 from wassail.errors import InputError, unknown
-from wassail.geometry import clip, project, steepest
-from wassail.losses import margin, predict
-from wassail.network import Network, Tape
-from wassail.progress import Tick
+from wassail.geometry import steepest
+from wassail.network import Batch
 from wassail.threat import Domain, whole
 from wassail.ties import LOGITS, largest
 
@@ -63,99 +52,36 @@ def check_walk(step: float, steps: int, topk: int | None, select: str) -> None:
         raise unknown("selection", select, SELECT)
 
 
-@dataclass
-class Walk:
-    """Where the walk left n samples.
+def candidates(batch: Batch, g: Tensor, norm: float, alpha: float, box: Domain) -> Tensor:
+    """`phi_j = x_iter + alpha M_r(g_j)` for every rival j, one sample's after the other's:
+    `(n, J, *shape) -> (n J, *shape)`.
 
-    clean: logits at the samples `(n, K)`; before, after: last iterate before the flip and the flip,
-    where there is one, else the sample and its best iterate; flipped: bool `(n,)`, false for
-    samples that were wrong already.
+    In a box the step is the steepest one of length alpha that stays inside.
     """
-
-    clean: Tensor
-    before: Tensor
-    after: Tensor
-    flipped: Tensor
+    x = batch.x.repeat_interleave(g.shape[1], 0)
+    return x + steepest(x, g.flatten(0, 1), norm, alpha, box)
 
 
-def walk(
-    network: Network,
-    x: Tensor,
-    y: Tensor,
-    tick: Tick,
-    *,
-    norm: float,
-    domain: Domain,
-    step: float,
-    steps: int,
-    topk: int | Callable[[int], int],
-    probe: int | None = None,
-    radius: float | None = None,
-    select: str = "margin",
-) -> Walk:
-    """Walk n samples `(n, *shape)` until they flip, `steps` times at most.
+def winner(z: Tensor, rivals: Tensor, y: Tensor, flips: Tensor, select: str) -> Tensor:
+    """`j* = argmax_j theta_j(phi_j) - theta_y(phi_j)`, as a place among the rivals: `(n,)`.
 
-    Long because it is the loop of both of the paper's algorithms, to be read beside them on one
-    screen.
+    A candidate that flips wins over any that does not, even when it flips to a class that is not
+    its rival.
 
-    topk: rivals at the start, or a function of the number of classes; probe: steps after which the
-    winning rival is fixed (None: never); radius: of the ball the iterates are projected onto (None:
-    no ball); select: pick the candidate by its margin `theta_j - theta_y`, as both algorithms say,
-    or by its raw "logit" `theta_j`, as the authors' code does.
+    Args:
+        z: theta at the candidates, `(n, J, K)`.
+        rivals: their classes j, `(n, J)`.
+        y: labels, `(n,)`.
+        flips: which candidates flip, bool `(n, J)`.
+        select: "margin", as both algorithms say, or the raw "logit" `theta_j`, as the authors'
+            code does.
     """
-    tape: Tape | None = network.tape(x, network.rows)
-    assert tape is not None
-    clean = tape.logits
-    network.measure(clean)
-    before = x.clone()
-    after = Best(x, margin(clean, y))
-    flipped = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    rows = (predict(clean, y) == y).nonzero()[
-        :, 0
-    ]  # the samples still walking; the tape holds them at `keep`
-    count = topk if isinstance(topk, int) else topk(clean.shape[1])
-    keep = rows
-    current = x[rows]
-    rivals = top_rivals(clean, y, count)[rows]
-    for t in range(steps):
-        if not len(rows):
-            break
-        if tape is None:
-            tape = network.tape(current, rows)
-            keep = torch.arange(len(rows), device=x.device)
-        many = rivals.shape[1]
-        gradients = tape.gradients(y[rows], rivals, keep).flatten(0, 1)
-        start = current.repeat_interleave(many, 0)
-        owner = rows.repeat_interleave(many)
-        phi = start + steepest(start, gradients, norm, step, domain)
-        phi = clip(phi, domain) if radius is None else project(phi, x[owner], norm, radius, domain)
-        if many == 1 and t + 1 < steps:
-            tape = network.tape(
-                phi, owner
-            )  # a lone candidate is the next iterate: one forward pass serves both
-            z = tape.logits
-        else:
-            tape = None
-            z = network.logits(phi, owner)
-        labels = y[owner]
-        wrong = (network.predict(z, labels, owner) != labels).reshape(-1, many)
-        score = z.gather(1, rivals.reshape(-1, 1))
-        score = (score if select == "logit" else score - z.gather(1, labels[:, None])).reshape(
-            -1, many
-        )
-        # A candidate that flips wins over any that does not, even when it flips to a class that is
-        # not its rival.
-        pick = score.masked_fill(wrong.any(1, keepdim=True) & ~wrong, -math.inf).argmax(1)
-        chosen = torch.arange(len(rows), device=x.device) * many + pick
-        following = phi[chosen]
-        flip = wrong.flatten()[chosen]
-        lead = margin(z, labels)[chosen]
-        after.offer(following, lead, rows, sure=flip)
-        write(before, flip, current, rows)
-        flipped[rows] = flip
-        if t + 1 == probe:
-            rivals = rivals.gather(1, pick[:, None])
-        keep = (~flip).nonzero()[:, 0]
-        rows, current, rivals = take(keep, rows, following, rivals)
-        tick(max((t + 1) / steps, 1 - len(rows) / len(x)))
-    return Walk(clean, before, after.points, flipped)
+    gap = z.gather(2, rivals[:, :, None])[:, :, 0]
+    if select == "margin":
+        gap = gap - z.gather(2, y[:, None, None].expand(-1, z.shape[1], 1))[:, :, 0]
+    return gap.masked_fill(flips.any(1, keepdim=True) & ~flips, -math.inf).argmax(1)
+
+
+def pick(values: Tensor, j: Tensor) -> Tensor:
+    """The entry of each row that `j` `(n,)` names: `(n, J, ...) -> (n, ...)`."""
+    return values.flatten(0, 1)[torch.arange(len(j), device=j.device) * values.shape[1] + j]

@@ -8,20 +8,23 @@ import math
 
 from torch import Tensor
 
-from wassail.attacks.walk import check_walk, default_step, walk
-from wassail.checks import check_data
+from wassail.attacks.best import Best
+from wassail.attacks.walk import candidates, check_walk, default_step, pick, top_rivals, winner
+from wassail.checks import check_task
 from wassail.errors import InputError
-from wassail.geometry import pull_inside
-from wassail.network import Model, Network, search
+from wassail.geometry import project, pull_inside
+from wassail.losses import margin
+from wassail.network import Batch, Model, Network, search
 from wassail.progress import Progress, Tick
-from wassail.threat import Number, Threat, check_seed, number, parse_threat
+from wassail.specification import Labels
+from wassail.threat import Domain, Number, Threat, box_at, check_seed, number, parse_threat
 from wassail.transport.distribution import Distribution
 
 
-def wda(
+def wda(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     kappa: Number | None = None,
@@ -38,8 +41,6 @@ def wda(
     """Move the share 1/kappa of every sample inside its ball of radius `kappa^(1/p) eps`; the rest
     stays.
 
-    Long because each option has a line in the signature, in the call of the walk and in the record.
-
     The result lies in `Omega_p(eps)` (Corollary wda-feasible; THEORY 2b) and its accuracy is
     `(1 - 1/kappa) clean + (1/kappa) adversarial`. kappa = 1 is a point-wise attack.
 
@@ -52,7 +53,7 @@ def wda(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         kappa: number >= 1, 1/kappa of every sample moves; default None, 2, or 1 at order inf, where
             splitting mass gains nothing.
@@ -72,7 +73,7 @@ def wda(
     Returns:
         `Distribution` with every weight 1/kappa.
     """
-    threat = parse_threat(threat)
+    threat = parse_threat(threat, own=True)
     check_seed(seed)
     kappa = (
         number(kappa, "kappa") if kappa is not None else (1.0 if threat.order == math.inf else 2.0)
@@ -86,25 +87,26 @@ def wda(
     check_walk(alpha, steps, topk, select)
     if not 0 < probe <= steps:
         raise InputError(f"probe is {probe}: it must be between 1 and steps, which is {steps}.")
-    x, y = check_data(x, y, threat.domain, model)
+    x, y = check_task(x, y, threat.domain, model)
     radius = threat.radius(kappa) * (1 - 1e-12)  # room for the rounding of a sum of N costs
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        found = walk(
+        domain = network.boxes(threat.domain, x)
+        found, clean = algorithm_1(
             network,
             x,
             y,
             tick,
             norm=threat.norm,
-            domain=threat.domain,
-            step=alpha,
-            steps=steps,
-            topk=topk or _rivals,
-            probe=probe,
+            domain=domain,
             radius=radius,
+            alpha=alpha,
+            maxiter=steps,
+            probe=probe,
+            topk=topk,
             select=select,
         )
-        return pull_inside(found.after, x, threat.norm, radius, threat.domain), found.clean
+        return pull_inside(found, x, threat.norm, radius, domain), clean
 
     found = search(chunk, model, x, y, batch_size, progress, "WDA")
     options = {
@@ -125,6 +127,51 @@ def wda(
         {"method": "wda", "options": options, "seed": seed},
         mu,
     )
+
+
+def algorithm_1(
+    network: Network,
+    x: Tensor,
+    y: Tensor,
+    tick: Tick,
+    *,
+    norm: float,
+    domain: Domain,
+    radius: float,
+    alpha: float,
+    maxiter: int,
+    probe: int,
+    topk: int | None,
+    select: str,
+) -> tuple[Tensor, Tensor]:
+    """The inner loop of Algorithm 1 for all samples at once: `X_adv` `(N, *shape)`, and theta at
+    the samples `(N, K)`.
+
+    Symbols: theta, the network; x, y, the samples X and their classes k; J, the rivals in the race;
+    radius, `kappa^(1/p) eps`. `Batch` leaves out the samples that are wrong or have flipped.
+    """
+    batch = Batch(network, x, y)
+    theta = batch.clean
+    J = top_rivals(theta, y, topk or _rivals(theta.shape[1]))[batch.rows]
+    X_adv = Best(x, margin(theta, y))
+    for it in range(maxiter):
+        g = batch.gradients(J)  # g_j = grad (theta_j - theta_k)(x_it)
+        if not len(batch):
+            break
+        owner = batch.rows.repeat_interleave(J.shape[1])
+        box = box_at(domain, owner)
+        phi = candidates(batch, g, norm, alpha, box)  # phi_j = x_it + alpha M_r(g_j)
+        phi = project(phi, x[owner], norm, radius, box).reshape(g.shape)
+        theta = batch.logits(phi, J, last=it + 1 == maxiter)
+        flips = batch.flipped(theta)
+        j = winner(theta, J, batch.y, flips, select)  # argmax_j theta_j(phi_j) - theta_k(phi_j)
+        x_next, theta, flipped = pick(phi, j), pick(theta, j), pick(flips, j)  # x_next = phi_{j*}
+        X_adv.offer(x_next, margin(theta, batch.y), batch.rows, sure=flipped)
+        if it + 1 == probe:
+            J = J.gather(1, j[:, None])
+        J = batch.move(x_next, flipped, J)
+        tick(max((it + 1) / maxiter, batch.done))
+    return X_adv.points, batch.clean
 
 
 def _rivals(classes: int) -> int:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from wassail.attacks.walk import Walk, check_walk, default_step, walk
-from wassail.checks import check_data
+from wassail.attacks.walk import candidates, check_walk, default_step, pick, top_rivals, winner
+from wassail.checks import check_task
+from wassail.device import write
 from wassail.errors import InputError
-from wassail.network import Model, Network
+from wassail.geometry import clip, column
+from wassail.network import Batch, Model, Network
 from wassail.network import search as run
 from wassail.progress import Progress, Tick
+from wassail.specification import Labels
 from wassail.threat import (
     Domain,
     Number,
     Threat,
+    box_at,
     check_seed,
     number,
     parse_domain,
@@ -26,10 +31,10 @@ from wassail.transport.distribution import Distribution, allocate
 from wassail.transport.flips import Flips
 
 
-def wda_pp(
+def wda_pp(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     threat: Threat,
     *,
     step: Number | None = None,
@@ -55,7 +60,7 @@ def wda_pp(
     Args:
         model: callable from a batch `(n, *shape)` to logits `(n, K)`.
         x: samples, float tensor `(N, *shape)`, inside the domain.
-        y: true labels, integer tensor `(N,)`.
+        y: true labels, integer tensor `(N,)`, or a `Specification`.
         threat: `Threat`: norm, order, eps and domain.
         step: alpha, a length in units of x; default None, the paper's for its eps, else 0.64 eps
             for linf, 0.4 eps for l2 and a measured share for l1.
@@ -74,7 +79,7 @@ def wda_pp(
         `Distribution` whose weights come from the knapsack; its `flips` serve every other order and
         eps.
     """
-    threat = parse_threat(threat)
+    threat = parse_threat(threat, own=True)
     flips = flips_wda_pp(
         model,
         x,
@@ -91,13 +96,22 @@ def wda_pp(
         batch_size=batch_size,
         progress=progress,
     )
+    # With d_i = flips.distances and p = threat.order (Omega_1 for p = 1, Omega_2 for p = 2):
+    #
+    #     B = eps ** p
+    #     for i in argsort(d):
+    #         if B <= 0: break
+    #         kappa[i] = 1 / min(1, B / (mu[i] * d[i] ** p))
+    #         B -= mu[i] * d[i] ** p / kappa[i]
+    #
+    # `allocate` does that for all samples at once (`knapsack`); its weights are 1 / kappa_i.
     return allocate(flips, threat.eps, threat.order, mu)
 
 
-def flips_wda_pp(
+def flips_wda_pp(  # noqa: PLR0913
     model: Model,
     x: Tensor,
-    y: Tensor,
+    y: Labels,
     norm: Number,
     domain: Domain = (0.0, 1.0),
     *,
@@ -126,7 +140,7 @@ def flips_wda_pp(
     backward passes for each useful one.
     """
     norm = parse_norm(norm)
-    domain = parse_domain(domain)
+    domain = parse_domain(domain, own=True)
     if step is None and eps is None:
         raise InputError(
             "WDA++ needs a step size: give step, or eps to take the paper's step for it."
@@ -139,22 +153,22 @@ def flips_wda_pp(
     check_walk(alpha, steps, topk, select)
     whole(search, "search", 0)
     check_seed(seed)
-    x, y = check_data(x, y, domain, model)
+    x, y = check_task(x, y, domain, model)
 
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        found = walk(
+        return algorithm_2(
             network,
             x,
             y,
-            lambda share: tick(0.9 * share),
+            tick,
             norm=norm,
-            domain=domain,
-            step=alpha,
-            steps=steps,
-            topk=topk or paper_topk,
+            domain=network.boxes(domain, x),
+            alpha=alpha,
+            maxiter=steps,
+            topk=topk,
+            srchiter=search,
             select=select,
         )
-        return bisect(network, y, found, search), found.clean
 
     found = run(chunk, model, x, y, batch_size, progress, "WDA++")
     options = {"step": alpha, "steps": steps, "topk": topk, "search": search, "select": select}
@@ -163,33 +177,72 @@ def flips_wda_pp(
     )
 
 
+def algorithm_2(
+    network: Network,
+    x: Tensor,
+    y: Tensor,
+    tick: Tick,
+    *,
+    norm: float,
+    domain: Domain,
+    alpha: float,
+    maxiter: int,
+    topk: int | None,
+    srchiter: int,
+    select: str,
+) -> tuple[Tensor, Tensor]:
+    """The first loop of Algorithm 2 for all samples at once: `X_adv` `(N, *shape)`, where no flip
+    is found the sample, and theta at the samples `(N, K)`.
+
+    Symbols: theta, the network; x, y, the samples X and their classes k; J, the topK rivals; d_i is
+    the distance from X to X_adv. `Batch` leaves out the samples that are wrong or have flipped.
+    """
+    batch = Batch(network, x, y)
+    theta = batch.clean
+    J = top_rivals(theta, y, topk or paper_topk(theta.shape[1]))[batch.rows]
+    x_pre, x_flip = x.clone(), x.clone()
+    broke = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for it in range(maxiter):
+        g = batch.gradients(J)  # g_j = grad (theta_j - theta_k)(x_it)
+        if not len(batch):
+            break
+        box = box_at(domain, batch.rows.repeat_interleave(J.shape[1]))
+        phi = candidates(batch, g, norm, alpha, box)  # phi_j = x_it + alpha M_r(g_j)
+        phi = clip(phi, box).reshape(g.shape)
+        theta = batch.logits(phi, J, last=it + 1 == maxiter)
+        flips = batch.flipped(theta)
+        j = winner(theta, J, batch.y, flips, select)  # argmax_j theta_j(phi_j) - theta_k(phi_j)
+        x_next, flipped = pick(phi, j), pick(flips, j)  # x_{it+1} = phi_{j*}
+        write(x_pre, flipped, batch.x, batch.rows)
+        write(x_flip, flipped, x_next, batch.rows)
+        broke[batch.rows] = flipped
+        J = batch.move(x_next, flipped, J)
+        tick(0.9 * max((it + 1) / maxiter, batch.done))
+    rows = broke.nonzero()[:, 0]
+    X_adv = x.clone()
+    X_adv[rows] = bisect(network, x_pre[rows], x_flip[rows], y[rows], rows, srchiter)
+    return X_adv, batch.clean
+
+
+def bisect(
+    network: Network, x_pre: Tensor, x_flip: Tensor, k: Tensor, rows: Tensor, srchiter: int
+) -> Tensor:
+    """`x_pre + t_u Delta`: each flip moved back along its last step as far as it stays one.
+
+    One forward pass a bisection. What is returned is always a point whose logits were seen.
+    """
+    X_adv = x_flip
+    Delta = x_flip - x_pre
+    t_l, t_u = Delta.new_zeros(len(rows)), Delta.new_ones(len(rows))
+    for _ in range(srchiter if len(rows) else 0):
+        t = (t_l + t_u) / 2
+        trial = x_pre + column(t, Delta) * Delta
+        wrong = network.predict(network.logits(trial, rows), k, rows) != k
+        X_adv = trial.where(column(wrong, Delta), X_adv)
+        t_l, t_u = t.where(~wrong, t_l), t.where(wrong, t_u)
+    return X_adv
+
+
 def paper_topk(classes: int) -> int:
     """The paper's number of rivals: 5 for CIFAR-10, 10 for CIFAR-100, 20 for ImageNet."""
     return 5 if classes <= 10 else 10 if classes <= 100 else 20
-
-
-def bisect(network: Network, y: Tensor, walked: Walk, times: int) -> Tensor:
-    """The flipped points, each moved back along its last step as far as it stays flipped. One
-    forward a bisection.
-
-    Samples that did not flip keep the walk's best iterate. A returned point is always one whose
-    logits were seen.
-    """
-    points = walked.after.clone()
-    rows = walked.flipped.nonzero()[:, 0]
-    before = walked.before[rows]
-    labels = y[rows]
-    found = points[rows]
-    step = found - before
-    low = step.new_zeros(len(rows))
-    high = step.new_ones(len(rows))
-    shape = (-1, *[1] * (step.ndim - 1))
-    for _ in range(times if len(rows) else 0):
-        middle = (low + high) / 2
-        trial = before + middle.reshape(shape) * step
-        wrong = network.predict(network.logits(trial, rows), labels, rows) != labels
-        found = trial.where(wrong.reshape(shape), found)
-        low = middle.where(~wrong, low)
-        high = middle.where(wrong, high)
-    points[rows] = found
-    return points

@@ -5,6 +5,10 @@ instead, operations counted by the sizes of what is computed, so that a result d
 only. Every loop of a certificate calls `check` between two pieces of work. A stage that reaches its
 limit stops with `Late`; whoever called it keeps what was proved before, and says that it was cut if
 that was the clock.
+
+A time limit is kept to within a tenth, or a second, so the pieces between two looks are short: a
+fraction of a second of one core. Where a piece is charged as a whole, `look` stands inside it: it
+asks the clock only, so that a result without a time limit cannot depend on where it stands.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ class Late(Exception):
 
 @dataclass
 class _Limit:
-    """end: of `time.monotonic`; work: operations left; outer: the limit around this one, which
+    """end: of `now`; work: operations left; outer: the limit around this one, which
     is charged too.
     """
 
@@ -39,10 +43,15 @@ class _Limit:
 _LIMIT: ContextVar[_Limit] = ContextVar("limit", default=_Limit())  # noqa: B039
 
 
+def now() -> float:
+    """Seconds on the clock of all limits: the one place that reads it."""
+    return time.monotonic()
+
+
 def seconds_left() -> float:
     """Seconds until the limit, never below 0; inf without one."""
     end = _LIMIT.get().end
-    return math.inf if end == math.inf else max(0.0, end - time.monotonic())
+    return math.inf if end == math.inf else max(0.0, end - now())
 
 
 def work_left() -> float:
@@ -66,6 +75,12 @@ def check() -> None:
         raise Late
 
 
+def look() -> None:
+    """Stop the stage if the time is up, in the middle of a piece of work."""
+    if out_of_time():
+        raise Late
+
+
 def spend(work: float) -> None:
     """Charge operations to the limit, and to those around it."""
     limit: _Limit | None = _LIMIT.get()
@@ -85,6 +100,21 @@ def unlimited() -> Iterator[None]:
 
 
 @contextmanager
+def timed(seconds: float | None = None) -> Iterator[None]:
+    """What the clock alone may stop, whatever the budget of work says.
+
+    Args:
+        seconds: None or inf for no more than there are.
+    """
+    outer = _LIMIT.get()
+    token = _LIMIT.set(_Limit(_end(outer, seconds), math.inf, outer))
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+@contextmanager
 def limited(seconds: float | None = None, work: float = math.inf) -> Iterator[None]:
     """Limit a stage; a limit around it still holds.
 
@@ -93,11 +123,15 @@ def limited(seconds: float | None = None, work: float = math.inf) -> Iterator[No
         work: operations, inf for none.
     """
     outer = _LIMIT.get()
-    end = outer.end
-    if seconds is not None and seconds < math.inf:
-        end = min(end, time.monotonic() + seconds)
-    token = _LIMIT.set(_Limit(end, min(work, outer.work), outer))
+    token = _LIMIT.set(_Limit(_end(outer, seconds), min(work, outer.work), outer))
     try:
         yield
     finally:
         _LIMIT.reset(token)
+
+
+def _end(outer: _Limit, seconds: float | None) -> float:
+    """When so many seconds are over, but no later than the limit around."""
+    if seconds is None or seconds == math.inf:
+        return outer.end
+    return min(outer.end, now() + seconds)

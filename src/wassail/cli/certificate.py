@@ -26,8 +26,8 @@ from wassail.writing import save
 
 if TYPE_CHECKING:
     from wassail.certificates.bound import Bound
-    from wassail.certificates.lipschitz.corollary import Corollary
     from wassail.certificates.loss.certificate import Certificate
+    from wassail.paper.corollary import Corollary
 
 SLOPE_DEFINITIONS = """\
 slope: growth of the worst expected loss per unit of eps, over distributions within Wasserstein-1
@@ -56,8 +56,10 @@ def certify_command(options: argparse.Namespace) -> int:
     folder = folder_of(options)
     import wassail as ws
     from wassail.certificates.graph.reader import read
+    from wassail.zoo.classes import check_match, classes_text, numbers_of
 
     source, data = loaded(options)
+    check_match(source.model, data)
     (x, y), graph = data.read(0, len(data)), read(source.model, tuple(data.shape), smooth=True)
     certificate = ws.certify(
         graph,
@@ -81,9 +83,13 @@ def certify_command(options: argparse.Namespace) -> int:
     modules = None
     if graph.curved:
         modules = ws.corollary(graph, norm, ws.Ball(x[0], radius, norm, domain), seed=options.seed)
+    named = classes_text(data.classes, data.info)
+    if named is not None:
+        print("".join(c if c.isprintable() else "?" for c in named))
     _print_certificate(where, made, certificate, rows, modules)
     if folder is not None:
-        _save_certificate(folder, certificate, rows, {"run": where, "made_with": made}, modules)
+        about = {"run": where, "made_with": made, "classes": numbers_of(data.classes)}
+        _save_certificate(folder, certificate, rows, about, modules)
     return 0
 
 
@@ -94,10 +100,7 @@ def _print_certificate(
     rows: list[tuple[float, float, float, float]],
     modules: Corollary | None,
 ) -> None:
-    """The certificate as text.
-
-    Long because it prints two tables and the sentences below them.
-    """
+    """The certificate as text."""
     from rich import box
     from rich.table import Table
 
@@ -185,7 +188,7 @@ def _save_certificate(
     folder: Path,
     certificate: Certificate,
     rows: list[tuple[float, float, float, float]],
-    run: dict[str, str],
+    run: dict[str, Any],
     modules: Corollary | None,
 ) -> None:
     def entry(bound: Bound) -> dict[str, Any]:

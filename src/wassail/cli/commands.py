@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wassail.cli.others import groups_from, others_from, refuse_others
 from wassail.cli.shared import (
     boxed,
     checked,
     checked_threads,
+    classes_of,
     folder_of,
     known,
     loaded,
@@ -27,6 +29,7 @@ from wassail.cli.shared import (
 )
 from wassail.cli.signoff import (
     budget,
+    has_results,
     parsed,
     quiet_output,
     sign_off,
@@ -39,7 +42,9 @@ from wassail.threat import Domain, number, parse_norm, parse_order
 from wassail.writing import make
 
 if TYPE_CHECKING:
+    from wassail.evaluation.notes import Verification
     from wassail.evaluation.run import Evaluation
+    from wassail.zoo.samples import Data
 
 
 def models_command(options: argparse.Namespace) -> int:
@@ -62,7 +67,9 @@ class _Asked:
         budgets: each once.
         gap: in points, or None.
         seconds: for all radii, or None.
+        effort: seconds for each sample's proof, or None.
         settings: `step`, `topk` and `kappa` of the paper's attacks, None where not given.
+        others: `label_cost` and `subpopulation`, where given.
     """
 
     norm: float
@@ -71,7 +78,9 @@ class _Asked:
     budgets: list[float | str]
     gap: float | None
     seconds: float | None
+    effort: float | None
     settings: dict[str, Any]
+    others: dict[str, Any]
 
 
 def evaluate_command(options: argparse.Namespace) -> int:
@@ -79,13 +88,15 @@ def evaluate_command(options: argparse.Namespace) -> int:
     if options.norm is None:
         options.norm = "inf" if options.smooth is None else "2"
     if options.smooth is not None:
+        refuse_others(options, "a model without --smooth")
         return evaluate_smoothed(options)
     refuse_alone(options)
     asked = _asked(options)
     requirements = parsed(options)
     folder = folder_of(options)
+    stored = has_results(folder)
     import wassail as ws
-    from wassail.zoo.weights import read_points
+    from wassail.zoo.points import read_points
 
     source, data = loaded(options)
     points = None if options.points is None else read_points(options.points)
@@ -95,6 +106,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
     if options.box is not None:
         source, data, domain = boxed(options.box, source, data)
     attacks = _chosen_attacks(options, asked.settings, folder)
+    others = asked.others | groups_from(options, data)
     with runner_of(options) as runner:
         run = ws.evaluate(
             source,
@@ -106,6 +118,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
             add=bool(options.add_attack) or (options.resume and points is not None),
             points=points,
             certify=options.certify,
+            effort=asked.effort,
             arithmetic=options.arithmetic,
             gap=None if asked.gap is None else asked.gap / 100,
             closing=getattr(options, "closing", None),
@@ -117,6 +130,7 @@ def evaluate_command(options: argparse.Namespace) -> int:
             batch_size=options.batch_size,
             gradients=options.gradients,
             look=options.look,
+            **others,
             landmarks="standard" if options.landmarks else None,
             name=options.name,
             command=sys.argv[1:],
@@ -125,7 +139,12 @@ def evaluate_command(options: argparse.Namespace) -> int:
         )
     with quiet_output(options):
         _print_run(run, None if points is None else options.points, folder)
-    return sign_off(options, run, requirements)
+    return sign_off(
+        options,
+        run,
+        requirements,
+        (lambda proved: run.verify(source.model, data, proved)) if stored else None,
+    )
 
 
 def _asked(options: argparse.Namespace) -> _Asked:
@@ -146,6 +165,12 @@ def _asked(options: argparse.Namespace) -> _Asked:
             f"--gap is {options.gap}: give points from 0 to below 100, together with --certify."
         )
     seconds = None if options.time_limit is None else seconds_text(options.time_limit)
+    effort = None if options.effort is None else number(options.effort, "--effort")
+    if effort is not None and (options.certify is None or not effort >= 0):
+        raise InputError(
+            f"--effort is {options.effort}: give seconds for each sample, at least 0, together "
+            "with --certify."
+        )
     settings: dict[str, Any] = {"topk": options.topk}
     for word in ("step", "kappa"):
         given = getattr(options, word)
@@ -154,7 +179,8 @@ def _asked(options: argparse.Namespace) -> _Asked:
         raise InputError(
             "--resume and --add-attack need --out: the folder of the run to go on with."
         )
-    return _Asked(norm, domain, orders, budgets, gap, seconds, settings)
+    own = (gap, seconds, effort, settings, others_from(options))
+    return _Asked(norm, domain, orders, budgets, *own)
 
 
 def _chosen_attacks(
@@ -223,11 +249,12 @@ def _write_pages(run: Evaluation, folder: Path) -> None:
 def report_command(options: argparse.Namespace) -> int:
     """`wassail report`."""
     import wassail as ws
+    from wassail.evaluation.smoothed import is_smoothed
     from wassail.report.page import write_report
-    from wassail.report.smoothing import FILE, write_smoothing
+    from wassail.report.smoothing import write_smoothing
 
     path = Path(options.output or Path(options.folder) / "report.html")
-    if (Path(options.folder) / FILE).is_file():
+    if is_smoothed(options.folder):
         with writing(path):
             print(f"wrote {write_smoothing(options.folder, path)}")
         return 0
@@ -254,8 +281,10 @@ def board_command(options: argparse.Namespace) -> int:
     import wassail as ws
     from wassail.paper.published import ORDERS, PUBLISHED
     from wassail.report.board import Published, write_board
+    from wassail.report.standing import standing
 
     runs = [ws.Evaluation.load(folder) for folder in options.folders]
+    standings = [standing(run, options.signer, options.verify) for run in runs]
     columns = dict(zip(ORDERS, ("wda++-1", "wda++-2", "autoattack")))
     lines = [
         Published(
@@ -271,7 +300,8 @@ def board_command(options: argparse.Namespace) -> int:
     ]
     folder = Path(options.output)
     with writing(folder):
-        print(f"wrote {write_board(runs, folder, lines)} and {folder / 'board.json'}")
+        index = write_board(runs, folder, lines, standings)
+    print(f"wrote {index} and {folder / 'board.json'}")
     return 0
 
 
@@ -302,24 +332,89 @@ def verify_command(options: argparse.Namespace) -> int:
         )
     import torch
 
-    import wassail as ws
-    from wassail.report.page import write_report
-    from wassail.zoo.datasets import open_data
+    from wassail.evaluation.smoothed import is_smoothed
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    run = ws.Evaluation.load(options.folder)
-    source = model_from(options, run.threat.norm)
-    data = None
-    if options.data is not None:
-        data = open_data(
-            options.data, max(len(run), 1), ids=options.ids, preprocessing=options.preprocessing
-        )
-    found = run.verify(source.model, data, share, seed=options.seed)
+    look = _verify_smoothed if is_smoothed(options.folder) else _verify_run
+    found, write = look(options, share)
+    if options.seal is not None:
+        found = _with_seal(found, options)
     print("".join(c if c.isprintable() or c == "\n" else "?" for c in str(found)))
     if options.output is not None:
-        print(f"wrote {write_report(run, options.output, verified=found)}")
+        print(f"wrote {write(found)}")
     return 0 if found else 1
+
+
+def _verify_run(
+    options: argparse.Namespace, share: float
+) -> tuple[Verification, Callable[[Verification], Path]]:
+    """A run: what was found, and what writes its page."""
+    import wassail as ws
+    from wassail.report.page import write_report
+
+    run = ws.Evaluation.load(options.folder)
+    source = model_from(options, run.threat.norm)
+    data = None if options.data is None else _data_of(options, max(len(run), 1))
+    found = run.verify(source.model, data, share, seed=options.seed)
+    return found, lambda found: write_report(run, options.output, verified=found)
+
+
+def _verify_smoothed(
+    options: argparse.Namespace, share: float
+) -> tuple[Verification, Callable[[Verification], Path]]:
+    """The results of a smoothed model."""
+    from wassail.evaluation.smoothed import read_smoothing, verify_smoothed
+    from wassail.report.smoothing import write_smoothing
+
+    if options.data is None:
+        raise InputError(
+            f"{options.folder!r} is of a smoothed model, and holds no samples: add --data."
+        )
+    stated = read_smoothing(options.folder).get("samples")
+    size = stated if isinstance(stated, int) and 0 < stated < 1 << 31 else 1
+    source = model_from(options, 2.0)
+    data = _data_of(options, size)
+    found = verify_smoothed(options.folder, source.model, data, share, seed=options.seed)
+    return found, lambda found: write_smoothing(options.folder, options.output, found)
+
+
+def _data_of(options: argparse.Namespace, n: int) -> Data:
+    from wassail.zoo.datasets import open_data
+
+    return open_data(
+        options.data,
+        n,
+        ids=options.ids,
+        preprocessing=options.preprocessing,
+        classes=classes_of(options),
+    )
+
+
+def _with_seal(found: Verification, options: argparse.Namespace) -> Verification:
+    """The answer with what the seal of the run says."""
+    from wassail.evaluation.sealing import SEAL, check_seal
+
+    known = check_seal(options.folder, options.seal or None)
+    name = f"file {SEAL}"
+    said = str(known)
+    return replace(
+        found,
+        problems=found.problems + (() if known else (said,)),
+        checked=found.checked + ((said,) if known else ()),
+        fields=(*found.fields, name),
+        unread=tuple(entry for entry in found.unread if entry != name),
+    )
+
+
+def seal_command(options: argparse.Namespace) -> int:
+    """`wassail seal`."""
+    from wassail.evaluation.sealing import check_seal, seal
+
+    with writing(Path(options.folder)):
+        print(f"wrote {seal(options.folder, options.key)}")
+    print(check_seal(options.folder))
+    return 0
 
 
 def figures_command(options: argparse.Namespace) -> int:
@@ -336,8 +431,9 @@ def figures_command(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None
     }
     from wassail.paper.figures import write
+    from wassail.plots import own_style
 
-    with writing(Path(options.out)):
+    with writing(Path(options.out)), own_style():
         paths = write(options.out, names, seed=options.seed, **chosen)
     for path in paths:
         print(f"wrote {path}")

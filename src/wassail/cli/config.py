@@ -15,8 +15,14 @@ from typing import Any
 
 from wassail.cli.shared import writing
 from wassail.errors import InputError, unknown
-from wassail.writing import save
+from wassail.writing import read_small, save
 
+MOST = 1 << 16  # bytes of a file
+DOTS = 200  # of one line: a key of thousands of parts takes gigabytes to read
+CODE = ("model", "data")  # options that may name a function
+NO_CODE = ("robustbench", "timm", "hf", "huggingface")  # what stands before other names
+TRUSTING = ("trust", "ray")  # options that let others run code
+PLACES = ("out", "junit", "card")  # options that name what is written
 WITHOUT = {"help", "config"}  # options that make no sense in the file
 HEAD = """\
 # An evaluation: wassail evaluate --config {name}
@@ -82,11 +88,16 @@ def read_config(path: str) -> dict[str, Any]:
     else:
         raise InputError("this Python reads no TOML: install tomli, or use Python 3.11 or newer.")
     try:
-        found: dict[str, Any] = toml.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path!r}: {error.strerror}; `wassail init {path}` writes a file."
-        ) from None
+        text = read_small(path, MOST, "a configuration").decode()
+    except InputError as error:
+        said = str(error).rstrip(".")
+        raise InputError(f"{said}; `wassail init {path}` writes a file.") from None
+    except ValueError:
+        raise InputError(f"{path!r} is no TOML file: it is not in UTF-8.") from None
+    if any(line.count(".") > DOTS for line in text.splitlines()):
+        raise InputError(f"{path!r} nests its keys, and options have none within: repair it.")
+    try:
+        found: dict[str, Any] = toml.loads(text)
     except (ValueError, RecursionError) as error:
         reason = (str(error).splitlines() or ["no TOML"])[0].rstrip(".")
         raise InputError(
@@ -95,17 +106,22 @@ def read_config(path: str) -> dict[str, Any]:
     return found
 
 
-def apply_config(parser: argparse.ArgumentParser, path: str) -> None:
+def apply_config(parser: argparse.ArgumentParser, path: str, trusted: bool = False) -> None:
     """Make what a file says the defaults of a parser.
 
     Args:
         parser: of `evaluate`.
         path: of the file.
+        trusted: whether `--trust` stands on the command line: then the file may name code.
     """
     known = {key_of(action): action for _, action in actions(parser)}
     for key, value in read_config(path).items():
         if key not in known:
             raise unknown(f"option of {path!r},", key, known)
+        if not trusted:
+            _refuse_code(key, value, path)
+        if key in PLACES and value != "":
+            _refuse_place(key, value, path)
         action = known[key]
         if value in ("", []):
             continue
@@ -115,11 +131,44 @@ def apply_config(parser: argparse.ArgumentParser, path: str) -> None:
             action.nargs = "?"
 
 
-def _value(action: argparse.Action, key: str, value: Any, path: str) -> Any:
-    """A value of the file as the parser would have made it of words.
+def _refuse_code(key: str, value: Any, path: str) -> None:
+    """A file from elsewhere runs no code: neither by a name of a function nor by a cluster."""
+    words = [str(word) for word in (value if isinstance(value, list) else [value])]
+    code = key in CODE and any(_names_code(word) for word in words)
+    if code or (key in TRUSTING and value not in ("", False)):
+        what = f"is {words[0][:60]!r}, which runs code" if code else "asks for trust"
+        raise InputError(
+            f"{key} in {path!r} {what}: if the file is your own, add --trust on the command line "
+            f"or give {key} there."
+        )
 
-    Long because each kind of option (a switch, a number, a list, a word) has a case.
-    """
+
+def _names_code(word: str) -> bool:
+    """Whether a model or data are made by a function that the word names."""
+    if ":" not in word:
+        return False
+    from wassail.zoo import DATASETS
+    from wassail.zoo.factory import is_call
+
+    return is_call(word) and word.partition(":")[0] not in {*NO_CODE, *DATASETS}
+
+
+def _refuse_place(key: str, value: Any, path: str) -> None:
+    """What a file from elsewhere has written stays below the current folder."""
+    here = Path.cwd().resolve()
+    try:
+        there = (here / str(value)).resolve()
+    except (OSError, ValueError, RuntimeError):
+        there = here
+    if there == here or here not in there.parents:
+        raise InputError(
+            f"{key} in {path!r} is {str(value)[:60]!r}, which is not below the current folder: "
+            f"give --{key} on the command line."
+        )
+
+
+def _value(action: argparse.Action, key: str, value: Any, path: str) -> Any:
+    """A value of the file as the parser would have made it of words."""
     many = action.nargs in ("+", "*", 2) or isinstance(action, argparse._AppendAction)
     if action.nargs == 0:
         if not isinstance(value, bool):

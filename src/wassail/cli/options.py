@@ -70,10 +70,7 @@ def count_or_auto(word: str) -> int | str:
 
 
 def model_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """Which model, and what stands before it.
-
-    Long because it is a list of options.
-    """
+    """Which model, and what stands before it."""
     group = parser.add_argument_group("model and data")
     kinds = (
         "a built-in name (see `wassail models`), FILE.onnx, FILE.pt2, robustbench:NAME, "
@@ -108,7 +105,7 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
     group.add_argument(
         "--trust",
         action="store_true",
-        help="an .onnx or .pt2 file of your own: no first pass in a process of its own",
+        help="the file is your own: .pt2, which runs code; .onnx without a first pass",
     )
     group.add_argument(
         "--one-logit",
@@ -138,6 +135,11 @@ def model_options(parser: argparse.ArgumentParser, required: bool = True) -> Non
             metavar="P",
             help="image folders: Res256Crop224, Crop288, ... as RobustBench names them",
         )
+        group.add_argument(
+            "--classes",
+            metavar="A,B,C",
+            help="names of all classes in the order of the model (default: alphabetical)",
+        )
 
 
 def run_options(
@@ -146,10 +148,7 @@ def run_options(
     seconds: str | None,
     gap: str | None = None,
 ) -> None:
-    """Certificates, workers and what is kept.
-
-    Long because it is a list of options.
-    """
+    """Certificates, workers and what is kept."""
     group = parser.add_argument_group("certificates and workers")
     group.add_argument(
         "--certify",
@@ -160,19 +159,22 @@ def run_options(
         help=f"radii too: {', '.join(RADIUS_METHODS)} (default: {certify or 'none'}; bare: auto)",
     )
     group.add_argument(
+        "--effort",
+        metavar="SECONDS",
+        help="with --certify: of one core, for the proof of a sample (default: 2)",
+    )
+    group.add_argument(
         "--gap",
         default=gap,
         metavar="POINTS",
-        help="attack and certify together until the two accuracies differ by at most so many "
-        f"points, or the time is up (default: {gap or 'none'}; needs --certify)",
+        help="with --certify: attack and certify until the accuracies differ by so many points "
+        f"(default: {gap or 'none'})",
     )
     group.add_argument(
         "--arithmetic",
         default="auto",
         metavar="A",
-        help="radii for the network as it is executed, or for the exact "
-        f"function: {', '.join(ARITHMETICS)} "
-        "(default: auto, executed where that is covered)",
+        help=f"radii of the network as executed or exact: {', '.join(ARITHMETICS)} (default: auto)",
     )
     group.add_argument(
         "--time-limit",
@@ -186,6 +188,7 @@ def run_options(
     group.add_argument(
         "--gradients",
         default="float32",
+        metavar="T",
         help=f"precision of the attacks' gradients: {', '.join(PRECISIONS)}",
     )
     cluster_options(group)
@@ -199,13 +202,13 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
         const="",
         default=None,
         metavar="ADDRESS",
-        help="do the work on a Ray cluster; bare: one on this machine that nobody else reaches",
+        help="work on a Ray cluster; bare: one on this machine",
     )
     group.add_argument(
         "--workers",
         type=int,
         default=None,
-        help="--ray: processes (default: as many as there is room for)",
+        help="--ray: processes (default: all there is room for)",
     )
     group.add_argument(
         "--gpus-per-worker",
@@ -224,10 +227,7 @@ def cluster_options(group: argparse._ArgumentGroup) -> None:
 def threat_options(
     parser: argparse.ArgumentParser, eps: str | None, threads: int | None, out: str
 ) -> None:
-    """Budgets, orders and attacks.
-
-    Long because it is a list of options.
-    """
+    """Budgets, orders and attacks."""
     group = parser.add_argument_group("threats and attacks")
     group.add_argument(
         "--eps",
@@ -251,12 +251,16 @@ def threat_options(
         help=f"any of {', '.join(ATTACKS)} (default: {' '.join(DEFAULT_ATTACKS)})",
     )
     group.add_argument(
-        "--batch-size", type=int, default=None, help="most samples in one model call (default: 250)"
+        "--batch-size",
+        type=int,
+        default=None,
+        metavar="B",
+        help="most samples in one model call (default: 250)",
     )
     group.add_argument(
         "--step",
         default=None,
-        help="step size alpha of WDA and WDA++ (default: the paper's for its eps, else a share)",
+        help="alpha of WDA and WDA++ (default: the paper's)",
     )
     group.add_argument(
         "--topk",
@@ -267,21 +271,20 @@ def threat_options(
     group.add_argument(
         "--kappa",
         default=None,
-        help="of WDA: 1/kappa of every sample moves (default: 2, at order inf 1)",
+        help="of WDA (default: 2, at order inf 1)",
     )
     group.add_argument(
         "--passes",
         type=count_or_auto,
         default=100,
-        help="passes a sample for `nearest`, or auto: doubled until the distances of 100 samples "
-        "are at rest (default: %(default)s)",
+        help="passes a sample for `nearest`, or auto: doubled until distances are at rest "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--points",
         metavar="FILE",
         default=None,
-        help="anyone's adversarial examples, FILE.pt or .safetensors, one for each sample: each "
-        "is looked at again and joins the pool if it is a flip",
+        help="anyone's adversarial examples, .pt, .npz or .safetensors: flips join the pool",
     )
     group.add_argument(
         "--name", default=None, help="what to call the model in tables and pages (default: MODEL)"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -17,14 +22,13 @@ from wassail.cli.commands import (
     figures_command,
     models_command,
     report_command,
+    seal_command,
     table_command,
     verify_command,
 )
-from wassail.cli.completion import SHELLS, commands, completion
 from wassail.cli.config import apply_config, config_in, init_command
 from wassail.cli.demo import demo_command
 from wassail.cli.options import (
-    CHUNK,
     DEMO_GAP,
     DEMO_SAMPLES,
     DEMO_SECONDS,
@@ -36,29 +40,38 @@ from wassail.cli.options import (
     run_options,
     threat_options,
 )
+from wassail.cli.others import NO_OTHERS, others_options
 from wassail.cli.shared import MODEL_OPTIONS
 from wassail.cli.signoff import NO_SIGN_OFF, signoff_options
 from wassail.cli.smooth import evaluate_options, smooth_options
-from wassail.errors import InputError
+from wassail.cli.vnnlib import vnnlib_options
+from wassail.errors import BAD_INPUT, HOLDS, INTERNAL, SIGNALLED, InputError
 from wassail.names import EXPORTS, FIGURES, SLOPES
+
+SHELLS = ("bash", "zsh", "fish")
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, as all others are."""
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2.
+        """End with the exit code of bad input.
 
         Args:
             message: what argparse has to say.
         """
         said = "".join(c if c.isprintable() else "?" for c in message)
-        self.exit(2, f"wassail: {said}; see `{self.prog} --help`.\n")
+        self.exit(BAD_INPUT, f"wassail: {said}; see `{self.prog} --help`.\n")
+
+
+class Ended(SystemExit):
+    """A signal asked the command to end. No proof takes it for a Ctrl-C that asks for what is
+    known so far.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a run that is false, 2 for bad input,
-    130 for Ctrl-C.
+    """Run the command line; returns the exit code, one of those in `wassail.errors`.
 
     Bad input is one sentence on stderr. A reader that has seen enough (`| head -1`) ends the
     printing, not the work.
@@ -80,33 +93,89 @@ def _main(argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     if not words:
         parser.print_help()
-        return 0
+        return HOLDS
     options = argparse.Namespace()
     try:
-        file = config_in(words) if words[0] == "evaluate" else None
-        if file is not None:
-            apply_config(_child(parser, "evaluate"), file)
-        options = parser.parse_args(words)
-        code: int = options.run(options)
-        return code
+        with _ending():
+            if words[0] == "attack":
+                raise InputError(
+                    "`wassail attack` is a part of `wassail evaluate`: write wassail evaluate "
+                    "--no-look, or without that option for its checks, too."
+                )
+            file = config_in(words) if words[0] == "evaluate" else None
+            if file is not None:
+                apply_config(_child(parser, words), file, "--trust" in words)
+            options = parser.parse_args(words)
+            code: int = options.run(options)
+            return code
     except InputError as error:
-        # What a file says may be quoted in it, and a terminal obeys control characters.
-        print(
-            "wassail: " + "".join(c if c.isprintable() else "?" for c in str(error)),
-            file=sys.stderr,
-        )
-        return 2
+        _say(error.command)
+        return BAD_INPUT
     except KeyboardInterrupt:
-        again = (
-            " What was done is kept: go on with --resume." if getattr(options, "out", None) else ""
+        _say(f"interrupted.{_go_on(parser, words, options)}")
+        return SIGNALLED + signal.SIGINT
+    except Ended as ended:
+        _say(f"ended by {ended}.{_go_on(parser, words, options)}")
+        return SIGNALLED + signal.Signals[str(ended)]
+    except Exception as error:  # also what the code of a model raises
+        traceback.print_exc()
+        _say(
+            f"{type(error).__name__} inside, which says nothing about the model (exit code "
+            f"{INTERNAL}): if the lines above end in code of yours repair it, else report them."
         )
-        print(f"wassail: interrupted.{again}", file=sys.stderr)
-        return 130
+        return INTERNAL
 
 
-def _child(parser: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
-    """The parser of a command."""
-    return dict(commands(parser))[(name,)]
+def _say(text: str) -> None:
+    """One sentence on stderr. What a file says may be quoted in it, and a terminal obeys control
+    characters.
+    """
+    said = "".join(c if c.isprintable() else "?" for c in text)
+    print(f"wassail: {said}", file=sys.stderr)
+
+
+def _go_on(
+    parser: argparse.ArgumentParser, words: Sequence[str], options: argparse.Namespace
+) -> str:
+    """How an interrupted command is continued, for those that can be."""
+    if getattr(options, "out", None) is None or not hasattr(options, "resume"):
+        return ""
+    if "--resume" in _child(parser, words)._option_string_actions:
+        return " What was done is kept: go on with --resume."
+    return " What was done is kept: start it again to go on." if options.resume else ""
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this process with a sentence, unless somebody else listens."""
+    process = os.getpid()
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    kept = {}
+
+    def end(number: int, frame: Any) -> None:
+        if os.getpid() == process:
+            raise Ended(signal.Signals(number).name)
+        signal.signal(number, signal.SIG_DFL)  # a child of this process ends as it always did
+        os.kill(os.getpid(), number)
+
+    for name in names:
+        number = getattr(signal, name)
+        try:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                kept[number] = signal.signal(number, end)
+        except ValueError:  # not the main thread
+            break
+    try:
+        yield
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+
+
+def _child(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command that these words begin with."""
+    paths = [path for path, _ in commands(parser) if tuple(words[: len(path)]) == path]
+    return dict(commands(parser))[max(paths, key=len)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +185,6 @@ def _parser() -> argparse.ArgumentParser:
     children = parser.add_subparsers(required=True, metavar="COMMAND")
     _demo_command(children)
     evaluate = _evaluate_command(children)
-    _attack_command(children)
     _page_commands(children)
     _verify_command(children)
     _export_command(children)
@@ -125,6 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         "smooth", help="certify a model of any size under Gaussian noise, from both sides"
     )
     smooth_options(smooth)
+    vnnlib_options(children)
     _paper_commands(children)
     init = children.add_parser("init", help="write a commented file for `evaluate --config`")
     init.add_argument(
@@ -133,17 +202,44 @@ def _parser() -> argparse.ArgumentParser:
     init.set_defaults(run=lambda options: init_command(options, evaluate))
     complete = children.add_parser("completion", help="print a script that completes commands")
     complete.add_argument("shell", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
-    complete.set_defaults(run=lambda options: print(completion(parser, options.shell)) or 0)
+    complete.set_defaults(run=lambda options: _complete(parser, options.shell))
     models = children.add_parser("models", help="list the built-in models")
     models.set_defaults(run=models_command)
     return parser
+
+
+def commands(
+    parser: argparse.ArgumentParser, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """The parser and all below it, each with the words that lead there."""
+    yield path, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from commands(child, (*path, name))
+
+
+def _complete(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print shtab's script; what is no option of a fixed list is completed to a file."""
+    try:
+        shtab: Any = importlib.import_module("shtab")
+    except ImportError:
+        raise InputError(
+            "completion needs the package shtab: pip install 'wassail[completion]'."
+        ) from None
+    for _, child in commands(parser):
+        for action in child._actions:
+            if action.choices is None and action.nargs != 0:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell))
+    return 0
 
 
 def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
     """`wassail demo`."""
     demo = children.add_parser(
         "demo",
-        help=f"attack and certify the embedded model on {DEMO_SAMPLES} of its samples: a minute",
+        help=f"attack and certify the embedded model on {DEMO_SAMPLES} samples: a minute or two",
     )
     demo.add_argument(
         "model", nargs="?", default="digits-cnn-adv", help="a built-in model (default: %(default)s)"
@@ -165,6 +261,7 @@ def _demo_command(children: argparse._SubParsersAction[Any]) -> None:
         add_attack=[],
         **dict.fromkeys(MODEL_OPTIONS),
         **NO_SIGN_OFF,
+        **NO_OTHERS,
     )
 
 
@@ -173,56 +270,34 @@ def _evaluate_command(children: argparse._SubParsersAction[Any]) -> argparse.Arg
     evaluate: argparse.ArgumentParser = children.add_parser(
         "evaluate",
         help="robust accuracy of a model on data, attacked and if asked certified; resumable",
+        usage="wassail evaluate MODEL --eps EPS [EPS ...] [--out DIR] [options]",
     )
     model_options(evaluate)
     threat_options(evaluate, eps=None, threads=None, out=RUN_FILES)
+    others_options(evaluate)
     run_options(evaluate, certify=None, seconds=None)
-    evaluate.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    evaluate.add_argument(
+    run = evaluate.add_argument_group("the run")
+    run.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    run.add_argument(
         "--add-attack",
         nargs="+",
         default=[],
         metavar="A",
         help="extend the run in --out by these attacks",
     )
-    evaluate.add_argument(
+    run.add_argument(
         "--no-look",
         dest="look",
         action="store_false",
         help="no checks and indicators of attack failure",
     )
-    evaluate.add_argument(
+    run.add_argument(
         "--config", metavar="FILE", default=None, help="options from a file of `wassail init`"
     )
     signoff_options(evaluate)
     evaluate_options(evaluate)
     evaluate.set_defaults(run=evaluate_command)
     return evaluate
-
-
-def _attack_command(children: argparse._SubParsersAction[Any]) -> None:
-    """`wassail attack`."""
-    attack = children.add_parser(
-        "attack", help="attack a model on data: `evaluate` without checks and certificates"
-    )
-    model_options(attack)
-    threat_options(attack, eps=None, threads=None, out=RUN_FILES)
-    attack.set_defaults(
-        run=evaluate_command,
-        certify=None,
-        arithmetic="auto",
-        gap=None,
-        time_limit=None,
-        resume=False,
-        smooth=None,
-        add_attack=[],
-        look=False,
-        chunk=CHUNK,
-        gradients="float32",
-        ray=None,
-        workers=None,
-        **NO_SIGN_OFF,
-    )
 
 
 def _page_commands(children: argparse._SubParsersAction[Any]) -> None:
@@ -248,6 +323,20 @@ def _page_commands(children: argparse._SubParsersAction[Any]) -> None:
     )
     board.add_argument("folders", nargs="+", metavar="RUN", help="the --out of evaluations")
     board.add_argument("-o", "--output", metavar="DIR", default="site", help="default: %(default)s")
+    board.add_argument(
+        "--signer",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="runs sealed with this key stand apart from claims: a file with an Ed25519 public "
+        "key, or its fingerprint SHA256:...; may be given several times",
+    )
+    board.add_argument(
+        "--verify",
+        action="store_true",
+        help="verify the runs of built-in models on built-in data, radii included: they stand "
+        "apart from claims",
+    )
     board.set_defaults(run=board_command)
 
 
@@ -278,7 +367,28 @@ def _verify_command(children: argparse._SubParsersAction[Any]) -> None:
     verify.add_argument(
         "-o", "--output", metavar="FILE", help="write the page of the run with what was verified"
     )
+    verify.add_argument(
+        "--seal",
+        nargs="?",
+        const="",
+        default=None,
+        metavar="KEY",
+        help="check the seal of the run, too, and say who vouches for it; with a key (a file with "
+        "an Ed25519 public key, or its fingerprint) it must be signed with that",
+    )
     verify.set_defaults(run=verify_command, data=None)
+
+    seal = children.add_parser(
+        "seal", help="write a digest of all that a run claims, signed if there is a key"
+    )
+    seal.add_argument("folder", metavar="RUN", help="the --out of an evaluation or of `smooth`")
+    seal.add_argument(
+        "--key",
+        metavar="FILE",
+        default=None,
+        help="an Ed25519 private key, PEM or OpenSSH, without a password: needs cryptography",
+    )
+    seal.set_defaults(run=seal_command)
 
 
 def _export_command(children: argparse._SubParsersAction[Any]) -> None:
@@ -364,10 +474,7 @@ def _figures_command(parts: argparse._SubParsersAction[Any]) -> None:
 
 
 def _table_command(parts: argparse._SubParsersAction[Any]) -> None:
-    """`wassail paper table`.
-
-    Long because it is a list of options.
-    """
+    """`wassail paper table`."""
     table = parts.add_parser(
         "table",
         help="every column of Table 1 for the models given, ours beside the published figure",

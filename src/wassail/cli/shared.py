@@ -28,6 +28,7 @@ MODEL_OPTIONS = (
     "dataset",
     "ids",
     "preprocessing",
+    "classes",
     "trust",
     "one_logit",
 )
@@ -87,7 +88,7 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"cannot write to {str(folder)!r}: {error.strerror}; choose another --out."
+            f"cannot write to {str(folder)!r}: {error.strerror}; choose another place."
         ) from None
 
 
@@ -108,13 +109,26 @@ def loaded(options: argparse.Namespace) -> tuple[Source, Data]:
             raise InputError(
                 f"cannot use device {device!r}: {str(error).splitlines()[0].rstrip('.')}."
             ) from None
-    data = open_data(options.data, options.n, ids=options.ids, preprocessing=options.preprocessing)
+    data = open_data(
+        options.data,
+        options.n,
+        ids=options.ids,
+        preprocessing=options.preprocessing,
+        classes=classes_of(options),
+    )
     if options.n is not None and len(data) < options.n:
         raise InputError(
             f"-n is {options.n}, but {options.data!r} has {len(data)} samples: give at most that, "
             "or leave it out."
         )
     return source, data
+
+
+def classes_of(options: argparse.Namespace) -> list[str] | None:
+    """The names of the classes in the order of the model, if they were given."""
+    if options.classes is None:
+        return None
+    return [name.strip() for name in options.classes.split(",")]
 
 
 def boxed(path: str, source: Source, data: Data) -> tuple[Source, Data, Domain]:
@@ -175,15 +189,17 @@ def write_picture(
     landmarks: Sequence[Known] = (),
 ) -> None:
     """`sandwich.png` in a folder; without matplotlib one sentence instead of it."""
+    from wassail.plots import own_style
     from wassail.transport.picture import draw_sandwich
 
-    try:
-        figure = draw_sandwich(curves, title, mark=mark, landmarks=landmarks)
-    except InputError as error:
-        print(f"no sandwich.png: {error}")
-        return
-    with saving(folder / "sandwich.png") as picture:
-        figure.savefig(picture, format="png", dpi=160)
+    with own_style():
+        try:
+            figure = draw_sandwich(curves, title, mark=mark, landmarks=landmarks)
+        except InputError as error:
+            print(f"no sandwich.png: {error}")
+            return
+        with saving(folder / "sandwich.png") as picture:
+            figure.savefig(picture, format="png", dpi=160)
     print(f"wrote {folder / 'sandwich.png'}")
 
 

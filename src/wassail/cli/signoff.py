@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from wassail.threat import Domain, Threat, parse_eps
 from wassail.writing import save
 
 if TYPE_CHECKING:
+    from wassail.evaluation.notes import Verification
     from wassail.evaluation.requirement import Requirement
     from wassail.evaluation.run import Evaluation
     from wassail.zoo.samples import Data
@@ -47,12 +48,12 @@ def signoff_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--json",
         action="store_true",
-        help="the figures as JSON on standard output, everything else on standard error",
+        help="figures as JSON on stdout, all else on stderr",
     )
     group.add_argument(
         "--landmarks",
         action="store_true",
-        help="known shifts (noise, blur, JPEG, ...): their eps and the accuracy under them",
+        help="known shifts: noise, blur, JPEG, ...",
     )
     group.add_argument(
         "--box",
@@ -119,26 +120,50 @@ def threats_of(
     return found
 
 
+def has_results(folder: Path | None) -> bool:
+    """Whether a folder holds results already: a sign-off looks at those again.
+
+    Args:
+        folder: of the run, or None.
+    """
+    return folder is not None and any((folder / "results").glob("*/*.safetensors"))
+
+
 def sign_off(
     options: argparse.Namespace,
     run: Evaluation,
     asked: Sequence[Requirement],
+    verify: Callable[[bool], Verification] | None = None,
 ) -> int:
-    """Print and write the verdicts; 1 if a requirement does not hold."""
-    from wassail.evaluation.signoff import check
+    """Print and write the verdicts; 1 if a requirement does not hold.
+
+    Args:
+        options: of the command line.
+        run: the evaluation.
+        asked: the requirements.
+        verify: looks again at a run with results that were stored before; given whether radii
+            count. None where this process computed all of it.
+    """
+    from wassail.evaluation.signoff import check, looked_at
     from wassail.report.card import model_card
     from wassail.report.machine import as_json, as_junit
 
     verdicts = [check(run, requirement) for requirement in asked]
+    looked = None
+    if verdicts and verify is not None:
+        looked = verify(any(requirement.side == "proved" for requirement in asked))
+        verdicts = [looked_at(verdict, looked) for verdict in verdicts]
     with quiet_output(options):
         for verdict in verdicts:
             print("".join(c if c.isprintable() else "?" for c in str(verdict)))
-        for name, text in (("junit", as_junit), ("card", model_card)):
-            target = getattr(options, name)
-            if target is not None:
-                with writing(Path(target)):
-                    save(target, text(run, verdicts))
-                print(f"wrote {target}")
+        if options.junit is not None:
+            with writing(Path(options.junit)):
+                save(options.junit, as_junit(run, verdicts, looked))
+            print(f"wrote {options.junit}")
+        if options.card is not None:
+            with writing(Path(options.card)):
+                save(options.card, model_card(run, verdicts))
+            print(f"wrote {options.card}")
     if options.json:
-        print(json.dumps(as_json(run, verdicts), indent=1))
+        print(json.dumps(as_json(run, verdicts, looked), indent=1))
     return 0 if all(verdicts) else 1

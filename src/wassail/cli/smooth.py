@@ -34,9 +34,8 @@ from wassail.threat import (
     number,
     parse_confidence,
     parse_order,
-    show,
 )
-from wassail.writing import save
+from wassail.writing import check_links, save
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +65,7 @@ FOREIGN: dict[str, Any] = {
     "step": None,
     "topk": None,
     "kappa": None,
+    "effort": None,
     "gap": None,
     "time_limit": None,
     "arithmetic": "auto",
@@ -161,8 +161,7 @@ def evaluate_options(parser: argparse.ArgumentParser) -> None:
         action=_Smooth,
         default=None,
         metavar="SIGMA",
-        help="evaluate the model under Gaussian noise instead, in l2: `wassail smooth`; "
-        "--certify smoothing goes without saying",
+        help="the model under Gaussian noise, in l2: see `wassail smooth`",
     )
     group.add_argument(
         "--draws",
@@ -238,11 +237,14 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
     if folder is not None and (folder / "config.json").exists():
         raise InputError(f"{str(folder)!r} has a run of the bare model: choose another --out.")
     import wassail as ws
+    from wassail.evaluation.smoothed import row_of
     from wassail.evaluation.votes import counter
     from wassail.network import BATCH_SIZE
+    from wassail.zoo.classes import check_match, classes_text, numbers_of
 
     options.batch_size = options.batch_size or BATCH_SIZE
     source, data = loaded(options)
+    check_match(source.model, data)
     x, y = data.read(0, len(data))
     model = ws.smoothed(source.model, asked.sigma, options.draws, options.seed)
     with runner_of(options) as runner:
@@ -250,11 +252,12 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
         votes = _votes(model, x, y, folder, options, counts)
         proof = votes.certificate(asked.confidence)
         found = _attack(model, x, y, folder, asked, options, counts)
-    rows = [_row(proof, found, eps, order) for order in asked.orders for eps in asked.budgets]
+    rows = [row_of(proof, found, eps, order) for order in asked.orders for eps in asked.budgets]
     about = {
         "model": asked.name,
         "data": options.data,
         "samples": len(y),
+        "classes": numbers_of(data.classes),
         "sigma": proof.sigma,
         "draws": proof.draws,
         "first draws": votes.first,
@@ -265,6 +268,9 @@ def _smooth(options: argparse.Namespace, sigma: str) -> int:
         "made by": made_by(options),
         "rows": rows,
     }
+    named = classes_text(data.classes, data.info)
+    if named is not None:
+        print("".join(c if c.isprintable() else "?" for c in named))
     _print(about, options)
     if folder is not None:
         _write(about, folder, proof, found, asked)
@@ -304,15 +310,17 @@ def _attack(
     confidence.
     """
     import wassail as ws
+    from wassail.evaluation.smoothed import read_smoothing
     from wassail.smoothing.attack import SmoothedAttack
 
     path = None if folder is None else folder / "attack.safetensors"
     if not asked.passes:
         return None
     if path is not None and folder is not None and path.exists():
+        check_links(path, folder)
         try:
-            before = json.loads((folder / "smoothing.json").read_text())["attack"]
-        except (OSError, ValueError, KeyError, TypeError):
+            before = read_smoothing(folder)["attack"]
+        except (InputError, KeyError):
             before = None
         if isinstance(before, dict):
             settings = _settings(asked, options)
@@ -360,6 +368,7 @@ def _votes(
             raise InputError(
                 f"{str(path)!r} has votes already: give --resume to go on, or another --out."
             )
+        check_links(path, path.parent)
         start = Votes.load(path)
     try:
         votes = model.votes(
@@ -382,23 +391,6 @@ def _votes(
         with writing(path.parent):
             votes.save(path)
     return votes
-
-
-def _row(
-    proof: Smoothing, found: SmoothedAttack | None, eps: float, order: float
-) -> dict[str, Any]:
-    """Both sides of both classifiers at one budget."""
-    reached = None if found is None else found.flips
-    certified, attacked = proof.curve(order, reached)(eps)
-    return {
-        "order": show(order),
-        "eps": eps,
-        "vote certified": certified,
-        "vote attacked": attacked,
-        "random certified": proof.accuracy(eps, order),
-        "random attacked": 1.0 if found is None else found.accuracy(eps, order),
-        "Kumar": proof.kumar(eps),
-    }
 
 
 def _print(about: dict[str, Any], options: argparse.Namespace) -> None:
@@ -430,11 +422,12 @@ def _write(
     asked: Asked,
 ) -> None:
     """The figures, the page and the picture."""
-    from wassail.report.smoothing import FILE, headline, write_smoothing
+    from wassail.evaluation.reading import SMOOTHED
+    from wassail.report.smoothing import headline, write_smoothing
 
     flips = None if found is None else found.flips
     curves = [proof.curve(order, flips) for order in asked.orders]
     with writing(folder):
-        save(folder / FILE, json.dumps(about, indent=1).encode())
+        save(folder / SMOOTHED, json.dumps(about, indent=1).encode())
         print(f"wrote {write_smoothing(folder, folder / 'report.html')}")
         write_picture(folder, curves, f"{asked.name}, smoothed: the vote\n{headline(about)}")

@@ -7,8 +7,6 @@ gradients that vanish, distances that passes do not shorten, flips that a search
 finds and one with gradients does not. Each function here looks for one kind of trace and says in a
 sentence what it saw and what to do; none of them changes a figure, but the flips of `transfer` are
 flips like any other.
-
-Long because it is a list of indicators, a function each.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from wassail.attacks.convergence import AT_REST, FAR_FROM_REST, quarter, shrinkage
 from wassail.attacks.hunt import Hunt
 from wassail.attacks.nearest import nearest
 from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
-from wassail.evaluation.ladder import AT_REST, FAR_FROM_REST, shrinkage
 from wassail.evaluation.result import Finding, Outcome
 from wassail.losses import margin_ascent, predict
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen, search
@@ -340,11 +338,11 @@ def converged(
     """
     x = x[:LOOKED_AT]
     y = y[:LOOKED_AT]
-    few = max(passes // 4, 1)
+    few = quarter(passes)
 
     def search(budget: int) -> Tensor:
         return nearest(
-            model, x, y, norm, domain, passes=budget, seed=seed, batch_size=batch_size
+            model, x, y, norm, domain, passes=budget, seed=seed, batch_size=batch_size, warn=False
         ).distances
 
     with warnings.catch_warnings():

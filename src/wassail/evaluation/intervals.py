@@ -205,7 +205,7 @@ def _sign_flips(values: Tensor, resamples: int, seed: int) -> float:
 
 def _check_pair(a: Evaluation, b: Evaluation, threat: Threat) -> None:
     """Refuse to compare what is not comparable."""
-    parse_threat(threat)
+    parse_threat(threat, own=True)
     for run in (a, b):
         if not hasattr(run, "threats"):
             raise InputError(

@@ -21,6 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from wassail.attacks.convergence import (
+    AT_REST,
+    at_rest,
+    far_from_rest,
+    first_flips,
+    quarter,
+    shrinkage,
+)
 from wassail.evaluation.result import Finding
 from wassail.network import sample_keys
 from wassail.threat import floor_percent
@@ -30,8 +38,6 @@ DRAWN = "drawn.json"  # in a run: the samples that were drawn
 COUNT = 100  # samples that are drawn
 FIRST = 100  # passes
 MOST = 3200
-AT_REST = 0.02  # by which share a mean distance may shrink from a quarter of the passes to all
-FAR_FROM_REST = 0.1  # more than this is a warning
 NEARER = 0.01  # a flip that is nearer by this share counts as left
 CONFIDENCE = 0.95
 
@@ -68,27 +74,6 @@ def draw(samples: Iterable[tuple[int, Tensor]], seed: int) -> list[int]:
     return sorted(place for _, place in heapq.nsmallest(COUNT, ranked()))
 
 
-def shrinkage(early: Tensor, late: Tensor) -> float:
-    """By which share the mean distance is smaller after all passes than after some.
-
-    Only samples that have a flip in both count; without any it is 0.
-
-    Args:
-        early: distances after some passes `(n,)`, inf where there is no flip.
-        late: distances of the same samples after more passes `(n,)`.
-    """
-    both = torch.isfinite(early) & torch.isfinite(late) & (late > 0)
-    if not bool(both.any()):
-        return 0.0
-    return 1 - float(late[both].mean() / early[both].mean())
-
-
-def at_rest(early: Tensor, late: Tensor) -> bool:
-    """Whether more passes bring next to nothing: no new flip, no shorter mean distance."""
-    new = torch.isinf(early) & torch.isfinite(late)
-    return not bool(new.any()) and shrinkage(early, late) <= AT_REST
-
-
 @dataclass(frozen=True)
 class Ladder:
     """What the drawn samples say so far.
@@ -106,10 +91,10 @@ class Ladder:
         The look with twice the passes comes last.
         """
         for passes in rungs():
-            for need in (passes // 4, passes):
+            for need in (quarter(passes), passes):
                 if need not in self.known:
                     return None, need
-            if passes == MOST or at_rest(self.known[passes // 4], self.known[passes]):
+            if passes == MOST or at_rest(self.known[quarter(passes)], self.known[passes]):
                 break
         return passes, None if 2 * passes in self.known else 2 * passes
 
@@ -134,20 +119,20 @@ class Ladder:
         return found
 
     def _chosen(self, passes: int) -> Finding:
-        early = self.known[passes // 4]
+        early = self.known[quarter(passes)]
         late = self.known[passes]
         gain = shrinkage(early, late)
         text = (
             f"nearest took {passes} passes a sample, chosen on {len(late)} correct samples drawn "
-            f"at random: their mean distance shrinks by {100 * gain:.1f} % from {passes // 4} to "
-            f"{passes} passes"
+            f"at random: their mean distance shrinks by {100 * gain:.1f} % from "
+            f"{quarter(passes)} to {passes} passes"
         )
         if at_rest(early, late):
             return Finding("convergence", "ok", f"{text}, at most {100 * AT_REST:g} % was asked.")
-        new = int((torch.isinf(early) & torch.isfinite(late)).sum())
+        new = first_flips(early, late)
         if new:
             text += f", and {new} have their first flip there"
-        level = "warning" if gain > FAR_FROM_REST or new > FAR_FROM_REST * len(late) else "note"
+        level = "warning" if far_from_rest(early, late) else "note"
         advice = (
             f"more than the {100 * AT_REST:g} % that was asked, at the most passes that auto "
             f"takes, so give it --passes {4 * passes} and add an attack without gradients (square)"

@@ -70,8 +70,6 @@ def nothing(
     """The result of a task that cannot be done, for its samples `(n, *shape)`, labels `(n,)` and
     weights `(n,)`.
 
-    Long because it has a case for each kind of task.
-
     Distances are inf, radii 0, and the predictions are the labels: each errs on the side of its
     bound. Whoever reads the run finds the samples' ids in its fields.
     """

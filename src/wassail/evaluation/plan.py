@@ -16,12 +16,22 @@ from typing import Any
 from torch import Tensor
 
 from wassail.attacks import catalogue
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
 from wassail.network import Model
-from wassail.threat import Threat, box_text, show
+from wassail.threat import (
+    Groups,
+    Number,
+    Threat,
+    box_text,
+    parse_label_cost,
+    parse_subpopulation,
+    show,
+)
+from wassail.transport.allocation import groups_of
 from wassail.zoo.samples import Data
 from wassail.zoo.source import Source
 
+OTHERS = ("label_cost", "subpopulation", "groups")  # what may change besides inputs
 AUTO = "auto"  # passes that the evaluation chooses itself
 
 
@@ -95,7 +105,11 @@ def plan(threats: Sequence[Threat], attacks: Mapping[str, Mapping[str, Any]]) ->
         orders_ = " or ".join(
             f"{order:g}" for order in dict.fromkeys(threat.order for threat in threats)
         )
-        raise InputError(f"none of {', '.join(attacks)} answers order {orders_}: add --order inf.")
+        raise remedies(
+            f"none of {', '.join(attacks)} answers order {orders_}",
+            "add a threat of order inf",
+            "add --order inf",
+        )
     return tuple(units)
 
 
@@ -157,6 +171,78 @@ def read_threats(config: Mapping[str, Any]) -> tuple[Threat, ...]:
     )
 
 
+def others_of(
+    threats: Sequence[Threat], label_cost: Number, subpopulation: Number, groups: Groups | None
+) -> tuple[tuple[Threat, ...], dict[str, Any]]:
+    """The threats without what no attack needs to know, and that: `label_cost`, `subpopulation` and
+    `groups` for a `RiskCurve`; empty where inputs move and nothing else.
+
+    Args:
+        threats: as they were given; all of them may hold these, the same ones.
+        label_cost: given beside them.
+        subpopulation: given beside them.
+        groups: given beside them.
+    """
+    if not all(isinstance(threat, Threat) for threat in threats):
+        return tuple(threats), {}  # refused with a sentence of its own
+    asked = Threat(
+        eps=1.0,
+        label_cost=parse_label_cost(label_cost),
+        subpopulation=parse_subpopulation(subpopulation),
+        groups=groups,
+    )
+    found = {_others(threat) for threat in threats} | {_others(asked)}
+    found.discard(_others(Threat(eps=1.0)))
+    if len(found) > 1:
+        raise InputError(
+            "the threats differ in label_cost, subpopulation or groups: one evaluation has one of "
+            "each; the curves of its result answer all others."
+        )
+    plain = tuple(
+        replace(threat, label_cost=math.inf, subpopulation=1.0, groups=None) for threat in threats
+    )
+    return plain, dict(zip(OTHERS, found.pop())) if found else {}
+
+
+def _others(threat: Threat) -> tuple[Any, ...]:
+    return tuple(getattr(threat, name) for name in OTHERS)
+
+
+def others_config(others: Mapping[str, Any]) -> dict[str, Any]:
+    """What `others_of` found, as plain values; nothing for a run where inputs move only.
+
+    Args:
+        others: `label_cost`, `subpopulation` and `groups`, or nothing.
+    """
+    if not others:
+        return {}
+    groups = others["groups"]
+    kept = {
+        "label_cost": None if others["label_cost"] == math.inf else others["label_cost"],
+        "subpopulation": others["subpopulation"],
+        "groups": groups and {name: list(getattr(groups, name)) for name in ("ids", "low", "high")},
+    }
+    return {"others": kept}
+
+
+def read_others(config: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """What `others_config` wrote.
+
+    Args:
+        config: of a run.
+        n: how many samples it has.
+    """
+    kept = config.get("others")
+    if kept is None:
+        return {}
+    cost = kept["label_cost"]
+    return {
+        "label_cost": math.inf if cost is None else parse_label_cost(cost),
+        "subpopulation": parse_subpopulation(kept["subpopulation"]),
+        "groups": groups_of(kept["groups"], n),
+    }
+
+
 def named(model: Model | Source, name: str | None) -> Source:
     """The model with its origin; a name of its own leaves what it was opened by on record."""
     if name is not None and (not isinstance(name, str) or not name.strip()):
@@ -196,19 +282,23 @@ def check_budgets(threats: Sequence[Threat], shape: Sequence[int]) -> None:
     diameter = (box[1] - box[0]) * math.prod(shape) ** (1 / norm)
     for threat in threats:
         if threat.eps > diameter:
-            raise InputError(
+            smaller = "give a smaller eps (8/255, not 8), or"
+            raise remedies(
                 f"eps is {show(threat.eps)}, but no two points of the {box_text(box)} are further "
-                f"apart than {diameter:.4g} in l{norm:g}: give a smaller eps (8/255, not 8), or "
-                "the domain that the samples live in."
+                f"apart than {diameter:.4g} in l{norm:g}",
+                f"{smaller} the domain that the samples live in",
+                f"{smaller} the box that the samples live in with --domain LOW HIGH (for features "
+                "with boxes of their own, evaluate has --box FILE)",
             )
 
 
 def checked_points(points: Tensor | None, data: Data) -> Tensor:
     """Points given with an evaluation, one for each sample."""
     if not isinstance(points, Tensor):
-        raise InputError(
-            f"the points are a {type(points).__name__}: give a tensor with one point for each "
-            "sample, on the command line with --points FILE.pt."
+        raise remedies(
+            f"the points are a {type(points).__name__}",
+            "give a tensor with one point for each sample",
+            "give one point for each sample with --points FILE.pt or FILE.npz",
         )
     if tuple(points.shape) != (len(data), *data.shape):
         raise InputError(

@@ -5,8 +5,6 @@ Everything that is computed for a chunk of samples goes to the run directory at 
 back from there: a run that was killed goes on where it was, and a run on a million samples needs no
 more memory than one on a hundred. What is global (budget, curves, intervals, indicators) is
 arithmetic on the per-sample numbers, done when the run is read.
-
-Long because `evaluate` tells of many parameters, and the driver of its stages stands below it.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ import torch
 from torch import Tensor
 
 from wassail.attacks.catalogue import GIVEN
-from wassail.certificates.bounds.executed import ARITHMETICS, arithmetic_of
-from wassail.certificates.radii import METHODS
-from wassail.errors import InputError, unknown
+from wassail.errors import InputError
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import Tensors, nearest_of, plain, take, unpack
 from wassail.evaluation.ladder import DRAWN, draw, key_of
@@ -46,6 +42,8 @@ from wassail.evaluation.plan import (
     data_hash,
     named,
     options_by_attack,
+    others_config,
+    others_of,
     rehearse,
     threat_config,
     with_passes,
@@ -63,12 +61,21 @@ from wassail.evaluation.reading import (
 )
 from wassail.evaluation.result import Finding, same_norm
 from wassail.evaluation.run import Evaluation
+from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
-from wassail.evaluation.work import PRECISIONS, Local, Runner, Settings, Task, Worker
+from wassail.evaluation.work import Local, Runner, Task, Worker
 from wassail.network import Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
-from wassail.threat import Number, Threat, boxes_of, check_seed, number, parse_seconds, whole
-from wassail.transport.allocation import sample_weights
+from wassail.threat import (
+    Groups,
+    Number,
+    Threat,
+    boxes_of,
+    number,
+    whole,
+)
+from wassail.transport.allocation import groups_of, sample_weights
+from wassail.zoo.classes import check_match
 from wassail.zoo.datasets import open_data
 from wassail.zoo.features import in_boxes
 from wassail.zoo.samples import Data, for_model
@@ -86,7 +93,7 @@ CERTIFY_PASSES = 2000  # what a radius counts for in the progress bar, in passes
 _log = logging.getLogger("wassail")
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913
     model: Model | Source,
     data: Any,
     threats: Threat | Sequence[Threat],
@@ -96,6 +103,7 @@ def evaluate(
     resume: bool = False,
     add: bool = False,
     certify: str | None = None,
+    effort: Number | None = None,
     arithmetic: str = "auto",
     gap: Number | None = None,
     closing: int | None = None,
@@ -106,6 +114,9 @@ def evaluate(
     chunk: int = CHUNK,
     batch_size: int | None = None,
     mu: Tensor | None = None,
+    label_cost: Number = math.inf,
+    subpopulation: Number = 1,
+    groups: Groups | None = None,
     gradients: str = "float32",
     look: bool = True,
     landmarks: Shifts | None = None,
@@ -117,8 +128,6 @@ def evaluate(
 ) -> Evaluation:
     """How badly a model can fail on data over every threat: attacked, and if asked certified,
     sample by sample.
-
-    Long because it has many parameters.
 
     The result depends on model, data and settings, not on how often the run was interrupted: its
     files are the same to the byte, but for those in `log/`, with radii limited by the clock the one
@@ -139,6 +148,8 @@ def evaluate(
         resume: bool, go on with the run in `out`; default False.
         add: bool, the run in `out` may be one with fewer attacks; default False.
         certify: a method of `radii`, "auto" as a rule; default None, no radii.
+        effort: with certify, seconds of one core that a sample may take beyond linear bounds, as in
+            `radii`; default None, 2, and no limit with a time limit.
         arithmetic: what the radii hold for, as in `radii`; default "auto".
         gap: with certify, all samples are attacked and certified together (`sandwich`) until the
             accuracies of every threat differ by at most this, a fraction; default None.
@@ -154,6 +165,11 @@ def evaluate(
         chunk: int, samples that are computed, and stored, in one go; default 100.
         batch_size: int, most samples in one call of the model; default None, 250.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        label_cost: price of a changed label, in the units of eps; default inf. With it, with
+            `subpopulation` or with `groups` the result has a second figure for each threat, by
+            arithmetic on the same distances: attacks and radii are those of the plain threat.
+        subpopulation: least share of the population that is there; default 1.
+        groups: `Groups` of the samples, whose weights may be any in their ranges; default None.
         gradients: "float32" (the default); "bfloat16" or "float16" computes the attacks' gradients
             in mixed precision, and every decision stays in float32.
         look: bool, run the checks and indicators that need passes of their own; default True.
@@ -171,26 +187,27 @@ def evaluate(
     Returns:
         `Evaluation`.
     """
-    source, samples, chosen = _opened(model, name, data, threats)
+    asked, others = others_of(_listed(threats), label_cost, subpopulation, groups)
+    source, samples, chosen = _opened(model, name, data, asked)
+    groups_of(others.get("groups"), len(samples))
     wanted, points = _wanted(attacks, passes, points, samples)
     _check_folder(out, resume or add)
-    settings = _checked(
-        Settings(
-            chosen,
-            wanted,
-            certify,
-            time_limit,
-            seed,
-            chunk,
-            batch_size,
-            gradients,
-            look,
-            arithmetic,
-            points,
-            None if gap is None else number(gap, "gap"),
-            closing,
-            whole(provers, "provers"),
-        )
+    settings = Settings(
+        threats=chosen,
+        attacks=wanted,
+        certify=certify,
+        time_limit=time_limit,
+        seed=seed,
+        chunk=chunk,
+        batch_size=batch_size,
+        gradients=gradients,
+        look=look,
+        arithmetic=arithmetic,
+        points=points,
+        gap=None if gap is None else number(gap, "gap"),
+        closing=closing,
+        provers=whole(provers, "provers"),
+        effort=None if effort is None else number(effort, "effort"),
     )
     if landmarks is not None and mu is not None:
         raise InputError("landmarks are for samples of equal weight: evaluate without mu.")
@@ -198,7 +215,12 @@ def evaluate(
     mode = indicators.mode(source.model)
     _rehearse(worker)
     runner = runner or Local()
-    config = _config(settings, source, samples, mu) | {**runner.about, "command": list(command)}
+    config = {
+        **_config(settings, source, samples, mu),
+        **others_config(others),
+        **runner.about,
+        "command": list(command),
+    }
     with _folder(out) as folder:
         opened = _store(folder, config, resume, add)
         with opened as store, progress_bar(progress, "evaluation") as report:
@@ -233,14 +255,19 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
         raise
 
 
+def _listed(threats: Threat | Sequence[Threat]) -> Sequence[Threat]:
+    """One threat, or several."""
+    listed = isinstance(threats, Sequence) and not isinstance(threats, str)
+    return threats if listed else [threats]  # type: ignore[return-value, list-item]
+
+
 def _opened(
-    model: Model | Source, name: str | None, data: Any, threats: Threat | Sequence[Threat]
+    model: Model | Source, name: str | None, data: Any, threats: Sequence[Threat]
 ) -> tuple[Source, Data, tuple[Threat, ...]]:
     """The model, the samples and the threats, all in one variable."""
     source = named(model, name)
     samples = open_data(data)
-    listed = isinstance(threats, Sequence) and not isinstance(threats, str)
-    chosen = same_norm(threats if listed else [threats])  # type: ignore[list-item, arg-type]
+    chosen = same_norm(threats)
     boxes = boxes_of(chosen[0].domain)
     if boxes is not None:
         source, samples, domain = in_boxes(source, samples, boxes)
@@ -270,9 +297,12 @@ def _wanted(
 def _rehearse(worker: Worker) -> None:
     """What a model cannot do is told before the attacks: they, and certificates, are tried."""
     settings = worker.settings
+    check_match(worker.model, worker.data)
     with frozen(worker.model):
         rehearse(settings.units, worker.model, *worker.data.read(0, min(1, len(worker.data))))
         if settings.certify is not None:
+            from wassail.certificates.bounds.executed import arithmetic_of
+
             arithmetic_of(worker.graph, settings.arithmetic)
 
 
@@ -281,28 +311,6 @@ def _checked_passes(passes: Any) -> int:
     if isinstance(passes, str):
         raise InputError(f'passes is {passes!r}: give a whole number, 1 or more, or "auto".')
     return whole(passes, "passes")
-
-
-def _checked(settings: Settings) -> Settings:
-    whole(settings.chunk, "chunk")
-    check_seed(settings.seed)
-    if settings.batch_size is not None:
-        whole(settings.batch_size, "batch_size")
-    if settings.time_limit is not None:
-        parse_seconds(settings.time_limit)
-    if settings.certify is not None and settings.certify not in METHODS:
-        raise unknown("method", settings.certify, METHODS)
-    if settings.arithmetic not in ARITHMETICS:
-        raise unknown("arithmetic", settings.arithmetic, ARITHMETICS)
-    if settings.gap is not None and (settings.certify is None or not 0 <= settings.gap < 1):
-        raise InputError(
-            f"gap is {settings.gap}: give a fraction from 0 to below 1, together with certify."
-        )
-    if settings.closing is not None:
-        whole(settings.closing, "closing")
-    if settings.gradients not in PRECISIONS:
-        raise unknown("precision", settings.gradients, PRECISIONS)
-    return settings
 
 
 def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -> dict[str, Any]:
@@ -327,6 +335,7 @@ def _config(settings: Settings, source: Source, data: Data, mu: Tensor | None) -
             "time_limit": settings.time_limit,
             **({} if settings.gap is None else {"gap": settings.gap}),
             **({} if settings.closing is None else {"closing": settings.closing}),
+            **({} if settings.effort is None else {"effort": settings.effort}),
         }
     return {
         "format": FORMAT,

@@ -1,7 +1,5 @@
 """A run directory read as numbers: per-sample columns, rows of the table, the pool of flips,
 images when they are asked for.
-
-Long because one class turns all files of a run into the fields of one record.
 """
 
 from __future__ import annotations
@@ -9,10 +7,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +23,22 @@ from wassail.evaluation import indicators
 from wassail.evaluation.chunks import unpack
 from wassail.evaluation.ladder import DRAWN, Ladder, key_of, looks
 from wassail.evaluation.landmarks import Landmark, read_plain
-from wassail.evaluation.plan import AUTO, Unit, exactly, plan, read_threats, with_passes
+from wassail.evaluation.plan import (
+    AUTO,
+    Unit,
+    exactly,
+    plan,
+    read_others,
+    read_threats,
+    with_passes,
+)
 from wassail.evaluation.result import Finding, Outcome, Row
 from wassail.evaluation.store.store import Store
 from wassail.threat import Threat
 from wassail.transport.allocation import knapsack, transport_cost
 from wassail.transport.bootstrap import accuracy
 from wassail.transport.guarantee import guaranteed_interval
+from wassail.writing import without_folders
 
 FORMAT = 1  # of the run directory; a reader refuses what it does not know
 # Folders of a run beside those of its attacks, radii and pools.
@@ -37,6 +46,7 @@ CLEAN = "clean"
 TRANSFER = "transfer"
 CHECKS = "checks"
 CONVERGENCE = "convergence"
+SMOOTHED = "smoothing.json"  # of another kind of result, which has a folder of its own
 LANDMARKS = "landmarks.json"  # known shifts, if they were asked for
 REAL = ("distances", "values", "mu", "margins", "errors")
 KINDS = {**dict.fromkeys(REAL, torch.float64), "exact": torch.bool}  # others: int64
@@ -60,6 +70,11 @@ def load(folder: str | PathLike[str]) -> Outcome:
     if not isinstance(folder, (str, PathLike)):
         raise InputError(f"the run is {folder!r}: give the path of its directory.")
     store = Store.open(folder)
+    if os.path.lexists(Path(folder) / SMOOTHED):
+        raise InputError(
+            f"{str(folder)!r} has a run and a {SMOOTHED} of a smoothed model: a folder holds one "
+            "kind of result, so move one of them away."
+        )
     try:
         return Reading(store).result
     except ODD as error:
@@ -116,6 +131,8 @@ class Reading:
             self.chunks = Chunks(int(self.config["data"]["samples"]), int(self.config["chunk"]))
             if not self.threats or self.chunks.size < 1 or self.chunks.n < 0:
                 raise ValueError("no threats, or chunks of no samples")
+            if not isinstance(self.config.get("versions") or {}, Mapping):
+                raise ValueError("versions without names")
             self.shape = tuple(self.config["data"]["shape"])
             if len(self.shape) > 8 or not all(
                 isinstance(d, int) and 0 <= d < 2**31 for d in self.shape
@@ -257,10 +274,7 @@ class Reading:
 
     @cached_property
     def result(self) -> Outcome:
-        """Everything that can be said from what is there.
-
-        Long because it fills one record, field after field.
-        """
+        """Everything that can be said from what is there."""
         if not self.complete(CLEAN):
             raise InputError(
                 f"the run in {str(self.store.folder)!r} has not seen all samples yet: go on with "
@@ -286,8 +300,8 @@ class Reading:
         first = self.threats[0]
         base = (mu, wrong, torch.where(wrong, 0.0, math.inf).double(), first)
         result = Outcome(
-            name=str(self.config["model"]["name"]),
-            data=str(self.config["data"]["name"]),
+            name=without_folders(str(self.config["model"]["name"])),
+            data=without_folders(str(self.config["data"]["name"])),
             threats=self.threats,
             ids=self._ids(),
             classes=None
@@ -313,6 +327,7 @@ class Reading:
             folder=str(self.store.folder),
             landmarks=self._landmarks(),
             searched={} if self.ladder is None else dict(self.ladder.known),
+            others=read_others(self.config, self.chunks.n),
         )
         _check_landmarks(result)
         return replace(result, findings=tuple(self._findings(result)))
@@ -495,10 +510,7 @@ class Reading:
         yield Finding("arithmetic", "note", f"{text}{beside}.")
 
     def _findings(self, result: Outcome) -> Iterator[Finding]:
-        """What is to be told about the run.
-
-        Long because it is a list of findings, a few lines each.
-        """
+        """What is to be told about the run."""
         idle = [
             entry["name"]
             for entry in self.config["attacks"]
@@ -604,8 +616,6 @@ class Reading:
     def _images(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Samples and their flips `(n, *shape)`, read from the disk: only the rows that are
         asked for.
-
-        Long because it reads by chunk and attack, and returns the rows in the order asked for.
         """
         rows: dict[int, list[int]] = {}
         for i in chosen:
@@ -647,7 +657,8 @@ class Reading:
     def _pictures(self, key: str, chunk: int, name: str, rows: Sequence[int]) -> Tensor:
         """Some samples or points of a chunk, `(n, *shape)`."""
         found = unpack(self.store.rows(key, chunk, name, rows))
-        if tuple(found.shape[1:]) != self.shape or not torch.isfinite(found).all():
+        is_sample = found.is_floating_point() and tuple(found.shape[1:]) == self.shape
+        if not is_sample or not torch.isfinite(found).all():
             raise InputError(
                 f"{name!r} of {key!r} in {str(self.store.folder)!r} are no samples: the run was "
                 "changed."
@@ -723,6 +734,7 @@ def summary(result: Outcome) -> dict[str, Any]:
             }
         )
     return {
+        **_others(result),
         "headline": result.headline,
         "definition": result.definition,
         "samples": len(result),
@@ -733,6 +745,19 @@ def summary(result: Outcome) -> dict[str, Any]:
         "curves": curves,
         "findings": [asdict(finding) for finding in result.findings],
     }
+
+
+def _others(result: Outcome) -> dict[str, Any]:
+    """The figures with labels that change and other people, where there are any."""
+    if not result.others:
+        return {}
+    figures = []
+    for threat in result.others_threats:
+        low, high = result.others_curve(threat.order)(threat.eps)
+        certified = None if result.radii is None else low
+        about = {"order": exactly(threat.order), "eps": threat.eps}
+        figures.append(about | {"certified": certified, "attacked": _finite(high)})
+    return {"others": {"headline": result.others_sentence, "threats": figures}}
 
 
 def _finite(value: float) -> float | None:

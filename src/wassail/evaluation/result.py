@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -92,6 +92,7 @@ class Outcome:
     `(n, *shape)` each. info: the configuration of the run; folder: the run directory, None if it
     was not read from one. landmarks: known shifts, if they were asked for. searched: distances of
     the samples that the passes of `nearest` were chosen on, by passes; empty where they were given.
+    others: `label_cost`, `subpopulation` and `groups`, empty where inputs move and nothing else.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Outcome:
     folder: str | None = None
     landmarks: tuple[Landmark, ...] = ()
     searched: Mapping[int, Tensor] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def threat(self) -> Threat:
@@ -138,6 +140,31 @@ class Outcome:
     def curve(self, order: Number) -> RiskCurve:
         """Both sides of the accuracy over `Omega_order(eps)`, for every eps."""
         return self._curves(parse_order(order))
+
+    def others_curve(self, order: Number) -> RiskCurve:
+        """The same with labels that change and other people, as the run was asked."""
+        return replace(self.curve(order), **self.others)
+
+    @cached_property
+    def others_threats(self) -> tuple[Threat, ...]:
+        """The threats with labels that change and other people; none for a run without them."""
+        if not self.others:
+            return ()
+        return tuple(replace(threat, **self.others) for threat in self.threats)
+
+    @property
+    def others_sentence(self) -> str | None:
+        """The figure of the headline's threat with labels that change and other people, or None."""
+        if not self.others or not len(self):
+            return None
+        threat = self.others_threats[0]
+        certified, attacked = self.others_curve(threat.order)(threat.eps)
+        if self.radii is None:
+            return f"Accuracy is at most {ceil_percent(attacked)} % over {threat}"
+        return (
+            f"Between {floor_percent(certified)} % and {ceil_percent(attacked)} % stay correct "
+            f"over {threat}"
+        )
 
     @cached_property
     def _certified(self) -> Tensor | None:
@@ -253,7 +280,7 @@ def same_norm(threats: Sequence[Threat]) -> tuple[Threat, ...]:
             "there is no threat to evaluate: give at least one, for example Threat('inf', 1, "
             "'8/255')."
         )
-    for threat in map(parse_threat, threats):
+    for threat in (parse_threat(threat, own=True) for threat in threats):
         if (threat.norm, threat.domain) != (threats[0].norm, threats[0].domain):
             raise InputError(
                 f"the threats {threats[0]} and {threat} differ in norm or domain: one evaluation "

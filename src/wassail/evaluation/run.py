@@ -10,14 +10,16 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
+from wassail.errors import InputError
+from wassail.evaluation.chunks import plain
+from wassail.evaluation.notes import Verification
 from wassail.evaluation.reading import load
 from wassail.evaluation.result import Outcome
 from wassail.evaluation.signoff import Verdict, check, of_class
-from wassail.evaluation.verifying import Verification, verify
 from wassail.network import BATCH_SIZE, Model
 from wassail.threat import Number, parse_order
 from wassail.transport.curve import PopulationCurve
-from wassail.zoo.datasets import open_data
+from wassail.zoo.datasets import Data, open_data
 from wassail.zoo.features import as_evaluated
 
 
@@ -57,6 +59,8 @@ class Evaluation(Outcome):
         landmarks: known shifts with their eps and accuracy, if they were asked for.
         searched: distances of the samples that the passes of `nearest` were chosen on, float64
             `(n,)` by passes; empty where the passes were given.
+        others: `label_cost`, `subpopulation` and `groups` of the run; empty where inputs move and
+            nothing else. `others_curve(order)` is the curve with them.
     """
 
     @classmethod
@@ -79,7 +83,12 @@ class Evaluation(Outcome):
         return cls.of(load(folder))
 
     def population(
-        self, order: Number, confidence: Number = 0.95, label: int | None = None
+        self,
+        order: Number,
+        confidence: Number = 0.95,
+        label: int | None = None,
+        *,
+        others: bool = False,
     ) -> PopulationCurve:
         """Both sides of the accuracy of the population over `Omega_order(eps)`, for every eps.
 
@@ -88,7 +97,12 @@ class Evaluation(Outcome):
             confidence: of each side, between 0 and 1 (default 0.95). For statements about all of K
                 classes at once give `1 - 0.05 / K`.
             label: a class, whose samples then have a budget of their own; None for all samples.
+            others: with the labels that change and the other people of the run; default False.
         """
+        if others:
+            if label is not None:
+                raise InputError("others are for all samples: leave out the label.")
+            return self.others_curve(order).population(confidence)
         return of_class(self, parse_order(order), label).population(confidence)
 
     def require(self, requirement: str) -> Verdict:
@@ -98,7 +112,9 @@ class Evaluation(Outcome):
             requirement: for example
                 "accuracy>=0.5 at eps 2/255 order 1 confidence 0.95 proved"; `attacked` instead of
                 `proved` asks about the attacks that were run, `clean` about the data; without
-                `confidence` it is about the samples; `class 3` for one class.
+                `confidence` it is about the samples; `class 3` for one class; `subpopulation 0.8`,
+                `label-cost 0.3` and `groups` (those of the run) for other people and labels that
+                change.
         """
         return check(self, requirement)
 
@@ -125,7 +141,20 @@ class Evaluation(Outcome):
                 know.
             batch_size: int, most samples in one call of the model; default 250.
         """
-        model, data = as_evaluated(
-            self.info.get("data"), model, None if data is None else open_data(data)
-        )
-        return verify(self, model, data, radii, seed=seed, batch_size=batch_size)
+        records = list[dict[str, Any]]()
+        opened = None if data is None else open_data(data)
+        if opened is not None:
+            records.append(_record(opened, len(self)))
+        model, opened = as_evaluated(self.info.get("data"), model, opened)
+        if opened is not None:
+            records.append(_record(opened, len(self)))
+        options: dict[str, Any] = {"seed": seed, "batch_size": batch_size}
+        from wassail.evaluation.verifying import verify  # with all certificates
+
+        return verify(self, model, opened, radii, records=records, **options)
+
+
+def _record(data: Data, samples: int) -> dict[str, Any]:
+    """What data say of themselves; `partial` where a run has fewer samples than they."""
+    classes = None if data.classes is None else list(data.classes)
+    return {**plain(dict(data.info)), "classes": classes, "partial": len(data) != samples}

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
+from wassail.evaluation.notes import Verification
 from wassail.evaluation.requirement import Requirement, parse_requirement
 from wassail.evaluation.result import Outcome
 from wassail.notebook import card, lines
 from wassail.threat import Threat, ceil_percent, floor_percent, show
 from wassail.transport.confidence import proportion_at_least
-from wassail.transport.curve import PopulationCurve, RiskCurve
+from wassail.transport.curve import RiskCurve
 
 CONDITIONS = (
     "The samples are independent draws from the population, none of them chosen by hand.",
     "Model, preprocessing and requirement were fixed without looking at these samples.",
-    "Labels do not change: the statement is about inputs that move and keep their label.",
+    "Labels do not change unless a figure says at what price: inputs move and keep their label.",
     "A tie of two classes counts as an error.",
 )
 NOT_CHECKED = (
@@ -65,7 +67,9 @@ def check(run: Outcome, requirement: Requirement | str) -> Verdict:
     if not len(curve.mu):
         raise InputError(f"no sample answers {asked.text!r}: evaluate some, of that class.")
     if asked.side == "proved" and curve.radii is None:
-        raise InputError(f"{asked.text!r} needs a proof: evaluate with --certify.")
+        raise remedies(
+            f"{asked.text!r} needs a proof", "evaluate with certify='auto'", "add --certify"
+        )
     who = "samples" if asked.confidence is None else "population"
     if asked.label is not None:
         who += f" of class {asked.label}"
@@ -74,7 +78,9 @@ def check(run: Outcome, requirement: Requirement | str) -> Verdict:
         where = "on the data"
     else:
         assert asked.eps is not None
-        threat = Threat(run.threat.norm, order, asked.eps, run.threat.domain)
+        others = _others(run, asked)
+        curve = replace(curve, **others)
+        threat = Threat(run.threat.norm, order, asked.eps, run.threat.domain, **others)
         value = _robust(curve, asked, threat)
         where = f"over {threat}"
         if asked.side == "attacked":
@@ -87,6 +93,41 @@ def check(run: Outcome, requirement: Requirement | str) -> Verdict:
     # 55 of 100 samples are 0.55, also where the sum of their weights was rounded down.
     slack = 2.0**-48 if asked.confidence is None else 0.0
     return Verdict(asked, value + slack >= asked.accuracy, value, sentence)
+
+
+def _others(run: Outcome, asked: Requirement) -> dict[str, Any]:
+    """What may change besides inputs, as a requirement says."""
+    groups = run.others.get("groups") if asked.groups else None
+    if asked.groups and groups is None:
+        raise remedies(
+            f"{asked.text!r} needs groups, and the run has none",
+            "evaluate with groups=ws.Groups(...)",
+            "add --groups and --group-weights",
+        )
+    return {
+        "label_cost": asked.label_cost,
+        "subpopulation": asked.subpopulation,
+        "groups": groups,
+    }
+
+
+def looked_at(verdict: Verdict, looked: Verification) -> Verdict:
+    """A verdict on a run with results that were stored before, after a look at these.
+
+    Args:
+        verdict: from the run as it is stored.
+        looked: what was verified.
+    """
+    if not looked:
+        said = f"{verdict.sentence}; but results that were stored before are false: "
+        return replace(verdict, holds=False, sentence=said + looked.problems[0])
+    said = f"{verdict.sentence}; results that were stored before were verified again"
+    if verdict.requirement.side == "attacked":
+        said += (
+            ", but their attacks were not run again: flips that were left out would make the "
+            "figure too high"
+        )
+    return replace(verdict, sentence=said)
 
 
 def of_class(run: Outcome, order: float, label: int | None) -> RiskCurve:
@@ -136,18 +177,33 @@ def population_sentence(run: Outcome, confidence: float = 0.95) -> str | None:
     )
 
 
-def costs(run: Outcome, order: float, eps: float, confidence: float) -> tuple[float, float]:
-    """What is lost to sampling and what to unfinished proofs, as parts of the accuracy.
+def others_population(run: Outcome, confidence: float = 0.95) -> str | None:
+    """What the samples say about all inputs with labels that change and other people, or None.
 
     Args:
         run: the evaluation.
-        order: Wasserstein order.
+        confidence: of the statement.
+    """
+    if not run.others or not independent(run):
+        return None
+    threat = run.others_threats[0]
+    certified, attacked = run.others_curve(threat.order).population(confidence)(threat.eps)
+    least = "" if run.radii is None else f"at least {floor_percent(certified)} % and "
+    return (
+        f"With {100 * confidence:g} % confidence for each side, {least}at most "
+        f"{ceil_percent(attacked)} % of all inputs stay correct over {threat}."
+    )
+
+
+def costs(curve: RiskCurve, eps: float, confidence: float) -> tuple[float, float]:
+    """What is lost to sampling and what to unfinished proofs, as parts of the accuracy.
+
+    Args:
+        curve: of the samples.
         eps: budget.
         confidence: of the statement about the population.
     """
-    curve = run.curve(order)
-    population: PopulationCurve = curve.population(confidence)
-    return curve(eps)[0] - population(eps)[0], curve.gap(eps)
+    return curve(eps)[0] - curve.population(confidence)(eps)[0], curve.gap(eps)
 
 
 def _clean(curve: RiskCurve, confidence: float | None) -> float:
@@ -164,7 +220,7 @@ def _robust(curve: RiskCurve, asked: Requirement, threat: Threat) -> float:
         # A flip at a distance of exactly eps counts: the radius that it leaves is just below.
         below = curve.distances.nextafter(curve.distances.new_zeros(1))
         below = torch.where(torch.isfinite(curve.distances), below, math.inf)
-        curve = RiskCurve(curve.distances, below, curve.mu, curve.order)
+        curve = replace(curve, radii=below)
     if asked.confidence is None:
         return curve(threat.eps)[0]
     return curve.population_at(threat, asked.confidence)[0]

@@ -3,8 +3,6 @@
 A checksum shows damage. It does not show intent: whoever writes a run writes its checksums. The
 reader of a run from elsewhere who has the model looks again (`Evaluation.verify`, `wassail
 verify`).
-
-Long because it is a list of checks of a run, a function each.
 """
 
 from __future__ import annotations
@@ -12,73 +10,43 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wassail.certificates import radii as proofs
-from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.reader import read
-from wassail.certificates.radius_search import BATCH
-from wassail.certificates.sandwich import EXACT as MET
-from wassail.errors import InputError
+from wassail.errors import InputError, ModelWarning
 from wassail.evaluation.chunks import share_of, unpack
+from wassail.evaluation.conditions import conditions, plain_sentence
+from wassail.evaluation.landmarks import Landmark, changed, mean_cost, transport
+from wassail.evaluation.notes import Notes, Verification, fields_of, plain_text
 from wassail.evaluation.plan import Unit, data_hash
 from wassail.evaluation.reading import CLEAN, ODD, Reading, summary, unreadable
+from wassail.evaluation.reproving import prove_again
 from wassail.evaluation.result import Outcome
+from wassail.evaluation.settings import Settings
 from wassail.evaluation.store.store import Store
-from wassail.evaluation.work import Settings, Task, Worker
+from wassail.evaluation.work import Task, Worker
+from wassail.geometry import distances as distances_between
+from wassail.losses import strongest_rival
 from wassail.network import BATCH_SIZE, Model, Network, device_of, frozen
-from wassail.threat import Threat, number
+from wassail.threat import number
 from wassail.transport.allocation import sample_weights
 from wassail.transport.flips import Flips
 from wassail.zoo.datasets import open_data
 from wassail.zoo.weights import fingerprint
 
-CONFIDENCE = 0.95
 STEPS = 1_000_000  # of an attack that is run again: the product of its options that count
 # of a chunk: so many flips another processor may win or lose by rounding when an attack is run
 # again
 NOISE = 0.02
 LOGITS = 1e-4  # relative: by so much the logits of another processor may differ
-EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
-PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
-NEARLY = 2e-4  # the same in executed arithmetic
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What `Evaluation.verify` found: true if nothing that was looked at is false.
-
-    problems: what is false; checked: what was computed again and holds; unchecked: what was not
-    looked at, and how to; seed: of the random choices, with which they can be made again.
-    """
-
-    problems: tuple[str, ...]
-    checked: tuple[str, ...]
-    unchecked: tuple[str, ...]
-    seed: int
-
-    def __bool__(self) -> bool:
-        return not self.problems
-
-    def __str__(self) -> str:
-        head = (
-            "false: " + f"{len(self.problems)} statements do not hold"
-            if self.problems
-            else "nothing that was checked is false"
-        )
-        parts = (
-            ("FALSE", self.problems),
-            ("checked", self.checked),
-            ("not checked", self.unchecked),
-        )
-        lines = [f"{name}: {text}" for name, texts in parts for text in texts]
-        return "\n".join([head, *lines, f"seed {self.seed}"])
+COSTS = 1e-5  # relative: by so much the cost of a shift, of float32 samples, may differ
+# what is recorded of data and may differ where the same data are read
+OTHERWISE = ("name", "samples", "shape", "versions", "low", "high", "scale", "fixed")
 
 
 def verify(
@@ -89,12 +57,16 @@ def verify(
     *,
     seed: int | None = None,
     batch_size: int = BATCH_SIZE,
+    records: Sequence[Mapping[str, Any]] = (),
 ) -> Verification:
-    """See `Evaluation.verify`."""
+    """See `Evaluation.verify`; records: what the data say of themselves, where they are given."""
     share = _share(radii)
     drawn = secrets.randbits(32) if seed is None else int(seed)
-    notes = _Notes()
-    with frozen(model):
+    notes = Notes()
+    notes.choices += conditions(run)
+    with frozen(model), warnings.catch_warnings():
+        # What a warning would say of the points of a run is counted, and is a problem.
+        warnings.simplefilter("ignore", ModelWarning)
         _Pool(run, model, batch_size, notes).look()
         if run.folder is None:
             notes.unchecked.append(
@@ -102,63 +74,26 @@ def verify(
             )
         else:
             try:
-                _Folder(run, model, data, batch_size, drawn, notes).look()
+                _Folder(run, model, data, batch_size, drawn, notes).look(records)
             except ODD as error:
                 if isinstance(error, InputError):
                     raise
                 raise unreadable(run.folder, error) from None
+        notes.choices += plain_sentence(run, model)
     if run.radii is not None:
-        _radii(run, model, share, drawn, notes)
+        prove_again(run, model, share, drawn, notes)
     notes.unchecked.append(
         "the passes and times, what the checks before the attacks said, and the names and "
         "versions in the configuration: "
         "only another run tells."
     )
-    return Verification(tuple(notes.problems), tuple(notes.checked), tuple(notes.unchecked), drawn)
-
-
-def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
-    """How many of n may be false when k of them, drawn at random, were all true: the largest number
-    that is still likely.
-
-    With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k)
-    (hypergeometric). The answer is the largest F for which that is at least 1 - confidence: more
-    are ruled out.
-    """
-    low = 0
-    high = n - k
-    while low < high:
-        middle = (low + high + 1) // 2
-        likely = float(np.log1p(-middle / (n - np.arange(k, dtype=np.float64))).sum()) if k else 0.0
-        low, high = (
-            (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
-        )
-    return low
-
-
-class _Notes:
-    """What there is to say."""
-
-    def __init__(self) -> None:
-        self.problems = list[str]()
-        self.checked = list[str]()
-        self.unchecked = list[str]()
-
-    def count(self, counts: Mapping[str, int], told: str) -> None:
-        """One problem for each count that is not 0; told: what was looked at."""
-        wrong = [f"{count} {what}" for what, count in counts.items() if count]
-        self.problems += wrong
-        self.checked += [] if wrong else [told]
-
-    def expect(self, holds: bool, problem: str, told: str) -> None:
-        """One statement."""
-        (self.checked if holds else self.problems).append(told if holds else problem)
+    return notes.result(fields_of(run), drawn)
 
 
 class _Pool:
     """Every sample and its nearest flip, as the run has them in memory."""
 
-    def __init__(self, run: Outcome, model: Model, batch_size: int, notes: _Notes) -> None:
+    def __init__(self, run: Outcome, model: Model, batch_size: int, notes: Notes) -> None:
         self.run = run
         self.model = model
         self.batch_size = batch_size
@@ -179,7 +114,13 @@ class _Pool:
             some = slice(start, start + self.batch_size)
             x, points = run.images(range(len(run))[some])
             found = Flips.from_points(
-                self.model, x, run.y[some], points, run.threat.norm, run.threat.domain
+                self.model,
+                x,
+                run.y[some],
+                points,
+                run.threat.norm,
+                run.threat.domain,
+                pull_in=False,
             )
             stated = run.distances[some]
             wrong = (run.predicted != run.y)[some]
@@ -198,6 +139,7 @@ class _Pool:
                 (held & (found.labels != run.labels[some])).sum()
             )
         flips = int((torch.isfinite(run.distances) & (run.distances > 0)).sum())
+        self.notes.cover("predicted", "distances", "labels", "found_by")
         self.notes.count(
             counts,
             f"{len(run)} samples are predicted as stated, and {flips} nearest flips are what "
@@ -209,7 +151,7 @@ class _Folder:
     """The files of a run: every attack's flips and row, the weights, the samples, the summary."""
 
     def __init__(
-        self, run: Outcome, model: Model, data: Any, batch_size: int, seed: int, notes: _Notes
+        self, run: Outcome, model: Model, data: Any, batch_size: int, seed: int, notes: Notes
     ) -> None:
         assert run.folder is not None
         self.run = run
@@ -222,12 +164,17 @@ class _Folder:
         self.config = self.store.config
         self.random = np.random.default_rng(seed)
 
-    def look(self) -> None:
+    def look(self, records: Sequence[Mapping[str, Any]]) -> None:
         self._files()
         self._model()
         self._weights()
         self._samples()
+        if self.data is not None:
+            self._records(records)
+        self._landmarks()
         self._flips()
+        if not any(map(_endless, self.reading.finished)):
+            self.notes.cover("rows.title", "best.title")
         for unit in self.reading.finished:
             if _endless(unit):
                 self.notes.unchecked.append(
@@ -246,6 +193,7 @@ class _Folder:
             and run.best == now.best
             and run.ids == now.ids
             and run.threats == now.threats
+            and run.others == now.others
         )
         for name in ("y", "predicted", "mu", "distances", "labels", "radii", "exact"):
             ours = getattr(run, name)
@@ -271,6 +219,11 @@ class _Folder:
                 "results/summary.json does not say what the chunks say.",
                 told,
             )
+        kept = ("attack", "threat", "accuracy", "interval", "cost", "flipped")
+        self.notes.cover(*(f"{name}.{part}" for name in ("rows", "best") for part in kept))
+        self.notes.cover("threats", "clean", "clean_interval", "methods")
+        self.notes.cover("config.format", "config.norm", "config.domain", "config.threats")
+        self.notes.cover("config.chunk", "config.data.samples", "config.data.shape")
 
     def _model(self) -> None:
         stated = self.config["model"].get("weights")
@@ -280,6 +233,7 @@ class _Folder:
                 "whether the model is the run's own: it has no weights to compare."
             )
         else:
+            self.notes.cover("config.model.weights")
             told = "the model has the weights that the run names."
             self.notes.expect(
                 stated == found, "the model's weights are not those that the run names.", told
@@ -289,6 +243,8 @@ class _Folder:
         """The mass of each sample: 1/N unless the configuration names weights."""
         mu = self.reading.column(CLEAN, "mu")
         stated = self.config["mu"]
+        if stated is None or data_hash(mu, mu) == stated:
+            self.notes.cover("mu", "config.mu")
         if abs(math.fsum(mu.tolist()) - 1) > 1e-12 and len(mu):
             self.notes.problems.append("the weights of the samples do not sum to 1.")
         elif stated is None:
@@ -357,6 +313,8 @@ class _Folder:
             if data is not None
             else "the logits"
         )
+        if data is not None:
+            self.notes.cover("images", "y", "ids")
         self.notes.count(blocks, f"{told} are the model's.")
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -364,6 +322,77 @@ class _Folder:
             self.model, torch.arange(len(x)), self.batch_size, device_of(self.model, x.device)
         )
         return network.logits(x, network.rows).cpu()
+
+    def _records(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """What the run says of its data (digests, split, names of features and classes) beside
+        what the data at hand say of themselves.
+        """
+        for key, stated in dict(self.config["data"]).items():
+            known = [record[key] for record in records if key in record]
+            partial = key == "sha256" and any(record.get("partial") for record in records)
+            if key in OTHERWISE or partial or not known:
+                continue
+            self.notes.cover(f"config.data.{key}")
+            found = any(_same_record(key, stated, value) for value in known)
+            about = f"the run's {plain_text(key)!r} of its data"
+            self.notes.expect(
+                found, f"{about} is not that of the data given.", f"{about} is that of the data."
+            )
+        classes = self.config["classes"]
+        known = [record["classes"] for record in records if record.get("classes") is not None]
+        if known:
+            self.notes.cover("classes", "config.classes")
+            self.notes.expect(
+                classes is not None and list(map(str, classes)) in known,
+                "the names of the classes are not those of the data.",
+                "the names of the classes are those of the data.",
+            )
+
+    def _landmarks(self) -> None:
+        """Known shifts: their eps and the accuracy under them, computed again."""
+        wrong = dict.fromkeys(
+            ("known shifts have another eps", "known shifts leave another accuracy"), 0
+        )
+        if not self.run.landmarks:
+            return
+        own = list[str]()
+        for landmark in self.run.landmarks:
+            eps, accuracy = self._shifted(landmark, own)
+            wrong["known shifts have another eps"] += not eps
+            wrong["known shifts leave another accuracy"] += not accuracy
+        if own:
+            self.notes.unchecked.append(
+                f"the shifts {', '.join(map(plain_text, own[:5]))}: they are no known ones, and "
+                "only their maker has them."
+            )
+        else:
+            self.notes.cover("landmarks")
+        told = len(self.run.landmarks) - len(own)
+        self.notes.count(wrong, f"{told} known shifts have the eps and the accuracy stated.")
+
+    def _shifted(self, landmark: Landmark, own: list[str]) -> tuple[bool, bool]:
+        """Whether the eps and the accuracy of a shift are as stated; own: names of unknown ones."""
+        run = self.run
+        x, _ = run.images(range(len(run)))
+        try:
+            moved = changed(x, landmark.name, run.threat.domain, int(self.config["seed"]))
+        except InputError:
+            own.append(landmark.name)
+            return True, True
+        distance = distances_between(moved, x, run.threat.norm)
+        near = True
+        for order, stated in landmark.eps.items():
+            near &= math.isclose(stated, mean_cost(distance, order), rel_tol=COSTS)
+            exact = landmark.exact[order]
+            if exact is not None:
+                known = transport(x, moved, run.y, run.threat.norm, order)
+                near &= known is not None and math.isclose(exact, known, rel_tol=COSTS)
+        logits = self._logits(moved)
+        lead = logits.gather(1, run.y[:, None])[:, 0] - strongest_rival(logits, run.y)[0]
+        close = lead.abs() <= LOGITS * logits.abs().amax(1)
+        right = int((lead > 0).sum())
+        unsure = int(close.sum())
+        return near, abs(landmark.accuracy * len(run) - right) <= unsure + 1e-6
 
     def _flips(self) -> None:
         """Every flip of every attack, not only the nearest."""
@@ -406,7 +435,14 @@ class _Folder:
         if valid and len(index) and bool(torch.isfinite(tensors["points"]).all()):
             points = x.index_copy(0, index, tensors["points"].to(x.dtype))
             found = Flips.from_points(
-                self.model, x, y, points, threat.norm, threat.domain, batch_size=self.batch_size
+                self.model,
+                x,
+                y,
+                points,
+                threat.norm,
+                threat.domain,
+                pull_in=False,
+                batch_size=self.batch_size,
             )
             held = found.success & (found.distances == stated)
         refuted = torch.zeros(len(x), dtype=torch.bool)
@@ -517,132 +553,6 @@ def _endless(unit: Unit) -> bool:
     return math.prod(max(value, 1) for value in counts) > STEPS
 
 
-def _radii(run: Outcome, model: Model, share: float, seed: int, notes: _Notes) -> None:
-    """Prove radii again, all of them or a share drawn at random."""
-    assert run.radii is not None
-    claimed = (run.radii > 0).nonzero()[:, 0]
-    wrong = int(((run.radii > 0) & (run.predicted != run.y)).sum())
-    if wrong:
-        notes.problems.append(f"{wrong} radii are above 0 where the sample is wrong already.")
-    n = len(claimed)
-    if share == 0:
-        notes.unchecked.append(
-            f"{n} certified radii: none was proved again (radii=True, or a share of them; --radii)."
-        )
-        return
-    count = min(math.ceil(share * n), n)
-    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:count])
-    index = claimed[torch.from_numpy(chosen)]
-    method = str((run.info.get("certify") or {}).get("method", "auto"))
-    method = method if method in proofs.METHODS else "auto"
-    graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
-    failed = inexact = 0
-    for part in torch.split(index, BATCH) if count else ():
-        bad, vague = _unproved(run, graph, part, method)
-        failed = failed + bad
-        inexact = inexact + vague
-    if failed:
-        notes.problems.append(f"{failed} of {count} radii could not be proved again.")
-    if inexact:
-        notes.problems.append(
-            f"{inexact} of {count} radii are called exact and are not the distance."
-        )
-    if failed or inexact:
-        return
-    if count == n:
-        notes.checked.append(f"all {n} radii above 0 were proved again.")
-        return
-    most = most_false(n, count)
-    notes.checked.append(
-        f"{count} of {n} radii above 0, drawn at random, were proved again: at "
-        f"{100 * CONFIDENCE:g} % confidence "
-        f"at most {most} of {n} are false."
-    )
-    notes.unchecked.append(f"the other {n - count} radii.")
-
-
-def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[int, int]:
-    """How many radii of some samples are not proved, and how many of those called exact are not."""
-    assert run.radii is not None and run.exact is not None
-    x, _ = run.images(index.tolist())
-    y = run.y[index]
-    stated = run.radii[index]
-    exact = run.exact[index]
-    threat = run.threat
-    arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
-    search = exact | torch.isinf(stated)
-    bad = 0
-    vague = 0
-    # In executed arithmetic what an exact search finds depends, by rounding, on where it began:
-    # what is proved does not.
-    same = EXACT if arithmetic == "exact" else NEARLY
-    left = (~search if arithmetic == "exact" else torch.isfinite(stated)).nonzero()[:, 0]
-    for way in dict.fromkeys(
-        ("crown", method, "auto")
-    ):  # a proof is a proof, so the cheapest way is tried first
-        if len(left):
-            eps = Threat(threat.norm, math.inf, float(stated[left].max()), threat.domain)
-            left = left[
-                ~proofs.verify(
-                    graph, x[left], y[left], eps, way, arithmetic=arithmetic, at=stated[left]
-                )
-            ]
-    if len(left) and method == "branch":  # a search may have taken more than the usual work
-        left = left[~_patiently(graph, x[left], y[left], threat, arithmetic, stated[left])]
-    bad += len(left)
-    if bool(search.any()):
-        found = proofs.radii(
-            graph,
-            x[search],
-            y[search],
-            threat.norm,
-            threat.domain,
-            method,
-            arithmetic=arithmetic,
-            upper=run.distances[index][search],
-        )
-        claimed = stated[search]
-        sure = exact[search]
-        short = (found.values < claimed) & ((arithmetic == "exact") | torch.isinf(claimed))
-        near_miss = (short & torch.isfinite(claimed)).nonzero()[
-            :, 0
-        ]  # the search stops a little below the distance
-        if len(near_miss):
-            a = x[search][near_miss]
-            b = y[search][near_miss]
-            at = claimed[near_miss]
-            eps = Threat(threat.norm, math.inf, float(at.max()), threat.domain)
-            short[near_miss] = ~proofs.verify(
-                graph, a, b, eps, method, arithmetic=arithmetic, at=at
-            )
-        bad += int(short.sum())
-        near = (found.values - claimed).abs() <= same * claimed
-        near |= torch.isinf(found.values) & torch.isinf(claimed)
-        met = _met(claimed, run.distances[index][search], arithmetic)
-        known = torch.where(found.exact, near, met)
-        vague += int((sure & ~known & (found.values >= claimed * (1 - same))).sum())
-    return bad, vague
-
-
-def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
-    """Which radii are exact where no search finds the distance: executed ones, proved, with a flip,
-    which was looked at, near enough.
-    """
-    near = claimed >= distances * (1 - MET) * (1 - 1e-9)
-    return near & (arithmetic == "executed")
-
-
-def _patiently(
-    graph: Graph, x: Tensor, y: Tensor, threat: Threat, arithmetic: str, stated: Tensor
-) -> Tensor:
-    """Which stated radii branching proves when it is given more time."""
-    eps = Threat(threat.norm, math.inf, float(stated.max()), threat.domain)
-    patience = PATIENCE * len(x)
-    return proofs.verify(
-        graph, x, y, eps, "branch", arithmetic=arithmetic, at=stated, time_limit=patience
-    )
-
-
 def _share(radii: bool | float) -> float:
     if isinstance(radii, bool):
         return float(radii)
@@ -680,3 +590,14 @@ def _close(stated: Any, found: Any) -> bool:
             or (stated != stated and found != found)
         )
     return bool(stated == found)
+
+
+def _same_record(key: str, stated: Any, known: Any) -> bool:
+    """Whether the run and the data say the same; files may have other names, and samples may have
+    been brought to another type for the model.
+    """
+    if key == "files" and isinstance(stated, Mapping) and isinstance(known, Mapping):
+        return sorted(map(str, stated.values())) == sorted(map(str, known.values()))
+    if key == "preprocessing" and isinstance(stated, list):
+        return stated[: len(known)] == list(known)
+    return json.dumps(stated, sort_keys=True) == json.dumps(known, sort_keys=True)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from wassail.evaluation.ray.actor import Handed
-from wassail.evaluation.work import Runner, Settings, Task, Worker
+from wassail.evaluation.settings import Settings
+from wassail.evaluation.work import Runner, Task, Worker
 from wassail.network import Model
 from wassail.smoothing.draws import Counter, Draws
 from wassail.threat import Threat

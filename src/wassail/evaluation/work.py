@@ -15,32 +15,31 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from wassail.attacks.catalogue import GIVEN
-from wassail.certificates.bounds.executed import refusal
-from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.reader import read
-from wassail.certificates.radii import radii
-from wassail.certificates.radius_search import Radii
-from wassail.certificates.sandwich import sandwich
 from wassail.checks import check_data
 from wassail.errors import InputError, ModelWarning
 from wassail.evaluation import indicators
 from wassail.evaluation.chunks import Tensors, flips_chunk, moved, pack, plain, share_of, spread
-from wassail.evaluation.plan import Unit, data_hash, plan
+from wassail.evaluation.plan import Unit, data_hash
+from wassail.evaluation.settings import PRECISIONS, Settings
 from wassail.geometry import distances as distances_between
 from wassail.losses import margin, predict
 from wassail.network import Model, Network, check_model, device_of, frozen, mixed
 from wassail.progress import Progress
-from wassail.threat import Domain, Threat, ceil_percent, floor_percent
+from wassail.threat import Threat, ceil_percent, floor_percent
 from wassail.transport.flips import Flips
 from wassail.zoo.samples import Data
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+if TYPE_CHECKING:
+    from wassail.certificates.graph.graph import Graph
+    from wassail.certificates.prove.record import Radii
+
+# Certificates are loaded where they are asked for: half a second that attacks alone do not need.
 Result: TypeAlias = (
     "tuple[Tensors, dict[str, Any]]"  # what a chunk of the run holds: tensors, and plain values
 )
@@ -52,41 +51,6 @@ def _told(threat: Threat, certified: float, attacked: float) -> None:
     least = floor_percent(certified)
     most = ceil_percent(attacked)
     _log.info("%s: accuracy at least %s %%, at most %s %%", threat, least, most)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What was asked for, beside model and data: see `evaluate`."""
-
-    threats: tuple[Threat, ...]
-    attacks: Mapping[str, Mapping[str, Any]]
-    certify: str | None
-    time_limit: float | None
-    seed: int
-    chunk: int
-    batch_size: int | None
-    gradients: str
-    look: bool
-    arithmetic: str = "auto"
-    points: Tensor | None = None
-    gap: float | None = None
-    closing: int | None = None
-    provers: int = 1
-
-    @cached_property
-    def units(self) -> tuple[Unit, ...]:
-        """The attacks to run, cheapest first."""
-        return plan(self.threats, self.attacks)
-
-    @property
-    def norm(self) -> float:
-        """The ground norm of every threat."""
-        return self.threats[0].norm
-
-    @property
-    def domain(self) -> Domain:
-        """The box of every threat."""
-        return self.threats[0].domain
 
 
 @dataclass(frozen=True)
@@ -165,7 +129,10 @@ class Worker:
         """The model's structure, for certificates; a model that has none we can read is refused
         here.
         """
-        return read(self.model, tuple(self.data.shape), smooth=True)
+        from wassail.certificates.graph.reader import read
+
+        some, _ = self.data.read(0, min(4, len(self.data)))
+        return read(self.model, tuple(self.data.shape), smooth=True, samples=some)
 
     def run(self, task: Task, tick: Progress = False) -> Result:
         """Do one task; `tick` is given the share done."""
@@ -209,9 +176,8 @@ class Worker:
             x, y = check_data(*self.data.read(task.start, task.stop), self.settings.domain)
             check_model(self.model, x, y)
         except InputError as error:
-            raise InputError(
-                f"samples {task.start} to {task.stop - 1} of {self.data.name!r}: {error}"
-            ) from None
+            where = f"samples {task.start} to {task.stop - 1} of {self.data.name!r}"
+            raise error.within(where) from None
         z = self.logits(x)
         if not torch.isfinite(z).all():
             bad = task.start + int((~torch.isfinite(z)).any(1).nonzero()[0])
@@ -246,6 +212,7 @@ class Worker:
         }
         if unit.attack == GIVEN and self.settings.points is not None:
             options["points"] = self.settings.points[task.start : task.stop]
+            options["eps"] = [t.eps for t in self.settings.threats if t.order == math.inf]
         if unit.whole:
             options["mu"] = self.mu[task.start : task.stop]
         x, y = self.samples(task)
@@ -293,8 +260,15 @@ class Worker:
             return flips
         points = torch.where(held.to(x.device), x, flips.points.to(x))
         settings = self.settings
-        again = Flips.from_points(self.model, x, y, points, settings.norm, settings.domain)
+        again = Flips.from_points(
+            self.model, x, y, points, settings.norm, settings.domain, pull_in=False
+        )
         return replace(flips, points=again.points, distances=again.distances, labels=again.labels)
+
+    def _none(self, x: Tensor, y: Tensor) -> Flips:
+        """No flips but the samples that are wrong already."""
+        settings = self.settings
+        return Flips.from_points(self.model, x, y, x, settings.norm, settings.domain, pull_in=False)
 
     def _convergence(self, task: Task, tick: Progress) -> Result:
         """Whether `nearest` has come to rest: a quarter of its passes on the first samples,
@@ -334,10 +308,14 @@ class Worker:
         """Certified radii, nothing sought beyond a known flip; the flips that exact searches
         meet join the pool.
         """
+        from wassail.certificates.bounds.executed import refusal
+        from wassail.certificates.graph.batches import check_batches
+        from wassail.certificates.prove.radii import radii
+
         settings, (x, y) = self.settings, self.samples(task)
         limit = task.given["limit"]
         if limit is not None and limit <= 0:
-            flips = Flips.from_points(self.model, x, y, x, settings.norm, settings.domain)
+            flips = self._none(x, y)
             none = torch.zeros(len(x), dtype=torch.float64)
             tensors = {
                 "values": none,
@@ -351,6 +329,7 @@ class Worker:
         if settings.gap is not None:
             found, met = self._closed(x, y, limit, task.given["known"])
         else:
+            check_batches(self.graph, x, self.logits(x))
             found = radii(
                 self.graph,
                 x,
@@ -360,15 +339,12 @@ class Worker:
                 settings.certify or "auto",
                 arithmetic=settings.arithmetic,
                 upper=task.given["upper"],
+                effort=settings.effort,
                 time_limit=limit,
                 progress=tick,
             )
             met = found.flips(self.model, x, y)
-        flips = (
-            Flips.from_points(self.model, x, y, x, settings.norm, settings.domain)
-            if met is None
-            else met
-        )
+        flips = self._none(x, y) if met is None else met
         tensors = {
             "values": found.values,
             "exact": found.exact,
@@ -393,6 +369,8 @@ class Worker:
         What closes the first serves the others: each may take half of the time that is left.
         known: the nearest flips of the attacks, judged once more.
         """
+        from wassail.certificates.prove.sandwich import sandwich
+
         settings = self.settings
         flips: Flips | None = None
         if known is not None:
@@ -403,6 +381,7 @@ class Worker:
                 moved(x, known),
                 settings.norm,
                 settings.domain,
+                pull_in=False,
                 batch_size=settings.batch_size,
             )
         found: Radii | None = None
@@ -416,6 +395,7 @@ class Worker:
                 y,
                 threat,
                 gap=settings.gap,
+                effort=settings.effort,
                 time_limit=None if limit is None else max(limit, 1e-3) / min(left, 2),
                 mu=self.mu,
                 arithmetic=settings.arithmetic,

@@ -19,7 +19,7 @@ from wassail.errors import InputError, unknown
 from wassail.geometry import column
 from wassail.hardening.price import ERRORS, Price, balls, batch_price, dual, error, wrongness
 from wassail.hardening.robust import check_generator, check_price, checked_reach
-from wassail.threat import Threat
+from wassail.threat import Threat, parse_domain
 from wassail.threat import dual as dual_norm
 
 Box: TypeAlias = "tuple[Tensor, Tensor]"  # middles and half widths
@@ -81,7 +81,7 @@ def certified_loss(
     check_generator(generator, loss)
     check_price(price)
     radii = checked_reach(reach, threat)
-    x, y = check_data(x, y, threat.domain)
+    x, y = check_data(x, y, parse_domain(threat.domain))
     layers = list(layers_of(model))
     if loss in ERRORS:
         return _error(layers, x, y, threat, loss, price, generator)

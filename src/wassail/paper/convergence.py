@@ -154,10 +154,7 @@ def pgd_loss(case: Instance, norm: float, loss: str, eps: float, steps: int = 40
 
 
 def draw_convergence(data: Convergence) -> Figure:
-    """Two panels: slopes over the masks visited, and the loss against eps; one legend for both.
-
-    Long because it draws two panels and the legend for both.
-    """
+    """Two panels: slopes over the masks visited, and the loss against eps; one legend for both."""
     figure = figure_of(11, 5.2)
     left, right = figure.subplots(1, 2)
     names = {

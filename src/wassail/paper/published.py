@@ -101,10 +101,7 @@ class Published:
 
 
 def _published() -> tuple[Published, ...]:
-    """The published figures.
-
-    Long because it is the table of the paper.
-    """
+    """The published figures."""
     keys = [column.key for column in PAPER]
     linf = (math.inf, 8 / 255)
     l2 = (2.0, 0.5)

@@ -191,8 +191,6 @@ def _walk(
 def draw_step(data: Step) -> Figure:
     """Two panels of the plane: the first step of each method, enlarged, and their walks to the
     first flip.
-
-    Long because it draws two panels and collects one legend from both.
     """
     figure = figure_of(11.6, 5.8)
     left, right = figure.subplots(1, 2)

@@ -102,10 +102,7 @@ def steps(case: Case, shares: Sequence[float] = SHARES) -> Sweep:
 
 
 def draw_kappa(sweeps: Sequence[Sweep]) -> Figure:
-    """A panel for each norm: WDA's lines, and what WDA++ and ours reach as levels.
-
-    Long because every line and level of a panel has a style and a label of its own.
-    """
+    """A panel for each norm: WDA's lines, and what WDA++ and ours reach as levels."""
     figure = figure_of(5.6 * len(sweeps) + 0.8, 5.2 if len(sweeps) > 1 else 6)
     panels = figure.subplots(1, len(sweeps), sharey=True, squeeze=False)[0]
     for axes, data in zip(panels, sweeps):

@@ -4,8 +4,6 @@ ball, ours beside them.
 One (model, norm) is one evaluation in a run directory of its own, so a table that was killed goes
 on where it was, and one that is finished can be read again without the models. Published figures
 stand beside ours where a model is one of the paper's.
-
-Long because the table, its texts (terminal, CSV, Markdown) and the runs behind it stand together.
 """
 
 from __future__ import annotations
@@ -300,7 +298,7 @@ class Table:
         return paths
 
 
-def table(
+def table(  # noqa: PLR0913
     models: Sequence[str],
     data: str | None = None,
     norms: Sequence[Number] = ("inf", "2"),
@@ -321,8 +319,6 @@ def table(
 ) -> Table:
     """Every column of Table 1 for each model and norm, each of them one run in its own directory
     below `folder`.
-
-    Long because all jobs are checked first, and then each is opened, run and written in one loop.
 
     models: see `Entry`; data: whatever `open_data` takes, by default "digits" for the embedded
     models; eps: by norm, in the place of RobustBench's; n: the first n samples; attacks: the

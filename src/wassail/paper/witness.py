@@ -162,10 +162,7 @@ def draw_witness(data: Witness) -> Figure:
 
 
 def _draw_plane(axes: Axes, data: Witness) -> None:
-    """The plane of the witness.
-
-    Long because the plane, the samples and the ray are drawn with a style and a label each.
-    """
+    """The plane of the witness."""
     case = data.case
     far = data.points[data.shown]
     start = data.case.x[data.root]

@@ -2,8 +2,8 @@
 
 An index with one sortable table for each norm, a page for each model, a page for each run with its
 sandwich and known shifts, and `board.json` with the same figures. Every row has the command that
-computes it again from the stored points. Strings of runs may be hostile: `tag` escapes them, and
-file names are made of letters and digits.
+computes it again from the stored points, see `again.py`. Strings of runs may be hostile: `tag`
+escapes them, and file names are made of letters and digits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wassail.errors import InputError
+from wassail.evaluation.conditions import conditions
+from wassail.report.again import again
 from wassail.report.html import (
     Html,
     attacked_percent,
@@ -33,7 +34,9 @@ from wassail.report.html import (
     table,
     tag,
 )
+from wassail.report.others import feed as others_feed
 from wassail.report.page import write_report
+from wassail.report.standing import CLAIM, KINDS, SEALED, UNKNOWN, VERIFIED, Standing
 from wassail.threat import box_text, ceil_percent, floor_percent, show
 from wassail.writing import make
 
@@ -41,25 +44,17 @@ if TYPE_CHECKING:
     from wassail.evaluation.run import Evaluation
 
 FORMAT = 1  # of board.json
+STANDS = {
+    VERIFIED: "Verified again by the maker of this board, radii included.",
+    SEALED: "Sealed with a key that the maker of this board trusts, and not verified here.",
+    CLAIM: "Claims: what the runs state. Nobody who made this board has looked.",
+}
 ORDERS = (1.0, 2.0, math.inf)
 LEAD = (
     "Accuracy under the worst distribution within Wasserstein distance eps of the test images. "
     "Attacked: at most this, a distribution that bad was built and verified. Certified: at least "
     "this, no distribution of the set is worse. p = ∞ is the point-wise threat of other boards."
 )
-# Options of a command that a verification needs again.
-AGAIN = {
-    "--weights": 1,
-    "--mean": math.inf,
-    "--std": math.inf,
-    "--logits": 1,
-    "--models-dir": 1,
-    "--dataset": 1,
-    "--ids": 1,
-    "--preprocessing": 1,
-    "--trust": 0,
-    "--one-logit": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -89,6 +84,7 @@ def write_board(
     runs: Sequence[Evaluation],
     folder: str | PathLike[str],
     published: Sequence[Published] = (),
+    standings: Sequence[Standing] | None = None,
 ) -> Path:
     """Write the site and return its index.
 
@@ -96,9 +92,11 @@ def write_board(
         runs: evaluations that were loaded from their folders.
         folder: where the site goes; made if it is not there.
         published: lines of a paper, listed apart.
+        standings: of the runs; default None, all are claims.
     """
     if not runs:
         raise InputError("there is no run for the board: give at least one.")
+    stand = [UNKNOWN] * len(runs) if standings is None else list(standings)
     target = Path(folder)
     for part in (target, target / "runs", target / "models"):
         make(part)
@@ -112,11 +110,12 @@ def write_board(
     for model, places in models.items():
         file = f"models/{_slug(model)}-{len(links) + 1}.html"
         links[model] = file
-        save(_model_page(model, [(runs[k], pages[k]) for k in places]), target / file)
-    entries = [entry(run) for run in runs]
+        mine = [(runs[k], pages[k], stand[k]) for k in places]
+        save(_model_page(model, mine), target / file)
+    entries = [entry(run, known) for run, known in zip(runs, stand)]
     feed = {"format": FORMAT, "runs": entries, "published": [vars_of(line) for line in published]}
     save(json.dumps(feed, indent=1, allow_nan=False) + "\n", target / "board.json")
-    return save(_index(runs, pages, links, published), target / "index.html")
+    return save(_index(runs, pages, links, published, stand), target / "index.html")
 
 
 def vars_of(line: Published) -> dict[str, Any]:
@@ -133,13 +132,15 @@ def vars_of(line: Published) -> dict[str, Any]:
     }
 
 
-def entry(run: Evaluation) -> dict[str, Any]:
+def entry(run: Evaluation, known: Standing = UNKNOWN) -> dict[str, Any]:
     """One run for the feed; certified figures are rounded down and attacked ones up, in %.
 
     Args:
         run: the evaluation.
+        known: how it stands.
     """
     model = run.info.get("model", {})
+    way = again(run)
     figures = {}
     for order in ORDERS:
         certified, attacked = run.curve(order)(run.threat.eps)
@@ -157,6 +158,10 @@ def entry(run: Evaluation) -> dict[str, Any]:
         "eps": run.threat.eps,
         "clean": None if math.isnan(run.clean) else round(100 * run.clean, 2),
         "orders": figures,
+        **({"others": others_feed(run)} if run.others else {}),
+        "standing": known.kind,
+        "standing_text": known.text,
+        "conditions": list(conditions(run)),
         "attacks": sorted({row.attack for row in run.rows}),
         "certified_by": None if run.certificate is None else run.certificate.get("method"),
         "landmarks": [
@@ -168,29 +173,9 @@ def entry(run: Evaluation) -> dict[str, Any]:
             for landmark in run.landmarks
         ],
         "versions": run.info.get("versions"),
-        "verify": verify_command(run),
+        "verify": way.command,
+        "supply": list(way.supply),
     }
-
-
-def verify_command(run: Evaluation) -> str:
-    """The command that looks at every figure of a run again, from its stored points.
-
-    Args:
-        run: the evaluation.
-    """
-    model = run.info.get("model", {})
-    folder = "RUN" if run.folder is None else Path(run.folder).resolve().name
-    words = ["wassail", "verify", folder, str(model.get("source", model.get("name", run.name)))]
-    words += ["--data", run.data]
-    given = [str(word) for word in run.info.get("command") or ()]
-    for place, word in enumerate(given):
-        if word in AGAIN:
-            words.append(word)
-            for value in given[place + 1 :]:
-                if value.startswith("--") or len(words) - words.index(word) > AGAIN[word]:
-                    break
-                words.append(value)
-    return shlex.join(words)
 
 
 def _slug(text: str) -> str:
@@ -228,6 +213,7 @@ def _index(
     pages: Sequence[str],
     links: Mapping[str, str],
     published: Sequence[Published],
+    stand: Sequence[Standing],
 ) -> str:
     groups: dict[tuple[object, ...], list[int]] = {}
     for place, run in enumerate(runs):
@@ -239,7 +225,13 @@ def _index(
     ):
         title = f"l{key[0]:g}, {key[1]}"
         contents.append((f"group-{number}", title))
-        parts.append(section(f"group-{number}", title, _table(runs, pages, links, places, title)))
+        tables = []
+        for kind in KINDS:
+            mine = [k for k in places if stand[k].kind == kind]
+            if mine:
+                tables.append(tag("p", STANDS[kind], class_="note"))
+                tables.append(_table(runs, pages, links, mine, f"{title}, {kind}"))
+        parts.append(section(f"group-{number}", title, tables))
     if published:
         contents.append(("published", "Published"))
         parts.append(_published(published))
@@ -272,8 +264,10 @@ def _table(
     for k in ranked:
         run = runs[k]
         model = tag("a", name(run.name, 40), href=links[run.name])
+        own = conditions(run)
+        mark = tag("small", " own choice of weights, boxes or units", title=" ".join(own))
         cells = [
-            tag("th", model, scope="row"),
+            tag("th", model, mark if own else None, scope="row"),
             tag("td", name(run.data, 30), class_="text"),
             number_cell(f"{len(run):,}", float(len(run))),
             number_cell(
@@ -291,11 +285,11 @@ def _rank(run: Evaluation) -> float:
     return -1.0 if math.isnan(value) else value
 
 
-def _model_page(model: str, runs: Sequence[tuple[Evaluation, str]]) -> str:
+def _model_page(model: str, runs: Sequence[tuple[Evaluation, str, Standing]]) -> str:
     """Its figures in every norm, the way to its sandwiches, and the commands."""
     rows = []
     commands = []
-    for run, slug in runs:
+    for run, slug, known in runs:
         link = tag(
             "a", f"l{run.threat.norm:g}, eps {show(run.threat.eps)}", href=f"../runs/{slug}.html"
         )
@@ -306,20 +300,25 @@ def _model_page(model: str, runs: Sequence[tuple[Evaluation, str]]) -> str:
             number_cell(percent(run.clean), run.clean),
         ]
         rows.append(tag("tr", cells, _figures(run)))
-        commands.append(tag("pre", tag("code", verify_command(run))))
+        way = again(run)
+        commands += [tag("p", text) for text in (known.text, *conditions(run))]
+        commands.append(tag("pre", tag("code", way.command)))
+        if way.supply:
+            commands.append(tag("ul", [tag("li", text) for text in way.supply]))
     heads = _heads(["Norm", "Data", "N", "Clean"])
     figures = table("Both sides in every norm", heads, rows, "Both sides in every norm")
     weights = next(
-        (run.info["model"].get("weights") for run, _ in runs if "model" in run.info), None
+        (run.info["model"].get("weights") for run, _, _ in runs if "model" in run.info), None
     )
     head = Html(
         tag("h1", name(model))
         + tag("p", tag("a", "All networks", href="../index.html"), class_="lead")
     )
-    again = (
-        "In the folder that holds the run, with the model at hand: samples, predictions, flips, "
-        "budgets and curves are computed again from the stored points. --radii proves the radii "
-        "again, too, which takes as long as the run."
+    lead = (
+        "In the folder that holds the run: samples, predictions, flips, budgets and curves are "
+        "computed again from the stored points. --radii proves the radii again, too, which takes "
+        "as long as the run. Words in capital letters are yours to supply: a command that names a "
+        "stranger's code or files would run them."
     )
     return document(
         f"{model[:60]} · wassail",
@@ -336,7 +335,7 @@ def _model_page(model: str, runs: Sequence[tuple[Evaluation, str]]) -> str:
             "Verify it yourself",
             commands,
             tag("p", "Weights: sha256 ", weights or "unknown"),
-            lead=again,
+            lead=lead,
         ),
         wide=True,
     )

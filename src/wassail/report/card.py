@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from html import escape
 
+from wassail.evaluation.conditions import conditions
 from wassail.evaluation.run import Evaluation
 from wassail.evaluation.signoff import (
     CONDITIONS,
@@ -12,7 +15,10 @@ from wassail.evaluation.signoff import (
     independent,
     population_sentence,
 )
+from wassail.report.others import card_lines
 from wassail.threat import ceil_percent, floor_percent, show
+from wassail.writing import visible, without_folders
+from wassail.zoo.classes import classes_text
 
 CONFIDENCE = 0.95
 
@@ -32,8 +38,13 @@ def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
     if sentence is not None:
         parts.append(f"**{sentence}**")
     parts.append(f"**Definition.** {run.definition}")
+    parts += _choices(run)
+    named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
+    if named is not None:
+        parts.append(f"**Classes.** {_plain(named)}")
     parts += _units(run)
     parts.append(_table(run))
+    parts += card_lines(run)
     if verdicts:
         listed = [
             f"- {'holds' if v else 'FAILS'}: `{v.requirement.text}`: {v.sentence}" for v in verdicts
@@ -45,9 +56,21 @@ def model_card(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> str:
         missing.insert(0, "Nothing is proved: the figures are what the attacks found.")
     missing += [_plain(finding.text) for finding in run.warnings]
     parts.append("**Not checked.**\n\n" + "\n".join(f"- {text}" for text in missing))
-    versions = ", ".join(f"{k} {v}" for k, v in (run.info.get("versions") or {}).items())
-    parts.append(f"Made with {versions}; seed {run.info.get('seed')}.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, _made(run)]) + "\n"
+
+
+def _made(run: Evaluation) -> str:
+    """Versions and seed."""
+    known = run.info.get("versions")
+    listed = known.items() if isinstance(known, Mapping) else ()
+    versions = ", ".join(f"{k} {v}" for k, v in listed)
+    return _plain(f"Made with {versions}; seed {run.info.get('seed')}.")
+
+
+def _choices(run: Evaluation) -> list[str]:
+    """Weights, boxes and units that the run chose for itself."""
+    own = [f"- {_plain(text)}" for text in conditions(run)]
+    return ["**The run's own choice.**\n\n" + "\n".join(own)] if own else []
 
 
 def _units(run: Evaluation) -> list[str]:
@@ -91,5 +114,7 @@ def _table(run: Evaluation) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names out of a run: one line, without the characters that Markdown or HTML would obey."""
-    return "".join(c if c.isprintable() and c not in "<>|`*_[]" else "?" for c in text)
+    """Text out of a run: one line, in which Markdown and HTML find nothing to obey."""
+    shown = escape(visible(without_folders(text)), quote=False)
+    shown = re.sub(r"([\\`*_\[\]|#!~$@])", r"\\\1", shown)
+    return re.sub(r"(?i)(www)\.|:(?=//)", lambda found: f"{found[1] or ''}\\{found[0][-1]}", shown)

@@ -52,8 +52,6 @@ def plot(
     """The curves of runs with one norm and domain: drawn here for every order, switchable with the
     script.
 
-    Long because it builds the controls, the live picture and the still one.
-
     legend, reading: the key of the lines, and where the script writes the figures at an eps;
     overlay: every run has its own colour for both sides, and no band is filled; otherwise there is
     one run, and each side has its colour.
@@ -68,7 +66,7 @@ def plot(
         "unit": unit,
         "overlay": overlay,
         "orders": [(_javascript(order), end) for order, end in ends.items()],
-        "runs": [_packed(run.curve(threat.order)) for run in runs],
+        "runs": [packed(run.curve(threat.order)) for run in runs],
         "landmarks": [] if overlay else _landmarks(runs[0]),
     }
     radios = [
@@ -110,6 +108,7 @@ def plot(
             ),
             class_="budget",
         ),
+        _others_controls(identifier),
         class_="controls",
     )
     meanings = [
@@ -119,7 +118,8 @@ def plot(
     canvas = tag("div", class_="canvas", data_label=label)
     hint = (
         "p is the order of the Wasserstein ball. Move eps with the slider, in the picture, or "
-        "by typing: 8/255 is understood."
+        "by typing: 8/255 is understood. Labels may change, too, at a price each, and people be "
+        "missing, as long as the stated share is there."
     )
     live = tag(
         "div",
@@ -140,6 +140,34 @@ def plot(
     return Html(figure + data_block(f"{identifier}-data", block))
 
 
+def _others_controls(identifier: str) -> list[Html]:
+    """The price of a changed label and the least share of people, each a slider and a field."""
+    parts = []
+    for name, words, spoken in (
+        ("kappa", "label cost", "price of a changed label, or never"),
+        ("share", "share of people", "least share of people, in (0, 1]"),
+    ):
+        place = f"{identifier}-{name}"
+        slider = {"type": "range", "id": place, "min": "0", "max": "1000", "step": "1"}
+        parts.append(
+            tag(
+                "div",
+                tag("label", words, for_=place),
+                tag("input", **slider, value="1000", data_others=name),
+                tag(
+                    "input",
+                    type="text",
+                    aria_label=spoken,
+                    autocomplete="off",
+                    spellcheck="false",
+                    data_others=f"{name}-text",
+                ),
+                class_="budget",
+            )
+        )
+    return parts
+
+
 def _javascript(order: float) -> str:
     return "Infinity" if order == math.inf else repr(order)
 
@@ -150,7 +178,7 @@ def _meaning(order: float) -> str:
     )
 
 
-def _packed(curve: RiskCurve) -> dict[str, Any]:
+def packed(curve: RiskCurve) -> dict[str, Any]:
     """Both sides of a curve for the script: finite distances, sorted, and their masses unless
     all are 1/N.
     """

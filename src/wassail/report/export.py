@@ -37,7 +37,7 @@ from wassail.report.card import model_card
 from wassail.report.machine import as_json
 from wassail.report.png import encode, to_uint8
 from wassail.threat import Number, Threat, floor_percent, parse_eps, show
-from wassail.transport.allocation import knapsack
+from wassail.transport.allocation import knapsack, threat_knapsack
 from wassail.transport.flips import Flips
 from wassail.writing import FilePath, cell, save, saving, saving_folder, visible
 
@@ -106,17 +106,31 @@ def _text(run: Evaluation, path: Path, text: str) -> Export:
     return Export(path, len(run), _count(run))
 
 
+def _bought(run: Evaluation) -> tuple[list[str], list[list[float]]]:
+    """Titles and columns of what the budget of each threat buys."""
+    titles = []
+    columns = []
+    for threat in run.threats:
+        titles.append(f"share p={threat.order:g} eps={show(threat.eps)}")
+        columns.append(knapsack(run.distances, threat.eps, threat.order, run.mu).tolist())
+    for threat in run.others_threats:
+        found = threat_knapsack(run.distances, threat, run.mu)
+        for side, values in zip(("density", "share"), found):
+            titles.append(f"others {side} p={threat.order:g} eps={show(threat.eps)}")
+            columns.append(values.tolist())
+    return titles, columns
+
+
 def to_csv(run: Evaluation, path: FilePath) -> Export:
     """One line a sample: id, weight, classes, nearest flip, radius, and the share of it that the
     budget of each threat buys.
 
     Numbers are exact (`repr`), `inf` where no flip is known; a flip's class and finder are empty
     where there is none. Ids are text even if they look like a formula to a spreadsheet: `'` stands
-    before =, +, - and @.
+    before =, +, - and @. With others, each threat has two more columns: how often a sample is there
+    beside its weight, and what of it moves or changes its label.
     """
-    bought = [
-        knapsack(run.distances, threat.eps, threat.order, run.mu).tolist() for threat in run.threats
-    ]
+    titles, bought = _bought(run)
     header = [
         "id",
         "weight",
@@ -128,7 +142,7 @@ def to_csv(run: Evaluation, path: FilePath) -> Export:
         "radius",
         "exact",
     ]
-    header += [f"share p={threat.order:g} eps={show(threat.eps)}" for threat in run.threats]
+    header += titles
     radii = [None] * len(run) if run.radii is None else run.radii.tolist()
     exact = [None] * len(run) if run.exact is None else run.exact.tolist()
     columns = zip(
@@ -192,8 +206,6 @@ def to_robustbench(
 ) -> Export:
     """RobustBench's `model_info` entry of the model, numbers as strings in per cent, with our
     figures added.
-
-    Long because it fills one entry, field after field.
 
     `autoattack_acc` is there if AutoAttack was run at the headline's eps, `external` is the lowest
     point-wise accuracy of all attacks if it is lower; ours are `wda_acc`, over Omega_p for each
@@ -286,7 +298,13 @@ def to_pt(
         if model is not None and bool(use.any()):
             honest = torch.where(use.reshape(-1, *[1] * (x.ndim - 1)), moved, x)
             again = Flips.from_points(
-                model, x, run.y[index], honest, run.threat.norm, run.threat.domain
+                model,
+                x,
+                run.y[index],
+                honest,
+                run.threat.norm,
+                run.threat.domain,
+                pull_in=False,
             )
             use &= again.success
         lost += int((near[index] & ~use).sum())
@@ -408,7 +426,9 @@ def _images(
         labels = run.labels[index]
         state = ["unchecked"] * len(index)
         if model is not None:
-            known = Flips.from_points(model, x, y, moved, run.threat.norm, run.threat.domain)
+            known = Flips.from_points(
+                model, x, y, moved, run.threat.norm, run.threat.domain, pull_in=False
+            )
             moved = known.rounded(model).points
         eight = np.stack([to_uint8(point, low, high) for point in moved])
         seen = _read_back(eight, x, low, high)
@@ -421,6 +441,7 @@ def _images(
                 seen,
                 run.threat.norm,
                 run.threat.domain,
+                pull_in=False,
                 tolerance=flip_tolerance(x.dtype),
             )
             labels = again.labels

@@ -3,44 +3,76 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
-from xml.sax.saxutils import quoteattr
+from xml.sax.saxutils import escape, quoteattr
 
+from wassail.evaluation.conditions import conditions
 from wassail.evaluation.landmarks import plain
+from wassail.evaluation.notes import Verification
 from wassail.evaluation.run import Evaluation
-from wassail.evaluation.signoff import Verdict, costs, independent, population_sentence
+from wassail.evaluation.signoff import (
+    Verdict,
+    costs,
+    independent,
+    others_population,
+    population_sentence,
+)
 from wassail.threat import Threat
+from wassail.transport.curve import RiskCurve
+from wassail.writing import without_folders
+from wassail.zoo.classes import numbers_of
 
 SCHEMA = "wassail/evaluation/1"
 CONFIDENCE = 0.95
 
 
-def as_json(run: Evaluation, verdicts: Sequence[Verdict] = ()) -> dict[str, Any]:
+def as_json(
+    run: Evaluation, verdicts: Sequence[Verdict] = (), looked: Verification | None = None
+) -> dict[str, Any]:
     """The figures of a run under names that do not change within one version of the schema.
 
     Args:
         run: the evaluation.
         verdicts: the requirements that were checked.
+        looked: what was verified of results that were stored before, or None.
     """
     return {
         "schema": SCHEMA,
         "model": run.name,
         "data": run.data,
         "samples": len(run),
+        "classes": numbers_of(run.classes),
         "headline": run.headline,
         "clean": _number(run.clean),
-        "threats": [_threat(run, threat) for threat in run.threats],
+        "threats": [_threat(run, threat, run.curve(threat.order)) for threat in run.threats],
+        "others": _others(run) if run.others else None,
         "population": population_sentence(run, CONFIDENCE),
+        "conditions": list(conditions(run)),
         "requirements": [_verdict(verdict) for verdict in verdicts],
         "holds": all(verdicts),
+        "verification": None
+        if looked is None
+        else {
+            "holds": bool(looked),
+            "false": list(looked.problems),
+            "checked": list(looked.checked),
+            "not_checked": list(looked.unchecked),
+        },
         "landmarks": plain(run.landmarks),
         "findings": [
-            {"name": finding.name, "level": finding.level, "text": finding.text}
+            {
+                "name": finding.name,
+                "level": finding.level,
+                "text": without_folders(finding.text),
+            }
             for finding in run.findings
         ],
-        "versions": dict(run.info.get("versions") or {}),
+        "versions": {
+            str(name): str(version) for name, version in (run.info.get("versions") or {}).items()
+        },
         "seed": run.info.get("seed"),
     }
 
@@ -50,12 +82,15 @@ def schema_text() -> str:
     return (resources.files("wassail.report") / "evaluation.schema.json").read_text("utf-8")
 
 
-def as_junit(run: Evaluation, verdicts: Sequence[Verdict]) -> str:
+def as_junit(
+    run: Evaluation, verdicts: Sequence[Verdict], looked: Verification | None = None
+) -> str:
     """JUnit XML: one test case for each requirement, a failure where it does not hold.
 
     Args:
         run: the evaluation.
         verdicts: the requirements that were checked.
+        looked: what was verified of results that were stored before, or None.
     """
     failed = sum(not verdict for verdict in verdicts)
     lines = [
@@ -71,11 +106,34 @@ def as_junit(run: Evaluation, verdicts: Sequence[Verdict]) -> str:
             lines.append(case + ">")
             lines.append(f"    <failure message={_quoted(verdict.sentence)}/>")
             lines.append("  </testcase>")
+    told = [*conditions(run), *([] if looked is None else str(looked).split("\n"))]
+    if told:
+        text = "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in told)
+        lines.append(f"  <system-out>{escape(text)}</system-out>")
     return "\n".join([*lines, "</testsuite>", ""])
 
 
-def _threat(run: Evaluation, threat: Threat) -> dict[str, Any]:
-    curve = run.curve(threat.order)
+def _others(run: Evaluation) -> dict[str, Any]:
+    """The figures with labels that change and other people."""
+    groups = run.others["groups"]
+    counted = Counter() if groups is None else Counter(groups.ids)
+    return {
+        "headline": run.others_sentence,
+        "population": others_population(run, CONFIDENCE),
+        "label_cost": _number(run.others["label_cost"]),
+        "subpopulation": run.others["subpopulation"],
+        "groups": groups
+        and [
+            {"name": name, "low": low, "high": high, "samples": counted[name]}
+            for name, low, high in zip(groups.names, groups.low, groups.high)
+        ],
+        "threats": [
+            _threat(run, threat, run.others_curve(threat.order)) for threat in run.others_threats
+        ],
+    }
+
+
+def _threat(run: Evaluation, threat: Threat, curve: RiskCurve) -> dict[str, Any]:
     certified, attacked = curve(threat.eps)
     found: dict[str, Any] = {
         "norm": _number(threat.norm),
@@ -88,7 +146,7 @@ def _threat(run: Evaluation, threat: Threat) -> dict[str, Any]:
     }
     if independent(run):
         low, high = curve.population(CONFIDENCE)(threat.eps)
-        sampling, proof = costs(run, threat.order, threat.eps, CONFIDENCE)
+        sampling, proof = costs(curve, threat.eps, CONFIDENCE)
         found["population"] = {
             "confidence": CONFIDENCE,
             "attacked": high,
@@ -111,6 +169,9 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "order": None if asked.order is None else _number(asked.order),
         "confidence": asked.confidence,
         "class": asked.label,
+        "subpopulation": asked.subpopulation,
+        "label_cost": _number(asked.label_cost),
+        "groups": asked.groups,
         "sentence": verdict.sentence,
     }
 

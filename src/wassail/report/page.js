@@ -1,4 +1,5 @@
-// Adds to the page what paper cannot do: another order, another eps, another sorting, another theme.
+// Adds to the page what paper cannot do: another order, another eps, labels that change, other people, another sorting,
+// another theme.
 // Everything it shows is recomputed from the sorted distances and radii, by the same arithmetic as wassail's RiskCurve.
 "use strict";
 (() => {
@@ -32,19 +33,36 @@
     return top === -Infinity ? top : top + Math.log1p(Math.exp(Math.min(a, b) - top));
   }
 
-  /** One side of a risk curve: sorted finite distances, their masses (null: all 1/n), the mass of all samples. */
+  /** One side of a risk curve: sorted finite distances, their masses (null: all 1/n), the mass of all samples.
+   *  lump: whether the last one stands for all samples whose label is cheaper to change than their input. */
   class Side {
-    constructor(packed, n, total) {
-      this.d = floats(packed.d);
-      this.w = packed.w === null ? null : floats(packed.w);
+    constructor(d, w, n, total, lump = false) {
+      this.d = d;
+      this.w = w;
       this.n = n;
       this.total = total;
+      this.lump = lump;
       this.sums = [0];
       if (this.w) for (const w of this.w) this.sums.push(this.sums[this.sums.length - 1] + w);
       this.bends = new Map();
+      this.under = [Infinity, this];
     }
-    mass(k) { return this.w ? this.sums[k] : k / this.n; }
-    weight(k) { return this.w ? this.w[k] : 1 / this.n; }
+    static of(packed, n, total) { return new Side(floats(packed.d), packed.w === null ? null : floats(packed.w), n, total); }
+    isLump(k) { return this.lump && k === this.d.length - 1; }
+    mass(k) { return this.lump && k === this.d.length ? this.total : this.w ? this.sums[k] : k / this.n; }
+    weight(k) { return this.isLump(k) ? this.total - this.mass(k) : this.w ? this.w[k] : 1 / this.n; }
+    /** The same where a changed label costs kappa: no move is dearer (THEORY 12). The last answer is kept. */
+    capped(kappa) {
+      if (this.under[0] === kappa) return this.under[1];
+      const k = count(this.d, kappa, false), rest = this.total - this.mass(k);
+      const d = new Float64Array(rest > 0 ? k + 1 : k), w = this.w && new Float64Array(d.length);
+      d.set(this.d.subarray(0, k));
+      if (w) w.set(this.w.subarray(0, k));
+      if (rest > 0) d[k] = kappa;
+      if (rest > 0 && w) w[k] = rest;
+      this.under = [kappa, kappa === Infinity ? this : new Side(d, w, this.n, this.total, rest > 0)];
+      return this.under[1];
+    }
     /** The eps at which the first k + 1 samples are paid in full: (sum_i mu_i d_i^p)^(1/p), in logarithms. */
     paid(order) {
       if (order === Infinity) return this.d;
@@ -55,9 +73,10 @@
       }
       return this.bends.get(order);
     }
-    /** Accuracy at eps, and how far it may be too large by rounding. */
-    accuracy(order, eps, certified) {
+    /** Accuracy at eps of the worst subpopulation of this share, and how far it may be too large by rounding. */
+    accuracy(order, eps, certified, share = 1) {
       const d = this.d, paid = this.paid(order);
+      eps *= share ** (1 / order);
       // Sets are closed: a flip at exactly eps counts, a radius of exactly eps protects.
       const k = count(paid, eps, !(certified && order === Infinity && eps > 0));
       let bought = this.mass(k);
@@ -66,22 +85,28 @@
         const part = (eps / d[k]) ** order - (k ? (paid[k - 1] / d[k]) ** order : 0);
         bought += Math.min(part, this.weight(k));
       }
-      const slack = whole && !this.w ? 0 : 64 * (this.n + 16) * 2 ** -52 * Math.max(1, order === Infinity ? 1 : order);
-      const left = this.w || !whole ? (this.total - bought) / this.total : (this.n - k) / this.n;
+      const exact = whole && !this.w && share === 1 && !(this.lump && k === d.length);
+      const slack = exact ? 0 : (64 * (this.n + 16) * 2 ** -52 * Math.max(1, order === Infinity ? 1 : order)) / share;
+      const left = exact ? (this.n - k) / this.n : (this.total * share - bought) / (this.total * share);
       return [Math.max(left, 0), slack];
     }
   }
 
   class Run {
     constructor(packed) {
-      this.attacked = new Side(packed.attacked, packed.n, packed.total);
-      this.certified = packed.certified && new Side(packed.certified, packed.n, packed.total);
+      this.attacked = Side.of(packed.attacked, packed.n, packed.total);
+      this.certified = packed.certified && Side.of(packed.certified, packed.n, packed.total);
+    }
+    /** Both sides where a changed label costs kappa; a radius does not protect from a label that costs exactly eps. */
+    sides(kappa) {
+      return [this.certified && this.certified.capped(kappa * (1 - 2 ** -52)), this.attacked.capped(kappa)];
     }
     /** [certified, attacked]; certified is rounded down, and null if nothing is certified. */
-    at(order, eps) {
-      const attacked = this.attacked.accuracy(order, eps, false)[0];
-      if (!this.certified) return [null, attacked];
-      const [value, slack] = this.certified.accuracy(order, eps, true);
+    at(order, eps, kappa = Infinity, share = 1) {
+      const [below, above] = this.sides(kappa);
+      const attacked = above.accuracy(order, eps, false, share)[0];
+      if (!below) return [null, attacked];
+      const [value, slack] = below.accuracy(order, eps, true, share);
       return [Math.min(Math.max(value - slack, 0), attacked), attacked];
     }
   }
@@ -130,9 +155,10 @@
   const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(2)} ${y.toFixed(2)}`).join("");
 
   /** The places of one side's line in the picture, from eps 0 to the end. */
-  function trace(side, order, end, certified, px, py) {
-    const bends = side.paid(order);
-    const value = (eps) => side.accuracy(order, eps, certified)[0];
+  function trace(side, order, end, certified, share, px, py) {
+    const stretch = share ** (1 / order), bends = stretch === 1 ? side.paid(order) : side.paid(order).map((eps) => eps / stretch);
+    const value = (eps) => side.accuracy(order, eps, certified, share)[0];
+    const whole = side.total * share;
     if (order === Infinity) {
       const points = [[px(0), py(value(0))]];
       const inside = count(bends, end, true);
@@ -140,7 +166,7 @@
         const x = px(bends[k]);
         const later = k + 1 < inside && px(bends[k + 1]) - points[points.length - 1][0] < 0.4;
         if (later) continue; // the next drop is at the same place
-        points.push([x, points[points.length - 1][1]], [x, py((side.total - side.mass(k + 1)) / side.total)]);
+        points.push([x, points[points.length - 1][1]], [x, py(Math.max(whole - side.mass(k + 1), 0) / whole)]);
       }
       points.push([px(end), points[points.length - 1][1]]);
       return points;
@@ -159,7 +185,7 @@
     const canvas = find(".canvas"), slider = find('input[type="range"]'), field = find('input[type="text"]');
     const orders = [...figure.querySelectorAll('input[type="radio"]')];
     const ends = new Map(data.orders.map(([order, end]) => [Number(order), end])); // where the axis ends, for each order
-    const state = { order: Number(data.order), eps: data.eps, get end() { return ends.get(this.order); } };
+    const state = { order: Number(data.order), eps: data.eps, kappa: Infinity, share: 1, get end() { return ends.get(this.order); } };
     const alone = !data.overlay;
     let scale = null;
 
@@ -186,8 +212,9 @@
       make(svg, "line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom });
       make(svg, "text", { x: (box.left + box.right) / 2, y: height - 6, "text-anchor": "middle" }, `budget eps (ground norm l${data.norm})`);
       runs.forEach((run, i) => {
-        const above = trace(run.attacked, state.order, state.end, false, px, py);
-        const below = run.certified && trace(run.certified, state.order, state.end, true, px, py);
+        const [proved, broken] = run.sides(state.kappa);
+        const above = trace(broken, state.order, state.end, false, state.share, px, py);
+        const below = proved && trace(proved, state.order, state.end, true, state.share, px, py);
         if (below && alone) {
           const floor = [[box.right, box.bottom], [box.left, box.bottom]];
           make(svg, "path", { class: "area certified", d: `${path([...below, ...floor])}Z` });
@@ -227,7 +254,7 @@
       if (inside) make(here, "line", { class: "cursor", x1: x, x2: x, y1: box.top, y2: box.bottom });
       const spoken = [];
       runs.forEach((run, i) => {
-        const [certified, attacked] = run.at(state.order, state.eps);
+        const [certified, attacked] = run.at(state.order, state.eps, state.kappa, state.share);
         const texts = { attacked: ceilPercent(attacked), certified: certified === null ? "–" : floorPercent(certified), gap: certified === null ? "–" : percent(attacked - certified) };
         const values = { attacked, certified, gap: certified === null ? null : attacked - certified };
         for (const element of figure.querySelectorAll(`[data-read^="${i}:"]`)) {
@@ -265,6 +292,7 @@
       if (Number.isNaN(eps)) field.setAttribute("aria-invalid", "true"); else move(eps, field);
     });
     field.addEventListener("change", () => move(state.eps, null));
+    others(figure, state, draw);
     for (const radio of orders) radio.addEventListener("change", () => {
       state.order = Number(radio.value);
       draw();
@@ -287,6 +315,38 @@
     new ResizeObserver(() => {
       if (canvas.clientWidth && canvas.clientWidth !== last) { last = canvas.clientWidth; draw(); }
     }).observe(canvas);
+  }
+
+  /** The price of a changed label, from 0 to twice the axis and then never, and the least share of people. */
+  function others(figure, state, draw) {
+    const set = (name, read, write, parsed) => {
+      const slider = figure.querySelector(`input[data-others="${name}"]`), field = figure.querySelector(`input[data-others="${name}-text"]`);
+      if (!slider || !field) return;
+      const told = () => { field.value = write(state[name]); slider.setAttribute("aria-valuetext", field.value); };
+      slider.addEventListener("input", () => { state[name] = read(Number(slider.value)); told(); draw(); });
+      field.addEventListener("input", () => {
+        const value = parsed(field.value);
+        if (Number.isNaN(value)) { field.setAttribute("aria-invalid", "true"); return; }
+        field.removeAttribute("aria-invalid");
+        state[name] = value;
+        slider.value = String(name === "share" ? Math.round(STEPS * value) : Math.min(Math.round((STEPS * value) / (2 * state.end)), STEPS));
+        draw();
+      });
+      field.addEventListener("change", told);
+      told();
+    };
+    const never = (text) => (/^\s*(never|inf|∞)?\s*$/i.test(text) ? Infinity : parse(text));
+    const price = (step) => (step >= STEPS ? Infinity : (2 * state.end * Math.max(step, 1)) / STEPS);
+    set("kappa", price, (v) => (v === Infinity ? "never" : show(v)), (text) => { const v = never(text); return v > 0 ? v : NaN; });
+    set("share", (step) => Math.max(step, 1) / STEPS, (v) => String(Number(v.toPrecision(4))), (text) => {
+      const v = /%\s*$/.test(text) ? parse(text.replace("%", "")) / 100 : parse(text);
+      return v > 0 && v <= 1 ? v : NaN;
+    });
+  }
+
+  if (typeof document === "undefined") { // no page: the tests of the arithmetic
+    globalThis.wassail = { Run };
+    return;
   }
 
   // ---- tables and theme ----

@@ -19,6 +19,7 @@ from wassail.report.budget import budget_panel, orders_panel
 from wassail.report.fragile import fragile_panel
 from wassail.report.html import LONG, Html, attacked_percent, document, save
 from wassail.report.landmarks import landmarks_panel
+from wassail.report.others import others_panel
 from wassail.report.panels import (
     attacks_panel,
     certificate_panel,
@@ -34,8 +35,8 @@ from wassail.report.passes import passes_panel
 from wassail.report.population import population_panel
 
 if TYPE_CHECKING:
+    from wassail.evaluation.notes import Verification
     from wassail.evaluation.run import Evaluation
-    from wassail.evaluation.verifying import Verification
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ PANELS: list[tuple[str, str, Callable[[Evaluation, View], Html | None]]] = [
     ("curve", "Both curves", lambda run, view: curve_panel(run)),
     ("orders", "All orders", lambda run, view: orders_panel(run)),
     ("population", "All inputs", lambda run, view: population_panel(run)),
+    ("others", "Other people", lambda run, view: others_panel(run)),
     ("landmarks", "Known shifts", lambda run, view: landmarks_panel(run)),
     ("attacks", "Attacks", lambda run, view: attacks_panel(run)),
     ("distances", "Distances", lambda run, view: distances_panel(run)),

@@ -1,20 +1,17 @@
-"""The panels of the page of a run.
-
-Long because it is a list of panels, a function each.
-"""
+"""The panels of the page of a run."""
 
 from __future__ import annotations
 
 import math
-import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from wassail.evaluation.conditions import conditions
 from wassail.evaluation.signoff import independent, of_class
 from wassail.report.budget import class_name
 from wassail.report.drawing import label_mark, line_mark, plot, rect_mark, ticks, unit_of
@@ -37,17 +34,16 @@ from wassail.report.html import (
 )
 from wassail.threat import ceil_percent, show
 from wassail.transport.allocation import knapsack
+from wassail.writing import without_folders
+from wassail.zoo.classes import classes_text
 
 if TYPE_CHECKING:
+    from wassail.evaluation.notes import Verification
     from wassail.evaluation.result import Row
     from wassail.evaluation.run import Evaluation
-    from wassail.evaluation.verifying import Verification
     from wassail.threat import Threat
 
 BINS = 40
-
-# an absolute path of Unix or Windows: what stands before it, and its last part
-_ABSOLUTE = re.compile(r"(^|[\s'\"=])(?:/|[A-Za-z]:\\)(?:[^\s'\"/\\]+[/\\])*([^\s'\"/\\]+)")
 
 
 def unverified(verified: Verification | None) -> Html:
@@ -82,8 +78,11 @@ def verified_text(verified: Verification | None) -> Html | None:
         return None
     kinds = (
         ("⚠ False", verified.problems),
+        ("Own choice", verified.choices),
         ("✓ Checked", verified.checked),
         ("Not checked", verified.unchecked),
+        ("Fields checked", (", ".join(verified.fields) or "none",)),
+        ("Fields not checked", (", ".join(verified.unread) or "none",)),
     )
     items = [
         tag(
@@ -131,6 +130,7 @@ def head_panel(run: Evaluation, verified: Verification | None) -> Html:
         + tag("div", big, _facts(facts), class_="hero")
         + tag("p", run.headline + ".", class_="headline")
         + tag("p", run.definition)
+        + "".join(tag("p", text, class_="note", data_condition=True) for text in conditions(run))
         + unverified(verified)
         + _bracket(run, certified, attacked)
     )
@@ -564,9 +564,11 @@ def classes_panel(run: Evaluation) -> Html | None:
             " All inputs: with 95 % confidence for all classes together, so much of each class is "
             "certified at the headline's eps, which each class may then spend on its own."
         )
+    named = classes_text(run.classes, run.info.get("data") or {}, len(run.classes or ()))
     return section(
         "classes",
         "Classes",
+        None if named is None else tag("p", named),
         table(f"{len(rows)} classes occur", heads, rows, "Table of classes"),
         lead=lead,
     )
@@ -591,9 +593,17 @@ def _bars(clean: float, robust: float) -> Html | None:
     )
 
 
-def _without_folders(text: str) -> str:
-    """The text with absolute paths cut to their last part: a page goes to other machines."""
-    return _ABSOLUTE.sub(lambda found: f"{found[1]}…/{found[2]}", text)
+def shown(value: object) -> object:
+    """Plain values with absolute paths cut to their last parts.
+
+    Args:
+        value: text, a number, a list or a mapping.
+    """
+    if isinstance(value, str):
+        return without_folders(value)
+    if isinstance(value, Mapping):
+        return {key: shown(inner) for key, inner in value.items()}
+    return [shown(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def provenance_panel(run: Evaluation) -> Html:
@@ -606,18 +616,11 @@ def provenance_panel(run: Evaluation) -> Html:
         ("data", f"{run.data}, {len(run):,} samples"),
         ("threats", f"{orders}; {setting(run.threat)}"),
     ]
-    command = run.info.get("command")
-    facts += flat(
-        {
-            **run.info,
-            "command": shlex.join(map(str, command))
-            if isinstance(command, (list, tuple))
-            else command,
-        }
-    )
-    listed = [
-        (tag("dt", name(what, 60)), tag("dd", name(_without_folders(text), 400)))
-        for what, text in facts
-    ]
+    info = {key: shown(value) for key, value in run.info.items()}
+    command = info.get("command")
+    if isinstance(command, list):
+        info["command"] = shlex.join(map(str, command))
+    facts += flat(info)
+    listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
     lead = "What was evaluated, with what, and how to do it again."
     return section("provenance", "Provenance", tag("dl", listed, class_="provenance"), lead=lead)

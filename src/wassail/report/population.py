@@ -30,7 +30,7 @@ def advice(run: Evaluation) -> str | None:
     """Whether more samples or more proofs would help more, at the headline's threat."""
     if run.radii is None or not independent(run):
         return None
-    sampling, proof = costs(run, run.threat.order, run.threat.eps, CONFIDENCE)
+    sampling, proof = costs(run.curve(run.threat.order), run.threat.eps, CONFIDENCE)
     if max(sampling, proof) < 0.005:
         return None
     if sampling >= proof:
@@ -92,5 +92,6 @@ def population_panel(run: Evaluation) -> Html | None:
 
 
 def _figures(run: Evaluation, threat: Threat) -> tuple[float, float, float, float]:
-    low, high = run.curve(threat.order).population(CONFIDENCE)(threat.eps)
-    return low, high, *costs(run, threat.order, threat.eps, CONFIDENCE)
+    curve = run.curve(threat.order)
+    low, high = curve.population(CONFIDENCE)(threat.eps)
+    return low, high, *costs(curve, threat.eps, CONFIDENCE)

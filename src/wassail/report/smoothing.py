@@ -6,15 +6,15 @@ hold.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wassail.errors import InputError
+from wassail.evaluation.smoothed import read_smoothing
 from wassail.report.html import (
+    LONG,
     Html,
     attacked_percent,
     document,
@@ -28,9 +28,13 @@ from wassail.report.html import (
     table,
     tag,
 )
+from wassail.report.panels import shown, unverified, verified_text
 from wassail.threat import show
+from wassail.writing import without_folders
 
-FILE = "smoothing.json"
+if TYPE_CHECKING:
+    from wassail.evaluation.notes import Verification
+
 SIDES = {
     "vote certified": "Vote, at least",
     "vote attacked": "Vote, at most",
@@ -50,20 +54,20 @@ WORDS = (
 )
 
 
-def write_smoothing(folder: str | PathLike[str], path: str | PathLike[str]) -> Path:
+def write_smoothing(
+    folder: str | PathLike[str],
+    path: str | PathLike[str],
+    verified: Verification | None = None,
+) -> Path:
     """Write the page of the smoothed model in a folder to `path`, which is returned.
 
     Args:
         folder: with the file `smoothing.json`.
         path: of the page.
+        verified: what `verify_smoothed` found, which the page then says.
     """
-    file = Path(folder) / FILE
-    try:
-        return save(_page(json.loads(file.read_text(encoding="utf-8"))), path)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(
-            f"{str(file)!r} is not what `wassail smooth` writes: run it again with --resume."
-        ) from None
+    about = read_smoothing(folder)
+    return save(_page(about, verified), path)
 
 
 def headline(about: Mapping[str, Any]) -> str:
@@ -86,15 +90,17 @@ def _between(row: Mapping[str, Any], which: str) -> str:
     return f"{proved(low)} to {attacked_percent(high)}".replace("\u00a0", " ")
 
 
-def _page(about: Mapping[str, Any]) -> str:
+def _page(about: Mapping[str, Any], verified: Verification | None) -> str:
     orders = list(dict.fromkeys(row["order"] for row in about["rows"]))
+    called = without_folders(about["model"])
     head = Html(
-        tag("h1", name(f"{about['model']}, smoothed"))
+        tag("h1", name(f"{called}, smoothed"))
         + tag("p", headline(about), class_="headline")
         + tag("p", WORDS[0], class_="lead")
+        + unverified(verified)
     )
     tables = [_table([row for row in about["rows"] if row["order"] == order]) for order in orders]
-    facts = flat({what: value for what, value in about.items() if what != "rows"})
+    facts = flat({what: shown(value) for what, value in about.items() if what != "rows"})
     listed = [(tag("dt", name(what, 60)), tag("dd", name(text, 400))) for what, text in facts]
     parts = [
         section("sides", "Both sides", tables),
@@ -102,7 +108,11 @@ def _page(about: Mapping[str, Any]) -> str:
         section("provenance", "Provenance", tag("dl", listed, class_="provenance")),
     ]
     contents = [("sides", "Both sides"), ("words", "Words"), ("provenance", "Provenance")]
-    return document(f"{about['model']}, smoothed · wassail", head, contents, *parts)
+    looked = verified_text(verified)
+    if looked is not None:
+        parts.insert(0, looked)
+        contents.insert(0, ("verified", "Verified"))
+    return document(f"{called[:LONG]}, smoothed · wassail", head, contents, *parts)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Html:

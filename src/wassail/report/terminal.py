@@ -6,15 +6,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from wassail.evaluation.conditions import conditions
 from wassail.evaluation.result import Row
 from wassail.evaluation.run import Evaluation
-from wassail.evaluation.signoff import population_sentence
+from wassail.evaluation.signoff import others_population, population_sentence
 from wassail.network import versions
 from wassail.report.landmarks import LEAD
 from wassail.report.landmarks import terminal_table as landmarks_table
+from wassail.report.others import DEFINITIONS as OTHERS_DEFINITIONS
+from wassail.report.others import terminal_table as others_table
+from wassail.report.others import terms
 from wassail.report.population import DEFINITIONS as POPULATION_DEFINITIONS
 from wassail.report.population import advice, terminal_table
 from wassail.threat import box_text, ceil_percent, floor_percent, show
+from wassail.zoo.classes import classes_text
 
 DEFINITIONS = """\
 Omega_p: all distributions within Wasserstein-p distance eps of the data; at order inf every sample
@@ -49,10 +54,16 @@ def print_evaluation(run: Evaluation) -> None:
     if run.radii is not None:
         _print_sandwich(run)
     out = console()
+    named = classes_text(run.classes, run.info.get("data") or {})
+    if named is not None:
+        out.print(_plain(named))
     sentence = population_sentence(run)
     if sentence is not None:
         out.print(terminal_table(run, _table))
         out.print(POPULATION_DEFINITIONS)
+    if run.others and len(run):
+        out.print(others_table(run, _table))
+        out.print(f"{_plain(terms(run))}\n{OTHERS_DEFINITIONS}")
     for finding in run.findings:
         if finding.level != "ok":
             out.print(f"[bold]{finding.level}[/bold]: {_plain(finding.text)}")
@@ -60,7 +71,8 @@ def print_evaluation(run: Evaluation) -> None:
         f"[bold]{_plain(run.headline)}[/bold] (clean {100 * run.clean:.2f} "
         f"%):\n{_plain(run.definition)}"
     )
-    for text in (sentence, advice(run)):
+    shown = (*conditions(run), sentence, advice(run), run.others_sentence, others_population(run))
+    for text in shown:
         if text is not None:
             out.print(_plain(text))
     out.print(f"[dim]{_plain(made(run))}[/dim]")

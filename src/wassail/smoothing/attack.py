@@ -144,7 +144,9 @@ def attack_smoothed(
     level = parse_confidence(confidence)
     small = max(batch_size // model.average, 1)
     with progress_bar(progress, "attack on the smoothed model") as report:
-        found = nearest(model, x, y, norm=2, domain=box, passes=passes, batch_size=small)
+        found = nearest(
+            model, x, y, norm=2, domain=box, passes=passes, batch_size=small, warn=False
+        )
         report(0.5)
         ways = [x]
         for stretch in stretches:

@@ -45,22 +45,27 @@ class Draws:
         """
         return replace(self, keys=self.keys[start:stop])
 
-    def hits(self, model: Model, x: Tensor, y: Tensor) -> Tensor:
+    def hits(self, model: Model, x: Tensor, y: Tensor, slack: float = 0.0) -> Tensor:
         """How many draws of each sample give its label, int64 `(n,)`.
 
         Args:
             model: callable from a batch to logits.
             x: samples, `(n, *shape)`, one for each key.
             y: labels, `(n,)`.
+            slack: by so much of the largest logit the label's must win; below 0 it may lose by
+                so much. Default 0.
         """
         found = torch.zeros(len(x), dtype=torch.int64)
         with frozen(model), torch.no_grad():
             for i, key in enumerate(self.keys):
                 for block in range(self.start, self.stop):
-                    found[i] += self._block(model, x[i], int(y[i]), generator(key, block))
+                    source = generator(key, block)
+                    found[i] += self._block(model, x[i], int(y[i]), source, slack)
         return found
 
-    def _block(self, model: Model, x: Tensor, label: int, source: np.random.Generator) -> int:
+    def _block(
+        self, model: Model, x: Tensor, label: int, source: np.random.Generator, slack: float
+    ) -> int:
         """How many draws of one block give the label; ties and what is not finite do not.
 
         The noise is added in float64 and rounded once, to the type of the samples.
@@ -75,7 +80,10 @@ class Draws:
             logits = model(seen)
             rivals = logits.clone()
             rivals[:, label] = -math.inf
-            right = (logits[:, label] > rivals.amax(1)) & torch.isfinite(logits).all(1)
+            lead = logits[:, label] > rivals.amax(1)
+            if slack:
+                lead = logits[:, label] - rivals.amax(1) > slack * logits.abs().amax(1)
+            right = lead & torch.isfinite(logits).all(1)
             found += int(right.sum())
         return found
 

@@ -158,7 +158,7 @@ class Smoothed(nn.Module):
         keys = keys_of(x, self.seed)
         info = {
             "versions": versions(),
-            "samples": _digest([*keys, *map(str, y.tolist())]),
+            "samples": sample_digest(x, y, self.seed),
             "weights": fingerprint(self.model),
         }
         hits = torch.zeros(len(x), dtype=torch.int64)
@@ -250,6 +250,17 @@ def _resumed(
         return hits, 0
     check_counts(found.hits, total, 1.0, None)
     return found.hits.clone(), found.samples
+
+
+def sample_digest(x: Tensor, y: Tensor, seed: int) -> str:
+    """What tells these samples and labels, in this order and with this seed, from others.
+
+    Args:
+        x: samples, `(N, *shape)`.
+        y: labels, `(N,)`.
+        seed: of the draws.
+    """
+    return _digest([*keys_of(x, seed), *map(str, y.tolist())])
 
 
 def _digest(keys: list[str]) -> str:

@@ -24,8 +24,7 @@ INF = math.inf
 
 EXACT_UP_TO = 10**6  # samples: up to here the quantile is exact, beyond it is the closed bound
 SLACK = 1e-12  # what the rounding of a distribution function may amount to, and far more
-FEWEST = 250  # samples from which on a limit for one threat of finite order beats the band
-PILOT = 10  # one sample in so many chooses the price of a limit and is not counted again
+FEWEST = 250  # samples from which on the attacked limit for one finite order beats the band
 RATIO = 1.01  # between neighbouring prices where all prices must be refuted
 FARTHEST = 1e4  # the last price, in units of eps
 HALVINGS = 60
@@ -175,25 +174,26 @@ def mean_at_least(total: Array, samples: int, alpha: float) -> Array:
     return np.maximum(1 - mean_at_most(samples - total, samples, alpha) - SLACK, 0.0)
 
 
-def error_at_most(radii: Array, eps: float, order: float, alpha: float) -> float:
+def error_at_most(
+    radii: Array, eps: float, order: float, alpha: float, price: float = INF
+) -> float:
     """An upper limit on the robust error of the population over one `Omega_order(eps)`.
 
-    For every price u the error is at most `(eps/u)^p + E max(0, 1 - (r/u)^p)`. One sample in
-    `PILOT` chooses u, the others estimate the mean.
+    For every price u the error is at most `(eps/u)^p + E max(0, 1 - (d/u)^p)`. Of the radii only
+    `r_i <= d_i` is used, so each may depend on all samples. The price may not: it has to be chosen
+    without these samples, or the limit does not hold.
 
     Args:
         radii: certified radii of independent samples, `(N,)`.
         eps: budget, positive.
         order: Wasserstein order.
         alpha: probability that the limit is too low.
+        price: u; at order inf there is none.
     """
     n = len(radii)
     if order == math.inf:
         return float(_binomial(np.array([float((radii < eps).sum())]), n, alpha)[0])
-    pilot = pilot_of(n)
-    price = price_of(radii[pilot], eps, order)
-    rest = radii[~pilot]
-    mean = mean_at_most(bought(rest, price, order).sum(keepdims=True), len(rest), alpha)
+    mean = mean_at_most(bought(radii, price, order).sum(keepdims=True), n, alpha)
     return min(float((eps / price) ** order + mean[0]) * (1 + SLACK), 1.0)
 
 
@@ -224,7 +224,8 @@ def lead_at_least(radii: Array, distances: Array, eps: float, order: float, alph
 
     Certified accuracy of the first minus attacked accuracy of the second, over one
     `Omega_order(eps)`. The two are compared sample by sample: only samples on which they differ
-    widen the limit.
+    widen the limit. The price of the first is any one of `steps_down`, each with a share of alpha,
+    so it may be chosen on the same samples.
 
     Args:
         radii: certified radii of the first model on N independent samples, `(N,)`.
@@ -241,15 +242,15 @@ def lead_at_least(radii: Array, distances: Array, eps: float, order: float, alph
         more = _binomial(np.array([n - float((holds & ~stands).sum())]), n, half)
         less = _binomial(np.array([float((stands & ~holds).sum())]), n, half)
         return float(1 - more[0] - less[0]) - SLACK
-    pilot = pilot_of(len(radii))
-    price = price_of(radii[pilot], eps, order)
-    ours = bought(radii[~pilot], price, order)
-    n = len(ours)
+    n = len(radii)
+    half /= len(steps_down(n))
+    price = own_price(radii, eps, order)
+    ours = bought(radii, price, order)
     cost, prices = _prices(eps, order)
     gained = []
     lost = []
     for other in prices:
-        lead = bought(distances[~pilot], other, order) - ours
+        lead = bought(distances, other, order) - ours
         gained.append(np.maximum(lead, 0).sum())
         lost.append(np.maximum(-lead, 0).sum())
     more = mean_at_least(np.array(gained), n, half)
@@ -257,16 +258,30 @@ def lead_at_least(radii: Array, distances: Array, eps: float, order: float, alph
     return float((cost + more - less).min() - (eps / price) ** order) - SLACK
 
 
-def pilot_of(samples: int) -> npt.NDArray[np.bool_]:
-    """Which samples choose the price: one in `PILOT`, at fixed places that look random, `(N,)`."""
-    chosen = np.zeros(samples, dtype=bool)
-    places = np.random.default_rng(0).permutation(samples)
-    chosen[places[: -(-samples // PILOT)]] = True
-    return chosen
+def steps_down(samples: int) -> list[float]:
+    """What a price may cost, as parts of the most that can be lost: 1/2, 1/4, ... down to a tenth
+    of one sample. They depend on nothing but the number of samples.
+    """
+    return [0.5**k for k in range(1, math.ceil(math.log2(10 * max(samples, 1))) + 1)]
+
+
+def own_price(radii: Array, eps: float, order: float) -> float:
+    """The best one for these radii of the prices of `steps_down`.
+
+    Args:
+        radii: certified radii, `(N,)`.
+        eps: budget.
+        order: Wasserstein order.
+    """
+    steps = steps_down(len(radii))
+    prices = [float(eps / step ** (1 / order)) for step in steps]
+    spent = [step + bought(radii, u, order).mean() for step, u in zip(steps, prices)]
+    return prices[int(np.argmin(spent))]
 
 
 def price_of(radii: Array, eps: float, order: float) -> float:
-    """The price u at which the bound on the error is least for these radii: any u is valid.
+    """The price u at which the bound on the error is least for these radii: any u is valid for
+    other samples.
 
     Args:
         radii: of the samples that choose, `(M,)`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Protocol
@@ -16,20 +16,24 @@ from wassail.notebook import card, picture, table
 from wassail.records import Record, check_equal
 from wassail.threat import (
     Domain,
+    Groups,
     Number,
     Threat,
     ceil_percent,
     floor_percent,
     number,
     parse_confidence,
+    parse_label_cost,
     parse_level,
     parse_order,
+    parse_subpopulation,
 )
 from wassail.transport import confidence as limits
-from wassail.transport.allocation import sample_weights
+from wassail.transport.allocation import groups_of, sample_weights
 from wassail.transport.flips import Flips
+from wassail.transport.grouped import GroupedSide, proved_by_weights, worst_weights
 from wassail.transport.picture import plot_curve
-from wassail.transport.side import Side, floor_of
+from wassail.transport.side import Side, floor_of, stretch_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,12 +51,20 @@ class RiskCurve(Record):
         radii: certified radii, float64 `(N,)`, or None if nothing is certified.
         mu: sample weights, float64 `(N,)`.
         order: Wasserstein order p, 1 to inf.
+        label_cost: price kappa of a changed label, in the units of the distances; inf (the
+            default) for labels that cannot change.
+        subpopulation: least share alpha of the samples that are there, in (0, 1]; 1 (the default)
+            for all of them.
+        groups: `Groups` of the samples, whose weights may change; None (the default) for none.
     """
 
     distances: Tensor
     radii: Tensor | None
     mu: Tensor
     order: float
+    label_cost: float = field(default=math.inf, kw_only=True)
+    subpopulation: float = field(default=1.0, kw_only=True)
+    groups: Groups | None = field(default=None, kw_only=True)
 
     def __call__(self, eps: Number) -> tuple[float, float]:
         """`(certified, attacked)` accuracy at `eps >= 0`; certified is 0 when no radii were given.
@@ -147,12 +159,15 @@ class RiskCurve(Record):
         Each side holds with this confidence, for all eps and, by `of_order`, all orders at once;
         both sides together hold with confidence `2 confidence - 1`. It needs samples that are
         independent draws from one population, of equal weight, and a model that was not chosen
-        on them.
+        on them. With groups each has a limit of its own, and they share the error: it needs draws
+        that are independent within each group.
 
         Args:
             confidence: between 0 and 1 (default 0.95).
         """
         n = self._independent()
+        if self.groups is not None:
+            return self._population_of_groups(self.groups, parse_confidence(confidence))
         shift = min(limits.kolmogorov(n, confidence) + limits.SLACK, 1.0)
         near = _shifted(self.distances, shift, nearest=True)
         far = None if self.radii is None else _shifted(self.radii, shift, nearest=False)
@@ -165,30 +180,105 @@ class RiskCurve(Record):
             parse_confidence(confidence),
             n,
             shift,
+            label_cost=self.label_cost,
+            subpopulation=self.subpopulation,
         )
 
-    def population_at(self, threat: Threat, confidence: Number = 0.95) -> tuple[float, float]:
+    def population_at(
+        self,
+        threat: Threat,
+        confidence: Number = 0.95,
+        pilot: CertifiedRadii | Tensor | None = None,
+    ) -> tuple[float, float]:
         """`(certified, attacked)` accuracy of the population for one threat chosen beforehand.
 
-        Order inf: exact binomial limits. Finite orders: a limit on a mean of bounded numbers, from
-        250 samples on; with fewer samples the band of `population` is sharper, and is what is
-        returned. Each side holds with this confidence. The threat's order counts, not the curve's.
+        Order inf: exact binomial limits. Finite orders: the certified side is that of
+        `population`, or with a pilot a sharper limit on a mean; the attacked side is a limit on a
+        mean from 250 samples on, and that of `population` with fewer. Each side holds with this
+        confidence, however the radii were made. The threat's order counts, not the curve's.
 
         Args:
             threat: one threat, in the norm and domain of the distances. Do not choose its eps
                 by looking at the curve: use `population` then.
             confidence: between 0 and 1 (default 0.95).
+            pilot: certified radii of OTHER samples of the population, found without those of the
+                curve, `Radii` or a tensor `(M,)`: some hundred of them make the certified side
+                sharper; default None.
         """
         n = self._independent()
         alpha = 1 - parse_confidence(confidence)
-        if threat.order < math.inf and n < limits.FEWEST:
-            return self.of_order(threat.order).population(confidence)(threat.eps)
-        known = self.distances.numpy()
-        lower = limits.error_at_least(known, threat.eps, threat.order, alpha)
-        if self.radii is None:
-            return 0.0, 1 - lower
-        upper = limits.error_at_most(self.radii.numpy(), threat.eps, threat.order, alpha)
-        return max(math.nextafter(1 - upper, 0.0), 0.0), 1 - lower
+        if self.groups is not None:
+            return self._groups_at(self.groups, threat, alpha, pilot is not None)
+        shared = threat.order < math.inf
+        price = None if pilot is None else _price(pilot, threat)
+        share = self.subpopulation
+        stretch, slack = stretch_of(share, threat.order)
+        eps = threat.eps * stretch  # of all samples: see `Side`
+        certified, attacked = 0.0, 1.0
+        if shared and (n < limits.FEWEST or price is None):
+            certified, attacked = self.of_order(threat.order).population(confidence)(threat.eps)
+        if not shared or n >= limits.FEWEST:
+            known = self.distances.clamp(max=self.label_cost).numpy()
+            lower = limits.error_at_least(known, eps * (1 - slack), threat.order, alpha)
+            attacked = max(1 - lower / share, 0.0)
+        if self.radii is not None and not (shared and price is None):
+            proved = self.radii.clamp(max=self._dearest).numpy()
+            given = (proved, eps * (1 + slack), threat.order, alpha, price or math.inf)
+            upper = Fraction(limits.error_at_most(*given)) / Fraction(share)
+            certified = max(floor_of(1 - upper), 0.0)
+        return certified, attacked
+
+    def _population_of_groups(self, groups: Groups, confidence: float) -> PopulationCurve:
+        """One band for each group; their errors sum to that of the curve."""
+        places = torch.tensor(groups.places)
+        each = 1 - (1 - confidence) / len(groups.names)
+        near, far, ids, shifts = [], [], [], []
+        for place, name in enumerate(groups.names):
+            mine = places == place
+            n = int(mine.sum())
+            shifts.append(min(limits.kolmogorov(n, each) + limits.SLACK, 1.0))
+            near.append(_shifted(self.distances[mine], shifts[-1], nearest=True))
+            if self.radii is not None:
+                far.append(_shifted(self.radii[mine], shifts[-1], nearest=False))
+            ids += [name] * (n + 1)
+        return PopulationCurve(
+            torch.cat([side[0] for side in near]),
+            torch.cat([side[0] for side in far]) if far else None,
+            torch.cat([side[1] for side in near]),
+            self.order,
+            torch.cat([side[1] for side in far]) if far else None,
+            confidence,
+            len(self.mu),
+            max(shifts),
+            label_cost=self.label_cost,
+            subpopulation=self.subpopulation,
+            groups=Groups(tuple(ids), groups.low, groups.high),
+        )
+
+    def _groups_at(
+        self, groups: Groups, threat: Threat, alpha: float, piloted: bool
+    ) -> tuple[float, float]:
+        """`population_at` with groups: the band, and at order inf exact limits of each group."""
+        if piloted:
+            raise InputError("a pilot is for curves without groups: leave one of the two out.")
+        if threat.order < math.inf:
+            return self.of_order(threat.order).population(1 - alpha)(threat.eps)
+        places = torch.tensor(groups.places)
+        each = alpha / len(groups.names)
+        least: list[float] = []
+        most: list[Fraction] = []
+        for place in range(len(groups.names)):
+            mine = places == place
+            known = self.distances[mine].clamp(max=self.label_cost).numpy()
+            given = (threat.eps, threat.order, each)
+            least.append(limits.error_at_least(known, *given) / self.subpopulation)
+            if self.radii is not None:
+                proved = self.radii[mine].clamp(max=self._dearest).numpy()
+                upper = limits.error_at_most(proved, *given, math.inf)
+                most.append(Fraction(upper) / Fraction(self.subpopulation))
+        attacked = 1 - worst_weights(groups, least)
+        certified = proved_by_weights(groups, most) if most else 0.0
+        return min(certified, attacked), attacked
 
     def of_order(self, order: Number) -> RiskCurve:
         """The curve of another Wasserstein order, from the same distances and radii.
@@ -202,7 +292,8 @@ class RiskCurve(Record):
         """The number of samples, which must have equal weights."""
         if not len(self.mu):
             raise InputError("there are no samples: a statement about a population needs some.")
-        if not bool((self.mu == self.mu[0]).all()):
+        places = [0] * len(self.mu) if self.groups is None else self.groups.places
+        if len(set(zip(places, self.mu.tolist()))) > len(set(places)):
             raise InputError(
                 "the samples have different weights mu: a statement about the population needs "
                 "independent samples of equal weight, so evaluate without mu."
@@ -210,14 +301,27 @@ class RiskCurve(Record):
         return len(self.mu)
 
     @cached_property
-    def _attacked(self) -> Side:
-        return Side(self.distances, self.mu, self.order)
+    def _attacked(self) -> Side | GroupedSide:
+        return self._made(self.distances, self.mu)
 
     @cached_property
-    def _certified(self) -> Side | None:
-        return None if self.radii is None else Side(self.radii, self.mu, self.order, certified=True)
+    def _certified(self) -> Side | GroupedSide | None:
+        return None if self.radii is None else self._made(self.radii, self.mu, certified=True)
 
-    def _side(self, side: str) -> Side:
+    def _made(self, distances: Tensor, mu: Tensor, certified: bool = False) -> Side | GroupedSide:
+        """One side: no move is dearer than a change of the label."""
+        capped = distances.clamp(max=self._dearest if certified else self.label_cost)
+        if self.groups is not None:
+            also = (self.groups, certified, self.subpopulation)
+            return GroupedSide(capped, mu, self.order, *also)
+        return Side(capped, mu, self.order, certified, self.subpopulation)
+
+    @property
+    def _dearest(self) -> float:
+        """What a radius protects from at most: a label that costs exactly eps may change."""
+        return math.nextafter(self.label_cost, 0.0) if self.label_cost < math.inf else math.inf
+
+    def _side(self, side: str) -> Side | GroupedSide:
         chosen = {"attacked": self._attacked, "certified": self._certified}.get(side)
         if chosen is None:
             raise InputError(
@@ -235,7 +339,7 @@ class RiskCurve(Record):
     def __repr__(self) -> str:
         head = (
             f"RiskCurve(order {self.order:g}, {len(self.mu)} samples: accuracy "
-            f"{self(0)[1]:.4f} at eps 0; "
+            f"{self(0)[1]:.4f} at eps 0{self._also()}; "
         )
         half = self.inverse(0.5)
         if self.radii is None:
@@ -255,7 +359,12 @@ class RiskCurve(Record):
         return card(self._title(), table(("eps", "certified", "attacked"), self._shown()), drawn)
 
     def _title(self) -> str:
-        return f"Accuracy over Omega_{self.order:g}(eps), {len(self.mu)} samples"
+        return f"Accuracy over Omega_{self.order:g}(eps), {len(self.mu)} samples{self._also()}"
+
+    def _also(self) -> str:
+        """What else may change, in words."""
+        also = {"subpopulation": self.subpopulation, "groups": self.groups}
+        return Threat(eps=1.0, label_cost=self.label_cost, **also).others  # type: ignore[arg-type]
 
     def _shown(self) -> list[tuple[str, str, str]]:
         """Both sides where the attacked accuracy has fallen to some shares of what it was."""
@@ -287,6 +396,9 @@ class PopulationCurve(RiskCurve):
         confidence: of each side, in (0, 1).
         samples: int, how many there were.
         shift: mass that is moved, in [0, 1].
+        label_cost: price of a changed label; default inf.
+        subpopulation: least share of the population that is there; default 1.
+        groups: whose weights may change; default None.
     """
 
     radii_mu: Tensor | None
@@ -295,10 +407,10 @@ class PopulationCurve(RiskCurve):
     shift: float
 
     @cached_property
-    def _certified(self) -> Side | None:
+    def _certified(self) -> Side | GroupedSide | None:
         if self.radii is None or self.radii_mu is None:
             return None
-        return Side(self.radii, self.radii_mu, self.order, certified=True)
+        return self._made(self.radii, self.radii_mu, certified=True)
 
     def population(self, confidence: Number = 0.95) -> PopulationCurve:
         """Refused: this is the population's curve already.
@@ -310,12 +422,18 @@ class PopulationCurve(RiskCurve):
             "this curve is the population's already: call population on the curve of the samples."
         )
 
-    def population_at(self, threat: Threat, confidence: Number = 0.95) -> tuple[float, float]:
+    def population_at(
+        self,
+        threat: Threat,
+        confidence: Number = 0.95,
+        pilot: CertifiedRadii | Tensor | None = None,
+    ) -> tuple[float, float]:
         """Refused: this is the population's curve already.
 
         Args:
             threat: not used.
             confidence: not used; default 0.95.
+            pilot: not used; default None.
         """
         raise InputError(
             "this curve is the population's already: call population_at on that of the samples."
@@ -377,11 +495,28 @@ class CertifiedRadii(Protocol):
         """The box they were certified in, or None."""
 
 
+def _price(pilot: CertifiedRadii | Tensor, threat: Threat) -> float:
+    """The price that the radii of other samples choose for a threat."""
+    given = pilot
+    if not isinstance(given, Tensor):
+        for name in ("norm", "domain"):
+            check_equal(name, getattr(threat, name), getattr(given, name))
+        given = given.values
+    values = given.detach().cpu().double()
+    if values.ndim != 1 or not len(values) or not bool((values >= 0).all()):
+        raise InputError("the pilot must hold numbers >= 0, the radii of other samples.")
+    return limits.price_of(values.numpy(), threat.eps, threat.order)
+
+
 def risk_curve(
     flips: Flips,
     radii: CertifiedRadii | Tensor | None = None,
     order: Number = 1,
     mu: Tensor | None = None,
+    *,
+    label_cost: Number = math.inf,
+    subpopulation: Number = 1,
+    groups: Groups | None = None,
 ) -> RiskCurve:
     """The whole accuracy curve over eps for one order, from one set of flips and, if given,
     certified radii.
@@ -395,6 +530,11 @@ def risk_curve(
             be; default None, nothing is certified.
         order: Wasserstein order p, 1 to inf; default 1.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        label_cost: price kappa of a changed label, in the units of the distances: a share s of
+            wrong labels is in reach at order 1 where `eps >= s kappa`; default inf, none changes.
+        subpopulation: least share alpha of the population that is there: 0.8 lets up to a fifth
+            be missing, whichever; default 1, all are there.
+        groups: `Groups` of the samples, whose weights may be any in their ranges; default None.
 
     Returns:
         `RiskCurve`: call it at any eps.
@@ -414,7 +554,15 @@ def risk_curve(
         if values.shape != flips.distances.shape or not (values >= 0).all():
             raise InputError(f"radii must hold {len(flips)} numbers >= 0, one for each sample.")
         values = below(values, flips.distances, flips.x[:1].numel())
-    return RiskCurve(flips.distances, values, sample_weights(mu, len(flips)), parse_order(order))
+    return RiskCurve(
+        flips.distances,
+        values,
+        sample_weights(mu, len(flips)),
+        parse_order(order),
+        label_cost=parse_label_cost(label_cost),
+        subpopulation=parse_subpopulation(subpopulation),
+        groups=groups_of(groups, len(flips)),
+    )
 
 
 def below(radii: Tensor, distances: Tensor, size: int) -> Tensor:

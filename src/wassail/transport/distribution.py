@@ -4,29 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wassail.checks import check_data
-from wassail.errors import instance
+from wassail.checks import check_task
+from wassail.errors import InputError, instance
+from wassail.geometry import column
 from wassail.geometry import distances as distances_between
 from wassail.network import Model, Search, search, versions
 from wassail.notebook import card, pairs
 from wassail.records import Record
-from wassail.threat import Number, Threat, ceil_percent, parse_eps, parse_order
-from wassail.transport.allocation import knapsack, sample_weights, transport_cost
+from wassail.specification import Labels, Specification, labels_of, specification_of
+from wassail.threat import (
+    ROUNDING,
+    Groups,
+    Number,
+    Threat,
+    ceil_percent,
+    fitted,
+    parse_eps,
+    parse_label_cost,
+    parse_order,
+    parse_subpopulation,
+)
+from wassail.transport.allocation import (
+    groups_of,
+    sample_weights,
+    threat_knapsack,
+    transport_cost,
+)
 from wassail.transport.bootstrap import fixed_interval, interval
-from wassail.transport.flips import Flips, in_box, replay
+from wassail.transport.flips import Flips
+from wassail.transport.given import in_box, replay
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Distribution(Record):
-    """An adversarial distribution on up to 2N points, `sum_i mu_i [(1 - a_i) delta(x_i) + a_i
-    delta(point_i)]`.
+    """An adversarial distribution on up to 2N points, `sum_i q_i [(1 - a_i) delta(x_i, y_i) + a_i
+    delta(point_i, label_i)]`, with `q_i = mu_i` unless people may be missing and `label_i = y_i`
+    unless labels may change.
 
     Args:
         x: samples, float tensor `(N, *shape)`, inside the domain.
@@ -44,6 +64,10 @@ class Distribution(Record):
         method: name of the attack.
         allocation: "knapsack" if the weights come from it, "fixed" if the method gave them.
         info: options, seed and versions.
+        changed: labels of the moved shares, `(N,)`; default None, those of the samples.
+        density: `q_i / mu_i` of the subpopulation, float64 `(N,)`; default None, 1 each.
+        specification: what right means, where class 0 is right (see `Flips`); default None, the
+            labels.
     """
 
     x: Tensor
@@ -61,12 +85,15 @@ class Distribution(Record):
     method: str
     allocation: str
     info: Mapping[str, Any] = field(default_factory=dict)
+    changed: Tensor | None = None
+    density: Tensor | None = None
+    specification: Specification | None = None
 
     @classmethod
     def from_search(
         cls,
         x: Tensor,
-        y: Tensor,
+        y: Labels,
         found: Search,
         threat: Threat,
         weight: float,
@@ -78,7 +105,7 @@ class Distribution(Record):
 
         Args:
             x: samples, float tensor `(N, *shape)`, inside the domain.
-            y: true labels, integer tensor `(N,)`.
+            y: true labels, integer tensor `(N,)`, or a `Specification`.
             found: what the search returned.
             threat: `Threat` it was made for.
             weight: share of every sample that moves, in [0, 1].
@@ -88,7 +115,7 @@ class Distribution(Record):
         """
         return cls(
             x,
-            y,
+            labels_of(y, x.device),
             found.points,
             torch.full((len(x),), weight, dtype=torch.float64),
             distances_between(found.points, x, threat.norm),
@@ -98,23 +125,47 @@ class Distribution(Record):
             found.forwards,
             found.backwards,
             found.checks,
-            threat,
+            replace(threat, domain=fitted(threat.domain, x)),
             method,
             "fixed",
             {"versions": versions(), "dtype": str(x.dtype), **info},
+            specification=specification_of(y),
         )
 
     @property
+    def task(self) -> Labels:
+        """What right means: the specification, or the labels."""
+        return self.y if self.specification is None else self.specification
+
+    @property
     def labels(self) -> Tensor:
-        """The labels of the samples; the adversary cannot change them."""
-        return self.y
+        """The labels of the moved shares, `(N,)`: those of the samples unless labels may change."""
+        return self.y if self.changed is None else self.changed
+
+    @property
+    def mass(self) -> Tensor:
+        """The weights `q_i` of the samples that are there, float64 `(N,)`."""
+        return self.mu if self.density is None else self.mu * self.density
+
+    @property
+    def prices(self) -> Tensor:
+        """What it costs to move each sample: its distance, and the price of its label if that
+        changes, float64 `(N,)`.
+        """
+        return self._prices(self.distances)
+
+    def _prices(self, distances: Tensor) -> Tensor:
+        if self.changed is None:
+            return distances
+        other = (self.changed != self.y).cpu().double()
+        return distances + other * self.threat.label_cost
 
     @property
     def accuracy(self) -> float:
         """`sum_i mu_i ((1 - a_i) 1[sample correct] + a_i 1[point correct])`: the robust
         accuracy this witnesses.
         """
-        return self._accuracy(self.mu, self.weights)
+        return self._accuracy(self.mass, self.weights)
 
     @property
     def clean_accuracy(self) -> float:
@@ -123,12 +174,12 @@ class Distribution(Record):
 
     @property
     def cost(self) -> float:
-        """The transport cost, in units of eps and at most eps: `(sum_i mu_i a_i d_i^p)^(1/p)`;
-        order inf: the largest.
+        """The transport cost, in units of eps and at most eps: `(sum_i q_i a_i c_i^p)^(1/p)` with
+        the prices c_i; order inf: the largest.
 
         Of every point that moved, flipped or not; `spent` is the share of eps that the flips took.
         """
-        return transport_cost(self.mu, self.weights, self.distances, self.threat.order)
+        return transport_cost(self.mass, self.weights, self.prices, self.threat.order)
 
     @property
     def spent(self) -> float:
@@ -139,10 +190,9 @@ class Distribution(Record):
         such as WDA, pays for points that are still classified correctly, too: without them the
         accuracy is the same, and the budget they took is free.
         """
-        flipped = (self.predicted != self.y).cpu() & (self.clean_predicted == self.y).cpu()
-        price = transport_cost(
-            self.mu, torch.where(flipped, self.weights, 0.0), self.distances, self.threat.order
-        )
+        flipped = (self.predicted != self.labels).cpu() & (self.clean_predicted == self.y).cpu()
+        weights = torch.where(flipped, self.weights, 0.0)
+        price = transport_cost(self.mass, weights, self.prices, self.threat.order)
         return price / self.threat.eps
 
     @property
@@ -158,10 +208,11 @@ class Distribution(Record):
             self.backwards,
             self.checks,
         )
-        return Flips.from_search(
+        return Flips.measured(
             self.x,
-            self.y,
+            self.task,
             found,
+            self.distances,
             self.threat.norm,
             self.threat.domain,
             self.method,
@@ -173,7 +224,7 @@ class Distribution(Record):
         summing to one.
         """
         return torch.cat([self.x, self.points]), torch.cat(
-            [self.mu * (1 - self.weights), self.mu * self.weights]
+            [self.mass * (1 - self.weights), self.mass * self.weights]
         )
 
     def verify(self, model: Model, batch_size: int | None = None) -> Verification:
@@ -184,8 +235,9 @@ class Distribution(Record):
             model: callable from a batch `(n, *shape)` to logits `(n, K)`.
             batch_size: int, most samples in one call of the model; default None, 250.
         """
-        x, y = check_data(self.x, self.y, self.threat.domain)
-        found = search(replay(self.points), model, x, y, batch_size, tolerance=0.0)
+        x, task = check_task(self.x, self.task, self.threat.domain)
+        y = labels_of(task, x.device)
+        found = search(replay(self.points), model, x, task, batch_size, tolerance=0.0)
         predicted = torch.where(
             self.predicted == y, y, found.predicted
         )  # a point wrong by less than claimed is no lie
@@ -197,12 +249,40 @@ class Distribution(Record):
             "distances misstated": int((length != self.distances).sum()),
             "weights outside [0, 1]": int(((self.weights < 0) | (self.weights > 1)).sum()),
         }
-        again = self._accuracy(self.mu, self.weights, found.clean, predicted)
-        cost = transport_cost(self.mu, self.weights, length, self.threat.order)
+        again = self._accuracy(self.mass, self.weights, found.clean, predicted)
+        cost = transport_cost(self.mass, self.weights, self._prices(length), self.threat.order)
         problems = [f"{count} {name}" for name, count in wrong.items() if count]
+        problems += self._crowded()
         if cost > self.threat.eps:
             problems.append(f"cost {cost:.9g} above eps {self.threat.eps:.9g}")
         return Verification(tuple(problems), again, cost)
+
+    def _crowded(self) -> list[str]:
+        """What is wrong with the weights of the samples."""
+        groups = self.threat.groups
+        if self.density is None:
+            return []
+        most = torch.full_like(self.mu, 1 / self.threat.subpopulation)
+        problems = []
+        if groups is not None:
+            group = torch.tensor(groups.places, dtype=torch.int64)
+            none = torch.zeros(len(groups.names), dtype=torch.float64)
+            weights = none.index_add(0, group, self.mass)
+            low = torch.tensor(groups.low, dtype=torch.float64) - ROUNDING
+            high = torch.tensor(groups.high, dtype=torch.float64) + ROUNDING
+            off = (weights < low) | (weights > high)
+            if off.any():
+                problems.append(f"{int(off.sum())} groups with weights outside their ranges")
+            usual = none.index_add(0, group, self.mu)
+            most = most * (weights / usual)[group] * (1 + ROUNDING)
+        outside = int(((self.density < 0) | (self.density > most)).sum())
+        if outside:
+            limit = f" [0, {float(most[0]):.9g}]" if groups is None else " what their group allows"
+            problems.append(f"{outside} densities outside{limit}")
+        total = math.fsum(self.mass.tolist())
+        if abs(total - 1) > ROUNDING:
+            problems.append(f"the subpopulation has mass {total:.12g}, not 1")
+        return problems
 
     def interval(
         self, level: float = 0.95, resamples: int = 1000, seed: int = 0
@@ -218,6 +298,11 @@ class Distribution(Record):
             resamples: int, draws; default 1000.
             seed: int of the draws; default 0.
         """
+        if self.threat.others:
+            raise InputError(
+                "the bootstrap knows neither changed labels nor missing people: for limits that "
+                "hold for the population use ws.risk_curve(...).population()."
+            )
         at_sample, at_point = self._right
         if self.allocation == "knapsack":
             return interval(
@@ -234,7 +319,7 @@ class Distribution(Record):
     @cached_property
     def _right(self) -> tuple[Tensor, Tensor]:
         """Where the class is right, at the samples and at the points, bool `(N,)`, on the CPU."""
-        return (self.clean_predicted == self.y).cpu(), (self.predicted == self.y).cpu()
+        return (self.clean_predicted == self.y).cpu(), (self.predicted == self.labels).cpu()
 
     def _accuracy(
         self,
@@ -246,7 +331,7 @@ class Distribution(Record):
         if not len(self.y):
             return math.nan
         at_sample = self._right[0] if clean is None else (clean == self.y).cpu()
-        at_point = self._right[1] if predicted is None else (predicted == self.y).cpu()
+        at_point = self._right[1] if predicted is None else (predicted == self.labels).cpu()
         # Divided by the sum: N times 1/N may round below one, and all correct is 1 exactly.
         return float((mu * ((1 - weights) * at_sample + weights * at_point)).sum() / mu.sum())
 
@@ -292,32 +377,69 @@ class Verification:
         return not self.problems
 
 
-def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None) -> Distribution:
+def allocate(
+    flips: Flips,
+    eps: Number,
+    order: Number,
+    mu: Tensor | None = None,
+    *,
+    label_cost: Number = math.inf,
+    subpopulation: Number = 1,
+    groups: Groups | None = None,
+) -> Distribution:
     """The distribution of `Omega_order(eps)` that the flips allow: the budget buys the nearest
     flips first (WDA++).
 
     This is the allocation of Algorithm 2 with `a_i = 1/kappa_i`, exact for these distances (THEORY
-    2a).
+    2a). A label is changed where that is cheaper than the flip, and the samples that are dear are
+    left out as far as the subpopulation allows (THEORY 12).
 
     Args:
         flips: `Flips` to buy.
         eps: the budget, in the units of the distances.
         order: Wasserstein order p, 1 to inf.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
+        label_cost: price of a changed label, in the units of the distances; default inf.
+        subpopulation: least share of the population that is there; default 1.
+        groups: `Groups` of the samples, whose weights may be any in their ranges; default None.
     """
     instance(flips, Flips, "the flips are", "as ws.nearest returns them")
-    threat = Threat(flips.norm, parse_order(order), parse_eps(eps), flips.domain)
+    threat = Threat(
+        flips.norm,
+        parse_order(order),
+        parse_eps(eps),
+        flips.domain,
+        label_cost=parse_label_cost(label_cost),
+        subpopulation=parse_subpopulation(subpopulation),
+        groups=groups_of(groups, len(flips)),
+    )
+    if threat.label_cost < math.inf and flips.specification is not None:
+        raise InputError(
+            "label_cost is the price of another class, and these flips have a specification: leave "
+            "it out."
+        )
     mu = sample_weights(mu, len(flips))
-    weights = knapsack(flips.distances, threat.eps, threat.order, mu)
-    correct = flips.distances > 0
+    density, weights = threat_knapsack(flips.distances, threat, mu)
+    correct = (flips.distances > 0).to(flips.y.device)
+    points, predicted, changed = flips.points, flips.labels, None
+    # A point without a flip is its sample.
+    distances = torch.where(flips.success, flips.distances, 0.0)
+    if threat.label_cost < math.inf:
+        relabel = (threat.label_cost < flips.distances).to(flips.y.device)
+        # Any other label is wrong where the model says the right one.
+        other = (flips.y == 0).to(flips.y.dtype)
+        changed = torch.where(relabel, other, flips.y)
+        predicted = torch.where(relabel, flips.y, predicted)
+        points = torch.where(column(relabel.to(points.device), points), flips.x, points)
+        distances = torch.where(relabel.to(distances.device), 0.0, distances)
     return Distribution(
         flips.x,
         flips.y,
-        flips.points,
+        points,
         weights,
-        distances_between(flips.points, flips.x, flips.norm),
-        torch.where(correct.to(flips.y.device), flips.y, flips.labels),
-        flips.labels,
+        distances,
+        torch.where(correct, flips.y, flips.labels),
+        predicted,
         mu,
         flips.forwards,
         flips.backwards,
@@ -326,4 +448,7 @@ def allocate(flips: Flips, eps: Number, order: Number, mu: Tensor | None = None)
         " + ".join(flips.methods),
         "knapsack",
         flips.info,
+        changed,
+        density if threat.subpopulation < 1 or threat.groups is not None else None,
+        flips.specification,
     )

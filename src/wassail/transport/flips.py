@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wassail.checks import check_data
+from wassail.checks import check_task
 from wassail.device import write
-from wassail.errors import InputError, ModelWarning, instance, numbers
+from wassail.errors import InputError, instance, numbers
 from wassail.geometry import column, project
 from wassail.geometry import distances as distances_between
 from wassail.losses import flip_tolerance
@@ -21,11 +20,21 @@ from wassail.network import ChunkAttack, Model, Network, Search, search, version
 from wassail.notebook import card, pairs, picture
 from wassail.progress import Progress, Tick
 from wassail.records import Record, check_equal
-from wassail.threat import Domain, Number, box_text, parse_domain, parse_norm
+from wassail.specification import Labels, Specification, labels_of, specification_of
+from wassail.threat import (
+    Domain,
+    Number,
+    box_at,
+    box_text,
+    fitted,
+    parse_domain,
+    parse_eps,
+    parse_norm,
+)
 from wassail.transport.allocation import mean_of, sample_weights
+from wassail.transport.given import Inward, in_box, into_box, replay
 from wassail.transport.picture import draw_distances
 
-STRAY = 1e-3  # of the width of the box: points that far outside it are taken for rounded ones
 _PER_SAMPLE = (
     "x",
     "y",
@@ -43,7 +52,8 @@ _PER_SAMPLE = (
 class Flips(Record):
     """The nearest misclassified point known for each of N samples.
 
-    `labels` is the class predicted at the point; the true labels are `y`.
+    `labels` is the class predicted at the point; the true labels are `y`. With a specification
+    class 0 is right, which is `y` everywhere, and class j is its row j, counted from 1.
 
     Args:
         x: samples, float tensor `(N, *shape)`, inside the domain.
@@ -59,6 +69,7 @@ class Flips(Record):
         domain: box `(low, high)`, or None.
         methods: names of the methods that found flips.
         info: options, seed and versions.
+        specification: what right means; default None, the labels.
     """
 
     x: Tensor
@@ -74,12 +85,18 @@ class Flips(Record):
     domain: Domain
     methods: tuple[str, ...]
     info: Mapping[str, Any] = field(default_factory=dict)
+    specification: Specification | None = None
+
+    @property
+    def task(self) -> Labels:
+        """What right means: the specification, or the labels."""
+        return self.y if self.specification is None else self.specification
 
     @classmethod
     def from_search(
         cls,
         x: Tensor,
-        y: Tensor,
+        y: Labels,
         found: Search,
         norm: float,
         domain: Domain,
@@ -90,7 +107,7 @@ class Flips(Record):
 
         Args:
             x: samples, float tensor `(N, *shape)`, inside the domain.
-            y: true labels, integer tensor `(N,)`.
+            y: true labels, integer tensor `(N,)`, or a `Specification`.
             found: what the search returned.
             norm: ground norm of the distances.
             domain: box `(low, high)`, or None.
@@ -98,6 +115,34 @@ class Flips(Record):
             info: options and seed, kept with the result.
         """
         length = distances_between(found.points, x, norm)
+        return cls.measured(x, y, found, length, norm, domain, method, info)
+
+    @classmethod
+    def measured(
+        cls,
+        x: Tensor,
+        y: Labels,
+        found: Search,
+        length: Tensor,
+        norm: float,
+        domain: Domain,
+        method: str,
+        info: Mapping[str, Any],
+    ) -> Flips:
+        """`from_search` where the distances of the points are known.
+
+        Args:
+            x: samples, float tensor `(N, *shape)`, inside the domain.
+            y: true labels, integer tensor `(N,)`, or a `Specification`.
+            found: what the search returned.
+            length: distance of each point from its sample, float64 `(N,)`.
+            norm: ground norm of the distances.
+            domain: box `(low, high)`, or None.
+            method: name of the method.
+            info: options and seed, kept with the result.
+        """
+        goal, y = specification_of(y), labels_of(y, x.device)
+        domain = fitted(domain, x)
         wrong = (found.clean != y).cpu()
         flipped = (found.predicted != y).cpu() & in_box(found.points, domain)
         distance = torch.where(wrong, 0.0, torch.where(flipped, length, math.inf))
@@ -118,6 +163,7 @@ class Flips(Record):
             domain,
             (method,),
             {"versions": versions(), "dtype": str(x.dtype), **info},
+            goal,
         )
 
     @classmethod
@@ -125,32 +171,44 @@ class Flips(Record):
         cls,
         model: Model,
         x: Tensor,
-        y: Tensor,
+        y: Labels,
         x_adv: Tensor,
         norm: Number,
         domain: Domain = (0.0, 1.0),
         *,
+        eps: Number | Sequence[Number] | None = None,
+        pull_in: bool = True,
         method: str = "points",
         tolerance: float = 0.0,
         batch_size: int | None = None,
         progress: Progress = False,
     ) -> Flips:
-        """Anyone's adversarial examples as flips, for two forward passes: at the samples and at the
-        points.
+        """Anyone's adversarial examples as flips, for about three forward passes: at the samples,
+        at the points and a little nearer.
 
         Points that are not misclassified are no flips: their distance is inf. Somebody else's point
         counts however narrowly it is wrong; our own engines keep a margin (`tolerance`), so that a
-        flip survives another batch size. A point that leaves the box by rounding, at most
-        `STRAY` of its width, is moved to the nearest point of the box and judged there; one that
-        is farther outside is no flip. A warning says how many there are of both.
+        flip survives another batch size.
+
+        An attack that stops at eps in float32 leaves points up to 1e-7 beyond it. So each flip is
+        pulled toward its sample by the rounding of its coordinates, eight units in the last place,
+        and kept there if it still flips; with `eps` those that are beyond it by rounding, or by
+        at most 0.1 %, are moved to it, and a warning says how many are flips only beyond it.
+
+        A point that leaves the box by rounding, at most 0.1 % of its width, is moved to the
+        nearest point of the box and judged there; one that is farther outside is no flip. A
+        warning says how many there are of both.
 
         Args:
             model: callable from a batch `(n, *shape)` to logits `(n, K)`.
             x: samples, float tensor `(N, *shape)`, inside the domain.
-            y: true labels, integer tensor `(N,)`.
+            y: true labels, integer tensor `(N,)`, or a `Specification`.
             x_adv: one point for each sample, `(N, *shape)`.
             norm: ground norm r, 1, 2 or inf.
             domain: box `(low, high)`, or None for all of R^n; default (0, 1).
+            eps: the budget of their attack, or several; default None, not known.
+            pull_in: bool, keep flips nearer by their rounding; default True. False judges the
+                points as they are.
             method: what to call their origin; default "points".
             tolerance: float, by how much a logit must lead to count, relative to their size;
                 default 0.
@@ -158,10 +216,12 @@ class Flips(Record):
             progress: bool, or a callable that is given the share done; default False, no bar.
         """
         norm = parse_norm(norm)
-        domain = parse_domain(domain)
-        x, y = check_data(x, y, domain, model)
+        domain = parse_domain(domain, own=True)
+        x, y = check_task(x, y, domain, model)
+        budgets = _budgets(eps)
         try:
-            x_adv = torch.as_tensor(x_adv).detach().to(x)
+            given = torch.as_tensor(x_adv).detach()
+            x_adv = given.to(x)
         except (TypeError, ValueError, RuntimeError):
             raise numbers(x_adv, "the points") from None
         if x_adv.shape != x.shape:
@@ -174,10 +234,14 @@ class Flips(Record):
                 "the points contain NaN or infinity: remove them or put the sample itself there."
             )
         x_adv = into_box(x_adv, domain)
-        found = search(
-            replay(x_adv), model, x, y, batch_size, progress, "checking points", tolerance
-        )
-        return cls.from_search(x, y, found, norm, domain, method, {"method": method})
+        dtype = given.dtype if given.is_floating_point() else x.dtype
+        inward = Inward(x_adv, x, norm, domain, dtype, budgets) if pull_in else None
+        attack = replay(x_adv) if inward is None else inward.chunk_attack(tolerance)
+        found = search(attack, model, x, y, batch_size, progress, "checking points", tolerance)
+        flips = cls.from_search(x, y, found, norm, domain, method, {"method": method})
+        if inward is not None:
+            inward.warn(flips.distances)
+        return flips
 
     def shorten(self, model: Model, passes: int = 10, batch_size: int | None = None) -> Flips:
         """The flips pulled toward their samples until the model is about to be right: anyone's
@@ -195,11 +259,11 @@ class Flips(Record):
         if passes < 1:
             raise InputError(f"passes is {passes}: give the number of bisections, at least 1.")
         found = search(
-            _pull(self, passes), model, self.x, self.y, batch_size, description="shortening"
+            _pull(self, passes), model, self.x, self.task, batch_size, description="shortening"
         )
         info = {"method": "shortened", "passes": passes}
         args = (self.norm, self.domain, "shortened", info)
-        return self.merge(Flips.from_search(self.x, self.y, found, *args))
+        return self.merge(Flips.from_search(self.x, self.task, found, *args))
 
     def merge(self, *others: Flips) -> Flips:
         """The nearest flip of each sample over several results for the same samples; passes add up.
@@ -210,7 +274,7 @@ class Flips(Record):
         best = self
         for other in others:
             instance(other, Flips, "what is merged is", "as ws.nearest returns them")
-            for name in ("x", "y", "norm", "domain"):
+            for name in ("x", "y", "specification", "norm", "domain"):
                 check_equal(name, getattr(best, name), getattr(other, name))
             methods = tuple(dict.fromkeys(best.methods + other.methods))
             nearer = other.distances < best.distances  # strictly: of equals the earlier one stays
@@ -233,6 +297,7 @@ class Flips(Record):
                 best.domain,
                 methods,
                 {"merged": [dict(best.info), dict(other.info)], "versions": versions()},
+                best.specification,
             )
         return best
 
@@ -243,7 +308,9 @@ class Flips(Record):
             chosen: bool mask `(N,)` or index.
         """
         some: dict[str, Any] = {name: getattr(self, name)[chosen] for name in _PER_SAMPLE}
-        return replace(self, **some)
+        goal = self.specification
+        some |= {"domain": box_at(self.domain, chosen)}
+        return replace(self, **some, specification=None if goal is None else goal.take(chosen))
 
     def put(self, chosen: Tensor, part: Flips) -> Flips:
         """Flips for all samples that hold `part` at the chosen ones and nothing, at no pass,
@@ -285,6 +352,7 @@ class Flips(Record):
             raise InputError(
                 "rounding to an image grid needs a box: these flips were found without one."
             )
+        parse_domain(self.domain)  # one box for all: a grid has one unit
         low, high = self.domain
         unit = (high - low) / levels
         index = (self.points - low) / unit
@@ -297,10 +365,11 @@ class Flips(Record):
             Flips.from_points(
                 model,
                 self.x,
-                self.y,
+                self.task,
                 (low + unit * grid.clamp(0, levels)).clamp(low, high),
                 self.norm,
                 self.domain,
+                pull_in=False,
                 method="rounded",
                 tolerance=flip_tolerance(self.x.dtype),
                 batch_size=batch_size,
@@ -366,15 +435,13 @@ class Flips(Record):
         return card(f"Nearest flips of {len(self)} samples", pairs(rows), drawn)
 
 
-def replay(points: Tensor) -> ChunkAttack:
-    """A chunk attack that only hands out points made elsewhere: one forward at the samples, the
-    check at the points.
-    """
-
-    def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
-        return points[network.ids].to(x.device), network.logits(x, network.rows)
-
-    return chunk
+def _budgets(eps: Number | Sequence[Number] | None) -> list[float]:
+    """None, one eps or several, as a list."""
+    if eps is None:
+        return []
+    if isinstance(eps, str) or not isinstance(eps, Sequence):
+        return [parse_eps(eps)]
+    return [parse_eps(value) for value in eps]
 
 
 def _pull(flips: Flips, times: int) -> ChunkAttack:
@@ -383,6 +450,7 @@ def _pull(flips: Flips, times: int) -> ChunkAttack:
     def chunk(network: Network, x: Tensor, y: Tensor, tick: Tick) -> tuple[Tensor, Tensor]:
         clean = network.logits(x, network.rows)
         network.measure(clean)
+        domain = network.boxes(flips.domain, x)
         start = flips.points[network.ids.to(flips.points.device)].to(x.device)
         length = flips.distances[network.ids].to(x)
         rows = (torch.isfinite(length) & (length > 0)).nonzero()[:, 0]
@@ -392,7 +460,7 @@ def _pull(flips: Flips, times: int) -> ChunkAttack:
         for k in range(times if len(rows) else 0):
             middle = (low + high) / 2
             radius = middle * length[rows]
-            trial = project(start[rows], x[rows], flips.norm, radius, flips.domain)
+            trial = project(start[rows], x[rows], flips.norm, radius, box_at(domain, rows))
             z = network.logits(trial, rows)
             flipped = network.predict(z, y[rows], rows) != y[rows]
             write(best, flipped, trial, rows)
@@ -402,32 +470,3 @@ def _pull(flips: Flips, times: int) -> ChunkAttack:
         return best, clean
 
     return chunk
-
-
-def into_box(points: Tensor, domain: Domain) -> Tensor:
-    """The points with what leaves the box by rounding (`STRAY` of its width) moved back to it; a
-    warning tells how many, and how many are left where they are, farther outside.
-    """
-    if domain is None or not points.numel():
-        return points
-    low, high = domain
-    inside = points.clamp(low, high)
-    excess = (points - inside).abs().flatten(1).amax(1)
-    near = (excess > 0) & (excess <= STRAY * (high - low))
-    far = excess > STRAY * (high - low)
-    count, lost, most = torch.stack([near.sum(), far.sum(), excess.amax()]).tolist()
-    if count or lost:
-        moved = f"{count:.0f} of {len(points)} points left the box by rounding and were moved to it"
-        dropped = f"{lost:.0f} lie up to {most:.3g} outside and count as no flips"
-        told = "; ".join(([moved] if count else []) + ([dropped] if lost else []))
-        advice = "; give points in the units of the samples" if lost else ""
-        warnings.warn(f"{told}{advice}.", ModelWarning, stacklevel=3)
-    return torch.where(column(near, points), inside, points)
-
-
-def in_box(points: Tensor, domain: Domain) -> Tensor:
-    """Whether each point lies in the domain."""
-    flat = points.detach().cpu().flatten(1)
-    if domain is None:
-        return torch.ones(len(points), dtype=torch.bool)
-    return ((flat >= domain[0]) & (flat <= domain[1])).all(1)

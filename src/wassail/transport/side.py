@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,17 +12,45 @@ from torch import Tensor
 from wassail.rounding import UNIT
 
 
+def stretch_of(share: float, order: float) -> tuple[float, float]:
+    """What a subpopulation of a share alpha makes of a budget, `alpha^(1/p)`, and what that and
+    up to three operations with it may be off, relative: the quotient 1/p is rounded, too, and the
+    power is as steep in it as its logarithm.
+    """
+    if share == 1 or order == math.inf:
+        return 1.0, 0.0
+    return share ** (1 / order), (8 + 2 * abs(math.log(share)) / order) * UNIT
+
+
 class Side:
     """One side of a risk curve: sorted distances, cumulative mass, and the eps at which each is
     paid in full.
 
     Cumulative costs are kept as logarithms, `log sum_i mu_i d_i^p`, so that no order over- or
-    underflows. certified: the distances are radii, whose curve may be rounded down only.
+    underflows.
+
+    A subpopulation of share alpha may weigh a sample up to `mu_i / alpha`. With `m_i = mu_i a_i /
+    alpha` its knapsack is that of all samples at the budget `alpha^(1/p) eps`, and its error that
+    one's over alpha, at most 1 (THEORY 12).
+
+    Args:
+        distances: float64 `(N,)`.
+        mu: sample weights, float64 `(N,)`.
+        order: Wasserstein order p.
+        certified: whether the distances are radii, whose curve may be rounded down only.
+        share: alpha, in (0, 1].
     """
 
     def __init__(
-        self, distances: Tensor, mu: Tensor, order: float, certified: bool = False
+        self,
+        distances: Tensor,
+        mu: Tensor,
+        order: float,
+        certified: bool = False,
+        share: float = 1.0,
     ) -> None:
+        self.share = share
+        self.stretch, self.ulp = stretch_of(share, order)
         keep = torch.isfinite(distances) & (mu > 0)
         self.d, where = distances[keep].sort(stable=True)
         self.mu = mu[keep][where]
@@ -52,6 +81,7 @@ class Side:
         """The accuracy at several eps, `(T,)`, to rounding."""
         if self.empty:
             return torch.full_like(eps, math.nan)
+        eps = eps * self.stretch
         if self.order == math.inf:
             bought = self.mass[torch.searchsorted(self.d, eps, right=True)]
             if self.certified:
@@ -67,7 +97,8 @@ class Side:
                 bought = bought + torch.where(
                     k < len(self.d), torch.minimum(part, self.mu[next_]), 0.0
                 )
-        return (self.total - bought).clamp(min=0) / self.total
+        whole = self.total * self.share
+        return (whole - bought).clamp(min=0) / whole
 
     def proved(self, eps: float) -> float:
         """The accuracy at eps, rounded down, so that it holds for the radii and masses as they
@@ -75,7 +106,8 @@ class Side:
         """
         if self.empty:
             return math.nan
-        return floor_of(1 - Fraction(self._most(eps)) / Fraction(self.least))
+        eps = eps * self.stretch * (1 + self.ulp)
+        return floor_of(1 - Fraction(self._most(eps)) / Fraction(self.least) / Fraction(self.share))
 
     def _most(self, eps: float) -> float:
         """An upper bound on the mass that can leave its radius.
@@ -105,20 +137,32 @@ class Side:
 
     def breakpoints(self) -> tuple[Tensor, Tensor]:
         """The eps at which the curve bends, and the accuracy there: see `RiskCurve`."""
-        accuracy = (self.total - self.mass).clamp(min=0) / self.total
+        whole = self.total * self.share
+        accuracy = (whole - self.mass).clamp(min=0) / whole
         if self.certified:
-            accuracy = (accuracy - self.slack).clamp(min=0)
-        eps = torch.cat([torch.zeros(1, dtype=torch.float64), self.paid])
-        last = torch.cat(
-            [eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)]
-        )  # of equal eps the lowest accuracy holds
-        return eps[last], accuracy[last]
+            accuracy = (accuracy - self.slack / self.share).clamp(min=0)
+        eps = torch.cat([torch.zeros(1, dtype=torch.float64), self._unstretched(self.paid)])
+        # Of equal eps the lowest accuracy holds.
+        last = torch.cat([eps[1:] > eps[:-1], torch.ones(1, dtype=torch.bool)])
+        eps, accuracy = eps[last], accuracy[last]
+        if self.share == 1:
+            return eps, accuracy
+        # Nothing is left from where the subpopulation is lost as a whole.
+        left = accuracy > 0
+        end = torch.tensor([self.inverse(0.0)], dtype=torch.float64)
+        end = end[torch.isfinite(end)]
+        return torch.cat([eps[left], end]), torch.cat([accuracy[left], torch.zeros_like(end)])
+
+    def _unstretched(self, eps: Tensor) -> Tensor:
+        """Budgets of the subpopulation from those of all samples; certified: rounded down."""
+        down = 1 - self.ulp if self.certified else 1.0
+        return torch.mul(eps, down / self.stretch)
 
     def inverse(self, level: float) -> float:
         """The smallest eps at which the accuracy falls to a level: see `RiskCurve`."""
         if self.empty:
             return math.nan
-        need = self.total * (1 - level)  # the error to be bought
+        need = self.total * self.share * (1 - level)  # the error to be bought
         k = int(
             torch.searchsorted(self.mass, need - max(1e-12, self.slack), side="left")
         )  # first k samples that suffice
@@ -126,6 +170,13 @@ class Side:
             return 0.0 if k == 0 else math.inf
         if self.order == math.inf:
             return float(self.d[k - 1])
+        paid = torch.tensor(self._paid_by(k, need), dtype=torch.float64)
+        return float(self._unstretched(paid))
+
+    def _paid_by(self, k: int, need: float) -> float:
+        """The budget of all samples that buys a mass, of which k samples are the first that
+        suffice.
+        """
         spent = float(self.paid[k - 2]) if k > 1 else 0.0
         unit = float(self.d[k - 1])
         if unit == 0:
@@ -135,24 +186,46 @@ class Side:
         return eps * (1 - self.slack) if self.certified else eps
 
     def area(self, eps: float) -> float:
-        """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf
-        constant.
-        """
-        if self.empty or eps == 0:
-            return math.nan if self.empty else 0.0
-        ends = torch.tensor([0.0, eps], dtype=torch.float64)
-        knots = torch.unique(torch.cat([ends, self.paid[(self.paid > 0) & (self.paid < eps)]]))
-        a = knots[:-1]
-        b = knots[1:]
-        if self.order == math.inf:
-            return float(((b - a) * self.accuracies((a + b) / 2)).sum())
-        p = self.order
-        t = a / b
-        at = self.accuracies(knots)
-        # int_a^b (e^p - a^p) / (b^p - a^p) de = b mean, between 0 and b - a
-        mean = (1 - t ** (p + 1)) / (p + 1) - t**p * (1 - t)
-        mean = torch.minimum((mean / (1 - t**p)).nan_to_num(0.0).clamp(min=0), 1 - t)
-        return float(((b - a) * at[:-1] + (at[1:] - at[:-1]) * b * mean).sum())
+        """`int_0^eps accuracy`, to rounding."""
+        return area_under(self, eps)
+
+
+class Bent(Protocol):
+    """What an area needs of a side."""
+
+    order: float
+    empty: bool
+
+    def breakpoints(self) -> tuple[Tensor, Tensor]:
+        """The eps at which it bends, and the accuracy there."""
+
+    def accuracies(self, eps: Tensor) -> Tensor:
+        """The accuracy at several eps."""
+
+
+def area_under(side: Bent, eps: float) -> float:
+    """`int_0^eps accuracy`: between two bends it is linear in `eps^p`, for order inf constant.
+
+    Args:
+        side: of a risk curve.
+        eps: end of the range.
+    """
+    if side.empty or eps == 0:
+        return math.nan if side.empty else 0.0
+    ends = torch.tensor([0.0, eps], dtype=torch.float64)
+    bends = side.breakpoints()[0]
+    knots = torch.unique(torch.cat([ends, bends[(bends > 0) & (bends < eps)]]))
+    a = knots[:-1]
+    b = knots[1:]
+    if side.order == math.inf:
+        return float(((b - a) * side.accuracies((a + b) / 2)).sum())
+    p = side.order
+    t = a / b
+    at = side.accuracies(knots)
+    # int_a^b (e^p - a^p) / (b^p - a^p) de = b mean, between 0 and b - a
+    mean = (1 - t ** (p + 1)) / (p + 1) - t**p * (1 - t)
+    mean = torch.minimum((mean / (1 - t**p)).nan_to_num(0.0).clamp(min=0), 1 - t)
+    return float(((b - a) * at[:-1] + (at[1:] - at[:-1]) * b * mean).sum())
 
 
 def _sum_up(values: list[float]) -> float:

@@ -22,7 +22,7 @@ import importlib
 import inspect
 import io
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from torch import Tensor
 from wassail.errors import InputError, reason_of, unknown
 from wassail.zoo import DATASETS, SPLITS, data_file, factory
 from wassail.zoo import data as builtin_data
+from wassail.zoo.classes import InOrder
 from wassail.zoo.files import (
     Table,
     find_cifar,
@@ -68,19 +69,22 @@ def open_data(
     *,
     ids: str | Path | None = None,
     preprocessing: str | None = None,
+    classes: Sequence[str] | None = None,
 ) -> Data:
     """The data of that name, the first n samples of them (all if there are fewer).
 
     source: see the top of this page. ids: for an image folder, a file that names the images in
     order, one a line, perhaps with the label behind it (RobustBench's 5,000 of ImageNet come as
     such a file). preprocessing: for images in files, by RobustBench's names: "Res256Crop224",
-    "BicubicRes256Crop224", "Crop288", "Res224"; "Gray" at the end for one channel.
+    "BicubicRes256Crop224", "Crop288", "Res224"; "Gray" at the end for one channel. classes: names
+    of all classes in the order of the model, class 0 first; by default names are numbered in
+    alphabetical order, over all of the data.
     """
     if n is not None and n < 1:
         raise InputError(f"n is {n}: give a positive number of samples.")
     if isinstance(source, Data):
-        return source if n is None or n >= len(source) else _First(source, n)
-    if isinstance(source, (str, Path)):
+        found = source
+    elif isinstance(source, (str, Path)):
         found = _named(str(source), n, ids, preprocessing)
     elif ids is not None or preprocessing is not None:
         raise InputError(
@@ -89,7 +93,8 @@ def open_data(
         )
     else:
         found = _given(source, "data in memory" if _is_pair(source) else type(source).__name__, n)
-    return found if n is None or n >= len(found) else _First(found, n)
+    found = found if n is None or n >= len(found) else _First(found, n)
+    return found if classes is None else InOrder(found, classes)
 
 
 def _named(name: str, n: int | None, ids: str | Path | None, preprocessing: str | None) -> Data:
@@ -107,10 +112,7 @@ def _named(name: str, n: int | None, ids: str | Path | None, preprocessing: str 
 def _opened(
     name: str, path: Path, n: int | None, ids: str | Path | None, preprocessing: str | None
 ) -> Data:
-    """The data of that name.
-
-    Long because it has a case for each kind of source.
-    """
+    """The data of that name."""
     images = path.is_dir() or name.startswith("hf:")
     if name in DATASETS or name.partition(":")[0] in DATASETS:
         found = _builtin(name)

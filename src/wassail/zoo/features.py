@@ -17,7 +17,7 @@ cover. `evaluate` puts it back to its value in every flip, and looks again wheth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from wassail.errors import InputError
 from wassail.network import Model, as_taken
-from wassail.threat import FeatureBox
+from wassail.threat import Boxes
 from wassail.zoo.files import Table
 from wassail.zoo.samples import ArrayData, Data
 from wassail.zoo.source import Source
@@ -228,9 +228,7 @@ class Rescaled(nn.Module):
         return out
 
 
-def in_boxes(
-    source: Source, data: Data, box: FeatureBox
-) -> tuple[Source, Data, tuple[float, float]]:
+def in_boxes(source: Source, data: Data, box: Boxes) -> tuple[Source, Data, tuple[float, float]]:
     """A model, data and the domain in the variable in which all features have one box.
 
     Args:
@@ -244,11 +242,16 @@ def in_boxes(
             "of shape (F,)."
         )
     size = data.shape[0]
+    if box.low.ndim > 1:
+        raise InputError(
+            "evaluate has no boxes of samples yet: give one for each feature, or use ws.nearest "
+            "and ws.radii."
+        )
     if len(box.low) not in (1, size):
         raise InputError(f"the box is for {len(box.low)} features and the samples have {size}.")
     names = data.info.get("features") or ()
-    low = torch.tensor(box.low, dtype=torch.float64).expand(size)
-    high = torch.tensor(box.high, dtype=torch.float64).expand(size)
+    low = box.low.expand(size)
+    high = box.high.expand(size)
     scale = None if box.scale is None else torch.tensor(box.scale, dtype=torch.float64)
     features = Features(low, high, scale, names if len(names) == size else ())
     model = features.model(source.model)
@@ -258,6 +261,28 @@ def in_boxes(
     info = {key: value for key, value in source.info.items() if key != "weights"}
     made = replace(source, model=model, info=info)  # the run names the weights of this model
     return made, ArrayData(data.name, table), features.domain
+
+
+def features_of(about: Mapping[str, Any]) -> Features:
+    """The boxes and units that a run records of its data.
+
+    Args:
+        about: with `low`, `high` and `scale`, perhaps `features` and `fixed`.
+    """
+    try:
+        low, high, scale = (
+            torch.tensor(about[key], dtype=torch.float64) for key in ("low", "high", "scale")
+        )
+        names = list(map(str, about.get("features") or ()))
+        held = set(map(str, about.get("fixed") or ()))
+        for place, name in enumerate(names):
+            if name in held:
+                scale[place] = 0.0
+        return Features(low, high, scale, names)
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError("the boxes of the features in this run make no sense.") from error
 
 
 def as_evaluated(about: Any, model: Model, data: Data | None) -> tuple[Model, Data | None]:
@@ -271,16 +296,7 @@ def as_evaluated(about: Any, model: Model, data: Data | None) -> tuple[Model, Da
     kept = [about.get(key) for key in ("low", "high", "scale")] if isinstance(about, dict) else []
     if not kept or any(not isinstance(part, list) for part in kept):
         return model, data
-    try:
-        low, high, scale = (torch.tensor(part, dtype=torch.float64) for part in kept)
-        names = list(map(str, about.get("features") or ()))
-        held = set(map(str, about.get("fixed") or ()))
-        for place, name in enumerate(names):
-            if name in held:
-                scale[place] = 0.0
-        features = Features(low, high, scale, names)
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise InputError("the boxes of the features in this run make no sense.") from error
+    features = features_of(about)
     if not isinstance(model, Rescaled):
         model = features.model(model)
     if data is not None and "scale" not in data.info:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import math
 import os
 import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from wassail.errors import InputError
+from wassail.writing import MAX_TEXT, read_small
 from wassail.zoo.pickles import LIMIT, REST, restricted_unpickle
 from wassail.zoo.weights import regular, sha256
 
@@ -41,6 +43,10 @@ NAMES_BYTES = 1 << 24  # of the names of features
 
 
 _NAMES = ("features", "feature_names", "names", "columns")
+
+
+CLASS_NAMES = "class names"  # what a run records of the order in which names were numbered
+ALPHABETICAL = "in alphabetical order"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +79,21 @@ def reading(name: str | Path) -> Iterator[None]:
         ) from None
 
 
+def one_label_each(name: object, samples: int, labels: int) -> None:
+    """Refuse data with another number of labels than samples, also where only the first ones of
+    both are read.
+
+    Args:
+        name: of the file or the data.
+        samples: how many there are in all.
+        labels: how many there are in all.
+    """
+    if samples != labels:
+        raise InputError(
+            f"{str(name)!r} has {samples} samples but {labels} labels: give one for each sample."
+        )
+
+
 def read_npz(path: Path, n: int | None = None) -> Table:
     """Arrays x (or images) and y (or labels) of an `.npz` file, the first n rows.
 
@@ -92,10 +113,49 @@ def read_npz(path: Path, n: int | None = None) -> Table:
                 f"{str(path)!r} has arrays {found}: name the samples x and the labels y."
             )
         x, y = (_member(path, archive, members[key], n) for key in keys if key)
+        one_label_each(path, *(_rows(path, archive, members[key]) for key in keys if key))
         key = next((key for key in _NAMES if key in members), None)
         names = None if key is None else _names(archive, members[key], x.shape)
     info = {"source": "npz", "files": {path.name: sha256(path)}, "arrays": keys}
     return Table(x, y, info if names is None else info | {"features": names})
+
+
+def read_array(path: Path, names: Iterable[str]) -> Any:
+    """The array of an `.npz` file that has the first of these names, or the file's first array.
+
+    Args:
+        path: the file.
+        names: in the order in which they are looked for.
+    """
+    regular(path, "points")
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if not members:
+            raise InputError(f"{str(path)!r} has no arrays: save one with numpy.savez.")
+        key = next((name for name in names if name in members), next(iter(members)))
+        return _member(path, archive, members[key], None)
+
+
+def small_arrays(path: Path, names: Iterable[str], most: int) -> dict[str, np.ndarray]:
+    """Some arrays of numbers or texts in an `.npz` file, none of more bytes than allowed.
+
+    Args:
+        path: the file.
+        names: of the arrays that are wanted; those that are not there are left out.
+        most: bytes of one array, unpacked.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        found = {}
+        for name in names:
+            if name in members:
+                info = members[name]
+                with archive.open(info) as file:
+                    data = file.read(most + 1)
+                if len(data) > most or info.file_size > most:
+                    raise InputError(f"{name} in {str(path)!r} has more than {most:,} bytes.")
+                found[name] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return found
 
 
 def _names(
@@ -112,6 +172,12 @@ def _names(
     if found.dtype.kind != "U" or found.shape != (shape[1],):
         return None
     return [str(name) for name in found]
+
+
+def _rows(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """How many rows an array in an archive has."""
+    with archive.open(info) as file:
+        return _header(file, f"{info.filename} in {path}")[0][0]
 
 
 def _member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo, n: int | None) -> Any:
@@ -275,6 +341,7 @@ def read_safetensors(path: Path, n: int | None = None) -> Table:
                 raise InputError(
                     f"{key} in {path} is a single number: save arrays of shape (N, ...)."
                 )
+        one_label_each(path, *(shapes[key][0] for key in keys if key))
         x, y = (_Slices(path, key, n) for key in keys if key)
     return Table(
         x, y, {"source": "safetensors", "files": {path.name: sha256(path)}, "arrays": keys}
@@ -308,14 +375,16 @@ def read_idx(path: Path, n: int | None = None) -> Table:
                 f"the labels of {str(path)!r} are missing: put {labels.name} beside it."
             )
         labels = other
-    x = _idx(path, n, 3)
-    y = _idx(labels, n, 1)
+    x, samples = _idx(path, n, 3)
+    y, labelled = _idx(labels, n, 1)
+    one_label_each(path, samples, labelled)
     return Table(
         x, y, {"source": "idx", "files": {file.name: sha256(file) for file in (path, labels)}}
     )
 
 
-def _idx(path: Path, n: int | None, rank: int) -> Any:
+def _idx(path: Path, n: int | None, rank: int) -> tuple[Any, int]:
+    """The first n rows of an IDX file, and how many it has."""
     regular(path, "data")
     with reading(path), open(path, "rb") as raw:
         packed = path.suffix == ".gz"
@@ -336,13 +405,13 @@ def _idx(path: Path, n: int | None, rank: int) -> Any:
                 rest = math.prod(shape) - size
                 if rest <= REST:
                     drain(file, rest)
-                return unpacked
+                return unpacked, shape[0]
             if file.tell() + math.prod(shape) != path.stat().st_size:
                 raise InputError(
                     f"{str(path)!r} should hold {math.prod(shape)} bytes of data and does not: "
                     "it is damaged."
                 )
-            return _map(path, np.dtype(np.uint8), (rows, *shape[1:]), 4 + 4 * rank)
+            return _map(path, np.dtype(np.uint8), (rows, *shape[1:]), 4 + 4 * rank), shape[0]
 
 
 @dataclass(frozen=True)
@@ -385,8 +454,6 @@ def find_cifar(path: Path) -> tuple[Path, _Cifar] | None:
 def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
     """CIFAR's test images `(N, 3, 32, 32)` in their canonical order, with labels (fine ones for
     CIFAR-100) and class names.
-
-    Long because CIFAR comes as plain bytes or as pickles, and each form has its own checks.
     """
     test = folder / cifar.test
     names = folder / cifar.names
@@ -404,7 +471,9 @@ def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
                     "another data set's."
                 )
             rows = _map(test, np.dtype(np.uint8), (size // row, row), 0)[:n]
-            classes = tuple(names.read_text().split()) if names.is_file() else None
+            classes = None
+            if names.is_file():
+                classes = tuple(read_small(names, MAX_TEXT, "names of classes").decode().split())
             return Table(
                 _Columns(rows, cifar.prefix), np.array(rows[:, cifar.prefix - 1]), info, classes
             )
@@ -425,6 +494,7 @@ def read_cifar(folder: Path, cifar: _Cifar, n: int | None = None) -> Table:
             raise InputError(
                 f"{cifar.labels!r} in {str(test)!r} is no list of integers: it is damaged."
             )
+        one_label_each(test, len(pixels), len(labels))
         kept = np.asarray(labels, dtype=np.int64)[:n]
     classes = None
     if names.is_file():

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from wassail.errors import InputError, reason_of
-from wassail.zoo.files import reading
+from wassail.writing import MAX_TEXT, read_small
+from wassail.zoo.files import ALPHABETICAL, CLASS_NAMES, reading
 from wassail.zoo.samples import ItemData
 from wassail.zoo.weights import regular, sha256
 
@@ -170,6 +171,8 @@ class ImageFolder(ItemData):
                 return change(open_image(path, str(path))), chosen[place]
 
         named = None if any(label is not None for label in labels) else tuple(classes)
+        if named is not None:
+            info[CLASS_NAMES] = ALPHABETICAL
         super().__init__(name, item, len(files), info, named, files)
 
 
@@ -206,12 +209,11 @@ def _walked(root: Path, classes: list[str]) -> tuple[list[str], list[int | None]
 
 def _listed(ids: Path, root: Path, classes: list[str]) -> tuple[list[str], list[int | None]]:
     """The images that a file names, one a line: `folder/image`, perhaps with a label behind it."""
-    regular(ids, "the ids")
     try:
-        lines = [line.strip() for line in ids.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise InputError(f"cannot read the ids from {str(ids)!r}: {reason}.") from None
+        text = read_small(ids, MAX_TEXT, "the ids").decode()
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read the ids from {str(ids)!r}: it is no text.") from None
+    lines = [line.strip() for line in text.splitlines()]
     files: list[str] = []
     labels: list[int | None] = []
     for line in filter(None, lines):

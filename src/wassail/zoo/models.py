@@ -9,7 +9,7 @@ and returns logits.
 Names are those of the command line: a built-in name, an `.onnx` or `.pt2` file, `module:factory` or
 `module:factory(word)`, `robustbench:NAME`, `timm:NAME`, `hf:NAME`. Normalisation belongs inside the
 model, so that every budget is in units of the samples: `mean` and `std` put it there. No file that
-is opened here can run code.
+is opened here can run code, but a `.pt2` file that is trusted.
 """
 
 from __future__ import annotations
@@ -61,17 +61,16 @@ def open_model(
 ) -> Source:
     """The model of that name, in eval mode.
 
-    Long because it has a case for each kind of source.
-
     name: see the top of this page. weights: a `.safetensors` or `.pt` state dict for a built-in
     network, a factory or a timm model. mean, std: normalisation `(x - mean) / std` to put inside;
     for timm and Hugging Face models in place of their own. logits: the key, attribute or place of
     the logits in what the model returns, if that is not a tensor (Hugging Face models need none).
     models, dataset, threat: RobustBench's folder, data set and threat model, as its `load_model`
     takes them: checkpoints are looked for at `<models>/<dataset>/<threat>/<NAME>.pt`. trust:
-    whether an `.onnx` or `.pt2` file is read without a first pass in a process of its own (see
-    `wassail.zoo.trial`); only files of your own making deserve it. one_logit: the model has one
-    output, positive for class 1: it becomes a classifier of two classes.
+    whether the file is your own: a `.pt2` file is read only then, because that runs code out of it,
+    and an `.onnx` file goes without a first pass in a process of its own (see `wassail.zoo.trial`).
+    one_logit: the model has one output, positive for class 1: it becomes a classifier of two
+    classes.
     """
     if isinstance(logits, str) and logits.isdigit():  # as a command line has it
         logits = int(logits)
@@ -144,23 +143,20 @@ def _factory(name: str, weights: str | Path | None) -> tuple[Model, str, dict[st
 def _exported(name: str, trust: bool) -> tuple[nn.Module, str, dict[str, Any]]:
     from wassail.zoo.exported import load_exported
 
-    _tried(name, "pt2", trust)
+    regular(name, "a model")
+    if not trust:
+        raise InputError(
+            f"{name!r} is read by torch.export.load, which runs code out of its file: add --trust "
+            "(trust=True) if the file is your own, or export the model to ONNX, which runs none."
+        )
     model = load_exported(name)
-    return (
-        model,
-        "pt2",
-        {
-            **files_of(name),
-            "batch": model.batch or "any",
-            "versions": {"torch at export": model.version},
-        },
-    )
+    return model, "pt2", {**files_of(name), "batch": model.batch or "any"}
 
 
 def _onnx(name: str, trust: bool) -> tuple[nn.Module, str, dict[str, Any]]:
     from wassail.zoo.onnx import load_onnx
 
-    found = _tried(name, "onnx", trust)
+    found = _tried(name, trust)
     model = load_onnx(name)
     if trust:
         found = runtime_difference(name, model)
@@ -171,7 +167,7 @@ def _onnx(name: str, trust: bool) -> tuple[nn.Module, str, dict[str, Any]]:
     )
 
 
-def _tried(name: str, kind: str, trust: bool) -> Mapping[str, Any]:
+def _tried(name: str, trust: bool) -> Mapping[str, Any]:
     """What a first pass over the file in a process of its own found; nothing where the file is
     trusted.
     """
@@ -180,7 +176,7 @@ def _tried(name: str, kind: str, trust: bool) -> Mapping[str, Any]:
         return {}
     from wassail.zoo.trial import attempt
 
-    return attempt(name, kind, sha256(name))
+    return attempt(name, sha256(name))
 
 
 def _verdict(name: str, found: Mapping[str, Any]) -> Mapping[str, Any]:

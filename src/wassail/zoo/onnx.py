@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from wassail.errors import InputError, reason_of
 from wassail.zoo.onnx_file import read_onnx
 from wassail.zoo.onnx_operators import (
+    LARGEST,
     OPERATORS,
     RESIZED,
     WIDEST,
@@ -38,7 +39,6 @@ from wassail.zoo.onnx_operators import (
     row_of,
     view_of,
 )
-from wassail.zoo.rules import LARGEST
 from wassail.zoo.weights import regular
 
 __all__ = ["OnnxClassifier", "load_onnx"]
@@ -178,8 +178,6 @@ def _statistic(what: str, values: Statistic, shape: Shape) -> Tensor:
 def _specialise(graph: OnnxGraph, path: Path) -> tuple[str, list[OnnxNode], dict[str, Tensor]]:
     """Run the graph on a single image: the name of the logits, the operations that depend on
     the image, their constants.
-
-    Long because it finds the logits, runs the graph on one image and checks what comes out.
     """
     logits = next((name for name, rank in graph.outputs if rank in (2, None)), None)
     if logits is None:
@@ -251,10 +249,7 @@ def _ancestors(nodes: list[OnnxNode], output: str) -> list[OnnxNode]:
 
 @torch.no_grad()
 def _fold(node: OnnxNode, values: dict[str, Tensor], live: set[str]) -> list[Tensor]:
-    """The node's outputs for a single image; on the way everything about it is written down.
-
-    Long because the shapes, constants and axes of a node are noted and checked before it is run.
-    """
+    """The node's outputs for a single image; on the way everything about it is written down."""
     kind = OPERATORS[node.op]
     missing = [name for name in node.inputs if name and name not in values]
     if missing:
@@ -300,8 +295,6 @@ _MAKE_TENSORS = ("Constant", "ConstantOfShape", "Shape")
 def _refuse(node: OnnxNode) -> None:
     """Raise ValueError where torch's kernels would be called with what they were not written
     for.
-
-    Long because it is a list of what is refused, operator by operator.
     """
     if node.op in ("Conv", "ConvTranspose", "MaxPool", "AveragePool"):
         window = [

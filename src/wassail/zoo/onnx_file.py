@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError, reason_of
-from wassail.zoo.onnx_operators import OnnxGraph, OnnxNode
-from wassail.zoo.rules import LARGEST
+from wassail.zoo.onnx_operators import LARGEST, OnnxGraph, OnnxNode
 
 
 def read_onnx(path: Path) -> OnnxGraph:

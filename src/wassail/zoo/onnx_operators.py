@@ -1,7 +1,4 @@
-"""The operators of ONNX, one function each.
-
-Long because it is a list of operators, a few lines each.
-"""
+"""The operators of ONNX, one function each."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from wassail.zoo.rules import LARGEST
-
+# numbers that a value of one sample may have: a quarter of a gigabyte in float32
+LARGEST = 1 << 26
 WIDEST = 1 << 16  # a window, a stride or a padding
 
 
@@ -303,10 +300,7 @@ RESIZED = ("Resize", "Upsample")  # whose scales, which are no integers, are loo
 
 
 def _resize(node: OnnxNode, x: Tensor) -> Tensor:
-    """By the ways that torch has: it is refused where torch would look at other pixels.
-
-    Long because versions, scales, modes and coordinates all have forms that torch does not have.
-    """
+    """By the ways that torch has: it is refused where torch would look at other pixels."""
     old = node.op == "Upsample"
     scales = node.static("scales", 1 if old or node.version < 11 else 2)
     sizes = None if old or node.version < 11 else node.static("sizes", 3)

@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from wassail.errors import InputError
-from wassail.network import Model, as_taken
-from wassail.zoo.files import Table
-
-_CHANNELS = (1, 3, 4)
-
+from wassail.network import CHANNELS, Model, as_taken
+from wassail.zoo.files import Table, one_label_each
 
 _KEYS = (
     ("x", "image", "images"),
@@ -72,11 +69,7 @@ class ArrayData(Data):
                 f"the labels of {name!r} have shape {tuple(self._y.shape)}: give class indices "
                 "of shape (N,)."
             )
-        if self._x.shape[0] != self._y.shape[0]:
-            raise InputError(
-                f"{name!r} has {self._x.shape[0]} samples but {self._y.shape[0]} labels: give "
-                "one for each sample."
-            )
+        one_label_each(name, self._x.shape[0], self._y.shape[0])
         self._change, steps = layout(tuple(self._x.shape), _kind(self._x.dtype), name)
         labels_of(self._y[0:0], name)
         self.info = {**table.info, "preprocessing": steps}
@@ -251,7 +244,7 @@ def layout(
         )
     if len(shape) == 3:
         return (lambda x: x.unsqueeze(1).float().div(255)), ["NHW to N1HW", "divided by 255"]
-    if len(shape) == 4 and shape[3] in _CHANNELS and shape[1] not in _CHANNELS:
+    if len(shape) == 4 and shape[3] in CHANNELS and shape[1] not in CHANNELS:
         return (lambda x: x.permute(0, 3, 1, 2).contiguous().float().div(255)), [
             "NHWC to NCHW",
             "divided by 255",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wassail.errors import InputError
+from wassail.errors import InputError, remedies
 from wassail.network import Model
 
 
@@ -43,8 +43,11 @@ class Normalized(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.register_buffer("mean", statistic_of("mean", mean))
-        self.register_buffer("std", statistic_of("std", std))
+        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+        double = parameter is not None and parameter.dtype == torch.float64
+        dtype = torch.float64 if double else torch.float32
+        self.register_buffer("mean", statistic_of("mean", mean, dtype))
+        self.register_buffer("std", statistic_of("std", std, dtype))
         if self.mean.ndim and self.std.ndim and len(self.mean) != len(self.std):
             raise InputError(
                 f"mean has {len(self.mean)} numbers and std {len(self.std)}: give one for each "
@@ -89,9 +92,10 @@ class Logits(nn.Module):
                 found = getattr(z, self.key)
         except (AttributeError, KeyError, IndexError, TypeError):
             has = f" with {', '.join(map(str, z))}" if isinstance(z, Mapping) else ""
-            raise InputError(
-                f"the model returns a {type(z).__name__}{has}, which has no {self.key!r}: name "
-                "its logits."
+            raise remedies(
+                f"the model returns a {type(z).__name__}{has}, which has no {self.key!r}",
+                "name its logits",
+                "name its logits with --logits KEY",
             ) from None
         return found  # type: ignore[no-any-return]
 
@@ -102,9 +106,11 @@ def first_line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def statistic_of(what: str, values: float | Sequence[float]) -> Tensor:
+def statistic_of(
+    what: str, values: float | Sequence[float], dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Mean or std as a tensor, checked."""
-    tensor = torch.as_tensor(values, dtype=torch.float32).detach().clone()
+    tensor = torch.as_tensor(values, dtype=dtype).detach().clone()
     if tensor.ndim == 1 and len(tensor) == 1:
         tensor = tensor[0]
     if (

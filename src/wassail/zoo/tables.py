@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-from wassail.errors import InputError
-from wassail.threat import FeatureBox, number
-from wassail.zoo.files import Table
+from wassail.errors import InputError, unknown
+from wassail.threat import Boxes, boxes_of, number, parse_domain
+from wassail.zoo.files import ALPHABETICAL, CLASS_NAMES, Table, refuse_bomb, small_arrays
 from wassail.zoo.weights import regular, sha256
 
 LABELS = ("label", "labels", "target", "class", "y")  # names of the column of labels, else the last
 LONGEST = 1 << 20  # characters of one value
+LINE = 1 << 24  # characters of one line
+BOX_BYTES = 1 << 23  # of a file of boxes, and of each of its arrays unpacked
 NO_PANDAS = 'Parquet files need pandas and pyarrow: pip install "wassail[tables]".'
 
 
 def read_csv(path: Path, n: int | None = None) -> Table:
     """Features float32 `(N, F)` and labels `(N,)`; names of features are in `info["features"]`.
 
-    Labels are class numbers, or names, which are sorted and numbered.
+    Labels are class numbers, or names, which are sorted and numbered over the whole file.
 
     Args:
         path: a CSV file in UTF-8 with a header.
@@ -35,10 +38,10 @@ def read_csv(path: Path, n: int | None = None) -> Table:
     """
     regular(path, "data")
     csv.field_size_limit(LONGEST)
-    rows: list[list[float]] = []
+    rows: list[array[float]] = []
     labels: list[str] = []
     with open(path, newline="", encoding="utf-8") as file:
-        lines = csv.reader(file)
+        lines = csv.reader(_lines(file, path))
         header = [name.strip() for name in next(lines, [])]
         if len(header) < 2 or len(set(header)) < len(header):
             raise InputError(
@@ -47,8 +50,6 @@ def read_csv(path: Path, n: int | None = None) -> Table:
             )
         place = label_place(header)
         for number, line in enumerate(lines, start=2):
-            if n is not None and len(rows) >= n:
-                break
             if not line:
                 continue
             if len(line) != len(header):
@@ -57,12 +58,15 @@ def read_csv(path: Path, n: int | None = None) -> Table:
                     "names: repair it."
                 )
             labels.append(line[place].strip())
-            rows.append([_value(text, number, path) for i, text in enumerate(line) if i != place])
+            if n is None or len(rows) < n:  # the names of the others are numbered, too
+                some = enumerate(line)
+                values = (_value(text, number, path) for i, text in some if i != place)
+                rows.append(array("d", values))
     names = header[:place] + header[place + 1 :]
     x = np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
     y, classes = _classes(labels)
     info = {"source": "csv", "files": {path.name: sha256(path)}, "features": names}
-    return Table(x, y, info, classes)
+    return Table(x, y[: len(rows)], info | _numbered(classes), classes)
 
 
 def read_parquet(path: Path, n: int | None = None) -> Table:
@@ -78,10 +82,11 @@ def read_parquet(path: Path, n: int | None = None) -> Table:
     except ImportError:
         raise InputError(NO_PANDAS) from None
     try:
+        _refuse_swollen(path)
         frame = pandas.read_parquet(path)
     except ImportError:
         raise InputError(NO_PANDAS) from None
-    table = from_frame(frame if n is None else frame.iloc[:n], str(path))
+    table = from_frame(frame, str(path), n)
     return Table(
         table.x,
         table.y,
@@ -90,11 +95,25 @@ def read_parquet(path: Path, n: int | None = None) -> Table:
     )
 
 
-def read_box(path: Path, features: Sequence[str] | None) -> FeatureBox:
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    """The lines of a file; one without an end, as a file of holes has, is refused."""
+    while line := file.readline(LINE):
+        if len(line) == LINE:
+            raise InputError(f"a line of {str(path)!r} has {LINE:,} characters or more: repair it.")
+        yield line
+
+
+def _refuse_swollen(path: Path) -> None:
+    """Refuse a Parquet file that says it holds far more numbers than its bytes can mean."""
+    from pyarrow.parquet import ParquetFile
+
+    about = ParquetFile(path).metadata
+    refuse_bomb(str(path), 8 * about.num_rows * max(about.num_columns, 1), path.stat().st_size)
+
+
+def read_box(path: Path, features: Sequence[str] | None) -> Boxes:
     """A box for each feature out of a CSV file with the columns `feature`, `low`, `high` and
     perhaps `scale`, or an `.npz` file with arrays of these names.
-
-    Long because boxes are put into the order of the features, and an empty scale has a default.
 
     Args:
         path: of the file. An empty scale, or none, is the range; 0: the feature may not move.
@@ -123,37 +142,81 @@ def read_box(path: Path, features: Sequence[str] | None) -> FeatureBox:
             )
         order = [place[name] for name in features]
 
-    def side(name: str, empty: list[float] | None = None) -> tuple[float, ...]:
+    def side(name: str, empty: list[float] | None = None) -> list[float]:
         texts = columns[name]
         plain = [
             empty[i] if empty is not None and not texts[i].strip() else number(texts[i], name)
             for i in range(size)
         ]
-        return tuple(plain[i] for i in order)
+        return [plain[i] for i in order]
 
-    low = side("low")
-    high = side("high")
-    if "scale" not in columns:
-        return FeatureBox(low, high)
     ranges = [
         (number(top, "high") - number(bottom, "low")) or 1.0
         for bottom, top in zip(columns["low"], columns["high"])
     ]
-    return FeatureBox(low, high, side("scale", ranges))
+    scale = side("scale", ranges) if "scale" in columns else None
+    sides: Any = (side("low"), side("high"))
+    found = boxes_of(parse_domain(sides, scale, own=True))
+    assert found is not None
+    return found
+
+
+def read_column(path: Path, name: str) -> list[str]:
+    """One column of a CSV or Parquet file as texts.
+
+    Args:
+        path: of the file.
+        name: of the column.
+    """
+    regular(path, "data")
+    if path.suffix == ".parquet":
+        try:
+            import pandas
+
+            frame = pandas.read_parquet(path)
+        except ImportError:
+            raise InputError(NO_PANDAS) from None
+        header = [str(column) for column in frame.columns]
+        values = frame.iloc[:, header.index(name)].tolist() if name in header else []
+    else:
+        csv.field_size_limit(LONGEST)
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = [line for line in csv.reader(file) if line]
+        header = [column.strip() for column in (lines or [[]])[0]]
+        place = header.index(name) if name in header else None
+        values = [] if place is None else [line[place].strip() for line in lines[1:]]
+    if name not in header:
+        raise unknown("column", name, header)
+    return [str(value) for value in values]
+
+
+def read_groups(path: Path) -> list[str]:
+    """The group of each sample out of a file: `.npy`, or texts, one a line.
+
+    Args:
+        path: of the file.
+    """
+    regular(path, "groups")
+    if path.suffix == ".npy":
+        found = np.load(path, allow_pickle=False)
+        return [str(value) for value in found.ravel().tolist()]
+    lines = path.read_text("utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _box_columns(path: Path) -> dict[str, list[str]]:
     """The columns of a file of boxes as texts, each of the same length."""
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            found = {
-                key: [str(value) for value in arrays[key].ravel().tolist()]
-                for key in ("feature", "low", "high", "scale")
-                if key in arrays
-            }
+        arrays = small_arrays(path, ("feature", "low", "high", "scale"), BOX_BYTES)
+        found = {
+            key: [str(value) for value in values.ravel().tolist()] for key, values in arrays.items()
+        }
     else:
+        if path.stat().st_size > BOX_BYTES:
+            raise InputError(f"{str(path)!r} has more than {BOX_BYTES:,} bytes: it is no box.")
+        csv.field_size_limit(LONGEST)
         with open(path, newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file))
+            lines = list(csv.DictReader(_lines(file, path)))
         heads = [name for name in (lines[0] if lines else {}) if name is not None]
         found = {name.strip().lower(): [line[name] or "" for line in lines] for name in heads}
         if "feature" in found:
@@ -168,12 +231,13 @@ def is_frame(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("columns", "to_numpy", "iloc"))
 
 
-def from_frame(frame: Any, name: str) -> Table:
+def from_frame(frame: Any, name: str, n: int | None = None) -> Table:
     """Features `(N, F)` and labels of a data frame with a column of labels.
 
     Args:
         frame: a pandas data frame.
         name: what an error calls it.
+        n: the first so many samples (default: all); names of classes are numbered over all.
     """
     header = [str(column) for column in frame.columns]
     if len(header) < 2 or len(set(header)) < len(header):
@@ -182,10 +246,10 @@ def from_frame(frame: Any, name: str) -> Table:
         )
     place = label_place(header)
     features = [i for i in range(len(header)) if i != place]
-    x = frame_values(frame.iloc[:, features], name)
+    x = frame_values(frame.iloc[:n, features], name)
     y, classes = _column_classes(frame.iloc[:, place].to_numpy(), name)
-    names = [header[i] for i in features]
-    return Table(x, y, {"source": "frame", "features": names}, classes)
+    info = {"source": "frame", "features": [header[i] for i in features]}
+    return Table(x, y[: len(x)], info | _numbered(classes), classes)
 
 
 def frame_values(frame: Any, name: str) -> np.ndarray:
@@ -241,6 +305,11 @@ def _value(text: str, number: int, path: Path) -> float:
             "are finite numbers."
         )
     return value
+
+
+def _numbered(classes: tuple[str, ...] | None) -> dict[str, str]:
+    """What a run records of labels that are names."""
+    return {} if classes is None else {CLASS_NAMES: ALPHABETICAL}
 
 
 def _classes(labels: list[str]) -> tuple[np.ndarray, tuple[str, ...] | None]:

@@ -44,31 +44,28 @@ _CODE = (
 )
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
-_answers: dict[
-    tuple[str, str], dict[str, Any]
-] = {}  # of files that were tried, by kind and content
+_answers: dict[str, dict[str, Any]] = {}  # of files that were tried, by content
 
 
-def attempt(path: str | Path, kind: str, digest: str) -> dict[str, Any]:
+def attempt(path: str | Path, digest: str) -> dict[str, Any]:
     """Read the model and run it forwards and backwards in a child process; raise InputError if that
     does not end well.
 
     A file is tried once in each process: copies and later calls are known by their content.
 
     Args:
-        path: of the file.
-        kind: "pt2" or "onnx".
+        path: of the ONNX file.
         digest: SHA-256 of the file.
 
     Returns:
-        What the child found out: for ONNX, how far the logits are from onnxruntime's.
+        What the child found out: how far the logits are from onnxruntime's.
     """
-    if (kind, digest) not in _answers:
-        _answers[kind, digest] = _attempt(Path(path), kind)
-    return _answers[kind, digest]
+    if digest not in _answers:
+        _answers[digest] = _attempt(Path(path))
+    return _answers[digest]
 
 
-def _attempt(path: Path, kind: str) -> dict[str, Any]:
+def _attempt(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     seconds = math.ceil(SECONDS + size * SECONDS_FOR_EACH_BYTE)
     memory = MEMORY + MEMORY_FOR_EACH_BYTE * size
@@ -83,7 +80,6 @@ def _attempt(path: Path, kind: str) -> dict[str, Any]:
         "-c",
         _CODE,
         json.dumps(folders),
-        kind,
         str(path.resolve()),
         str(seconds),
         str(memory),
@@ -153,20 +149,19 @@ def _sentence(path: Path, what: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """Try one file and print the answer as JSON."""
-    kind, path, seconds, memory = arguments
+    path, seconds, memory = arguments
     answer = os.dup(1)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     import torch
 
-    from wassail.zoo import difference, exported, onnx  # noqa: F401  all that is needed
+    from wassail.zoo import difference, onnx  # noqa: F401  all that is needed
 
     torch.set_num_threads(1)
-    if kind == "onnx":
-        difference.import_onnx()
+    difference.import_onnx()
     limit(int(seconds), int(memory), 4 * Path(path).stat().st_size + (1 << 20))
     try:
-        found = read_and_run(path, kind)
+        found = read_and_run(path)
     except InputError as error:
         found = {"error": str(error)}
     except Exception as error:
@@ -178,15 +173,15 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # nothing is left to do, and a library that was misled may not end well
 
 
-def read_and_run(path: str | Path, kind: str) -> dict[str, Any]:
+def read_and_run(path: str | Path) -> dict[str, Any]:
     """What the child does: read the model, run it forwards and backwards, compare it with
     onnxruntime.
     """
-    from wassail.zoo import difference, exported, onnx
+    from wassail.zoo import difference, onnx
 
-    model: Any = exported.load_exported(path) if kind == "pt2" else onnx.load_onnx(path)
+    model = onnx.load_onnx(path)
     difference.forth_and_back(model)
-    return difference.runtime_difference(str(path), model) if kind == "onnx" else {}
+    return difference.runtime_difference(str(path), model)
 
 
 def limit(seconds: int, memory: int, written: int) -> None:

@@ -94,8 +94,6 @@ def check_pickle(file: IO[bytes]) -> None:
     """Raise ValueError where the restricted unpickler would take time or memory out of proportion
     to a pickle.
 
-    Long because it has a case for each kind of opcode.
-
     It runs no code, but hashes a tuple of tuples of tuples for as long as that takes, and makes
     arrays of any size. What is followed here is how the values nest, and nothing is made of them.
     """
@@ -174,46 +172,6 @@ def _digest(file: Any) -> str:
     return found.hexdigest()
 
 
-def read_points(path: str | Path) -> Tensor:
-    """The points in a `.pt` or `.safetensors` file: one tensor, or the first of a pair or dict.
-
-    Args:
-        path: as AutoAttack and RobustBench save adversarial examples.
-    """
-    path = Path(path)
-    refuse_html(path, "points")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            found: Any = load_file(path)
-        else:
-            found = load_tensors(path)
-    except Exception as error:  # whatever a broken file makes the restricted unpickler raise
-        reason = _unread(error)
-        raise InputError(
-            f"cannot read points from {str(path)!r}: {reason}; save one tensor of shape (N, ...) "
-            "with torch.save."
-        ) from None
-    if isinstance(found, Mapping):
-        names = [k for k in ("adv_complete", "x_adv", "points", "x") if k in found] or list(found)
-        found = found[names[0]] if names else None
-    if isinstance(found, (tuple, list)) and found:
-        found = found[0]
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        raise InputError(
-            f"{str(path)!r} holds no points: save one float tensor of shape (N, ...) with "
-            "torch.save, in the order of the samples."
-        )
-    try:
-        plain_tensors({"points": found})
-    except ValueError as error:
-        raise InputError(
-            f"cannot read points from {str(path)!r}: {error}; save one tensor with torch.save."
-        ) from None
-    return found.detach()
-
-
 def read_state(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a `.safetensors` or `.pt` file, looked for under the keys that training
     scripts use.
@@ -229,7 +187,7 @@ def read_state(path: str | Path) -> dict[str, Tensor]:
     except (
         Exception
     ) as error:  # the restricted unpickler raises whatever a broken file makes it stumble over
-        reason = _unread(error)
+        reason = unread(error)
         raise InputError(
             f"cannot read weights from {str(path)!r}: {reason}; save model.state_dict() to it."
         ) from None
@@ -299,7 +257,7 @@ def _some(keys: list[str]) -> str:
     return f"{min(keys)!r}{more}"
 
 
-def _unread(error: Exception) -> str:
+def unread(error: Exception) -> str:
     """Why a file of tensors cannot be read, in words for people."""
     said = str(error)
     if isinstance(error, IndexError):  # of the unpickler, which found no pickle

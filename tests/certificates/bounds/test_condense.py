@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from wassail.certificates.bounds.condense import condensed
-from wassail.certificates.bounds.propagate import crown, gradients
+from wassail.certificates.bounds.propagate import gradients
+from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
 
@@ -47,7 +48,7 @@ def test_the_same_bounds_from_fewer_neurons(kind: str, radius: float, norm: floa
     graph = read(model, shape)
     centre = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     region = Region.make(Ball(centre, radius, norm, (0.0, 1.0)), graph.inputs)
-    bounds = crown(graph, region)
+    bounds = bounds_on(graph, region)
     small = condensed(bounds)
     assert small.graph.neurons == bounds.open < graph.neurons and small.open <= bounds.open
     x = region.sample(50, torch.Generator().manual_seed(2))
@@ -76,7 +77,7 @@ def test_rounding_errors_are_those_of_the_whole_network() -> None:
     model[0].weight.data = torch.tensor([[1e9], [1e9]], dtype=torch.float64)
     model[2].weight.data = torch.tensor([[1e-9, 0.0], [1e9, 1.0 - 1e9]], dtype=torch.float64)
     graph = read(model, (1,))
-    bounds = crown(graph, Region.make((1.0, 2.0), 1))
+    bounds = bounds_on(graph, Region.make((1.0, 2.0), 1))
     small = condensed(bounds)
     assert small.graph.neurons == 0
     found = gradients(small, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
@@ -86,5 +87,5 @@ def test_rounding_errors_are_those_of_the_whole_network() -> None:
 
 def test_nothing_to_gain_changes_nothing() -> None:
     model, shape = network("mlp")
-    bounds = crown(graph := read(model, shape), Region.make(None, graph.inputs))
+    bounds = bounds_on(graph := read(model, shape), Region.make(None, graph.inputs))
     assert condensed(bounds) is bounds

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.rounding import MODES, fractions, rounded
+from support.rounding import MODES, fractions, rounded, serial
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.entry import Entry
 from wassail.certificates.bounds.links import restricted_norm
+from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
@@ -22,9 +23,12 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)) - 0.5
 
 
-def entry_of(weight: Tensor, radius: float, x: Tensor, domain: object = None) -> Entry:
+def entry_of(
+    weight: Tensor, radius: float, x: Tensor, domain: object = None, rounding: float = 0.0
+) -> Entry:
     m, n = weight.shape
-    graph = Graph((Node((), (n,), ""), Node((0,), (m,), "", Affine(Matrix(weight)))))
+    nodes = (Node((), (n,), ""), Node((0,), (m,), "", Affine(Matrix(weight))))
+    graph = Graph(nodes, rounding=rounding)
     size = torch.full((len(x),), radius, dtype=DOUBLE)
     balls = Balls.make(x, size, 2.0, domain)  # type: ignore[arg-type]
     free = torch.ones(len(x), m, dtype=torch.bool)
@@ -112,6 +116,56 @@ def test_rounding_is_paid_for(mode: str) -> None:
         value = sum(v * w for v, w in zip(exact, d)) + Fraction(size) / 2 * image
         assert Fraction(float(found)) >= value
         assert float(found) <= float(value) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounding_of_norms_is_paid_for(mode: str) -> None:
+    """The square of a norm, and the norms of magnitudes of one map after the other."""
+    for seed in range(10):
+        weight = uniform(4, 3, seed=seed)
+        norm = 1 + uniform(1, seed=seed + 10)
+        nodes = (Node((), (3,), ""), Node((0,), (4,), "", Affine(Matrix(weight))))
+        with rounded(mode):
+            balls = Balls.make(torch.zeros(1, 3), torch.ones(1), 2.0, None)
+            entry = Entry(Graph(nodes), [1], torch.ones(1, 4) > 0, balls, norm)
+        one, most = (Fraction(map_norm(Matrix(weight), s, (3,), (4,))) for s in (1.0, math.inf))
+        assert Fraction(float(entry.square)) >= Fraction(float(norm)) ** 2
+        assert Fraction(entry.rough) >= one * most
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("off", [0.0, 1e-6])
+def test_rounding_of_maps_is_paid_for(off: float, mode: str) -> None:
+    """There and back again; off: by how much the weights may be wrong, here all one way."""
+    weight = 1 + uniform(1, 400, seed=20)
+    x = 1 + uniform(1, 400, seed=21)
+    with rounded(mode):
+        entry = entry_of(weight, 1.0, torch.zeros(1, 400), rounding=off)
+        found = entry._return(entry._image(x, torch.zeros(1).long()))
+    rows, point = fractions(weight)[0], fractions(x)[0]
+    image = sum(a * b for a, b in zip(rows, point)) * (1 + Fraction(off)) ** 2
+    apart = [Fraction(float(v)) - a * image for v, a in zip(found[0], rows)]
+    rate = Fraction(entry.unit) * Fraction(entry.rough)
+    assert sum(v * v for v in apart) <= rate**2 * sum(v * v for v in point)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounding_of_claims_is_paid_for(mode: str) -> None:
+    """Given the multiplier and the point: a long sum, and the square of the radius alone."""
+    zero = torch.zeros(1, dtype=DOUBLE)
+    owner = torch.zeros(1).long()
+    a = 1 + uniform(1, 4000, seed=22)
+    with rounded(mode), serial():
+        entry = entry_of(0 * a, 1e-9, torch.zeros(1, 4000))
+        found = entry.claimed(a, zero, zero + 1, a, owner)
+    exact = sum(v * v for v in fractions(a)[0]) + Fraction(1e-9) ** 2
+    assert Fraction(float(found)) >= exact / 2
+    for seed in range(20):
+        mu, r = (1 + uniform(2, seed=seed)).tolist()
+        with rounded(mode):
+            entry = entry_of(0 * a[:, :1], r, torch.zeros(1, 1))
+            found = entry.claimed(zero[None], zero, zero + mu, zero[None], owner)
+        assert Fraction(float(found)) >= Fraction(mu) * Fraction(r) ** 2 / 2
 
 
 @pytest.mark.parametrize("mode", MODES)

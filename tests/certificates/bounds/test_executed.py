@@ -22,7 +22,7 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.executed import ahead, arithmetic_of, gamma, margin_errors, refusal
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.reader import read
-from wassail.certificates.radius_search import Radii
+from wassail.certificates.prove.record import Radii
 from wassail.errors import InputError
 
 
@@ -57,7 +57,8 @@ def flipped(
     return int(bad.sum())
 
 
-@pytest.mark.parametrize("method", ["crown", "lipschitz", "exact"])
+@pytest.mark.slow_cases("exact", "auto")
+@pytest.mark.parametrize("method", ["crown", "auto", "exact"])
 def test_a_ball_of_an_executed_certificate_holds_no_point_that_the_float32_network_misclassifies(
     method: str,
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_ball_of_an_executed_certificate_holds_no_point_that_the_float32_netwo
     assert "executed arithmetic" in repr(executed)
 
 
+@pytest.mark.slow
 def test_branching_and_verification_above_the_rounding_error() -> None:
     model = cancelling(spread=4.0)  # so that something is left to prove
     x = torch.rand(4, 8, generator=torch.Generator().manual_seed(2))
@@ -82,11 +84,11 @@ def test_branching_and_verification_above_the_rounding_error() -> None:
     assert (branch.values >= crown.values * (1 - 1e-9)).all() and (crown.values > 0).any()
     assert flipped(model, x, y, branch.values, 2) == 0
     middle = float(crown.values[crown.values > 0].median())
-    for method in ("crown", "alpha-crown", "branch", "exact", "lipschitz"):
+    for method in ("crown", "ball", "branch", "exact", "auto"):
         threat = ws.Threat("2", "inf", middle, (0.0, 1.0))
-        proved = ws.verify(model, x, y, threat, method, arithmetic="executed")
+        proved = ws.verify(model, x, y, threat, method, arithmetic="executed").proved
         assert flipped(model, x, y, proved * middle, 2) == 0
-        if method in ("crown", "alpha-crown", "branch"):
+        if method != "exact":
             assert proved[crown.values >= middle].all()
     with pytest.raises(InputError, match="differ in arithmetic"):
         ws.radii(model, x, y, "2", (0.0, 1.0), "branch", arithmetic="exact", start=crown)
@@ -143,6 +145,7 @@ def in_other_orders(model: nn.Module, points: Tensor) -> list[Tensor]:
     return found
 
 
+@pytest.mark.slow_cases("2-*", "3-*", "4-*")
 @pytest.mark.parametrize(
     ("seed", "dtype"), [*((seed, torch.float32) for seed in range(5)), (5, torch.float64)]
 )
@@ -389,6 +392,7 @@ def test_arithmetics_agree_where_rounding_is_small() -> None:
                 assert (near <= executed.values[finite & executed.exact] * 1.002).all()
 
 
+@pytest.mark.slow_cases("margin")
 @pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
 def test_a_loss_curve_of_the_executed_network(loss: str) -> None:
     """Its upper side is above every loss that the float32 network has in the ball; that of the
@@ -495,7 +499,7 @@ def test_logits_that_are_relus_have_radii() -> None:
     x = torch.rand(4, 2)
     y = model(x).argmax(1)
     found = ws.radii(model, x, y)
-    assert (found.method, found.arithmetic) == ("exact", "executed")
+    assert (found.method, found.arithmetic) == ("auto", "executed")
     assert (
         (found.values > 0).all()
         and found.values.isfinite().all()

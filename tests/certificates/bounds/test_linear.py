@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from support import values
 from support.graphs import MAKE, crowd, layers, mlp
 from support.networks import Net, prelu, seeded
 from wassail.certificates.bounds import chunks
@@ -19,7 +20,6 @@ from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import chunks_of
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.bounds.lines import Arithmetic, Shape
-from wassail.certificates.bounds.propagate import crown, linear_upper
 from wassail.certificates.bounds.rows import Span, Turned
 from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
@@ -539,10 +539,10 @@ def test_as_tight_as_the_bounds_of_a_single_region(
     plain = margin_bounds(graph, x, y, radius, norm, domain)
     eye = torch.eye(graph.outputs, dtype=torch.float64)
     for i in range(2):
-        bounds = crown(
+        bounds = values.crown(
             graph, Region.make(Ball(x[i].flatten(), float(radius[i]), norm, domain), graph.inputs)
         )
-        reference = -linear_upper(bounds, len(graph.nodes) - 1, eye - eye[y[i]])
+        reference = -values.linear_upper(bounds, len(graph.nodes) - 1, eye - eye[y[i]])
         assert (plain[i] >= reference - 1e-9).all()
         if norm == INF:  # the same intervals, the same rows, the same slopes
             assert (plain[i] <= reference + 1e-8).all()
@@ -554,6 +554,7 @@ def test_as_tight_as_the_bounds_of_a_single_region(
 # What the bounds must not depend on.
 
 
+@pytest.mark.slow_cases("pools-0")
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

@@ -273,3 +273,17 @@ def test_a_map_tells_the_truth_of_itself(name: str) -> None:
         assert torch.allclose(folded.forward(eye), out * factor, atol=1e-14)
     turned = map_.turned(torch.float32).transpose(out.float())[0]
     assert torch.allclose(turned.double(), map_.transpose(out)[0], rtol=1e-4, atol=1e-4)
+
+
+class Windows(Scale):
+    """A map that knows its shape from its caller: windows that overlap, more of them on larger
+    images.
+    """
+
+    def norm(self, norm: float, shape: tuple[int, ...], output: tuple[int, ...]) -> float:
+        return float(math.prod(shape) + math.prod(output))
+
+
+def test_one_map_on_images_of_two_sizes() -> None:
+    map_ = Windows(torch.ones(()))
+    assert [map_norm(map_, 2.0, (n,), (1,)) for n in (3, 5, 3)] == [4.0, 6.0, 4.0]

@@ -166,6 +166,7 @@ def test_the_split_is_the_whole_matrix(dtype: torch.dtype) -> None:
         assert torch.allclose(got.double(), true, rtol=close, atol=close * float(true.abs().max()))
 
 
+@pytest.mark.slow_cases("0", "3")
 @pytest.mark.parametrize("seed", range(4))
 def test_radii_that_are_proved_are_below_exact_distances(seed: int) -> None:
     """On tiny networks, where the distance is known; and beyond what linear bounds prove."""
@@ -178,7 +179,7 @@ def test_radii_that_are_proved_are_below_exact_distances(seed: int) -> None:
         sweep = Sweep(graph, Balls.make(x, radius, INF, BOX)).run()
         lower = margins(sweep, y)[0]
         good, work = proved_samples(sweep, list(range(6)), y, lower, 100)
-        assert work >= 0
+        assert len(work) == 6 and min(work) >= 0
         if share > 1:
             assert not any(g for g, far in zip(good, exact.tolist()) if far < 2.0 / 1.1)
         linear = lower.scatter(1, y[:, None], INF).amin(1) > 0
@@ -291,7 +292,7 @@ def test_a_shift_of_a_view_changes_no_other_reader(arithmetic: str) -> None:
     x = x[y == 0]
     y = y[y == 0]
     eps = 0.2
-    proved = ws.verify(model, x, y, ws.Threat(eps=eps), arithmetic=arithmetic)
+    proved = ws.verify(model, x, y, ws.Threat(eps=eps), arithmetic=arithmetic).proved
     graph = read(model, (4,))
     assert torch.allclose(graph.piecewise().logits(x.double()), graph.logits(x))
     sweep = Sweep(graph, Balls.make(x, torch.full((len(x),), eps), INF, BOX)).run()

@@ -9,20 +9,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import (
     SLACK,
     _off,
     ahead,
+    arithmetic_of,
     call_error,
+    dot_error,
     gamma,
     margin_errors,
 )
 from wassail.certificates.graph.execution import Call
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix, Scale
+from wassail.certificates.graph.reader import read
 
 SINGLE = torch.float32
 DOUBLE = torch.float64
@@ -177,3 +182,40 @@ def test_margins_pay_for_the_products_of_their_coefficients(mode: str) -> None:
             found = margin_errors(sweep, torch.tensor([0]))[0, 1]  # type: ignore[arg-type]
         exact = sum(a * b for a, b in zip(fractions(last), fractions(out)))
         assert Fraction(float(found)) >= abs(exact)
+
+
+def test_a_long_sum_loses_what_its_formula_says() -> None:
+    """`u (P + N) + n u (M + gamma (P + N))`, of thousands of terms of both signs: gamma counts."""
+    n = 4000
+    weight = uniform(1, n, seed=18) - 0.5
+    x = 1 + uniform(1, n, seed=19)
+    found = dot_error(Call(Matrix(weight), None, n + 2), x, x.clone(), SINGLE)
+    terms = [a * b for a, b in zip(fractions(weight)[0], fractions(x)[0])]
+    plus = sum(v for v in terms if v > 0)
+    minus = -sum(v for v in terms if v < 0)
+    unit = Fraction(2) ** -24
+    more = Fraction(gamma(n + 2, SINGLE)) * (plus + minus)
+    exact = unit * (plus + minus) + n * unit * (max(plus, minus) + more)
+    assert Fraction(float(found)) >= exact
+
+
+@pytest.mark.parametrize("norm", [2.0, math.inf])
+def test_sweeps_keep_the_errors_of_what_is_executed(norm: float) -> None:
+    """A layer in float32, which torch adds up in its own way."""
+    n = 300
+    layer = nn.Linear(n, 20)
+    with torch.no_grad():
+        layer.weight.copy_(uniform(20, n, seed=20))
+        layer.bias.copy_(uniform(20, seed=21))
+    graph = arithmetic_of(read(nn.Sequential(layer, nn.ReLU(), nn.Linear(20, 2)), (n,)), "executed")
+    x = uniform(1, n, seed=22).float()
+    balls = Balls.make(x, torch.full((1,), 0.1, dtype=DOUBLE), norm, None)
+    found = Sweep(graph, balls).run().executed[1]
+    seen = layer(x)[0].tolist()
+    rows = zip(seen, found[0].tolist(), fractions(layer.weight.detach()), layer.bias.tolist())
+    apart = []
+    for value, error, row, bias in rows:
+        exact = sum(a * b for a, b in zip(row, fractions(x)[0])) + Fraction(bias)
+        apart.append(abs(Fraction(value) - exact))
+        assert Fraction(error) >= apart[-1]
+    assert any(apart)

@@ -17,13 +17,15 @@ from support.exact import normal, perceptron, uniform, values
 from support.rounding import MODES, Array, long, rounded
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.jacobian import adjoint, one_region, ranges
-from wassail.certificates.bounds.propagate import (
-    Gradients,
-    crown,
-    gradients,
+from wassail.certificates.bounds.jacobian import adjoint
+from wassail.certificates.bounds.propagate import Gradients, gradients
+from wassail.certificates.bounds.ranges import (
+    Bounds,
+    bounds_on,
     intervals,
-    linear_upper,
+    one_region,
+    ranges,
+    upper_on,
 )
 from wassail.certificates.bounds.tangents import centred
 from wassail.certificates.graph.graph import Affine, Graph, Node
@@ -151,6 +153,14 @@ def rising(sizes: list[int], seed: int, active: bool, shift: float = 0.0) -> Gra
     return perceptron(weights, biases)
 
 
+def by_intervals(graph: Graph, region: Region) -> Bounds:
+    """The inputs of the ReLUs by intervals alone."""
+    low, high = region.box
+    found = intervals(graph, (low[None], high[None]))
+    spans = {i: found[graph.nodes[i].inputs[0]] for i in graph.relus}
+    return Bounds(graph, region, {i: (low[0], high[0]) for i, (low, high) in spans.items()})
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("active", [True, False])
 def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
@@ -164,11 +174,11 @@ def test_ranges_of_rising_networks(active: bool, mode: str) -> None:
             proved = sweep.proved()
             again = Sweep(graph, Balls.make(x, radius / 2, INF, None), known=proved).run()
             fixed = [
-                intervals(graph, Region.make(Ball(v, float(r), INF), sizes[0]))
+                by_intervals(graph, Region.make(Ball(v, float(r), INF), sizes[0]))
                 for v, r in zip(x, radius)
             ]
             tighter = [
-                crown(graph, Region.make(Ball(v, float(r), INF), sizes[0]))
+                bounds_on(graph, Region.make(Ball(v, float(r), INF), sizes[0]))
                 for v, r in zip(x, radius)
             ]
         for i in range(2):
@@ -222,11 +232,9 @@ def test_margins_of_networks_without_kinks(norm: float, mode: str) -> None:
             lower, base, a = margins(sweep, y)
             regions = [Region.make(Ball(v, float(r), norm), sizes[0]) for v, r in zip(x, radius)]
             rows = torch.eye(sizes[-1], dtype=torch.float64)
-            above = [
-                linear_upper(crown(graph, region), len(graph.nodes) - 1, rows) for region in regions
-            ]
-            slopes = [gradients(crown(graph, region), rows) for region in regions]
-            ends = [crown(more, region).spans[len(graph.nodes)] for region in regions[:2]]
+            above = [upper_on(graph, region, rows) for region in regions]
+            slopes = [gradients(bounds_on(graph, region), rows) for region in regions]
+            ends = [bounds_on(more, region).spans[len(graph.nodes)] for region in regions[:2]]
         total = long(weights[0])
         for weight in weights[1:]:
             total = long(weight) @ total
@@ -277,9 +285,9 @@ def test_weights_that_are_known_up_to_a_relative_error(mode: str) -> None:
         two = Sweep(known, Balls.make(x, radius, 2.0, None)).run()
         constant, a, owner = sweep.bound(len(graph.nodes) - 1, rows, torch.zeros(3).long())
         upper = constant + sweep.inputs.upper(a, owner)
-        fixed = intervals(known, region)
-        substituted = linear_upper(crown(known, region), len(graph.nodes) - 1, rows)
-        partial = gradients(crown(known, region), rows).entries()
+        fixed = by_intervals(known, region)
+        substituted = upper_on(known, region, rows)
+        partial = gradients(bounds_on(known, region), rows).entries()
         inner = ranges(known, one_region(region))
         low_high = adjoint(known, inner, rows), centred(known, inner, rows)
         everywhere = spans(known, (x - 0.1, x + 0.1))
@@ -347,7 +355,7 @@ def test_gradients_beside_an_undecided_neuron_that_leads_nowhere(mode: str) -> N
         graph = perceptron(weights, [bias, torch.zeros(2, dtype=torch.float64)])
         with rounded(mode):
             found = gradients(
-                crown(graph, Region.make(Ball(x, radius, INF, None), n)),
+                bounds_on(graph, Region.make(Ball(x, radius, INF, None), n)),
                 torch.tensor([[-1.0, 1.0]]),
             )
             low, high = found.entries()

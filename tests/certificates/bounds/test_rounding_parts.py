@@ -22,14 +22,24 @@ from support.rounding import MODES, long, rounded
 from wassail.certificates.bounds import chunks
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread, ends_of, rounding_of
+from wassail.certificates.bounds.lines import (
+    Arithmetic,
+    Lines,
+    Shape,
+    Slopes,
+    Spread,
+    ends_of,
+    rounding_of,
+)
 from wassail.certificates.bounds.rows import Span
+from wassail.certificates.bounds.sectors import Bounded
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation, _Gated, rounded_up
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.intervals import Forms, Intervals
 from wassail.certificates.search.nearest_flip import nearest_flip
+from wassail.certificates.search.neurons import Rows
 from wassail.certificates.search.relaxed import Relaxed
 from wassail.certificates.search.tree import Tree
 from wassail.rounding import TINY
@@ -201,6 +211,7 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
         ),
         climbed=lambda last, rows, owner, steps, constant, a: (constant, a),
         inputs=SimpleNamespace(upper=lambda a, owner: reach),
+        balls=SimpleNamespace(targets=None),
         sectors=None,
     )
     assert torch.equal(
@@ -212,6 +223,60 @@ def test_margins_pay_for_their_own_sums(mode: str) -> None:
     others = np.arange(k) != y.numpy()[:, None]
     assert (long(base)[others] <= here[others] - long(constant)).all()
     assert (long(lower)[others] <= here[others] - long(constant) - long(reach)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_margins_pay_for_what_rows_are_together(mode: str) -> None:
+    """Logits and bounds of rows given: the margin is at least their exact difference."""
+    n = 100
+    z = scattered(n, 2, seed=15)
+    together = scattered(n, seed=16)
+    nothing = torch.full((n,), INF, dtype=DOUBLE)
+    none = torch.zeros(n, 1, dtype=DOUBLE)
+    bounded = Bounded(nothing, together)
+    sweep = SimpleNamespace(
+        graph=SimpleNamespace(nodes=(SimpleNamespace(size=2),), outputs=2, inputs=1),
+        centre={0: z},
+        bound=lambda last, rows, owner: (nothing, none, owner),
+        inputs=SimpleNamespace(upper=lambda a, owner: none[:, 0]),
+        balls=SimpleNamespace(targets=None),
+        sectors=SimpleNamespace(known=True, bound=lambda *rest: (bounded, none, none[:, 0])),
+    )
+    with rounded(mode):
+        y = torch.zeros(n, dtype=torch.int64)
+        lower = margins(sweep, y, "none")[0][:, 1]  # type: ignore[arg-type]
+    assert (long(lower) <= long(z)[:, 0] - long(z)[:, 1] - long(together)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slopes_pay_for_the_sum_of_their_shifts(mode: str) -> None:
+    """The line above and the line below have `off + far` and `off - far`."""
+    off = scattered(1, 100, seed=17)
+    far = scattered(1, 100, seed=18).abs()
+    zero = torch.zeros_like(off)
+    with rounded(mode):
+        kind = Arithmetic(SimpleNamespace(nodes=()), DOUBLE)  # type: ignore[arg-type]
+        found = Slopes.of(Lines(zero, zero, off, far), None, kind)
+    assert (long(found.above) >= long(off) + long(far)).all()
+    assert (long(found.drop) >= long(far) - long(off)).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slopes_of_their_own_pay_for_long_sums(mode: str) -> None:
+    """Coefficients below 0 of thousands of undecided neurons: each is at least `a v`."""
+    n = 8000
+    c = 1 + uniform(1, n, seed=19)
+    zero = torch.zeros_like(c)
+    shape = Shape(Node((0,), (n,), "", Relu(torch.tensor(0.0, dtype=DOUBLE))), c, -2 * c, 2 * c)
+    bend = SimpleNamespace(shape=shape, error=zero, crossing=zero == 0)
+    w = -1 - uniform(1, n, seed=20)
+    a = uniform(1, n, seed=21) / 2
+    with rounded(mode):
+        kind = Arithmetic(SimpleNamespace(nodes=()), DOUBLE)  # type: ignore[arg-type]
+        slopes = Slopes.of(Lines(zero, zero, zero, zero), bend, kind)  # type: ignore[arg-type]
+        _, constant = slopes.pull(w, a)
+    exact = (long(w) * (long(a) * long(c) - long(c))).sum()
+    assert long(constant)[0] >= exact
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -323,7 +388,7 @@ def test_a_chain_of_forty_layers_loses_the_same_half_ulp_in_each(
     with rounded(mode):
         sweep = Sweep(graph, Balls.make(x, radius, INF, None)).run()
         kind = sweep.fast if dtype == SINGLE else sweep.exact
-        constant, a, owners = sweep._substitute(
+        constant, a, owners = sweep.substitute(
             kind, last, torch.ones(1, 1, dtype=dtype), owner, True
         )
         top = constant + sweep.inputs.upper(a.double(), owners)
@@ -435,6 +500,30 @@ def test_split_intervals_pay_for_their_sums(mode: str) -> None:
         value = value + long(under) * (v - long(ends[0])) + long(over) * (long(ends[1]) - v)
         room = long(coefficient) * d + long(added) - np.abs(long(coefficient)) * kept - value
         assert (room >= 0).all()
+
+
+def test_split_intervals_keep_the_errors_of_the_sweep() -> None:
+    """Weights that may be wrong: cut neurons have the error of their inputs, and lines pay for it
+    where the interval is too short to bend.
+    """
+    nodes = (
+        Node((), (3,), "the input"),
+        Node((0,), (4,), "", Affine(Matrix(1 + uniform(4, 3, seed=205)))),
+        Node((1,), (4,), "", Smooth("tanh")),
+    )
+    x = uniform(1, 3, seed=206)
+    balls = Balls.make(x, torch.full((1,), 1e-9, dtype=DOUBLE), INF, None)
+    sweep = Sweep(replace(Graph(nodes), rounding=1e-6), balls).run()
+    own = torch.tensor([0])
+    table = Intervals(sweep, own)
+    assert (table.error >= 1e-7).all()
+    table.tilt(own, lambda lines: -lines[2].far.sum(1))
+    line = table.lines[DOUBLE][2]
+    assert (line.far >= (line.mid.abs() + line.rad.abs()) * table.error).all()
+    column = torch.arange(4)[None]
+    zero = torch.zeros(1, 4, dtype=DOUBLE)
+    cuts = Cuts(column, table.low, table.high, zero, zero, zero, zero)
+    assert torch.equal(table.held(own, own, cuts, False).error, table.error)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -717,7 +806,7 @@ def test_coefficients_pay_for_the_sums_they_are(dtype: torch.dtype, mode: str) -
             torch.zeros(1, 1, dtype=DOUBLE), torch.full((1,), radius, dtype=DOUBLE), INF, None
         )
         sweep = Sweep(perceptron([weight], [torch.zeros(width, dtype=DOUBLE)]), balls).run()
-        constant, a, owners = sweep._substitute(
+        constant, a, owners = sweep.substitute(
             sweep.fast if dtype == SINGLE else sweep.exact, 1, w, owner, True
         )
         top = constant + sweep.inputs.upper(a.double(), owners)
@@ -744,3 +833,29 @@ def test_split_neurons_keep_the_errors_of_the_sweep() -> None:
         and (tree.error >= 9 * 2.0**-53 * tree.most).all()
         and (tree.most > 0).all()
     )
+    own = torch.tensor([0])
+    known = tree.known(DOUBLE, next(iter(tree.parts)), Rows(own, own, own))
+    assert torch.equal(known[4], tree.error)
+
+
+def test_sweeps_hand_on_the_errors_of_nodes() -> None:
+    """Weights that may be wrong: smooth neurons have the error of their inputs, and unit vectors
+    that of the node where they start.
+    """
+    off = 1e-6
+    first = 1 + uniform(4, 3, seed=202)
+    second = 1 + uniform(2, 4, seed=203)
+    nodes = (
+        Node((), (3,), "the input"),
+        Node((0,), (4,), "", Affine(Matrix(first))),
+        Node((1,), (4,), "", Smooth("tanh")),
+        Node((2,), (2,), "", Affine(Matrix(second))),
+    )
+    x = uniform(1, 3, seed=204)
+    balls = Balls.make(x, torch.full((1,), 0.1, dtype=DOUBLE), INF, None)
+    sweep = Sweep(replace(Graph(nodes), rounding=off), balls).run()
+    assert (sweep.smooth[2][1] >= off * (x @ first.T)).all()
+    place = torch.arange(2)
+    for kind in (sweep.exact, sweep.fast):
+        _, constant = sweep.units(kind, 3, place, torch.zeros_like(place))
+        assert (constant >= off * (sweep.centre[2][0] @ second.T)).all()

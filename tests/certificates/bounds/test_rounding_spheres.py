@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from support.rounding import MODES, fractions, rounded, serial
 from wassail.certificates.bounds import ball_margins as margins_of
+from wassail.certificates.bounds import links
+from wassail.certificates.bounds import reach as reach_of
 from wassail.certificates.bounds.ball_layer import BallLayer
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import arithmetic_of, call_error, gamma
 from wassail.certificates.bounds.lines import Lines
+from wassail.certificates.bounds.links import Links
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import Forward, Reach, length_above
 from wassail.certificates.bounds.spheres import Spheres
@@ -344,6 +347,19 @@ def test_a_layer_pays_for_the_ball_and_for_the_error_of_its_input(mode: str) -> 
         assert Fraction(float(total)) >= ball + best + Fraction(0.5) * Fraction(error)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_layer_pays_for_the_product_of_its_ball(mode: str) -> None:
+    """Half of a multiplier times the square of the length, where no neuron counts."""
+    part = layer(1, 0.0)
+    zero = torch.zeros(1, 1, dtype=DOUBLE)
+    for k in range(20):
+        log_lam = uniform(1, seed=k + 30)
+        with rounded(mode):
+            lam = float(log_lam.exp())
+            found = part.pull(zero, zero, zero, log_lam, 0.0)[1]
+        assert Fraction(float(found)) >= Fraction(lam) / 2 * Fraction(1 / 3) ** 2
+
+
 def crossing(n: int) -> Graph:
     """Neurons at 0, added up."""
     nodes = (start(n), Node((0,), (n,), "", Affine(Scale(1 + uniform(n, seed=11)))))
@@ -404,3 +420,170 @@ def test_margins_pay_for_their_own_sums(mode: str, monkeypatch: pytest.MonkeyPat
             if j != int(y[i]):
                 exact = Fraction(float(z[i, int(y[i])])) - Fraction(float(z[i, j])) - next(given)
                 assert Fraction(float(found[i, j])) <= exact
+
+
+def links_of(sizes: int, source: float) -> Links:
+    """Of a chain of maps between two layers of ReLUs, without a sweep; source: how far the first
+    one moves.
+    """
+    given = object.__new__(Links)
+    one = torch.ones(1, dtype=DOUBLE)
+    maps = [Node((k + 1,), (1,), "", Affine(Matrix(0.7 * one[:, None]))) for k in range(sizes)]
+    last = replace(relu(1, 0.0), inputs=(sizes + 1,))
+    given.graph = Graph((start(1), relu(1, 0.0), *maps, last))
+    given.sorted = {}
+    given.links = {}
+    given.entry = None
+    given.free = {}
+    given.radius = {1: one * source, sizes + 2: one * INF}
+    return given
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [1e-9, 1e6])
+def test_links_pay_for_their_products(
+    size: float, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`||d||^2 <= square ||d'||^2 + rest` where both are as long as can be, and what rounding adds
+    is far smaller than that, or far larger.
+    """
+    one = torch.ones(1, dtype=DOUBLE)
+    for k in range(20):
+        norm, radius, lost = (float(v) for v in 1 + uniform(3, seed=k + 40))
+        lost = lost * size
+        monkeypatch.setattr(
+            Links, "_norm", lambda self, i, norm=norm, lost=lost: (one * norm, one * lost)
+        )
+        given = links_of(1, radius)
+        given.sweep = SimpleNamespace(balls=SimpleNamespace(norm=1))  # type: ignore[assignment]
+        first = links_of(1, radius)
+        map_, last = first.graph.nodes[2:]
+        first.graph = Graph((start(1), replace(map_, inputs=(0,)), replace(last, inputs=(1,))))
+        first.radius = {2: one * INF}
+        first.free = {2: one > 0}
+        sweep = SimpleNamespace(balls=SimpleNamespace(norm=2), inputs=None)
+        first.sweep = sweep  # type: ignore[assignment]
+        first.reach = SimpleNamespace(radius={0: one * radius})  # type: ignore[assignment]
+        monkeypatch.setattr(links, "Entry", lambda *rest: rest)
+        with rounded(mode):
+            given._join(3)
+            first._join(2)
+        inner = Fraction(norm) * Fraction(radius)
+        whole = inner + Fraction(lost)
+        assert Fraction(float(given.radius[3])) >= whole
+        assert Fraction(float(first.radius[2])) >= whole
+        link = given.links[3]
+        square, rest = Fraction(float(link.square)), Fraction(float(link.rest))
+        assert square * Fraction(radius) ** 2 + rest >= whole**2
+        assert first.door is not None
+        square, rest = Fraction(float(first.door.square)), Fraction(float(first.door.rest))
+        assert square * inner**2 + rest >= whole**2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_norms_of_two_maps(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their product, and what both lose."""
+    monkeypatch.setattr(links, "restricted_norm", lambda *rest: torch.full((1,), INF).double())
+    for k in range(20):
+        given = links_of(2, 1.0)
+        own, *each = (float(v) for v in 1 + uniform(3, seed=k + 60))
+        monkeypatch.setattr(links, "map_norm", lambda *rest, own=own: own)
+        lost = {j + 2: torch.full((1,), v, dtype=DOUBLE) for j, v in enumerate(each)}
+        given.reach = SimpleNamespace(radius={0: lost[2]}, lost=lost)  # type: ignore[assignment]
+        given.free = {4: torch.ones(1, 1) > 0}
+        with rounded(mode):
+            norm, total = given._norm(4)
+        assert Fraction(float(norm)) >= Fraction(own) ** 2
+        assert Fraction(float(total)) >= Fraction(own) * Fraction(each[0]) + Fraction(each[1])
+
+
+def test_norms_of_matrices_whose_squares_underflow() -> None:
+    small = torch.full((3, 4), 1e-200, dtype=DOUBLE)
+    assert float(links.restricted_norm(small, None, None, 1)) >= 1e-200 * math.sqrt(12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_norms_of_long_rows(mode: str) -> None:
+    """A million entries: their squares are added up."""
+    units = torch.randint(2**25, 2**26, (2**10, 2**10), generator=torch.Generator().manual_seed(26))
+    square = sum(units.square().sum(1).tolist())
+    with rounded(mode):
+        found = links.restricted_norm(units.reshape(1, -1).double(), None, None, 1)
+    assert Fraction(float(found)) ** 2 >= square
+
+
+# --- the executed network, cuts and claims -----------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_values_around_a_sample_reach_as_far_as_they_say(mode: str) -> None:
+    c = uniform(100, seed=80) / 3
+    most = uniform(100, seed=81) / 7
+    with rounded(mode):
+        (far,) = reach_of._wider([c.abs()], [most])
+        low = c - far
+        high = c + far
+    for bottom, top, centre, size in zip(*map(fractions, (low, high, c, most))):
+        assert bottom <= centre - size and top >= centre + size
+
+
+def test_executed_errors_of_several_calls() -> None:
+    """Those of one call after the other, entry by entry."""
+    factor = torch.tensor(0.7, dtype=DOUBLE)
+    calls = tuple(Call(Scale(factor), None, 1) for _ in range(2))
+    node = Node((0,), (5,), "", Affine(Scale(factor * factor)), calls=calls)
+    graph = Graph((start(5), node), arithmetic="executed", execution=Execution(torch.float32))
+    x = 1 + uniform(1, 5, seed=82)
+    found = forward(graph, x, 0.1, 2.0).executed[1]
+    here = call_error(node, [x], torch.float32, [graph.nodes[0]], [(x, x)])
+    assert (found >= here).all() and (here > 2.0**-26).all()
+
+
+def test_executed_errors_know_that_lengths_of_rows_are_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel may lose n / 2 roundings."""
+    n = 2**20
+    lost = 1 - (n // 2) * 2.0**-53
+    monkeypatch.setattr(Matrix, "row_norms", lambda self, s: self.weight.norm(dim=1) * lost)
+    weight = torch.ones(1, n, dtype=DOUBLE)  # of length 2^10
+    call = Call(Matrix(weight), None, n + 2)
+    node = Node((0,), (1,), "", Affine(Matrix(weight)), calls=(call,))
+    graph = Graph((start(n), node), arithmetic="executed", execution=Execution(torch.float32))
+    found = forward(graph, torch.zeros(1, n, dtype=DOUBLE), 0.5, 2.0).executed[1]
+    rate = Fraction(gamma(n + 2, torch.float32))
+    assert Fraction(float(found)) >= rate * Fraction(2**10) / 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_cuts_and_claims_pay_for_their_sums(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to be paid by radii alone; and a constant that nearly cancels the rest."""
+    one = torch.ones(1, dtype=DOUBLE)
+    for k in range(20):
+        q, radius, apart, upper = (float(v) for v in 1 + uniform(4, seed=k + 90))
+        given = object.__new__(Spheres)
+        given.reach = SimpleNamespace(radius={1: one * radius})  # type: ignore[assignment]
+        door = SimpleNamespace(square=one, good=one > 0)
+        entry = SimpleNamespace(bound=lambda *rest: one * INF)
+        given.balls = SimpleNamespace(  # type: ignore[assignment]
+            radius={1: one * radius}, first=1, door=door, entry=entry
+        )
+        inputs = SimpleNamespace(upper=lambda a, owner, upper=upper: one * upper)
+        given.sweep = SimpleNamespace(exact=None, inputs=inputs)  # type: ignore[assignment]
+        exact = Fraction(q) / 2 * Fraction(radius) ** 2
+        constant = -float(exact + Fraction(upper)) * (1 + 1e-9 * apart)
+        parts: list[Tensor | None] = [one * constant, one, one * q]
+        monkeypatch.setattr(Spheres, "_layers", lambda *rest: {})
+        monkeypatch.setattr(Spheres, "_substitute", lambda *rest, parts=parts: parts)
+        zero = 0 * one[:, None]
+        with rounded(mode):
+            cuts = (
+                given._cut(1, zero, ONE, {1: one * q}, None),
+                given._cut(1, zero, ONE, {}, one * q),
+            )
+            claim = given._claim(1, zero, ONE, {}, {})
+            parts[2] = None
+            plain = given._claim(1, zero, ONE, {}, {})
+        assert all(Fraction(float(v)) >= exact for v in cuts)
+        assert Fraction(float(claim)) >= exact + Fraction(upper) + Fraction(constant)
+        assert Fraction(float(plain)) >= Fraction(upper) + Fraction(constant)

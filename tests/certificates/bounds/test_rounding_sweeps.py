@@ -4,7 +4,6 @@ slopes of their own, sums in any order.
 
 import math
 from fractions import Fraction
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -20,8 +19,7 @@ from wassail.certificates.bounds.condense import condensed
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.executed import arithmetic_of
 from wassail.certificates.bounds.lines import Arithmetic, Shape, Spread
-from wassail.certificates.bounds.propagate import crown as fixed_bounds
-from wassail.certificates.bounds.propagate import linear_upper
+from wassail.certificates.bounds.ranges import bounds_on, upper_on
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Sum
@@ -150,7 +148,7 @@ def test_copied_entries_pay_for_their_value(mode: str) -> None:
     with rounded(mode):
         sweep = Sweep(graph, ball(x, 2.0**-80)).run()
         eye = torch.eye(40, dtype=DOUBLE)
-        constant, _, _ = sweep._substitute(sweep.exact, 1, eye, torch.zeros(40).long(), True)
+        constant, _, _ = sweep.substitute(sweep.exact, 1, eye, torch.zeros(40).long(), True)
     for k in range(40):
         exact = Fraction(float(x[0, k])) + Fraction(float(bias[k]))
         off = exact - Fraction(float(sweep.centre[1][0, k]))
@@ -187,7 +185,7 @@ def test_coefficients_of_a_relu_on_the_input_are_rounded() -> None:
     )
     sweep = Sweep(Graph(nodes), ball(torch.full((1, 1), -10.0, dtype=DOUBLE), 5.0)).run()
     w = (1 + uniform(200, 1, seed=9)).to(SINGLE)
-    constant, a, _ = sweep._substitute(sweep.fast, 1, w, torch.zeros(200).long(), False)
+    constant, a, _ = sweep.substitute(sweep.fast, 1, w, torch.zeros(200).long(), False)
     for row, more, tilt in zip(w[:, 0].tolist(), constant.tolist(), a[:, 0].tolist()):
         for d in (-5, 5):
             assert Fraction(row) * Fraction(slope) * d <= Fraction(more) + Fraction(tilt) * d
@@ -200,7 +198,7 @@ def test_coefficients_of_a_product_are_rounded() -> None:
     graph = Graph((start(1), Node((0, 0), (1,), "", Curved(Product("k,k->k")))))
     sweep = Sweep(graph, ball(x, radius)).run()
     w = torch.ones(1, 1, dtype=SINGLE)
-    constant, a, _ = sweep._substitute(sweep.fast, 1, w, ONE, False)
+    constant, a, _ = sweep.substitute(sweep.fast, 1, w, ONE, False)
     c = Fraction(float(x))
     d = Fraction(radius)
     value = (c + d) ** 2 - Fraction(float(sweep.centre[1]))
@@ -215,14 +213,13 @@ def test_planes_pay_for_long_sums(mode: str) -> None:
     x = torch.zeros(1, width, dtype=DOUBLE)
     graph = Graph((start(width), Node((0, 0), (width,), "", Curved(Product("k,k->k")))))
     sweep = SimpleNamespace(
-        centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={}, surfaces={},
+        centre={0: x}, spans={0: ball(x, radius).box}, users=[[1, 1], []], spreads={},
         graph=graph,
         exact=Arithmetic(graph, DOUBLE), fast=Arithmetic(graph, SINGLE),
         _length=lambda j, axes: torch.full((1, width), 1e9, dtype=DOUBLE),
         _total=lambda j: torch.ones(1, dtype=DOUBLE), _sink=lambda *rest: None,
         _moved=lambda kind, j: torch.zeros_like(x),
     )  # fmt: skip
-    sweep._plane = partial(Sweep._plane, sweep)  # type: ignore[arg-type]
     Sweep._curve(sweep, 1, graph.nodes[1], Product("k,k->k"))  # type: ignore[arg-type]
     with rounded(mode):
         total = in_a_row(sweep.exact.planes[1].far)
@@ -233,6 +230,7 @@ class Added:
     """`sum_k unit_k v_k` for every entry, with its plane; `ends` are the ends of its range."""
 
     keeps_gain: ClassVar[bool] = False
+    lengthwise: ClassVar[bool] = False
 
     def __init__(self, unit: Tensor, value: Tensor, ends: Range) -> None:
         self.unit = unit
@@ -248,6 +246,9 @@ class Added:
     def plane(self, centres: Any, spans: Any) -> Plane:
         none = torch.zeros_like(self.unit)
         return RankOne(none, torch.ones_like(none), self.unit, none, none)
+
+    def plane_on(self, centres: Any, spans: Any, extent: Any) -> Plane:
+        return self.plane(centres, spans)
 
 
 def of_a_curve(curve: Added, radius: float) -> Range:
@@ -344,10 +345,9 @@ def test_a_condensed_network_pays_for_the_sums_it_is_made_of(mode: str) -> None:
     )
     region = Region.make(Ball(torch.ones(1, dtype=DOUBLE), 2.0**-40, INF), 1)
     with rounded(mode):
-        small = condensed(fixed_bounds(Graph(nodes), region))
-        last = len(small.graph.nodes) - 1
+        small = condensed(bounds_on(Graph(nodes), region))
         rows = torch.tensor([[1.0], [-1.0]], dtype=DOUBLE)
-        top, bottom = linear_upper(small, last, rows).tolist()
+        top, bottom = upper_on(small.graph, region, rows).tolist()
     assert small.graph.neurons == 0
     slope = sum(a * b for a, b in zip((v[0] for v in fractions(first)), fractions(second)[0]))
     for step in (-(2.0**-40), 0.0, 2.0**-40):

@@ -127,6 +127,7 @@ def test_radii_near_a_wall() -> None:
         assert 0.6 < float(found) <= float((flip - x).norm())
 
 
+@pytest.mark.slow_cases("1.0")
 @pytest.mark.parametrize("norm", NORMS)
 def test_radii_where_a_layer_saturates(norm: float) -> None:
     """`tanh(100 x)` and absolute values: a flip at 0.006, far inside the ball on which the first

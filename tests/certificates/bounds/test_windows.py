@@ -1,6 +1,7 @@
 """Bounds in windows beside those by whole images."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from wassail.certificates.bounds import crown
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.windows import Windows
+from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.graph.graph import Graph, Relu, Smooth
 from wassail.certificates.graph.reader import read
 
@@ -42,6 +43,7 @@ def spans(graph: Graph, x: Tensor, norm: float, steps: int = 0) -> tuple[Tensor,
     return sweep.spans[second_convolution(graph)]
 
 
+@pytest.mark.slow_cases("activation2-2.0", "activation2-1.0", "activation1-1.0")
 @pytest.mark.parametrize("norm", [1.0, 2.0, math.inf])
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.Sigmoid()])
 def test_windows_give_the_bounds_of_whole_images(
@@ -98,6 +100,34 @@ def test_no_point_of_a_ball_leaves_the_spans(norm: float) -> None:
             reach = high.flatten(1)[:, k] if sign > 0 else -low.flatten(1)[:, k]
             closest = max(closest, float((sign * moved / reach.clamp(min=1e-9)).max()))
     assert closest > 0.7
+
+
+def test_windows_pay_for_the_errors_of_their_own_convolution() -> None:
+    """Weights that may be wrong, here all of both convolutions one way: at a sample alone the value
+    of the second is off by both.
+    """
+    off = 1e-6
+    net = network(nn.ReLU(), 4)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.abs_()
+    graph = read(net, SHAPE)
+    j = second_convolution(graph)
+    graph = replace(graph, nodes=graph.nodes[: j + 1], rounding=off)
+    windows = Windows.of(graph, j)
+    assert windows is not None
+    x = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(5)).double()
+    sweep = Sweep(graph, Balls.make(x, torch.zeros(1).double(), math.inf, None)).run()
+    place = torch.arange(graph.nodes[j].size)
+    owner = torch.zeros_like(place)
+    more = 1 + off
+    first = net[0].double()(x)
+    wrong = net[2].double()(first * more) * more
+    apart = (wrong - graph.values(x)[j]).detach().flatten()
+    for kind in (sweep.fast, sweep.exact):
+        looks = Looks(windows, j, kind, sweep.inputs, sweep.balls, slice(0, 1))
+        assert (looks.between(owner, place)[1] >= apart).all()
+        assert (looks.above(owner, place)[: len(place)] >= apart).all()
 
 
 def test_where_there_are_no_windows() -> None:

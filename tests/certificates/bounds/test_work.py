@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 import wassail as ws
-from wassail.certificates import radii as verification
-from wassail.certificates.bounds import crown
+from wassail.certificates.bounds import substitution
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margin_bounds, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.operators.convolution import Conv
 from wassail.certificates.graph.reader import read
+from wassail.certificates.prove import ladder
 
 BOX = (0.0, 1.0)
 
@@ -47,7 +47,7 @@ def test_neurons_that_are_never_active_are_left_out(
     known = [rows for rows in sweep.awake.values() if rows is not None]
     assert known and all(len(rows) < 20 for rows in known)
     found = margins(sweep, y)[0]
-    monkeypatch.setattr(crown, "FULL", 0.0)
+    monkeypatch.setattr(substitution, "FULL", 0.0)
     every = Sweep(graph, balls).run()
     assert not any(rows is not None for rows in every.awake.values())
     assert torch.allclose(found, margins(every, y)[0], rtol=1e-9, atol=1e-12)
@@ -73,15 +73,15 @@ def test_verification_is_the_same_with_all_steps(monkeypatch: pytest.MonkeyPatch
     model, graph, x, y = sleepy(24)
     at = around(graph, x, y)
     threat = ws.Threat(math.inf, math.inf, 0.1, BOX)
-    found = ws.verify(model, x, y, threat, "crown", at=at)
+    found = ws.verify(model, x, y, threat, "crown", at=at).proved
     asked = []
 
     def all_of_them(sweep: Sweep, labels: Tensor, polish: str) -> tuple[Tensor, Tensor, Tensor]:
         asked.append(polish)
         return margins(sweep, labels)
 
-    monkeypatch.setattr(verification, "margins", all_of_them)
-    assert torch.equal(ws.verify(model, x, y, threat, "crown", at=at), found)
+    monkeypatch.setattr(ladder, "margins", all_of_them)
+    assert torch.equal(ws.verify(model, x, y, threat, "crown", at=at).proved, found)
     assert set(asked) == {"open"}
     assert found.any() and not found.all()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from support.graphs import PAIRS, layers, mlp, network, where
 from support.networks import Net, seeded
 from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.propagate import Bounds, crown
+from wassail.certificates.bounds.ranges import Bounds, bounds_on
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.matrix_norms import matrix_norm
@@ -175,7 +175,7 @@ def stacked() -> Graph:
 @pytest.mark.parametrize("name", ["convolutions", "mlp", "blocks", "deep", "stacked"])
 def test_cut_into_pieces_it_stays_above_the_jacobians(name: str, most: int) -> None:
     graph = stacked() if name == "stacked" else network(name)
-    bounds = crown(graph, Region.make(where("box", graph.inputs), graph.inputs))
+    bounds = bounds_on(graph, Region.make(where("box", graph.inputs), graph.inputs))
     pieces = module._pieces(graph, bounds.states(), most)
     covers(graph, pieces)
     if most == 1000 or name == "blocks":  # its last layer looks at the input: nothing to cut
@@ -195,7 +195,7 @@ def covers(graph: Graph, pieces: list[tuple[int, int]]) -> None:
 
 def test_one_piece_is_the_whole_and_more_are_worse() -> None:
     graph = network("mlp")
-    bounds = crown(graph, Region.make(where("box", graph.inputs), graph.inputs))
+    bounds = bounds_on(graph, Region.make(where("box", graph.inputs), graph.inputs))
     whole = segmented(bounds, 2, 2)
     assert whole == pytest.approx(semidefinite(graph.piecewise(bounds.states()), 2, 2), rel=1e-3)
     assert whole <= segmented(bounds, 2, 2, most=8) * (1 + 1e-3)
@@ -206,7 +206,7 @@ def test_neurons_that_are_never_active_are_dropped_at_a_cut() -> None:
     graph = layers(
         [[1.0], [1.0]], [[1.0, 1.0]], bias=[[5.0, -5.0], [0.0]]
     )  # on [-1, 1] one is on, the other off
-    bounds = crown(graph, Region.make((-1.0, 1.0), 1))
+    bounds = bounds_on(graph, Region.make((-1.0, 1.0), 1))
     assert segmented(bounds, 2, 2) == pytest.approx(1.0, rel=1e-9)
     assert module._pieces(graph, bounds.states(), -1) == [(0, 1), (2, 3)]
     assert segmented(bounds, 2, 2, most=-1) == pytest.approx(

@@ -113,6 +113,7 @@ def test_negative_slopes_are_clipped() -> None:
     assert found.bounds(3.0)[0] == found.empirical == 0.0
 
 
+@pytest.mark.slow_cases("margin")
 @pytest.mark.parametrize("loss", ["margin", "cross_entropy"])
 def test_limits_of_the_growth(loss: str) -> None:
     """The Lemma's limits: (V - E) / eps falls to l as eps grows and rises to S as it shrinks."""
@@ -135,6 +136,7 @@ def test_limits_of_the_growth(loss: str) -> None:
     assert all(b <= a * (1 + 1e-2) + 1e-2 for a, b in pairwise(rates))
 
 
+@pytest.mark.slow_cases("1.0-None", "1.0-domain1", "2.0-None", "2.0-domain1", "inf-None")
 @pytest.mark.parametrize("domain", [None, (0.0, 1.0)])
 @pytest.mark.parametrize("norm", NORMS)
 def test_kit_accepts_ours(norm: float, domain: tuple[float, float] | None) -> None:
@@ -158,6 +160,7 @@ def test_kit_accepts_ours_everywhere(name: str) -> None:
     check_certificate(partial(quick, seconds=20.0), names=(name,))
 
 
+@pytest.mark.slow_cases("anchor", "margin", "paper")
 @pytest.mark.parametrize("slope", ["infinity", "anchor", "margin", "paper"])
 def test_kit_refuses_a_slope_that_is_too_small(slope: str) -> None:
     def broken(*args: object) -> Certificate:
@@ -279,6 +282,7 @@ def test_bad_input_is_one_sentence(change: dict[str, object], words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_large_networks_get_brackets() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

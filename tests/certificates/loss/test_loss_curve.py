@@ -174,6 +174,7 @@ def curves() -> dict[tuple[str, float, str, bool], LossCurve]:
     return found
 
 
+@pytest.mark.slow_cases("2.0", "3.0", "inf")
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_exact_worst_case_lies_between_the_sides(order: float, curves) -> None:
     wide = []
@@ -247,6 +248,7 @@ def test_nothing_sampled_is_above_the_growth_bounds(curves) -> None:
             assert ((most - value).min() < 0.05).all(), "and somewhere they are close to it"
 
 
+@pytest.mark.slow_cases("2.0", "3.0")
 @pytest.mark.parametrize("order", ORDERS)
 def test_monotone_concave_and_nested(order: float, curves) -> None:
     budgets = torch.linspace(0, 1.5, 9, dtype=torch.float64)
@@ -323,6 +325,7 @@ def test_points_of_others_count() -> None:
         loss_curve(model, x, y, grid=[0.3], points=[x[:2]])
 
 
+@pytest.mark.slow
 def test_a_real_network_and_its_files(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the slopes of `certify`, which know nothing of distances, and against the flips
     that an attack finds.
@@ -356,6 +359,7 @@ def test_a_real_network_and_its_files(tmp_path, monkeypatch: pytest.MonkeyPatch)
     )
 
 
+@pytest.mark.slow_cases("digits-mlp")
 @pytest.mark.parametrize("name", ["digits-gelu", "digits-mlp"])
 def test_never_above_what_is_known_on_all_of_space(name: str) -> None:
     """A box is a part of R^n: what `certify` proves there holds in the box, for every order."""
@@ -391,6 +395,7 @@ def test_a_smooth_network_in_a_box_knows_its_slope() -> None:
     assert curve.slope <= product < INF
 
 
+@pytest.mark.slow_cases("margin")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_cells_of_a_certificate_count(loss: str) -> None:
     """Small networks have exact slopes and a second line: with the certificate the curve is at
@@ -442,6 +447,7 @@ def test_a_certificate_for_something_else_is_refused() -> None:
         loss_curve(model, x, y, 2, 1, "margin", (-1.0, 2.0), grid=[0.1], certificate=known)
 
 
+@pytest.mark.slow
 def test_a_smooth_network() -> None:
     model, (x, y) = load("digits-gelu-adv"), data("digits")
     curve = loss_curve(model, x[:4], y[:4], INF, INF, "margin", grid=[0.02, 0.05, 0.1])
@@ -502,6 +508,7 @@ def test_limits_on_the_loss_of_the_population(order: float) -> None:
         free.population_at(0.1, low=0.0)
 
 
+@pytest.mark.slow_cases("1.0")
 @pytest.mark.parametrize("order", [1.0, INF])
 def test_the_curve_of_the_loss_of_the_population(order: float) -> None:
     """As above: `0.6 + 2 eps` lies between the two sides at every eps, also between the places."""

@@ -199,7 +199,7 @@ def test_attention_without_a_normalisation_is_refused() -> None:
     gate = Node((0, 1), (2,), "the gate", Curved(Product("i,i->i")))
     gated = Graph((Node((), (2,), "input"), Node((0,), (2,), "f", Smooth("sigmoid")), gate))
     for graph in (read(filled(Attention(), seed=0), (12,), smooth=True), gated):
-        with pytest.raises(InputError, match=r"not Lipschitz on R\^n, give a domain") as caught:
+        with pytest.raises(InputError, match=r"not Lipschitz on R\^n: give a domain") as caught:
             recession(graph)
         assert "\n" not in str(caught.value)
 

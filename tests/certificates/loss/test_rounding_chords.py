@@ -58,6 +58,23 @@ def test_the_steepest_of_known_chords_is_rounded_down(
         assert Fraction(slope) * Fraction(float(distance)) <= Fraction(float(gain))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_at_the_samples_are_rounded_up(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By magnitudes: a margin is a difference of logits that may be far larger."""
+    monkeypatch.setattr(chords, "_errors", lambda _, points: torch.zeros(len(points)).double())
+    x = torch.zeros(1, 2, dtype=DOUBLE)
+    for seed in range(30):
+        z = scattered(3, seed=seed)
+        graph: Any = Fake(z[None])
+        for label in range(3):
+            y = torch.tensor([label])
+            with rounded(mode):
+                found = float(chords.clean_above(graph, x, y, "margin")[0])
+            rivals = [Fraction(v) for k, v in enumerate(z.tolist()) if k != label]
+            loss = max(rivals) - Fraction(float(z[label]))
+            assert loss <= Fraction(found) <= loss + Fraction(float(z.abs().max())) / 2**46
+
+
 class Fake:
     """A network of two outputs on the plane, whose logits are given."""
 
@@ -335,15 +352,16 @@ def test_limits_for_a_population_whose_loss_has_a_large_offset(
         tried: list[float] = []
 
         def peaks(
-            _: float, lam: float, edge: Tensor, tried: list[float] = tried, k: int = k
+            _: float, lam: float, edge: Tensor, tried: list[float] = tried
         ) -> tuple[Tensor, Tensor]:
-            """One multiplier is better than all others."""
             tried.append(lam)
-            return one + (0.0 if len(tried) == 35 + k else 1e9), one
+            return one, one
 
         paid = float(uniform(1, seed=k + 60))
         monkeypatch.setattr(curve, "mean_at_least", lambda *_, share=share: np.array([share]))
         monkeypatch.setattr(curve, "mean_at_most", lambda *_, share=share: np.array([share]))
+        step = 2.0**-14 * (1 + float(uniform(1, seed=k + 80)))
+        monkeypatch.setattr(curve, "steps_down", lambda _, step=step: [step])
         fake: Any = SimpleNamespace(
             mu=one + 1,
             start=one,
@@ -351,14 +369,14 @@ def test_limits_for_a_population_whose_loss_has_a_large_offset(
             grid=one,
             order=1.0,
             _evaluated=lambda *_, paid=paid: [(paid, one)],
-            _peaks=peaks,
+            peaks=peaks,
         )
         for budget in (0.0, 0.5):
             tried.clear()
             with rounded(mode):
                 lower, upper = curve.LossCurve._limits(fake, budget, 0.05, least, top)
             exact = Fraction(least) + (Fraction(top) - Fraction(least)) * Fraction(share)
-            cost = Fraction(tried[34 + k]) if budget else Fraction(0)
+            cost = Fraction(tried[0]) if budget else Fraction(0)
             assert exact + Fraction(paid) - Fraction(1, 10**6) < lower <= exact + Fraction(paid)
             if exact + cost < top:
                 assert exact + cost <= Fraction(upper) < exact + cost + Fraction(1, 10**6)

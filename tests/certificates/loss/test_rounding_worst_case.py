@@ -15,6 +15,7 @@ from support.exact import scattered, uniform
 from support.rounding import MODES, rounded
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
+from wassail.certificates.loss import problem as problem_file
 from wassail.certificates.loss import worst_case
 from wassail.certificates.loss.penalty import Atlas, Family, Penalty, Table
 from wassail.certificates.loss.problem import Problem
@@ -304,6 +305,26 @@ def test_the_steepest_chord_to_a_known_point_is_rounded_down(mode: str) -> None:
         with rounded(mode):
             found, _ = Problem.steepest_chord(problem, 0)  # type: ignore[arg-type]
         assert Fraction(found) * Fraction(distance) <= Fraction(gain)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_samples_that_are_not_reached_in_time_cost_what_the_steepest_piece_says(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(problem_file.clock, "out_of_time", lambda: True)
+    for seed in range(30):
+        clean, error, steep, lam = (0.1 + uniform(4, seed=seed)).tolist()
+        for sign in (1, -1):
+            problem: Any = SimpleNamespace(
+                clean=np.array([sign * clean]),
+                errors=np.array([error]),
+                steepest=steep,
+                highest=lambda *_: -INF,
+            )
+            with rounded(mode):
+                found = Problem.evaluate(problem, 0, Penalty(INF, lam), 0.0)
+            truth = Fraction(sign * clean) + Fraction(error) + Fraction(steep) * Fraction(lam)
+            assert truth <= Fraction(found) < truth + Fraction(1, 10**9)
 
 
 def test_chords_of_pieces_pay_for_multipliers_that_were_lifted() -> None:

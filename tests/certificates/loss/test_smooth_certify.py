@@ -19,7 +19,9 @@ from wassail.certificates.graph.graph import Affine, Graph, Node, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.loss.certificate import Certificate
+from wassail.certificates.loss.chords import Chords, ChordSearch, _front
 from wassail.certificates.loss.slopes import highest_loss, paper_smooth_slope
+from wassail.certificates.search.pieces import OVERHEAD
 from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.threat import dual
@@ -367,6 +369,7 @@ def two_inputs(activation: str, seed: int, norm: float, loss: str, seconds: floa
     )
 
 
+@pytest.mark.slow_cases("silu-2.0")
 @pytest.mark.parametrize(("activation", "norm"), [("gelu", 1.0), ("silu", 2.0), ("tanh", INF)])
 def test_two_inputs_against_brute_force(activation: str, norm: float) -> None:
     two_inputs(activation, 1, norm, "margin" if norm == 2 else "cross_entropy", 1.0)
@@ -378,6 +381,39 @@ def test_two_inputs_against_brute_force(activation: str, norm: float) -> None:
 def test_many_networks_of_two_inputs(activation: str, norm: float) -> None:
     for seed in range(10, 20):
         two_inputs(activation, seed, norm, ("margin", "cross_entropy")[seed % 2], 4.0)
+
+
+def test_the_search_for_chords_is_charged_for_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network whose cells hardly close: a step is dozens of calls of torch for every node,
+    however small the network.
+    """
+    net = Shallow.random(2, 4, 3, "gelu", 12)
+    steps = []
+    inner = ChordSearch._inner
+    monkeypatch.setattr(
+        ChordSearch, "_inner", lambda self, radius: steps.append(1) or inner(self, radius)
+    )
+    budget = 1.0
+    certify(net.graph, normal(1, 2, seed=12), FIRST, 1.0, "margin", time_limit=budget)
+    most = budget * clock.SECOND / (OVERHEAD * len(net.graph.nodes))
+    assert 2 < len(steps) <= most + 2
+
+
+def test_the_front_keeps_what_no_nearer_point_reaches() -> None:
+    generator = torch.Generator().manual_seed(3)
+    root, rank = (torch.randint(0, n, (200,), generator=generator) for n in (3, 20))
+    gain = torch.round(10 * torch.randn(200, generator=generator)).double()
+    chords = Chords(root, rank[:, None].double(), gain, rank.double(), root)
+    front = _front(chords)
+    kept = {(int(i), float(d), float(g)) for i, d, g in zip(front.root, front.distance, front.gain)}
+    found = set()
+    for i, d, g in zip(root.tolist(), rank.tolist(), gain.tolist()):
+        nearer = gain[(root == i) & (rank < d)]
+        best = g == max(gain[(root == i) & (rank == d)].tolist())
+        if g > 0 and best and not (nearer >= g).any():
+            found.add((i, float(d), g))
+    assert kept == found and len(front.root) == len(kept)
+    assert len(_front(Chords(*(v[:0] for v in (root, gain[:, None], gain, gain, root)))).root) == 0
 
 
 @pytest.mark.parametrize(("activation", "loss"), [("gelu", "margin"), ("tanh", "cross_entropy")])
@@ -403,6 +439,9 @@ def test_a_box(activation: str, loss: str) -> None:
     assert bool(found.witness(0.1).verify(net.graph.logits))
 
 
+@pytest.mark.slow_cases(
+    "gelu_tanh-1.0-cross_entropy", "silu-inf-cross_entropy", "softplus-2.0-cross_entropy"
+)
 @pytest.mark.parametrize(
     ("activation", "norm", "loss"),
     [
@@ -559,7 +598,7 @@ def test_attention_without_a_normalisation_needs_a_domain() -> None:
 
     graph = read(Bare(), (8,), smooth=True)
     x = torch.full((1, 8), 0.5).double()
-    with pytest.raises(ws.InputError, match=r"not Lipschitz on R\^n, give a domain"):
+    with pytest.raises(ws.InputError, match=r"not Lipschitz on R\^n: give a domain"):
         certify(graph, x, FIRST, 2)
     found = certify(graph, x, FIRST, 2, domain=(0.0, 1.0), slopes=("anchor",), time_limit=1.0)
     assert found.line is not None and found.bounds(1e9)[1] < INF
@@ -574,7 +613,7 @@ def test_real_networks(zoo: ModuleType) -> None:
     assert found.infinity is not None and found.infinity.upper == 0.0 and found.bounds(1e6)[1] < 40
     assert found.bounds(0.01)[0] > found.empirical and bool(found.witness(0.01).verify(model))
     transformer = load_onnx(zoo.HERE / "models" / "cifar_vit_pgd_2_3_16.onnx")
-    with pytest.raises(ws.InputError, match=r"not Lipschitz on R\^n, give a domain"):
+    with pytest.raises(ws.InputError, match=r"not Lipschitz on R\^n: give a domain"):
         certify(transformer, x, y, "inf", slopes=("infinity",))
     found = certify(transformer, x, y, "inf", domain=(0.0, 1.0), slopes=("infinity",))
     assert found.empirical < found.bounds(0.01)[0] < found.bounds(0.01)[1] < INF

@@ -129,6 +129,7 @@ REGIONS = {
 # ---------------------------------------------------------------- the whole engine
 
 
+@pytest.mark.slow_cases("l2", "l1", "box")
 @pytest.mark.parametrize("where", REGIONS)
 def test_all_norms_equal_brute_force(where: str) -> None:
     net = random_net([3, 3, 2, 2], 5, slope=0.2 if where in ("R^n", "l1") else 0.0)
@@ -284,7 +285,8 @@ def test_a_bracket_is_valid_whenever_it_stops() -> None:
         assert nodes <= found.nodes <= 3 * nodes
         check_witness(net, region, found, (2, 2))
     assert not branch(net, region, 2, 2, nodes=1).complete
-    assert branch(net, region, 2, 2, time_limit=0).nodes == 1
+    late = branch(net, region, 2, 2, time_limit=0)
+    assert late.nodes <= 1 and late.lower <= value.upper and value.lower <= late.upper
     assert all(low <= value.upper and value.lower <= high for low, high, _ in seen)
 
 
@@ -550,6 +552,7 @@ TABLE_A = {
 }
 
 
+@pytest.mark.slow_cases("lipbab_sd_10-30-30-30-3")
 @pytest.mark.usefixtures("zoo")
 @pytest.mark.parametrize("name", TABLE_A)
 def test_table_a(name: str) -> None:

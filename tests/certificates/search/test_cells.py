@@ -10,6 +10,7 @@ from torch import Tensor
 from conftest import ZOO
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.search import programs
 from wassail.certificates.search.cells import (
     enumerate_cells,
     inequalities,
@@ -181,6 +182,7 @@ def test_nearest_point_in_closed_form() -> None:
     )
 
 
+@pytest.mark.slow_cases("lipbab_sd_10-30-30-30-3-0.1-expected3")
 @pytest.mark.skipif(not (ZOO / "lipschitz").exists(), reason="no real networks")
 @pytest.mark.parametrize(
     ("name", "high", "expected"),
@@ -221,3 +223,20 @@ def test_steepest_is_the_largest_slope_of_a_sawtooth() -> None:
         assert steepest(net, Region.make((-1.0, high), 1), 2.0, 2.0) == pytest.approx(
             value, rel=1e-12
         )
+
+
+@pytest.mark.parametrize("where", [None, (0.0, 1.0), Ball(torch.full((2,), 0.5), 0.4, 2.0)])
+def test_no_cell_is_left_out_on_a_solvers_word(
+    where: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A solver that finds everything empty proves nothing: the list says that it has gaps."""
+    net = random_net((2, 5, 2), seed=3)
+    region = Region.make(where, 2)  # type: ignore[arg-type]
+    assert enumerate_cells(net, region).complete
+
+    def lie(rows: np.ndarray, need: np.ndarray, most: int | None = None) -> object:
+        return np.ones(len(need)), 0.0, np.zeros(rows.shape[1] + 1)
+
+    monkeypatch.setattr(programs, "farkas", lie)
+    found = enumerate_cells(net, region)
+    assert not found.complete

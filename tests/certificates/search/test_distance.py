@@ -17,7 +17,7 @@ import wassail as ws
 from support.programs import INF, mixed_integer
 from wassail import zoo as digits
 from wassail.certificates import clock
-from wassail.certificates.bounds.propagate import crown
+from wassail.certificates.bounds.ranges import bounds_on
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
@@ -366,6 +366,7 @@ def test_mixed_integer_programs(norm: float) -> None:
         assert found.exact.all() and found.upper.tolist() == pytest.approx(truth, rel=2e-6)
 
 
+@pytest.mark.slow_cases("deep")
 @pytest.mark.parametrize("name", ["leaky", "residual", "deep", "conv", "pool", "dead"])
 def test_the_corpus(name: str) -> None:
     """Leaky, residual, convolutional, pooled and dead networks: against brute force over cells,
@@ -407,7 +408,7 @@ def test_any_multipliers_prove_only_what_is_true() -> None:
         free = torch.cat(
             [
                 (s < 0).flatten()
-                for s in crown(graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3))
+                for s in bounds_on(graph, Region.make(Ball(x, radius, norm, (0.0, 1.0)), 3))
                 .states()
                 .values()
             ]

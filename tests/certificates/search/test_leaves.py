@@ -2,15 +2,17 @@
 
 import math
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import wassail as ws
+from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
-from wassail.certificates.radius_search import branched, least_value
+from wassail.certificates.prove.rungs import branched, least_value
 from wassail.certificates.search.leaves import Forest
 from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.tree import Tree
@@ -42,7 +44,7 @@ def tried(
     """Verdict and domains of each sample; (True, 0) where linear bounds are enough."""
     sweep, lower = swept(graph, x, y, radius)
     rows = (~(least_value(lower, y) > 0)).nonzero()[:, 0].tolist()
-    found = branched(sweep, lower, rows, y, [most] * len(rows), math.inf, None, forest, rows)
+    found = branched(sweep, lower, rows, y, [most] * len(rows), None, forest, rows)
     known = dict(zip(rows, found))
     return [known.get(k, (True, 0)) for k in range(len(x))]
 
@@ -112,6 +114,7 @@ def test_leaves_come_back_as_they_were() -> None:
     assert set(fewer.rival[fewer.owner == 0].tolist()) == {rivals[0][0]}
 
 
+@pytest.mark.slow
 def test_radii_by_branching_stay_below_the_distances() -> None:
     """The whole search with trees that are kept, a sample alone and in a batch."""
     graph, x, y = case(2)
@@ -131,7 +134,7 @@ def test_leaves_that_were_never_opened_prove_nothing() -> None:
     model = nn.Sequential(*wide).double()
     x = torch.rand(2, 2, dtype=torch.float64)
     y = model(x).argmax(1)
-    radius = 1.5 * ws.nearest(model, x, y, 2.0, None, passes=100).distances
+    radius = 1.5 * ws.nearest(model, x, y, 2.0, None, passes=100, warn=False).distances
     assert radius.isfinite().all()
     graph = read(model, (2,))
     forest = Forest()
@@ -141,7 +144,8 @@ def test_leaves_that_were_never_opened_prove_nothing() -> None:
         lower = margins(sweep, y[rows])[0]
         places = list(range(len(rows)))
         counts = [most] * len(rows)
-        found = branched(sweep, lower, places, y[rows], counts, seconds, None, forest, rows)
+        with clock.limited(seconds):
+            found = branched(sweep, lower, places, y[rows], counts, None, forest, rows)
         return [good for good, _ in found]
 
     assert attempt([0], 1, math.inf) == [False] and list(forest.trees) == [0]

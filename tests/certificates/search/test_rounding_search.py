@@ -382,3 +382,53 @@ def test_boxes_around_their_middle(mode: str) -> None:
     ):
         assert Fraction(x) - Fraction(below) <= Fraction(a)
         assert Fraction(x) + Fraction(above) >= Fraction(b)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_polyhedron_with_a_point_is_not_proved_empty(mode: str) -> None:
+    """Planes `+-k w` through a point, the limits exact: what is needed of their multipliers is 0,
+    and rounding makes it positive or negative.
+    """
+    for seed in range(40):
+        w, point, centre = uniform(3, 5, seed=seed)
+        w, point = (torch.round(v * 2**10) / 2**10 for v in (w, point))
+        height = float(dot(w, point))
+        rows = np.stack([w.numpy(), -3 * w.numpy()])
+        limits = np.array([height, -3 * height])
+        with rounded(mode):
+            for far in (1.0, INF):
+                assert not cells._proved_empty(
+                    rows, limits, centre.numpy(), np.array([3.0, 1.0]), far, 1e-30
+                )
+
+
+def test_a_residual_that_rounding_hides_leaves_points_far_away() -> None:
+    """`u + 2^-53 u - u <= -1` holds from 2^53 on; the rows add up to 0 in float64."""
+    rows = np.array([[1.0], [2.0**-53], [-1.0]])
+    limits = np.array([-1.0, 0.0, 0.0])
+    ones = np.ones(3)
+    assert (ones @ rows == 0).all()
+    found = [cells._proved_empty(rows, limits, np.zeros(1), ones, far, 1e-9) for far in (1.0, 1e20)]
+    assert found == [True, False]
+    # On the line: a ball of radius 1e-15 times the distance would be seen.
+    assert cells._proved_empty(rows, limits, np.zeros(1), ones, INF, 1e-9)
+    assert not cells._proved_empty(rows, limits, np.zeros(1), ones, INF, 1e-17)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_farthest_corner_of_a_box_is_no_nearer_than_it_is(mode: str) -> None:
+    """A cell that lies beyond it is proved empty."""
+    for seed in range(20):
+        n = 1 + seed % 5
+        low = scattered(n, seed=seed)
+        high = low + uniform(n, seed=seed + 20)
+        centre = torch.maximum(low, torch.minimum(high, low + uniform(n, seed=seed + 40)))
+        region = Region(low, high, centre, INF, 2.0)
+        with rounded(mode):
+            far = cells._farthest(region)
+        sides = [
+            max(Fraction(b) - Fraction(c), Fraction(c) - Fraction(a))
+            for a, b, c in zip(low.tolist(), high.tolist(), centre.tolist())
+        ]
+        square = sum(side**2 for side in sides)
+        assert square <= Fraction(far) ** 2 < square * (1 + Fraction(1, 10**9))

@@ -56,6 +56,7 @@ def _branch(graph, x, y, radius, norm, domain, most=4000):
     return branch_margins(sweep, 0, int(y), rivals, most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "norm"),
     [

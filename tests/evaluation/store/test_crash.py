@@ -332,6 +332,7 @@ def tried(
     return disk, len(states)
 
 
+@pytest.mark.slow_cases("add-attack", "export", "report")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_some_points_of_every_command(
     name: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

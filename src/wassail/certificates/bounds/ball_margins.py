@@ -93,8 +93,9 @@ def raised_margins(
     lower: Tensor,
     effort: BallEffort,
     steps: int = STEPS,
-) -> tuple[Tensor, float]:
-    """The margins of a sweep, better where they were not proved, and the passes that it took.
+) -> tuple[Tensor, Tensor]:
+    """The margins of a sweep, better where they were not proved, and the passes that it took for
+    each sample, `(N,)`.
 
     Args:
         sweep: of the samples' balls.
@@ -106,7 +107,7 @@ def raised_margins(
     """
     graph = sweep.graph
     if not sweep.bends or not steps:
-        return lower, 0.0
+        return lower, torch.zeros_like(lower[:, 0])
     inner = effort.inner and has_inner(graph, sweep.balls.norm)
     first = replace(effort, depth=0) if inner and not effort.early else effort
     reach = Reach.make(graph, sweep.balls)
@@ -121,10 +122,11 @@ def raised_margins(
     narrow = BallSweep(graph, balls, known, reach, moved)
     narrow.run()
     found = margins(narrow, y[left])[0]
-    passes = passes + narrow.passes
+    more = narrow.passes
     if narrow.bends:
-        found, more = _raised(narrow, reach, moved, y[left], found, steps, effort)
-        passes = passes + more
+        found, again = _raised(narrow, reach, moved, y[left], found, steps, effort)
+        more = more + again
+    passes[left] += more
     lower[left] = torch.maximum(lower[left], found)
     return lower, passes
 
@@ -152,13 +154,13 @@ def _raised(
     lower: Tensor,
     steps: int,
     effort: BallEffort,
-) -> tuple[Tensor, float]:
-    """The margins `(N, K)`, better where they were not proved, and the passes that it took."""
+) -> tuple[Tensor, Tensor]:
+    """The margins `(N, K)`, better where they were not proved, and the passes of each sample."""
     graph = sweep.graph
     owner, rival = _open(lower, y).nonzero().T
+    passes = torch.zeros_like(lower[:, 0])
     if not len(owner):
-        return lower, 0.0
-    passes = 0.0
+        return lower, passes
     last = len(graph.nodes) - 1
     z = sweep.centre[last]
     here = z.gather(1, y[:, None]) - z
@@ -173,9 +175,9 @@ def _raised(
         rows = eye[other] - eye[y[mine]]
         goal = here[mine, other]
         found, slopes = spheres.bound(last, rows, mine, steps, goal * (1 - SPARE))
-        passes = passes + passes_of(len(part), steps)
+        passes = passes + passes_of(mine, len(y), steps)
         if effort.depth:
-            splits = _Splits(spheres, rows, mine, goal, effort)
+            splits = _Splits(spheres, rows, mine, goal, effort, len(y))
             found = splits.run(found, slopes)
             passes = passes + splits.passes
         slack = 2.0**-50 * (z[mine].abs().amax(1) + found.abs())
@@ -218,10 +220,17 @@ class _Splits:
         owner: the sample of each, `(R,)`.
         goal: a row is proved where its bound is below this, `(R,)`.
         effort: how deep, how wide, and how near a row has to be.
+        samples: how many there are.
     """
 
     def __init__(
-        self, spheres: Spheres, rows: Tensor, owner: Tensor, goal: Tensor, effort: BallEffort
+        self,
+        spheres: Spheres,
+        rows: Tensor,
+        owner: Tensor,
+        goal: Tensor,
+        effort: BallEffort,
+        samples: int,
     ) -> None:
         self.spheres = spheres
         self.last = len(spheres.graph.nodes) - 1
@@ -230,7 +239,8 @@ class _Splits:
         self.goal = goal * (1 - 2.0**-20)
         self.effort = effort
         self.size = _together(spheres.graph)
-        self.passes = 0.0  # through the network, of all rows
+        self.samples = samples
+        self.passes = torch.zeros(samples, dtype=torch.float64, device=owner.device)
 
     def run(self, found: Tensor, slopes: Slopes) -> Tensor:
         """The bounds `(R,)`, after splits where they prove a row.
@@ -248,7 +258,7 @@ class _Splits:
             clock.check()
             left, sides, slopes = self._halved(left, sides, slopes)
             near = self.goal[left] * (1 - SPARE)
-            self.passes += passes_of(len(left), MORE)
+            self.passes = self.passes + passes_of(self.owner[left], self.samples, MORE)
             now, slopes = self._bounded(left, near, sides, slopes)
             good = now < self.goal[left]
             most.scatter_reduce_(0, left[good], now[good], "amax")

@@ -29,9 +29,18 @@ PASSES = 3
 OVERHEAD = 6
 
 
-def passes_of(rows: int, steps: int) -> float:
-    """Passes through the network that an ascent takes."""
-    return PASSES * steps * (rows + OVERHEAD)
+def passes_of(owner: Tensor, samples: int, steps: int) -> Tensor:
+    """Passes through the network that an ascent takes for each sample, float64 `(N,)`.
+
+    A sample pays the overhead whatever else is in the batch.
+
+    Args:
+        owner: the sample of each row, `(R,)`.
+        samples: how many there are, N.
+        steps: of the ascent.
+    """
+    rows = torch.bincount(owner, minlength=samples).double()
+    return PASSES * steps * torch.where(rows > 0, rows + OVERHEAD, 0.0)
 
 
 class BallSweep(Sweep):
@@ -57,7 +66,7 @@ class BallSweep(Sweep):
         self.sectors = None  # what they say is known
         self.reach = reach
         self.moved = moved
-        self.passes = 0.0  # through the network, of all rows
+        self.passes = torch.zeros_like(balls.radius)  # through the network, of each sample
 
     def _tighten(self, j: int) -> None:
         """The open entries of node j, the input of an activation, by balls: where they are few."""
@@ -71,6 +80,8 @@ class BallSweep(Sweep):
         spheres = Spheres(self, self.reach, self.moved)
         widest = max(n.size for n in self.graph.nodes[: j + 1])
         most = max(1, 4 * room_of(low.device) // widest)
+        both_sides = (open_ & few).nonzero()[:, 0].repeat(2)
+        self.passes = self.passes + passes_of(both_sides, len(low), STEPS)
         for owner, place in chunks_of(open_ & few, most):
             clock.check()
             both = self._both(spheres, j, owner, place)
@@ -85,5 +96,4 @@ class BallSweep(Sweep):
         goal = torch.cat([-c, c]).clamp(min=0) * (1 - SPARE)
         # An ascent drops rows, so that each needs its own owner.
         twice = owner.expand(len(place)).repeat(2)
-        self.passes += passes_of(len(rows), STEPS)
         return spheres.bound(j, rows, twice, STEPS, goal)[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +15,31 @@ from wassail.certificates.bounds.rows import Span, of_owner, of_owners, rounded_
 from wassail.certificates.device import HOST
 from wassail.geometry import fill
 from wassail.rounding import FLOOR, UNIT
-from wassail.threat import Domain, dual
+from wassail.threat import Domain, boxes_of, dual
 from wassail.ties import firm, loud
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What the outputs of a network are for each of N samples, beside what the network says.
+
+    Args:
+        offsets: added to the outputs, float64 `(N, K)`; 0 for output 0, which is the label.
+        matters: which outputs are rivals, bool `(N, K)`.
+    """
+
+    offsets: Tensor
+    matters: Tensor
+
+    def take(self, rows: Tensor) -> Targets:
+        """Those of some samples."""
+        return Targets(self.offsets[rows], self.matters[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Balls:
     """N regions `{x + d : ||d||_r <= radius, -below <= d <= above}`, flat, float64: x, below,
-    above `(N, n)`, radius `(N,)`.
+    above `(N, n)`, radius `(N,)`. targets: of a specification, None for labels.
     """
 
     x: Tensor
@@ -29,19 +47,33 @@ class Balls:
     norm: float
     below: Tensor
     above: Tensor
+    targets: Targets | None = field(default=None, kw_only=True)
 
     @classmethod
-    def make(cls, x: Tensor, radius: Tensor, norm: float, domain: Domain) -> Balls:
+    def make(
+        cls,
+        x: Tensor,
+        radius: Tensor,
+        norm: float,
+        domain: Domain,
+        targets: Targets | None = None,
+    ) -> Balls:
         """Around samples `(N, *shape)`, cut by a box or not. The room to the walls is rounded
         up.
         """
         flat = x.detach().double().flatten(1)
-        low, high = domain if domain is not None else (-math.inf, math.inf)
+        walls: tuple[Any, Any] = domain if domain is not None else (-math.inf, math.inf)
+        own = boxes_of(domain)
+        if own is not None:
+            sides = own.fit(x).flat()
+            walls = (sides.low.to(flat.device), sides.high.to(flat.device))
+        low, high = walls
         return cls(
             flat,
             radius.to(flat.device).double(),
             norm,
             *(torch.where(side > 0, rounded_up(side), 0.0) for side in (flat - low, high - flat)),
+            targets=targets,
         )
 
     @property
@@ -59,6 +91,7 @@ class Balls:
             radius=self.radius[rows],
             below=self.below[rows],
             above=self.above[rows],
+            targets=None if self.targets is None else self.targets.take(rows),
         )
 
     def reordered(self, order: Tensor) -> Balls:
@@ -106,7 +139,7 @@ class Balls:
             spent = spent or a.dtype != torch.float64  # else it is a copy
             a = a.double()
             shift = row_dot(a, middle)
-            return shift, row_dot(a.abs_() if spent else a.abs(), reach)
+            return shift, row_dot(a.abs_() if spent and a.is_contiguous() else a.abs(), reach)
         down, up = of_owners(self._ways, owner)
         plus = a.clamp(min=0)
         minus = plus - a

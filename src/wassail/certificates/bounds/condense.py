@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from wassail.certificates.bounds.propagate import Bounds, crown, gamma
+from wassail.certificates.bounds.ranges import Bounds, bounds_on, gamma
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Matrix, Sum, rounding_map
@@ -42,7 +42,7 @@ def condensed(bounds: Bounds) -> Bounds:
     # Every coefficient is off by at most gamma times its magnitude, like any other sum over paths
     # of the graph.
     small = replace(layered(exact, size), rounding=gamma(graph)).to(graph.device)
-    return crown(small, bounds.region, STEPS)
+    return bounds_on(small, bounds.region, STEPS)
 
 
 def absolute(graph: Graph) -> Graph:

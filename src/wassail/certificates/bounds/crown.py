@@ -19,17 +19,17 @@ values are. That is what makes float32 coefficients sound AND tight, at half the
 
 A curve (a product, a softmax, a normalisation) lies between two parallel planes, `J d + off +-
 far`, with a map J of each sample's own, so that a coefficient vector goes through it as through a
-layer (`curves.py`; Shi et al. 2020 for transformers).
+layer (`graph/planes.py`; Shi et al. 2020 for transformers).
 
-Long because one sweep's steps (forward, screening, substitution, ascent) share its state.
+The forward sweep is here, what rows do on their way back in `substitution`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,10 +37,9 @@ from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock
-from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.bounds.backward import Backward
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.chunks import (
-    ALONE,
     all_chunks,
     chunks_of,
     groups_of,
@@ -53,11 +52,8 @@ from wassail.certificates.bounds.executed import call_error
 from wassail.certificates.bounds.lines import (
     Arithmetic,
     Bend,
-    Lines,
-    LinesByNode,
     Planes,
     Shape,
-    Slopes,
     Spread,
     Surface,
     ends_of,
@@ -68,40 +64,29 @@ from wassail.certificates.bounds.lines import (
 from wassail.certificates.bounds.rows import (
     Length,
     Span,
-    add_to,
     doubled,
-    flattened,
     narrow_to,
     of_owner,
-    repeated,
     row_dot,
-    unflattened,
     units_of,
 )
+from wassail.certificates.bounds.substitution import Substitution
 from wassail.certificates.bounds.windows import Looks, Windows
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import UNBOUNDED, within
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import (
     Matrix,
-    Pick,
-    Scale,
-    Sum,
     laid_out,
     magnitude_map,
     rounding_map,
 )
-from wassail.certificates.graph.operators.normalise import Normalise
-from wassail.certificates.graph.operators.products import Product
-from wassail.certificates.graph.planes import Curve, Plane
+from wassail.certificates.graph.planes import Curve
 from wassail.errors import InputError
 from wassail.rounding import UNIT
 from wassail.threat import Domain, dual
-from wassail.ties import firm
 
 POLISH = 4  # steps of the ascent on the slopes for the margins themselves, where they cost little
-
-
 # Networks with at most so many layers of activations, and a node this large, are bounded in float32
 # inside; so are transformers without a node this large, where the slack for rounding is far below
 # that of the planes.
@@ -109,11 +94,10 @@ SHALLOW = 6
 WIDE = 1024
 STILL = 2.0**-40  # of the values that a node is computed from: what moves less stands still
 ALIKE = 1e-6  # of a bound: a difference that rounding can make
-FULL = 0.8  # share of active neurons from which on the others are multiplied, too
 MOSTLY = 0.6  # share of open neurons from which on a node is bounded in float32 too
 
 
-class Sweep:
+class Sweep(Substitution):
     """One pass through a network for N balls: for every node its value at the samples and the span
     of its deviations.
 
@@ -138,23 +122,11 @@ class Sweep:
         known: Mapping[int, Span] | None = None,
         lengths: dict[int, Length] | None = None,
     ) -> None:
-        _check_precision(graph)
-        self.graph = graph
-        self.balls = balls
+        super().__init__(graph, balls)
         self.steps = steps
         self.known = known or {}
         self.lengths = lengths
         nodes = graph.nodes
-        self.users = graph.users
-        self.exact = Arithmetic(graph, torch.float64)
-        self.fast = Arithmetic(graph, torch.float32)
-        self.parallel = Arithmetic(graph, torch.float32, self.fast)
-        self.order = flattened(
-            torch.arange(graph.inputs, device=graph.device).reshape(1, *nodes[0].shape).contiguous()
-        )[0]
-        # as coefficient vectors are laid out: pixel by pixel, where there are several channels
-        images = len(nodes[0].shape) == 3 and nodes[0].shape[0] > 1
-        self.inputs = balls.reordered(self.order) if images else balls
         self.centre: dict[int, Tensor] = {}
         self.spans: dict[int, Span] = {}
         # nodes whose values fill a box: maps of them are bounded exactly by intervals
@@ -164,31 +136,18 @@ class Sweep:
         # dearer, than those above.
         acts = [i for i, node in enumerate(nodes) if entrywise(node)]
         widest = max(node.size for node in nodes)
-        deep = sum(_weighted(nodes, nodes[i].inputs[0]) for i in acts)
+        deep = sum(graph.weighted(nodes[i].inputs[0]) for i in acts)
         self.coarse = widest <= WIDE if graph.curved else deep <= SHALLOW and widest >= WIDE
         self.stops = {
             i for i, below in zip(acts[1:], acts) if nodes[below].size > nodes[i].size
         } | set(acts[:1])
-        self._bends: dict[int, Bend] = {}
-        self._slopes: dict[int, Slopes] = {}
-        self.smooth: dict[
-            int, tuple[Shape, Tensor]
-        ] = {}  # of smooth activations, with the error of the input in float64
-        self.surfaces: dict[int, Surface] = {}  # of curves
-        self._unasked: dict[
-            int, tuple[Tensor, partial[Bend]]
-        ] = {}  # whether there are any, and how to make them
+        # of smooth activations, with the error of the input in float64
+        self.smooth: dict[int, tuple[Shape, Tensor]] = {}
         self._bounded: list[Tensor] = []  # whether the inputs of activations are, one number each
-        self.halves: dict[
-            int, Span
-        ] = {}  # middle and half width of the spans where rows are asked, in float32
+        # middle and half width of the spans where rows are asked, in float32
+        self.halves: dict[int, Span] = {}
         self.spreads: dict[int, Spread] = {}
         self.executed: dict[int, Tensor] = {}  # errors of nodes as they are executed, `(N, *shape)`
-        # Where one of the slopes of the only activation that reads a matrix is not 0, by the
-        # matrix's node; and as places, by that and the sample.
-        self.passing: dict[int, Tensor] = {}
-        self.awake: dict[tuple[int, int], Tensor | None] = {}
-        self.rows = 0  # coefficient vectors substituted so far
         self.sectors = sectors_of(self)
 
     def run(self) -> Sweep:
@@ -212,6 +171,11 @@ class Sweep:
                         assert_never(node.op)
         if self._bounded and not bool(torch.stack(self._bounded).all()):
             raise InputError(UNBOUNDED)
+        if self.balls.targets is not None:
+            # Bounds are on deviations, which a constant does not change. Output 0 is 0 exactly, so
+            # that margins pay for this rounding in the place of that of a difference.
+            last = len(self.graph.nodes) - 1
+            self.centre[last] = self.centre[last] + self.balls.targets.offsets
         return self
 
     def _start(self, node: Node) -> None:
@@ -243,21 +207,6 @@ class Sweep:
             operations * total + 16 * self.graph.nodes[i].size
         )
 
-    @property
-    def bends(self) -> dict[int, Bend]:
-        """What an ascent or a branching needs to know of the ReLU nodes with undecided neurons.
-
-        Whether a node has any is asked for all nodes at once, since the host waits for a device's
-        answer.
-        """
-        if self._unasked:
-            some = torch.stack([flag for flag, _ in self._unasked.values()]).tolist()
-            self._bends.update(
-                {i: make() for (i, (_, make)), any_ in zip(self._unasked.items(), some) if any_}
-            )
-            self._unasked.clear()
-        return self._bends
-
     def proved(self) -> dict[int, Span]:
         """The range of the values themselves at the inputs of activations, for sweeps on
         smaller balls.
@@ -274,11 +223,9 @@ class Sweep:
             )
         return found
 
+    # long: the value, the span and the errors of a node come from the same magnitudes
     def _affine(self, i: int, node: Node, op: Affine) -> None:
-        """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`.
-
-        Long because the value, the span and the errors of a node come from the same magnitudes.
-        """
+        """Values, interval arithmetic, and the error that rounding adds to `d_i = W d_j`."""
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
         map_ = op.map
@@ -390,9 +337,8 @@ class Sweep:
                 self.sectors.add(i, shape, error)
             if kind is self.exact and isinstance(node.op, Relu):
                 crossing = (shape.ends[0] < 0) & (shape.ends[1] > 0)
-                slope = node.op.slope
-                make = partial(_bend, kind.lines, i, slope, shape, crossing, error, up, down)
-                self._unasked[i] = (crossing.any(), make)
+                make = partial(Bend.make, kind.lines, i, shape, crossing, error, up, down)
+                self.later(i, crossing, make)
             if kind is self.exact and isinstance(node.op, Smooth):
                 self.smooth[i] = (shape, error)
         self.centre[i], self.spans[i] = shape.output()
@@ -404,11 +350,8 @@ class Sweep:
         centres = [self.centre[j] for j in node.inputs]
         spans = [self.spans[j] for j in node.inputs]
         users = max(len(self.users[j]) for j in node.inputs)
-        lengths: list[Tensor] = []
-        if isinstance(curve, Product):
-            lengths = [self._length(j, axes) for j, axes in zip(node.inputs, curve.summed())]
-        surface = Surface(node, curve, tuple(centres), tuple(spans), tuple(lengths), users)
-        plane = self._plane(surface)
+        surface = Surface(node, tuple(centres), tuple(spans), users)
+        plane = curve.plane_on(centres, spans, _Extent(self, node))
         for j in node.inputs:
             if self.users[j][-1] == i:
                 self.spreads.pop(j, None)
@@ -419,8 +362,6 @@ class Sweep:
             self._sink(kind, i, 2 * surface.count(plane), much)
             errors = tuple(self._moved(kind, j) for j in node.inputs)
             kind.planes[i] = Planes.make(kind, surface, plane, errors, reach, much)
-            if kind is self.exact:
-                self.surfaces[i] = replace(surface, errors=errors)
         value = self.centre[i] = curve.value(*centres)
         ends = [ends_of(c, low, high) for c, (low, high) in zip(centres, spans)]
         bottom, top = curve.span(*ends)
@@ -431,20 +372,6 @@ class Sweep:
             torch.maximum(low, -wide).clamp(max=0),
             torch.minimum(high, wide).clamp(min=0),
         )
-
-    def _plane(self, surface: Surface) -> Plane:
-        """The plane of a curve around the samples, with what is known beyond the spans."""
-        curve = surface.curve
-        centres = surface.centres
-        spans = surface.spans
-        if isinstance(curve, Normalise):
-            j = surface.node.inputs[0]
-            along = self._along(j, curve.direction(centres[0], spans[0]))
-            length = self._length(j, (len(surface.node.shape) - 1,))
-            return curve.plane(centres, spans, along, length)
-        if isinstance(curve, Product):
-            return curve.plane(centres, spans, surface.lengths)
-        return curve.plane(centres, spans)
 
     def _along(self, j: int, direction: Tensor) -> Span:
         """The range of `<direction, d>` for every token of node j, `(N, *shape)` to `(N, ...,
@@ -463,7 +390,7 @@ class Sweep:
             rows = rows.scatter(
                 1, place[:, None, None].expand(-1, 1, width), tokens[owner, place][:, None]
             )
-            constant, a, both = self._substitute(
+            constant, a, both = self.substitute(
                 self.exact, j, laid_out(rows.reshape(-1, *node.shape)), owner, True
             )
             top[:, owner, place] = (constant + self.inputs.upper(a, both)).reshape(2, -1)
@@ -471,18 +398,15 @@ class Sweep:
         high, low = (side.reshape(*direction.shape[:-1], 1) for side in (top[0], -top[1]))
         return low, high
 
+    # long: screening, and then the full bounds, narrow the same two tensors
     def _tighten(self, j: int) -> None:
         """Bound node j, the input of an activation, by substitution where intervals leave it
         undecided.
-
-        Long because screening, and then the full bounds, narrow the same two tensors.
         """
         node = self.graph.nodes[j]
         users = [self.graph.nodes[i].op for i in self.users[j]]
         spread = None
-        lengthwise = any(
-            isinstance(op, Curved) and isinstance(op.curve, Normalise | Product) for op in users
-        )
+        lengthwise = any(isinstance(op, Curved) and op.curve.lengthwise for op in users)
         if j not in self.spreads and lengthwise:
             spread = self.spreads[j] = Spread.zero(self.balls.x, node.size, self.graph.inputs)
         if j in self.tight and spread is None:
@@ -558,7 +482,7 @@ class Sweep:
         """
         if not self.steps:
             kind = self.fast if coarse else self.exact
-            return self._substitute(kind, j, place, owner, True, units=True)[:2]
+            return self.substitute(kind, j, place, owner, True, units=True)[:2]
         rows = units_of(self.graph.nodes[j], place, torch.float64)
         return self.bound(j, rows, owner, self.steps, both=True)[:2]
 
@@ -607,33 +531,16 @@ class Sweep:
         kind = self.parallel
         c = self.centre[j].flatten(1)[owner, place]
         best = (torch.full_like(c, -math.inf), torch.full_like(c, math.inf))
-        # d_j lies in shift +- spread + <weight, d>
-        weight, spread = self.units(kind, j, place, owner)
-        shift = torch.zeros_like(c)
         alive = torch.arange(len(c), device=c.device)
         self.rows += len(c)
-        passed = False  # whether an activation or a curve was
-        for i in range(j, 0, -1):
-            if i not in weight:
-                continue
-            node = self.graph.nodes[i]
-            w = weight.pop(i)
-            if isinstance(node.op, Affine):
-                if i in kind.errors:
-                    spread = spread + row_dot(w.abs(), of_owner(kind.errors[i], owner))
-                some = self._columns(i, j, w, owner)
-                for k, part in zip(node.inputs, kind.maps[i].transpose(w, some)):
-                    add_to(weight, k, part)
-                continue
-            if i in kind.planes:
-                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
-                shift = shift + off
-                spread = spread + far
-                passed = True
-                continue
-            if i in self.stops and passed:  # right below node j it is what intervals gave
-                weight[i] = w
-                bottom, top = self._meet(weight, owner, shift, spread)
+        columns = partial(self.columns, j)
+        start = self.units(kind, j, place, owner)
+        back = Backward(self.graph, kind, *start, owner, apart=True, columns=columns)
+        for i, node, w in back.neurons(j):
+            assert back.shift is not None
+            if i in self.stops and back.passed:  # right below node j it is what intervals gave
+                back.weight[i] = w
+                bottom, top = self._meet(back.weight, back.owner, back.shift, back.constant)
                 best[0][alive] = torch.maximum(best[0][alive], bottom)
                 best[1][alive] = torch.minimum(best[1][alive], top)
                 open_ = yield (c[alive] + bottom < 0) & (c[alive] + top > 0)
@@ -641,25 +548,17 @@ class Sweep:
                 if not len(open_):
                     return best
                 if len(open_) < len(alive):
-                    owner = owner if len(owner) == 1 else owner[open_]
                     alive = alive[open_]
-                    shift = shift[open_]
-                    spread = spread[open_]
-                    weight = {k: v[open_] for k, v in weight.items()}
-                w = weight.pop(i)
-            line = kind.lines[i].take(owner)
-            shift = shift + row_dot(w, line.off)
-            spread = spread + row_dot(w.abs(), line.far)
-            add_to(weight, node.inputs[0], w * line.mid)
-            passed = True
-        a = (
-            flattened(weight[0])
-            if 0 in weight
-            else shift.new_zeros(len(alive), self.graph.inputs, dtype=kind.dtype)
-        )
-        middle, reach = self.inputs.across(a, owner)
-        best[0][alive] = torch.maximum(best[0][alive], shift + middle - (spread + reach))
-        best[1][alive] = torch.minimum(best[1][alive], shift + middle + (spread + reach))
+                    back.keep(open_)
+                w = back.weight.pop(i)
+            line = kind.lines[i].take(back.owner)
+            back.shift = back.shift + row_dot(w, line.off)
+            back.take(node, w * line.mid, row_dot(w.abs(), line.far))
+        assert back.shift is not None
+        middle, reach = self.inputs.across(back.inputs(), back.owner)
+        reach = back.constant + reach
+        best[0][alive] = torch.maximum(best[0][alive], back.shift + middle - reach)
+        best[1][alive] = torch.minimum(best[1][alive], back.shift + middle + reach)
         return best
 
     def _meet(
@@ -684,347 +583,18 @@ class Sweep:
             spread = spread + row_dot(w.abs(), reach)
         return shift - spread, shift + spread
 
-    def bound(
-        self, last: int, rows: Tensor, owner: Tensor, steps: int = 0, both: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """`<row, d_last> <= constant + <a, d_0>` on each row's ball: `(R, *shape), (R,) -> (R,),
-        (R, n), (R,)`.
 
-        both: the negatives of the rows after them, `2 R` of each. With steps the slopes of the
-        lower lines are optimised for each row on its own (alpha-CROWN, Xu et al. 2021): any slope
-        between the neuron's two gives a bound.
-        """
-        constant, a, owner = self._substitute(self.exact, last, rows, owner, both)
-        rows = torch.cat([rows, -rows]) if both else rows
-        return *self.climbed(last, rows, owner, steps, constant, a), owner
+class _Extent(NamedTuple):
+    """How far the inputs of a curve node move together, as a sweep knows it."""
 
-    def climbed(
-        self, last: int, rows: Tensor, owner: Tensor, steps: int, constant: Tensor, a: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The better, row by row, of bounds that `bound` gave without steps, `(R,)` and `(R, n)`,
-        and those with steps.
-        """
-        if not steps or not any(i < last and i in self.bends for i in self.exact.lines):
-            return constant, a
-        ascend = self._climb if self.graph.curved else self._ascend
-        alpha = ascend(last, rows.float(), owner, steps)
-        other, b, _ = self._substitute(
-            self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
-        )
-        better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
-        return torch.where(better, other, constant), torch.where(better[:, None], b, a)
+    sweep: Sweep
+    node: Node
 
-    def slopes(self, i: int) -> Slopes:
-        """The lines of activation i in float64, as a choice of slopes sees them."""
-        if i not in self._slopes:
-            self._slopes[i] = Slopes.of(self.exact.lines[i], self.bends.get(i), self.exact)
-        return self._slopes[i]
+    def length(self, k: int, axes: tuple[int, ...]) -> Tensor:
+        return self.sweep._length(self.node.inputs[k], axes)
 
-    def _ascend(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
-        """The slopes of the lower lines that gave each row its lowest bound, by Adam in
-        float32: nothing is proved here.
-        """
-        lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
-        alpha = {i: repeated(lines[i].down, rows.shape[0]) for i in self.bends if i < last}
-        ascent = Ascent(list(alpha.values()))
-        for step in range(1, steps + 1):
-            clock.check()
-            found = self._pulled(last, rows, owner, lines, alpha, step < steps)
-            if found is None:  # no undecided neuron feeds the rows
-                break
-            value, pulls = found
-            ascent.keep(-value, list(alpha.values()))
-            if step == steps:  # nothing comes after it
-                break
-            for i, move in zip(alpha, ascent.moves([pulls.get(i) for i in alpha])):
-                if move is not None:
-                    moved = torch.sub(alpha[i], move, alpha=0.3 * 0.9**step)
-                    alpha[i] = torch.maximum(moved, self.bends[i].slope).clamp_(max=1.0)
-        return dict(zip(alpha, ascent.kept))
-
-    def _pulled(
-        self,
-        last: int,
-        rows: Tensor,
-        owner: Tensor,
-        lines: Mapping[int, Slopes],
-        alpha: Mapping[int, Tensor],
-        steer: bool,
-    ) -> tuple[Tensor, dict[int, Tensor]] | None:
-        """The bound of each row with these slopes, `(R,)`, and, to steer by, its gradient with
-        respect to them, rounded anyhow; None where no slope matters.
-
-        The gradient with respect to the coefficients of the input is the deviation that reaches the
-        bound. From there it goes up through the network, as a point does.
-        """
-        nodes = self.graph.nodes
-        maps = self.fast.maps
-        weight: dict[int, Tensor] = {last: rows}
-        path: list[tuple[int, Tensor]] = []
-        value = rows.new_zeros(len(rows), dtype=torch.float64)
-        for i in range(last, 0, -1):
-            if i not in weight:
-                continue
-            w = weight.pop(i)
-            path.append((i, w))
-            if i not in lines:
-                for j, part in zip(nodes[i].inputs, maps[i].transpose(w)):
-                    add_to(weight, j, part)
-                continue
-            part, constant = lines[i].pull(w, alpha.get(i, lines[i].down))
-            value = value + constant
-            add_to(weight, nodes[i].inputs[0], part)
-        known = [i for i, _ in path if i in alpha]
-        if not known or 0 not in weight:
-            return None
-        if not steer:
-            return value + self.inputs.support(flattened(weight[0]), owner), {}
-        reach, point = self.inputs.worst(flattened(weight[0]), owner)
-        moved = {0: laid_out(unflattened(point, nodes[0].shape))}
-        pulls: dict[int, Tensor] = {}
-        for i, w in reversed(path):
-            if i > known[0]:
-                break
-            given = [moved[j] for j in nodes[i].inputs]
-            if i in lines:
-                moved[i], pull = lines[i].push(w, alpha.get(i, lines[i].down), given[0])
-                if i in alpha:
-                    pulls[i] = pull
-            else:
-                moved[i] = maps[i].forward(*given)
-        return value + reach, pulls
-
-    def _climb(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
-        """As `_ascend`, for networks with curves, whose planes have no way back of their own: by
-        torch's gradients.
-        """
-        alpha = {
-            i: of_owner(self.bends[i].down, owner)
-            .expand(len(rows), *self.bends[i].down.shape[1:])
-            .clone()
-            for i in self.bends
-            if i < last
-        }
-        ascent = Ascent(list(alpha.values()))
-        for step in range(1, steps + 1):
-            clock.check()
-            with torch.enable_grad():
-                leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
-                constant, a, _ = self._substitute(self.fast, last, rows, owner, False, leaves)
-                value = constant + self.inputs.upper(firm(a), owner)
-                if not value.requires_grad:  # no undecided neuron feeds the rows
-                    break
-                pulls: tuple[Tensor | None, ...] = ()
-                if step < steps:
-                    pulls = torch.autograd.grad(
-                        value.sum(), list(leaves.values()), allow_unused=True
-                    )
-            ascent.keep(-value.detach(), list(alpha.values()))
-            if step == steps:  # nothing comes after it
-                break
-            for i, move in zip(alpha, ascent.moves(pulls)):
-                old = alpha[i].detach()
-                if move is None:  # no undecided neuron of this node feeds the row's
-                    alpha[i] = old
-                    continue
-                slope = self.bends[i].slope
-                alpha[i] = torch.minimum(
-                    torch.maximum(old - 0.3 * 0.9**step * move, slope), torch.ones_like(slope)
-                )
-        return dict(zip(alpha, ascent.kept))
-
-    def _substitute(
-        self,
-        kind: Arithmetic,
-        last: int,
-        rows: Tensor,
-        owner: Tensor,
-        both: bool,
-        alpha: Mapping[int, Tensor] | None = None,
-        units: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Backward to the input; until the first activation the rows and their negatives go
-        through as one. units: the rows are unit vectors, and given by their places `(R,)`.
-
-        Long because activations, curves and maps share one store of rows.
-        """
-        nodes = self.graph.nodes
-        weight: dict[int, Tensor] = {last: rows}
-        constant = kind.floors[last][owner].expand(len(rows))
-        if units:
-            weight, constant = self.units(kind, last, rows, owner)
-        self.rows += len(rows) * (1 + both)
-        for i in range(last, 0, -1):
-            if i not in weight:
-                continue
-            node = nodes[i]
-            w = weight.pop(i)
-            if not isinstance(node.op, Affine):
-                if both:
-                    weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
-                    constant = constant.repeat(2)
-                if i in kind.planes:
-                    w = torch.cat([w, -w]) if both else w
-                    mine = doubled(owner) if both else owner
-                    off, far = kind.planes[i].pull(weight, node.inputs, w, mine)
-                    constant = constant + off + far
-                else:
-                    part, more = self._through(kind, i, w, owner, both, alpha)
-                    constant = constant + more
-                    add_to(weight, node.inputs[0], part)
-                owner = doubled(owner) if both else owner
-                both = False
-                continue
-            if i in kind.errors:
-                constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], owner))
-            some = self._columns(i, last, w, owner)
-            for j, part in zip(node.inputs, kind.maps[i].transpose(w, some)):
-                add_to(weight, j, part)
-        if both:
-            weight = {k: torch.cat([v, -v]) for k, v in weight.items()}
-            constant = constant.repeat(2)
-            owner = doubled(owner)
-        a = (
-            flattened(weight[0])
-            if 0 in weight
-            else constant.new_zeros(len(constant), self.graph.inputs, dtype=kind.dtype)
-        )
-        return constant, a, owner
-
-    def _through(
-        self,
-        kind: Arithmetic,
-        i: int,
-        w: Tensor,
-        owner: Tensor,
-        both: bool,
-        alpha: Mapping[int, Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Coefficients `(R, *shape)` of the output of activation i, and then their negatives if
-        both are wanted, as those of its input, and a constant `(R,)`.
-        """
-        if both and alpha is None:
-            return kind.lines[i].take(owner).pull_both(w)
-        if both:
-            w = torch.cat([w, -w])
-            owner = doubled(owner)
-        if alpha is not None and i in alpha and kind is self.exact:
-            return self._bent(i, w, owner, alpha[i])
-        line = self._lines(kind, i, owner, alpha)
-        w = firm(w)
-        size = w.abs()
-        constant = row_dot(w, line.off) + row_dot(size, line.far)
-        return torch.addcmul(w * line.mid, size, line.rad), constant
-
-    def _columns(self, i: int, last: int, w: Tensor, owner: Tensor) -> Tensor | None:
-        """Where rows of coefficients of node i, a matrix, can differ from 0: neurons that are never
-        active pass nothing on. None where it is not worth knowing, or not known without asking a
-        device. last: where the rows began.
-        """
-        if i == last or i not in self.passing or w.shape[0] < ALONE or owner.shape[0] != 1:
-            return None
-        at = (i, int(owner))
-        if at not in self.awake:
-            active = self.passing[i][at[1]].nonzero()[:, 0]
-            self.awake[at] = active if len(active) < FULL * w.shape[1] else None
-        return self.awake[at]
-
-    def _bent(self, i: int, w: Tensor, owner: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients through activation i with the slopes `alpha` below, in float64."""
-        op = self.graph.nodes[i].op
-        assert isinstance(op, Relu)
-        line = self.slopes(i).take(owner)
-        # Between its two slopes, also after it was rounded to float32.
-        a = torch.maximum(alpha, op.slope).clamp(max=1.0)
-        return line.pull(w, torch.where(line.crossing > 0, a, line.down))
-
-    def units(
-        self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
-    ) -> tuple[dict[int, Tensor], Tensor]:
-        """Unit vectors for entries `place` of a node, taken through the affine nodes right before
-        it: the coefficients that they become, and the errors on the way, `(R,)`.
-
-        A row of a map is read off its weights, and nothing is rounded. A sum passes unit vectors on
-        as they are.
-        """
-        weight: dict[int, Tensor] = {}
-        constant = kind.floors[last][owner].expand(len(place))
-        pure = [last]
-        while pure:
-            i = pure.pop()
-            node = self.graph.nodes[i]
-            if not isinstance(node.op, Affine):
-                add_to(weight, i, units_of(node, place, kind.dtype))
-                continue
-            if i in kind.errors:
-                error = kind.errors[i]
-                constant = constant + error.reshape(len(error), -1)[owner, place].double()
-            map_ = node.op.map
-            passed = isinstance(map_, Sum) or (isinstance(map_, Pick) and map_.source is None)
-            if passed and all(self.users[j] == [i] or j == 0 for j in node.inputs):
-                pure.extend(node.inputs)
-                continue
-            for j, part in zip(node.inputs, kind.maps[i].rows(place, node)):
-                add_to(weight, j, part)
-        return weight, constant
-
-    def _lines(
-        self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None
-    ) -> Lines:
-        """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there
-        are any: those in float32, for an ascent.
-        """
-        if alpha is None or i not in alpha:
-            return kind.lines[i].take(owner)
-        bend = self.bends[i].take(owner)
-        line = kind.lines[i].take(owner)
-        a = alpha[i]
-        below = a * bend.c - bend.here  # the line through the kink
-        mid = (bend.up + a) / 2
-        rad = (bend.up - a) / 2
-        off = (bend.above + below) / 2
-        far = (bend.above - below) / 2
-        pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
-        return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
-
-
-def _bend(
-    lines: LinesByNode,
-    i: int,
-    slope: Tensor,
-    shape: Shape,
-    crossing: Tensor,
-    error: Tensor,
-    up: Tensor,
-    down: Tensor,
-) -> Bend:
-    """What an ascent or a branching needs to know of node i; lines: in float64."""
-    line = lines[i]
-    parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
-    up, above, down, c, here = (laid_out(v.float()) for v in parts)
-    return Bend(shape, error, laid_out(crossing), up, above, down, c, here, slope.float())
-
-
-def _check_precision(graph: Graph) -> None:
-    """Refuse products that are rounded to fewer digits than bounds account for."""
-    reduced = torch.get_float32_matmul_precision() != "highest"
-    if reduced or torch.is_autocast_enabled(graph.device.type):
-        raise InputError(
-            "torch is set to round float32 products to fewer digits: certify outside autocast and "
-            "with torch.set_float32_matmul_precision('highest')."
-        )
-
-
-def _weighted(nodes: Sequence[Node], j: int) -> bool:
-    """Whether weights lie between node j and the activations before it. None do where maxima are
-    written as ReLUs: those add next to no rounding, and do not count as depth.
-    """
-    op = nodes[j].op
-    if not isinstance(op, Affine):
-        return False
-    if op.map.coefficients is not None and not isinstance(op.map, Scale):
-        return True
-    return any(_weighted(nodes, k) for k in nodes[j].inputs)
+    def along(self, k: int, direction: Tensor) -> Span:
+        return self.sweep._along(self.node.inputs[k], direction)
 
 
 def margin_bounds(
@@ -1103,6 +673,10 @@ def margins(sweep: Sweep, y: Tensor, polish: str = "all") -> tuple[Tensor, Tenso
     lower = torch.fmax(lower, here - together - slack)
     lower = torch.where(torch.isnan(lower), -math.inf, lower)  # an overflow is no bound
     lower = lower.scatter(1, y[:, None], 0.0)
+    if sweep.balls.targets is not None:  # the one place that says which rows matter
+        matters = sweep.balls.targets.matters
+        lower = torch.where(matters, lower, math.inf)
+        base = torch.where(matters, base, math.inf)
     return lower, base, -a
 
 

@@ -143,7 +143,6 @@ class Entry:
 
     def bound(self, a: Tensor, lam: Tensor, owner: Tensor) -> Tensor:
         """`<a, d> + (lam / 2) ||W d||^2` is at most this on the balls, `(R,)`, rounded up."""
-        r = self.balls.radius[owner].expand(len(a))
         a = self._open(a.double(), owner)
         lam = lam.double()
         mu = self.start(a, lam, owner, ROUNDS)[1] * (1 + 2.0**-20)
@@ -159,6 +158,11 @@ class Entry:
             now = res.square().sum(1)
             way = res + (now / size.clamp(min=1e-300))[:, None] * way
             size = now
+        return self.claimed(a, lam, mu, x, owner)
+
+    def claimed(self, a: Tensor, lam: Tensor, mu: Tensor, x: Tensor, owner: Tensor) -> Tensor:
+        """The bound of any mu and x, with all rounding errors; infinite if it is none."""
+        r = self.balls.radius[owner].expand(len(a))
         res = a - self._times(x, lam, mu, owner)
         n = a.shape[1]
         long = x.norm(dim=1)

@@ -34,10 +34,11 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from wassail import names
+from wassail.certificates import clock
 from wassail.certificates.graph.execution import Call, Execution
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix, Scale, magnitude_map
-from wassail.errors import InputError, unknown
+from wassail.errors import remedies, unknown
 from wassail.rounding import TINY, UNIT, shifted
 
 if TYPE_CHECKING:
@@ -247,7 +248,10 @@ def margin_errors(sweep: Sweep, y: Tensor) -> Tensor:
     slopes, or with one between them if it is undecided. Or their lengths go there through the norms
     of the layers (`Reach.margin_errors`).
     """
-    found = [_margin_error(sweep, k, label) for k, label in enumerate(y.tolist())]
+    found = []
+    for k, label in enumerate(y.tolist()):
+        clock.look()
+        found.append(_margin_error(sweep, k, label))
     if not found:
         return torch.zeros(0, sweep.graph.outputs, dtype=torch.float64)
     entries = torch.stack(found)
@@ -312,7 +316,11 @@ def arithmetic_of(graph: Graph, arithmetic: str, dtype: torch.dtype | None = Non
     ):
         reason = f"samples in {dtype} for a network in {graph.execution.dtype}"
     if reason and arithmetic == "executed":
-        raise InputError(f"arithmetic='executed' does not cover {reason}: use arithmetic='exact'.")
+        raise remedies(
+            f"executed arithmetic does not cover {reason}",
+            "use arithmetic='exact'",
+            "use --arithmetic exact",
+        )
     return replace(graph, arithmetic="exact" if reason or arithmetic == "exact" else "executed")
 
 
@@ -370,11 +378,9 @@ def _nnpack() -> bool:
     return available and torch._C._get_nnpack_enabled()
 
 
+# long: it is a list of torch's settings, one after the other
 def _settings(graph: Graph, run: Execution) -> str:
-    """The settings of torch under which the bound does not hold.
-
-    Long because it is a list of torch's settings, one after the other.
-    """
+    """The settings of torch under which the bound does not hold."""
     if run.device in UNKNOWN:
         return f"the device {run.device!r}, whose arithmetic is not known"
     if run.device in ("cpu", "cuda") and torch.is_autocast_enabled(run.device):

@@ -1,7 +1,6 @@
 """Bounds on the Jacobian of a network with smooth parts over a region.
 
-Values go forward: `ranges` encloses every node by linear bounds (`linear.Sweep`) on bounded regions
-and by intervals with infinite sides elsewhere. Gradients go backward: `adjoint` multiplies the
+Values go forward (`ranges`). Gradients go backward: `adjoint` multiplies the
 gradient of the head by the derivative of one node after the other in interval arithmetic, `J^T w =
 W_1^T D_1 W_2^T D_2 ... w` with every `D` anywhere in its range. On a point it is the Jacobian
 itself up to rounding, and on a box its width shrinks like the box (`pieces` makes use of it).
@@ -17,223 +16,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
-from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.propagate import Bounds, Span, derivative_span
+from wassail.certificates.bounds.ranges import Bounds, Span, derivative_span
 from wassail.certificates.bounds.tangents import centred
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Linear, Scale, Sum, rounding_map
 from wassail.certificates.graph.matrix_norms import FEW_SIGNS, positive_norms
-from wassail.certificates.graph.region import Region
 from wassail.geometry import operator_norm
-from wassail.rounding import FLOOR, UNIT, finite_size, outward
+from wassail.rounding import FLOOR, UNIT, finite_size
 
 NUMBERS = 2**22  # in one tensor of a pass over many boxes
-
-
-def one_region(region: Region) -> Balls:
-    """A region as the only one of its kind; sides may be infinite. The room around its centre
-    is rounded up.
-    """
-    x = region.centre[None]
-    sides = [torch.where(side > 0, _up(side), 0.0) for side in (x - region.low, region.high - x)]
-    if region.radius < math.inf:
-        return Balls(x, x.new_tensor([region.radius]), region.norm, *sides)
-    return boxed(x, *sides)
-
-
-def boxed(x: Tensor, below: Tensor, above: Tensor) -> Balls:
-    """The boxes `[x - below, x + above]`, `(N, n)` each; sides may be infinite."""
-    return Balls(x, torch.maximum(below, above).amax(1), math.inf, below, above)
-
-
-def ranges(graph: Graph, balls: Balls) -> dict[int, Span]:
-    """Where the values of the nodes lie that a ReLU, an activation or a curve reads: `(N, *shape)`
-    for each, rounded outward.
-
-    By linear bounds where a region is bounded, by intervals with infinite sides where it is not.
-    """
-    low, high = balls.box
-    if torch.isfinite(low).all() and torch.isfinite(high).all():
-        return _swept(graph, balls)
-    low = balls.x + low
-    high = balls.x + high
-    return _intervals(graph, outward(low, high, 2))
-
-
-def _swept(graph: Graph, balls: Balls) -> dict[int, Span]:
-    sweep = Sweep(graph, balls).run()
-    found = {}
-    for j in graph.read_by_others:
-        c, (low, high) = sweep.centre[j], sweep.spans[j]
-        slack = 2 * UNIT * (c.abs() + torch.maximum(-low, high))
-        found[j] = c + low - slack, c + high + slack
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class Rays:
-    """N sets `{x = origin + t u : t >= start, u in a box}` that reach to infinity, cut by walls;
-    flat, float64.
-
-    origin, low, high `(n,)`: the walls; start `(N,)`; u: the box of directions, `(N, n)` each.
-    """
-
-    origin: Tensor
-    low: Tensor
-    high: Tensor
-    start: Tensor
-    u: Span
-
-    def scaled(self) -> tuple[Span, Span]:
-        """The range of `x` with its infinite sides, and that of `x / t`, `(N, n)` each, rounded
-        outward.
-        """
-        (least, top), t = self.u, self.start[:, None]
-        low = torch.where(least >= 0, self.origin + least * t, -math.inf)
-        high = torch.where(top <= 0, self.origin + top * t, math.inf)
-        slack = 4 * UNIT * (self.origin.abs() + torch.maximum(least.abs(), top.abs()) * t)
-        x = torch.maximum(low - slack, self.low), torch.minimum(high + slack, self.high)
-        shift = self.origin / t
-        slack = slack / t
-        return x, (least + shift.clamp(max=0) - slack, top + shift.clamp(min=0) + slack)
-
-    def meet(self, v: Span, q: Span) -> tuple[Span, Span]:
-        """Ranges of a value v and of `q = v / t`, each narrowed by the other: `v >= start q` if
-        `q >= 0`.
-        """
-        t = self.start.reshape(-1, *[1] * (v[0].ndim - 1))
-        (low, high), (least, top) = v, q
-        low = torch.maximum(low, torch.where(least >= 0, least * t * (1 - 2 * UNIT), -math.inf))
-        high = torch.minimum(high, torch.where(top <= 0, top * t * (1 - 2 * UNIT), math.inf))
-        far = 1 + 2 * UNIT
-        return (low, high), (
-            torch.maximum(least, (low / t * far).clamp(max=0)),
-            torch.minimum(top, (high / t * far).clamp(min=0)),
-        )
-
-
-def far_ranges(graph: Graph, rays: Rays) -> dict[int, Span]:
-    """What `ranges` finds, far out: by intervals of every value v and of its part `q = v / t`,
-    which stays finite.
-
-    A map of v is the same map of q with its bias divided by t; an activation that is a ReLU up to a
-    distance is one of q up to that distance over t. So the sign that a neuron takes along a ray is
-    known from its q, and with it the limit of its slope.
-    """
-    shape = graph.nodes[0].shape
-    x, part = (tuple(side.reshape(-1, *shape) for side in span) for span in rays.scaled())
-    values: list[Span] = [(x[0], x[1])]
-    parts: list[Span] = [(part[0], part[1])]
-    for node in graph.nodes[1:]:
-        v = [values[j] for j in node.inputs]
-        q = [parts[j] for j in node.inputs]
-        value = span_step(graph, node, v)
-        t = rays.start.reshape(-1, *[1] * len(node.shape))
-        scaled = _far_part(graph, node, q, t)
-        if scaled is None:
-            scaled = torch.full_like(value[0], -math.inf), torch.full_like(value[0], math.inf)
-        value, scaled = rays.meet(value, scaled)
-        values.append(value)
-        parts.append(scaled)
-    return {j: values[j] for j in graph.read_by_others}
-
-
-def _far_part(graph: Graph, node: Node, q: list[Span], t: Tensor) -> Span | None:
-    """The range of `v / t'` of one node over all `t' >= t`, from those of its inputs; None where
-    nothing is known.
-    """
-    match node.op:
-        case Affine(map_, shift):
-            bias = t.new_zeros(()) if shift is None else shift / t
-            low, high = affine_span(Affine(map_), q, graph.rounding)
-            error = (graph.rounding + 4 * UNIT) * (
-                node.op.bias_size / t + finite_size(low) + finite_size(high)
-            )
-            return low + bias.clamp(max=0) - error, high + bias.clamp(min=0) + error
-        case Relu(slope):
-            return _relu(q[0], slope)
-        case Smooth():
-            away = node.op.function.distance_to_relu / t
-            least = q[0][0].clamp(min=0)
-            low = least - away
-            high = q[0][1].clamp(min=0) + away
-            return low - 4 * UNIT * (away + finite_size(least)), high + 4 * UNIT * high
-        case Curved() | Input():
-            return None
-        case _:
-            assert_never(node.op)
-
-
-def _intervals(graph: Graph, x: Span) -> dict[int, Span]:
-    """Interval arithmetic from boxes `(N, n)`, sides infinite or not: a side is infinite only
-    if such a one feeds it.
-    """
-    span: list[Span] = [
-        (x[0].reshape(-1, *graph.nodes[0].shape), x[1].reshape(-1, *graph.nodes[0].shape))
-    ]
-    for node in graph.nodes[1:]:
-        span.append(span_step(graph, node, [span[j] for j in node.inputs]))
-    return {j: span[j] for j in graph.read_by_others}
-
-
-def span_step(graph: Graph, node: Node, given: list[Span]) -> Span:
-    """The range of one node from those of its inputs."""
-    match node.op:
-        case Affine():
-            return affine_span(node.op, given, graph.rounding)
-        case Relu(slope):
-            return _relu(given[0], slope)
-        case Smooth():
-            return node.op.function.span(*given[0])
-        case Curved(curve):
-            return curve.span(*given)
-        case Input():
-            raise AssertionError("the input has no range of its own")
-        case _:
-            assert_never(node.op)
-
-
-def _relu(span: Span, slope: Tensor) -> Span:
-    low, high = (
-        side.clamp(min=0) + torch.where(slope > 0, slope * side.clamp(max=0), 0.0) for side in span
-    )
-    return outward(low, high)
-
-
-def affine_span(op: Affine, given: list[Span], rounding: float) -> Span:
-    """`W+ low - W- high + b` and the other way round; infinite sides are followed on their own:
-    W+ and W- cannot cancel.
-    """
-    map_ = op.map
-    plus, minus = map_.signed()
-    far = [(torch.isinf(a).double(), torch.isinf(b).double()) for a, b in given]
-    near = [
-        (torch.where(p > 0, 0.0, a), torch.where(q > 0, 0.0, b))
-        for (a, b), (p, q) in zip(given, far)
-    ]
-    size = (
-        rounding_map(map_).forward(*[torch.maximum(a.abs(), b.abs()) for a, b in near])
-        + op.bias_size
-    )
-    error = (rounding + UNIT * (map_.terms + 4)) * size
-    sides = []
-    for k, sign in ((0, -1.0), (1, 1.0)):
-        side, blown = plus.forward(*[v[k] for v in near]), plus.forward(*[v[k] for v in far])
-        if minus is not None:
-            side, blown = (
-                side - minus.forward(*[v[1 - k] for v in near]),
-                blown + minus.forward(*[v[1 - k] for v in far]),
-            )
-        side = side if op.bias is None else side + op.bias
-        sides.append(torch.where(blown > 0, sign * math.inf, side + sign * error))
-    return sides[0], sides[1]
 
 
 def adjoint(graph: Graph, spans: Mapping[int, Span], rows: Tensor) -> Span:
@@ -377,18 +174,6 @@ def entries(graph: Graph, spans: Mapping[int, Span], tighten: bool = False) -> S
     return low, high
 
 
-def smooth_bounds(graph: Graph, region: Region, spans: Mapping[int, Span]) -> Bounds:
-    """The inputs of every ReLU and activation of a network without curves, for the substituted
-    gradients of `propagate`.
-    """
-    inputs = {
-        i: spans[node.inputs[0]]
-        for i, node in enumerate(graph.nodes)
-        if isinstance(node.op, Relu | Smooth)
-    }
-    return Bounds(graph, region, {i: (low[0], high[0]) for i, (low, high) in inputs.items()})
-
-
 def secants(bounds: Bounds) -> Bounds:
     """A ReLU network among whose Jacobians are all those of a smooth one: `f' in [a, b]` is `a v +
     (b - a) relu(v)`, free.
@@ -422,7 +207,3 @@ def secants(bounds: Bounds) -> Bounds:
             straight = add(Node(inputs, node.shape, node.place, Affine(Scale(least))))
             moved[i] = add(Node((moved[i], straight), node.shape, node.place, Affine(Sum(2))))
     return Bounds(Graph(tuple(nodes), bounds.graph.rounding), bounds.region, spans)
-
-
-def _up(values: Tensor) -> Tensor:
-    return torch.nextafter(values, torch.full_like(values, math.inf))

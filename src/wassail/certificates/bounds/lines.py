@@ -24,7 +24,7 @@ from wassail.certificates.bounds.rows import (
 )
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import laid_out
-from wassail.certificates.graph.planes import Curve, Plane
+from wassail.certificates.graph.planes import Plane
 from wassail.rounding import FLOOR, TINY, UNIT
 from wassail.ties import loud, steep_below
 
@@ -144,18 +144,14 @@ class LinesByNode:
 class Surface:
     """A curve node on the balls of N samples, as its planes were made.
 
-    centres, spans: of its inputs, `(N, *in)` each; lengths: what its planes know beyond the spans;
-    users: the most that one of its inputs is read by; errors: of the inputs' deviations in float64,
-    as far as they are charged here.
+    centres, spans: of its inputs, `(N, *in)` each; users: the most that one of its inputs is read
+    by.
     """
 
     node: Node
-    curve: Curve
     centres: tuple[Tensor, ...]
     spans: tuple[Span, ...]
-    lengths: tuple[Tensor, ...]
     users: int
-    errors: tuple[Tensor, ...] = ()
 
     def count(self, plane: Plane) -> int:
         """Roundings of a coefficient vector that goes through a plane and meets others."""
@@ -247,6 +243,25 @@ class Bend:
     c: Tensor
     here: Tensor
     slope: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        lines: LinesByNode,
+        i: int,
+        shape: Shape,
+        crossing: Tensor,
+        error: Tensor,
+        up: Tensor,
+        down: Tensor,
+    ) -> Bend:
+        """Of node i; lines: in float64."""
+        assert shape.node.slope is not None
+        line = lines[i]
+        parts = (up, line.off + line.far, down, shape.c, shape.output()[0])
+        up, above, down, c, here = (laid_out(v.float()) for v in parts)
+        slope = shape.node.slope.float()
+        return cls(shape, error, laid_out(crossing), up, above, down, c, here, slope)
 
     def take(self, owner: Tensor) -> Bend:
         """For rows that belong to samples `owner` `(R,)`."""

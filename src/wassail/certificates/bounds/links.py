@@ -102,15 +102,15 @@ class Links:
         share = lost / inner.clamp(min=FAINT)
         total = (inner + lost) * UP
         good = (total <= 1.001 * self.radius[i]) & (inner > FAINT)
-        square = norm.square() * (1 + share) * UP * UP
+        square = norm.square() * (1 + share) * UP
         # (s + e)^2 <= s^2 (1 + share) + e^2 (1 + 1 / share)
-        link = Link(source, square, lost * (lost + inner) * UP * UP, good)
+        link = Link(source, square, lost * (lost + inner) * UP, good)
         self.radius[i] = torch.minimum(self.radius[i], total)
         if first:
             self.first = i
             self.entry = Entry(self.graph, path, self.free[i], self.sweep.inputs, norm)
             # The entry knows the norm itself.
-            self.door = Link(0, (1 + share) * UP * UP, link.rest, good)
+            self.door = Link(0, (1 + share) * UP, link.rest, good)
         else:
             self.links[i] = link
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
+from wassail.certificates import clock
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.activations import ACTIVATIONS
 from wassail.certificates.graph.contract import contractions
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Linear, Matrix, Pick
@@ -29,12 +31,15 @@ def map_norm(map_: Linear, norm: float, shape: tuple[int, ...], output: tuple[in
     as long as the map lives.
     """
     known = _KNOWN.setdefault(map_, {})
-    if norm not in known:
-        known[norm] = map_.norm(norm, shape, output)
-    return known[norm]
+    # Most maps keep their shapes themselves, but nothing obliges one to.
+    key = (norm, shape, output)
+    if key not in known:
+        known[key] = map_.norm(norm, shape, output)
+    return known[key]
 
 
-_KNOWN: WeakKeyDictionary[Linear, dict[float, float]] = WeakKeyDictionary()
+_Key: TypeAlias = "tuple[float, tuple[int, ...], tuple[int, ...]]"
+_KNOWN: WeakKeyDictionary[Linear, dict[_Key, float]] = WeakKeyDictionary()
 
 
 def product(
@@ -47,22 +52,21 @@ def product(
     activation stretches by its steepest slope (`steepest`: on the region, by node; else on R). The
     first matrix changes from r to the norm of the walk and the last one from that to s, each in one
     piece where it is a matrix. Infinite where a product, a softmax or a normalisation is in the
-    way: their norms depend on where they are.
+    way, whose norms depend on where they are, and where an activation jumps.
     """
-    if graph.curved:
+    if graph.curved or _jumps(graph, steepest or {}):
         return math.inf
     slopes = {
-        i: steepest_slope(node.op.name)
+        i: steepest_slope(node.op)
         for i, node in enumerate(graph.nodes)
         if isinstance(node.op, Smooth)
     }
-    return (
-        min(
-            _walk(graph, norm_in, inner, norm_out, {**slopes, **(steepest or {})})
-            for inner in (1.0, 2.0, math.inf)
-        )
-        * UP
-    )
+    found = math.inf
+    for inner in (1.0, math.inf, 2.0):  # the dear one last: without it there is a bound in any case
+        with suppress(clock.Late):
+            walked = _walk(graph, norm_in, inner, norm_out, {**slopes, **(steepest or {})})
+            found = min(found, walked)
+    return found * UP
 
 
 def pair_products(graph: Graph, norm: float, label: int) -> Tensor:
@@ -73,6 +77,8 @@ def pair_products(graph: Graph, norm: float, label: int) -> Tensor:
     last = graph.nodes[-1]
     rows = torch.eye(graph.outputs, dtype=torch.float64)
     rows = rows[label] - rows
+    if _jumps(graph, {}):
+        return torch.full((graph.outputs,), math.inf, dtype=torch.float64)
     if graph.curved or not isinstance(last.op, Affine) or not isinstance(last.op.map, Matrix):
         found = [product(graph.head(row[None]), norm, math.inf) for row in rows]
         return torch.tensor(found, dtype=torch.float64)
@@ -87,22 +93,28 @@ def pair_products(graph: Graph, norm: float, label: int) -> Tensor:
     return torch.stack(lengths).amin(0) * slack
 
 
-def steepest_slope(activation: str) -> float:
-    """`max |f'|` on R, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form), SiLU
-    1.099840 to six decimals.
+def _jumps(graph: Graph, steepest: Mapping[int, float]) -> bool:
+    """Whether an activation jumps whose slopes on the region are not known."""
+    return any(
+        isinstance(node.op, Smooth) and node.op.seen and i not in steepest
+        for i, node in enumerate(graph.nodes)
+    )
+
+
+def steepest_slope(activation: Smooth) -> float:
+    """`max |f'|` on R, beside a jump, rounded up: GELU 1.128905 (erf form), 1.128994 (tanh form),
+    SiLU 1.099840 to six decimals.
     """
     far = torch.tensor(math.inf, dtype=torch.float64)
-    least, top = ACTIVATIONS[activation].derivative_range(-far, far)
+    least, top = activation.function.derivative_range(-far, far)
     return max(-float(least), float(top))
 
 
+# long: it is one match over the kinds of nodes, and norms change on the way in and out
 def _walk(
     graph: Graph, norm_in: float, inner: float, norm_out: float, steepest: Mapping[int, float]
 ) -> float:
-    """The product of norms, node by node.
-
-    Long because it is one match over the kinds of nodes, and norms change on the way in and out.
-    """
+    """The product of norms, node by node."""
     last = len(graph.nodes) - 1
     enter = change(graph.inputs, norm_in, inner)
     sorted_ = contractions(graph)
@@ -111,6 +123,8 @@ def _walk(
         bool
     ] = []  # whether a node is the input itself, its entries moved: still measured in norm r
     for i, node in enumerate(graph.nodes):
+        if inner == 2:
+            clock.look()
         given = [found[j] for j in node.inputs]
         flat = [raw[j] for j in node.inputs]
         plain = False

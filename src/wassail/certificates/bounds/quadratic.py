@@ -109,10 +109,9 @@ class Forms:
         return CUBE * self.variables**3 + clock.STEP
 
 
+# long: forms and their errors go through all kinds of nodes together
 def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     """The forms of sample k of a sweep, on the CPU; None if they are too many, or not finite.
-
-    Long because forms and their errors go through all kinds of nodes together.
 
     ranges: what `sweep.proved` returns.
     """
@@ -158,7 +157,11 @@ def forms_of(sweep: Sweep, ranges: dict[int, Span], k: int) -> Forms | None:
     ends = torch.tensor([0, *(len(own[1]) for own in found)]).cumsum(0).tolist()
     parts = tuple(slice(a, b) for a, b in itertools.pairwise(ends))
     out = forms[last].flatten(1).cpu()
-    logits = (out[1:].T.contiguous(), out[0], errors[last].flatten().cpu())
+    base_, off = out[0], errors[last].flatten().cpu()
+    if sweep.balls.targets is not None:
+        more = sweep.balls.targets.offsets[k].cpu()
+        base_, off = base_ + more, (off + 2 * UNIT * (base_.abs() + more.abs())) * SURE
+    logits = (out[1:].T.contiguous(), base_, off)
     every = (rows.contiguous(), base, error, low, high)
     if not all(bool((v.abs() < LARGE).all()) for v in (*every, *logits)):
         return None
@@ -410,21 +413,37 @@ class Relaxation:
         # What the forms are off by: z has the coefficient `inner + c v`, with v <= 2 half.
         off = self.error + (inner + 2 * bent) @ f.error
         # The function around s: its height, its slope there, and what it may lack to be concave.
-        image = matrix @ s
+        height, slope = height_at(constant, pull, matrix, s)
+        lack, lost = lack_of(matrix, factor)
         reach = s.abs()
-        far = solid @ reach
-        height = constant + pull @ s - s @ image
-        slope = (pull - 2 * image).abs() + (2 * n + 16) * UNIT * (pull.abs() + 2 * far)
-        lack = (matrix - factor @ factor.T).abs().sum(1)
-        lost = factor.abs() @ factor.abs().sum(0) + solid.sum(1)
-        lack = (lack + (4 * n + 16) * UNIT * lost).max()
         room = slope @ (1 + reach) + lack * ((1 + reach) ** 2).sum()
-        terms = (4 * n + 64) * UNIT * (constant.abs() + pull.abs() @ reach + reach @ far)
-        upper = height + (rounded + off + room + terms) * SURE + FAINT
-        largest = torch.stack([sizes, pulls.sum(), solid.sum(), reach.sum(), lost.sum()]).max()
+        upper = height + (rounded + off + room) * SURE + FAINT
+        largest = torch.stack([sizes, pulls.sum(), solid.sum(), reach.sum(), lost]).max()
         if not bool((largest < LARGE) & upper.isfinite()):
             return -math.inf
         return -float(upper)
+
+
+def height_at(constant: Tensor, pull: Tensor, matrix: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """`constant + <pull, s> - <s, matrix s>`, and the magnitudes of its derivatives by s, `(n,)`;
+    both rounded up.
+    """
+    n = len(s)
+    image = matrix @ s
+    reach = s.abs()
+    far = matrix.abs() @ reach
+    slope = (pull - 2 * image).abs() + (2 * n + 16) * UNIT * (pull.abs() + 2 * far)
+    terms = (4 * n + 64) * UNIT * (constant.abs() + pull.abs() @ reach + reach @ far)
+    return constant + pull @ s - s @ image + terms, slope
+
+
+def lack_of(matrix: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the least eigenvalue of a matrix may be below 0, rounded up: the largest row sum of
+    `|matrix - factor factor'|`. And the sum of the magnitudes that went into it.
+    """
+    lack = (matrix - factor @ factor.T).abs().sum(1)
+    lost = factor.abs() @ factor.abs().sum(0) + matrix.abs().sum(1)
+    return (lack + (4 * len(matrix) + 16) * UNIT * lost).max(), lost.sum()
 
 
 def proves(
@@ -460,8 +479,8 @@ def proves(
 
 def proved_samples(
     sweep: Sweep, rows: list[int], y: Tensor, lower: Tensor, steps: int, provers: int = 1
-) -> tuple[list[bool], float]:
-    """Which samples of a sweep are proved, and the operations it took.
+) -> tuple[list[bool], list[float]]:
+    """Which samples of a sweep are proved, and the operations it took for each.
 
     Every sample is a problem of its own, so that nothing depends on the others.
 
@@ -474,7 +493,8 @@ def proved_samples(
         provers: threads, each with samples of its own; matrices are too small to be shared.
     """
     if not rows:
-        return [], 0.0
+        return [], []
+    clock.look()
     ranges = sweep.proved()
     slack = torch.zeros_like(lower)
     if sweep.graph.arithmetic == "executed":
@@ -483,6 +503,7 @@ def proved_samples(
     clean = z.gather(1, y[:, None]) - z
 
     def one(k: int) -> tuple[bool, float]:
+        clock.look()
         with torch.no_grad():
             forms = forms_of(sweep, ranges, k)
             if forms is None:
@@ -495,4 +516,4 @@ def proved_samples(
         with ThreadPoolExecutor(provers) as pool:  # with the limits of the caller
             jobs = [pool.submit(copy_context().run, one, k) for k in rows]
             found = [job.result() for job in jobs]
-    return [good for good, _ in found], sum(work for _, work in found)
+    return [good for good, _ in found], [work for _, work in found]

@@ -120,8 +120,8 @@ class Forward:
                         self._affine(i, node.op)
                     case Relu():
                         self._activation(i, node.op, node.op.steepest)
-                    case Smooth(name):
-                        self._activation(i, node.op, steepest_slope(name))
+                    case Smooth():
+                        self._activation(i, node.op, steepest_slope(node.op))
                     case Curved():
                         self.centre[i] = node.op.value(*[self.centre[j] for j in node.inputs])
                         self.radius[i] = torch.full_like(self.radius[0], math.inf)
@@ -151,6 +151,8 @@ class Forward:
         self.centre[i] = op.value(self.centre[j])
         # The value at the sample is rounded, too.
         lost = 2.0**-48 * self.centre[i].abs()
+        if isinstance(op, Smooth):
+            lost = lost + op.function.jump(*_around(self.centre[j], self.most[j]))
         self.most[i] = (self.most[j] * steep + lost) * UP
         self.lost[i] = length_above(lost)
         self.radius[i] = (self.radius[j] * steep + self.lost[i]) * UP
@@ -205,7 +207,7 @@ class Forward:
         sources = [self.graph.nodes[j] for j in node.inputs]
         largest = [c + m for c, m in zip(sizes, most)]
         centres = [self.centre[j] for j in node.inputs]
-        around = [(c - far, c + far) for c, far in zip(centres, _wider(sizes, most))]
+        around = [_around(c, far) for c, far in zip(centres, most)]
         error = call_error(node, largest, dtype, sources, around)
         length = length_above(error)
         calls = node.calls or ()
@@ -252,6 +254,12 @@ class Forward:
             return torch.stack(given).sum(0) * UP
         shape = self.graph.nodes[node.inputs[0]].shape
         return given[0] * map_norm(op.map, 2.0, shape, node.shape) * UP
+
+
+def _around(centre: Tensor, most: Tensor) -> Span:
+    """The range of values that lie that far from the sample's at most."""
+    (far,) = _wider([centre.abs()], [most])
+    return centre - far, centre + far
 
 
 def _wider(sizes: list[Tensor], most: list[Tensor]) -> list[Tensor]:

@@ -197,8 +197,8 @@ def flattened_root(shape: Shape, kind: Arithmetic) -> Tensor:
 
 
 def always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor:
-    """What is paid for a neuron in the ball in any case: the error of its input, and that of its
-    value at the sample.
+    """What is paid for a neuron in the ball in any case: the error of its input, that of its value
+    at the sample, and the jump of a function that has one.
     """
     found = mid.abs().double() * laid_out(error)
     found = found + kind.floor * (1 + 2 * laid_out(shape.high - shape.low))
@@ -206,6 +206,7 @@ def always(shape: Shape, mid: Tensor, error: Tensor, kind: Arithmetic) -> Tensor
     if isinstance(op, Smooth):
         here = op.function.value(shape.c)
         found = found + laid_out(2.0**-44 * (here.abs() + shape.c.abs() + FAINT))
+        found = found + laid_out(op.function.jump(*shape.ends))
     return rounding.up(found * (1 + rounding_of(shape.node, kind)), kind.dtype)
 
 
@@ -231,7 +232,7 @@ def losses_of(graph: Graph, tiny: float) -> dict[int, float]:
         elif isinstance(node.op, Relu):
             wide = node.op.steepest
         elif isinstance(node.op, Smooth):
-            wide = steepest_slope(node.op.name)
+            wide = steepest_slope(node.op)
         before = sum(size[j] for j in node.inputs)
         size[i] = wide * before
         lost[i] = wide * (sum(lost[j] for j in node.inputs) + 2 * terms * tiny * before)

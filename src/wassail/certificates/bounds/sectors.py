@@ -34,12 +34,12 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates import clock
+from wassail.certificates.bounds.backward import Backward
 from wassail.certificates.bounds.chunks import room_of
 from wassail.certificates.bounds.lines import Arithmetic, Shape, entrywise
 from wassail.certificates.bounds.norms import map_norm
 from wassail.certificates.bounds.reach import UP, Reach
 from wassail.certificates.bounds.rows import (
-    add_to,
     flattened,
     narrow_to,
     of_owner,
@@ -68,7 +68,9 @@ ALIKE = 0.7  # lengths by matrices are taken below the others divided by this
 
 @dataclass(frozen=True, eq=False)
 class Pulled:
-    """`<row, d>` lies in `shift +- spread + <a, d_0> + sum_k <bent_k, e_k / root_k>`."""
+    """`<row, d>` lies in `shift +- spread + <a, d_0> + sum_k <bent_k, e_k / root_k>`; a is 0 for
+    inputs that cannot move.
+    """
 
     shift: Tensor
     spread: Tensor
@@ -98,6 +100,7 @@ class Sectors:
         self.graph = sweep.graph
         self.kind: Arithmetic = sweep.fast if sweep.coarse else sweep.exact
         self.reach = Reach.make(sweep.graph, sweep.balls)
+        self.free = (sweep.inputs.below > 0) | (sweep.inputs.above > 0)
         self.layers: dict[int, Layer] = {}
         self._known: dict[int, Lengths] = {}
         self.sizes = losses_of(self.graph, self.kind.tiny)
@@ -212,7 +215,6 @@ class Sectors:
         count = len(part)
         weight = root[:, :, None]
         a = pulled.a.double().reshape(count, -1, pulled.a.shape[1]) * weight
-        a = a * ((balls.below > 0) | (balls.above > 0))[part][:, None]
         if balls.norm == 1:
             longest = rounding.length(a, 2, 1) * (1 + (a.shape[1] + 8) * UNIT)
         else:
@@ -269,6 +271,7 @@ class Sectors:
         found: dict[int, Tensor] = {}
         last = max(self.layers)
         for i, node in enumerate(nodes[: last + 1]):
+            clock.look()
             if isinstance(node.op, Affine):
                 value[i] = exact.maps[i].forward(*(value[j] for j in node.inputs))
             elif i in self.layers:
@@ -347,37 +350,22 @@ class Sectors:
         return self._pull(*self.sweep.units(self.kind, last, place, owner), owner)
 
     def _pull(self, weight: dict[int, Tensor], spread: Tensor, owner: Tensor) -> Pulled:
-        nodes = self.graph.nodes
-        kind = self.kind
-        shift = torch.zeros_like(spread)
         bent: dict[int, Tensor] = {}
         self.sweep.rows += len(spread)
-        for i in range(max(weight), 0, -1):
-            if i not in weight:
-                continue
-            node = nodes[i]
-            w = weight.pop(i)
-            if isinstance(node.op, Affine):
-                if i in kind.errors:
-                    spread = spread + row_dot(w.abs(), of_owner(kind.errors[i], owner))
-                for j, part in zip(node.inputs, kind.maps[i].transpose(w)):
-                    add_to(weight, j, part)
-            elif i in kind.planes:
-                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
-                shift = shift + off
-                spread = spread + far
-            else:
-                line = self.bent(i)
-                shift = shift + row_dot(w, of_owner(line.off, owner))
-                spread = spread + row_dot(w.abs(), of_owner(line.far, owner))
-                own = self.coefficients(i, w, owner)
-                if own.shape[1]:
-                    bent[i] = own
-                add_to(weight, node.inputs[0], w * of_owner(line.mid, owner))
-        if 0 in weight:
-            return Pulled(shift, spread, flattened(weight[0]), bent)
-        a = spread.new_zeros(len(spread), self.graph.inputs, dtype=kind.dtype)
-        return Pulled(shift, spread, a, bent)
+        back = Backward(self.graph, self.kind, weight, spread, owner, apart=True)
+        assert back.shift is not None
+        for i, node, w in back.neurons(max(weight)):
+            line = self.bent(i)
+            back.shift = back.shift + row_dot(w, of_owner(line.off, owner))
+            own = self.coefficients(i, w, owner)
+            if own.shape[1]:
+                bent[i] = own
+            far = row_dot(w.abs(), of_owner(line.far, owner))
+            back.take(node, w * of_owner(line.mid, owner), far)
+        # An input that cannot move has no part in any factor of a bound: not in lengths, not in
+        # the direction of a.
+        a = torch.where(of_owner(self.free, owner), back.inputs(), 0.0)
+        return Pulled(back.shift, back.constant, a, bent)
 
     def bent(self, i: int) -> Slanted:
         """Activation i as rows go through it."""

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.rounding import UNIT
 
 STEPS = 16  # of a power iteration
@@ -27,6 +28,7 @@ def matrix_norms(a: Tensor) -> Tensor:
     a = a / scale[:, None, None]
     a = a if a.shape[1] <= a.shape[2] else a.mT
     m, n = a.shape[1:]
+    clock.look()
     gram = a @ a.mT
     gram = (gram + gram.mT) / 2
     trace = gram.diagonal(dim1=1, dim2=2).sum(1)
@@ -51,6 +53,7 @@ def _top(gram: Tensor, trace: Tensor) -> Tensor:
     eye = torch.eye(m, dtype=gram.dtype, device=gram.device)
     found = trace
     for factor in reversed(FACTORS):
+        clock.look()
         mu = factor * guess
         failed = torch.linalg.cholesky_ex(mu[:, None, None] * eye - gram)[1]
         # Its own roundings: those of a factor of a matrix with the trace m mu.

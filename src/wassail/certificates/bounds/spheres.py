@@ -39,13 +39,14 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.bounds.backward import Backward
 from wassail.certificates.bounds.ball_layer import BallLayer, widened
 from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.lines import Arithmetic
 from wassail.certificates.bounds.links import Links
 from wassail.certificates.bounds.reach import UP, Reach, length_above
-from wassail.certificates.bounds.rows import Length, add_to, flattened, of_owner, row_dot
-from wassail.certificates.graph.graph import Affine, Relu
+from wassail.certificates.bounds.rows import Length, add_to, of_owner, row_dot
+from wassail.certificates.graph.graph import Relu
 
 Slopes: TypeAlias = "dict[int, tuple[Tensor, Tensor, Tensor]]"
 Sides: TypeAlias = "Mapping[int, Tensor]"
@@ -194,8 +195,6 @@ class Spheres:
         """`<row, d_last> <= constant + <a, d_0> + (lam / 2) ||d_first||^2`: `(R,)`, `(R, n)`, and
         lam `(R,)`, None without a layer that reads the input.
 
-        Long because all kinds of nodes add to the same weights and to the same constant.
-
         Args:
             kind: the arithmetic.
             last: the node that the rows are of.
@@ -207,54 +206,41 @@ class Spheres:
             costs: gets what each neuron of a layer costs, `(R, *shape)`.
             tangents: whether slopes that are missing are those of tangents; default False, CROWN's.
         """
-        nodes = self.graph.nodes
-        weight = {last: rows}
         lam: Tensor | None = None
         quad: dict[int, Tensor] = {}  # `q / 2 ||d||^2` of a node that is to be paid for, too
         constant = kind.floors[last][owner].expand(len(rows))
-        for i in range(last, 0, -1):
-            if i not in weight:
-                continue
-            node = nodes[i]
-            w = weight.pop(i)
-            if cuts is not None and not weight and i < last:
-                cuts.append(constant + self._cut(i, w, owner, quad, lam))
-            if isinstance(node.op, Affine):
-                if i in kind.errors:
-                    constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], owner))
-                for j, part in zip(node.inputs, kind.maps[i].transpose(w)):
-                    add_to(weight, j, part)
-            elif i in layers:
-                if i not in slopes:
-                    slopes[i] = self._start(kind, i, layers[i], w, owner, tangents)
-                terms = (node.size + 8 + kind.sums) * 2.0**-52 if kind is self.sweep.exact else 0.0
-                q = quad.pop(i, None)
-                if costs is not None:
-                    costs[i] = layers[i].costs(w, *slopes[i], q)
-                link = self.balls.door if i == self.balls.first else self.balls.links.get(i)
-                good = None if link is None else link.good[owner]
-                part, more = layers[i].pull(w, *slopes[i], terms, q, good)
-                if link is not None and good is not None:
-                    own = layers[i].multiplier(slopes[i][2], q)
-                    rest = own / 2 * link.rest[owner].to(own.dtype)
-                    more = more + torch.where(good, rest, 0.0)
-                    if link.source == 0:
-                        lam = own
-                    else:
-                        paid = own * link.square[owner].to(own.dtype)
-                        add_to(quad, link.source, torch.where(good, paid, 0.0))
-                constant = constant + more
-                add_to(weight, node.inputs[0], part)
-            elif i in kind.planes:
-                off, far = kind.planes[i].pull(weight, node.inputs, w, owner)
-                constant = constant + off + far
-            else:
+
+        def watch(back: Backward, i: int, w: Tensor) -> None:
+            if cuts is not None and not back.weight and i < last:
+                cuts.append(back.constant + self._cut(i, w, owner, quad, lam))
+
+        back = Backward(self.graph, kind, {last: rows}, constant, owner, watch=watch)
+        for i, node, w in back.neurons(last):
+            if i not in layers:
                 line = kind.lines[i].take(owner)
-                constant = constant + row_dot(w, line.off) + row_dot(w.abs(), line.far)
-                add_to(weight, node.inputs[0], w * line.mid + w.abs() * line.rad)
-        if 0 in weight:
-            return constant, flattened(weight[0]), lam
-        return constant, constant.new_zeros(len(rows), self.graph.inputs, dtype=kind.dtype), lam
+                back.constant = back.constant + row_dot(w, line.off)
+                back.take(node, w * line.mid + w.abs() * line.rad, row_dot(w.abs(), line.far))
+                continue
+            if i not in slopes:
+                slopes[i] = self._start(kind, i, layers[i], w, owner, tangents)
+            terms = (node.size + 8 + kind.sums) * 2.0**-52 if kind is self.sweep.exact else 0.0
+            q = quad.pop(i, None)
+            if costs is not None:
+                costs[i] = layers[i].costs(w, *slopes[i], q)
+            link = self.balls.door if i == self.balls.first else self.balls.links.get(i)
+            good = None if link is None else link.good[owner]
+            part, more = layers[i].pull(w, *slopes[i], terms, q, good)
+            if link is not None and good is not None:
+                own = layers[i].multiplier(slopes[i][2], q)
+                rest = own / 2 * link.rest[owner].to(own.dtype)
+                more = more + torch.where(good, rest, 0.0)
+                if link.source == 0:
+                    lam = own
+                else:
+                    paid = own * link.square[owner].to(own.dtype)
+                    add_to(quad, link.source, torch.where(good, paid, 0.0))
+            back.take(node, part, more)
+        return back.constant, back.inputs(), lam
 
     def _cut(
         self, i: int, w: Tensor, owner: Tensor, quad: Mapping[int, Tensor], lam: Tensor | None

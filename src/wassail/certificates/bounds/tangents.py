@@ -30,7 +30,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from wassail.certificates import clock
-from wassail.certificates.bounds.propagate import Span, derivative_span
+from wassail.certificates.bounds.ranges import Span, derivative_span
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import (
     Affine,
@@ -46,7 +46,8 @@ from wassail.certificates.graph.maps import Linear, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
 from wassail.certificates.graph.operators.softmax import Softmax
-from wassail.rounding import FAINT, UNIT
+from wassail.certificates.graph.planes import Curve
+from wassail.rounding import FAINT, UNIT, outward
 
 NUMBERS = 2**24  # in one tensor of a pass
 
@@ -282,6 +283,29 @@ def _sum(values: Tensor) -> Tensor:
     return values.sum(-1, keepdim=True)
 
 
+@dataclass(frozen=True, eq=False)
+class _Enclosed:
+    """A curve of which only the range of `J^T g` is known: M is 0."""
+
+    curve: Curve
+    spans: tuple[Span, ...]
+    terms: int = 4
+
+    def forward(self, *t: Tensor) -> Tensor:
+        shape = self.curve.output(*(tuple(v.shape[2:]) for v in t))
+        return t[0].new_zeros(*t[0].shape[:2], *shape)
+
+    def transpose(self, g: Tensor) -> tuple[Tensor, ...]:
+        return tuple(g.new_zeros(*g.shape[:2], *low.shape[1:]) for low, _ in self.spans)
+
+    def reach(self, g: Tensor) -> tuple[Tensor, ...]:
+        return self.transpose(g)
+
+    def spread(self, g: Tensor, error: Tensor) -> tuple[Tensor, ...]:
+        found = self.curve.adjoint(outward(g - error, g + error), self.spans)
+        return tuple(torch.maximum(low.abs(), high.abs()) for low, high in found)
+
+
 def middle(graph: Graph, node: Node, spans: Mapping[int, Span]) -> Middle:
     """The derivative of a node where its inputs have these ranges."""
     match node.op:
@@ -295,8 +319,9 @@ def middle(graph: Graph, node: Node, spans: Mapping[int, Span]) -> Middle:
                 return _Product.make(curve, given)
             if isinstance(curve, Softmax):
                 return _Softmax.make(curve, given)
-            assert isinstance(curve, Normalise)
-            return _Normalise.make(curve, given)
+            if isinstance(curve, Normalise):
+                return _Normalise.make(curve, given)
+            return _Enclosed(curve, given)
         case Input():
             raise AssertionError("the input has no derivative of its own")
         case _:
@@ -307,7 +332,7 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
     """Bounds on the gradients of the logit combinations `rows` `(m, K)` over N bounded regions,
     `(N, m, n)` each.
 
-    spans: what `jacobian.ranges` found, all finite. tighten: bound the error of the gradient at
+    spans: what `ranges.ranges` found, all finite. tighten: bound the error of the gradient at
     every curve and activation by tangents that start there as well, which is a pass for each of
     their entries.
     """
@@ -330,6 +355,7 @@ def centred(graph: Graph, spans: Mapping[int, Span], rows: Tensor, tighten: bool
     for i in range(last, 0, -1):
         if i not in g:
             continue
+        clock.look()
         here = g.pop(i)
         off = error.pop(i) + rest[i]
         if tighten and not isinstance(graph.nodes[i].op, Affine) and i < last:
@@ -380,6 +406,7 @@ def _carried(
     last_use = {j: i for i, node in enumerate(graph.nodes) for j in node.inputs}
     radius = _rows(rest[start])[:, :, where]
     for i in sorted(maps):
+        clock.look()
         inputs = graph.nodes[i].inputs
         if not any(j in tangent for j in inputs):
             continue

@@ -32,6 +32,8 @@ from wassail.certificates.graph.operators.convolution import Conv
 
 Pair = tuple[int, int]
 
+WHOLE = 4  # tensors of one pass that rows of all inputs may take
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -199,7 +201,7 @@ class Looks:
         a = slope @ self.matrix
         owner = owner.repeat(2)
         if self.box is None:
-            return lost.repeat(2) + shift + self.inputs.upper(self._whole(a, window), owner)
+            return lost.repeat(2) + shift + self._upper(a, window, owner)
         middle, reach = self._across(a, window, owner)
         found: Tensor = lost.repeat(2) + shift + (middle + reach)
         return found
@@ -216,6 +218,15 @@ class Looks:
         middle, reach = (side[window] for side in self.box)
         a = a.double()
         return (a * middle).sum(1), (a.abs() * reach).sum(1)
+
+    def _upper(self, a: Tensor, window: Tensor, owner: Tensor) -> Tensor:
+        """`sup <a, d_0>`, `(R,)`: rows of all inputs are long, so that they are made in parts."""
+        size = max(WHOLE * room_of(a.device) // math.prod(self.windows.shape), 1)
+        found = []
+        for some in torch.split(torch.arange(len(a), device=a.device), size):
+            clock.look()
+            found.append(self.inputs.upper(self._whole(a[some], window[some]), owner[some]))
+        return torch.cat(found)
 
     def _whole(self, a: Tensor, window: Tensor) -> Tensor:
         """Rows of windows as rows of all inputs, in the order of `inputs`."""

@@ -23,10 +23,8 @@ ratio, and the best point for a given ratio is where `f'` equals it.
 Rounding. torch computes erfc, exp, tanh and the logistic function to within 2^-52 relatively. Where
 a gate's argument is itself rounded its relative error grows with the argument, but the gate decays
 faster. So the error of `f` is below `2^-50 (|f| + min(1, |v|))` and that of `f'` below 2^-50; 2^-49
-instead covers two evaluations and the sums around them. torch's own softplus returns v above 20,
-which is up to 2.1e-9 less than the function.
-
-Long because it holds three families of activations, and the tables that invert their slopes.
+instead covers two evaluations and the sums around them. torch's own softplus returns v
+above a threshold: `switched.py` has that.
 """
 
 from __future__ import annotations
@@ -70,6 +68,11 @@ class Activation(ABC):
         """Whether `f` itself is bounded; if not, it is a ReLU far out, up to `distance_to_relu`."""
         return self.distance_to_relu == math.inf
 
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Where `f'` jumps."""
+        return ()
+
     @abstractmethod
     def value(self, v: Tensor) -> Tensor:
         """`f(v)`."""
@@ -96,6 +99,16 @@ class Activation(ABC):
     def _refine(self, slope: Tensor, v: Tensor) -> Tensor:
         """The same point to all digits."""
         return v
+
+    def jump(self, low: Tensor, high: Tensor) -> Tensor:
+        """How far the model's function may be below the one that slopes are known of, on `[low,
+        high]`: 0 but for those of `switched.py`.
+        """
+        return torch.zeros_like(low)
+
+    def jumps(self, low: Tensor, high: Tensor) -> Tensor:
+        """Where it has no Lipschitz constant on `[low, high]`, bool."""
+        return torch.zeros_like(low, dtype=torch.bool)
 
     @torch.no_grad()
     def span(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,16 +28,18 @@ from wassail.certificates.graph.graph import (
 )
 from wassail.certificates.graph.maps import Linear, Pick, Scale, Sum
 from wassail.certificates.graph.planes import Curve
-from wassail.errors import InputError
+from wassail.certificates.graph.switched import jump_at
+from wassail.errors import InputError, JumpError
 
-# what a mask puts in the place of minus infinity: right for attention with scores above it
-FAR = 1e9
+WAY_OUT = "attacks still work, and ws.smoothed certifies any model"
+GONE = 2.0**1000  # stands for infinity in a mask until the softmax that it is for leaves it out
 
 
 class Index(int):
     """The index of a node, told apart from the plain numbers among an operation's arguments.
 
-    lead: 1 if the program's tensor has an axis of length 1 before those of the node.
+    lead: 1 if the program's tensor has an axis of length 1 before those of the node; -1 if it is a
+    single number, since a node has one axis at least.
     """
 
     lead: int
@@ -69,8 +71,7 @@ class Builder:
         self.name = ""  # what torch calls it
         self.target: Any = None  # torch's own function for it
         self.mixed = ""  # why the executed network is not covered, if it is not
-        # whether what is translated goes nowhere but into a softmax: far down is minus infinity
-        # there
+        # whether what is translated goes nowhere but into a softmax: minus infinity is a mask there
         self.masks = False
         self.final = False  # whether what is translated is the output
         self.common = False  # whether the outputs are the logits up to one number a sample
@@ -86,8 +87,12 @@ class Builder:
         return InputError(
             f"{what!r} at {self.place} is not supported: certificates read linear and "
             "convolutional layers, frozen batch norm, "
-            f"ReLU, leaky ReLU{more}, additions, concatenations, reshapes and poolings."
+            f"ReLU, leaky ReLU{more}, additions, concatenations, reshapes and poolings ({WAY_OUT})."
         )
+
+    def jumps(self, what: str) -> JumpError:
+        """The same for a function with a jump, which no other spelling makes continuous."""
+        return JumpError(str(self.refuse(f"{what}, which jumps,")))
 
     def add(self, node: Node, lead: int) -> Index:
         """Append a node."""
@@ -96,14 +101,20 @@ class Builder:
 
     def full(self, x: Index) -> tuple[int, ...]:
         """The shape of the tensor that an index stands for in the program."""
-        return (1,) * x.lead + self.nodes[x].shape
+        shape = self.nodes[x].shape
+        return () if x.lead < 0 else (1,) * x.lead + shape
+
+    def single(self, x: Index) -> bool:
+        """Whether it is one number for each sample, so that its only axis is that of the batch."""
+        return self.full(x) in ((), (1,))
 
     def axis(self, x: Index, dim: int) -> int:
         """An axis of that tensor as an axis of a batch `(m, *shape)`; 0 is the batch axis and
         refused.
         """
-        axis = dim % len(self.full(x)) + 1 - x.lead
-        if not axis:
+        full = self.full(x)
+        axis = dim % max(len(full), 1) + 1 - x.lead
+        if not axis or self.single(x):
             raise self.refuse("an operation across the batch axis")
         return axis
 
@@ -228,13 +239,13 @@ class Builder:
         calls = (Call(Sum(2), None, FEW),)
         return self.add(Node(parts, shape, place, Affine(Sum(2)), calls=calls), source.lead)
 
-    def activation(self, source: Index, name: str) -> Index:
-        """A smooth activation by its name."""
+    def activation(self, source: Index, name: str, threshold: float = math.inf) -> Index:
+        """A smooth activation by its name; threshold: above it the model has the identity."""
         if not self.smooth:
             raise self.refuse(name)
-        return self.add(
-            Node((source,), self.nodes[source].shape, self.place, Smooth(name)), source.lead
-        )
+        seen = jump_at(threshold) > torch.finfo(self.dtype).eps * abs(threshold)
+        op = Smooth(name, threshold, seen and threshold < math.inf)
+        return self.add(Node((source,), self.nodes[source].shape, self.place, op), source.lead)
 
     def curve(self, curve: Curve, what: str, *parts: Index, lead: int) -> Index:
         """A curve of one or two nodes."""
@@ -267,8 +278,7 @@ class Builder:
 
     def constant(self, values: Tensor) -> Index:
         """A constant tensor as a node: nothing of the input, plus a bias."""
-        lead = lead_of(values.shape)
-        shape = tuple(values.shape[lead:])
+        lead, shape = parted(values.shape)
         nothing = Pick(torch.full((values.numel(),), -1), self.nodes[0].shape, shape)
         return self.add(
             Node(
@@ -297,7 +307,9 @@ class Builder:
         return self.sum([a, self.negative(b)], exact=True)
 
     def move(self, target: Any, source: Index, args: list[Any], options: dict[str, Any]) -> Any:
-        """Data movement: run the operation on the numbers 1, 2, 3, ... and see where they went."""
+        """Data movement, and constants that come in: run the operation on the numbers 1, 2, 3, ...
+        and see where they went.
+        """
         full = self.full(source)
         count = torch.arange(1, math.prod(full) + 1, dtype=torch.float64).reshape(full)
         with torch.no_grad():
@@ -310,14 +322,19 @@ class Builder:
         """moved: the numbers where they went; turned: the same for their negatives, which tells
         them from constants.
         """
-        lead = lead_of(moved.shape)
-        output = tuple(moved.shape[lead:])
-        where = moved.flatten().long()
-        if not torch.equal(moved.flatten(), where.double()) or not torch.equal(moved, -turned):
-            raise self.refuse("a padding with other than zeros")
-        return self._placed(source, where - 1, output, lead)
+        lead, output = parted(moved.shape)
+        fixed = moved == turned
+        where = torch.where(fixed, 0.0, moved).flatten().long()
+        if not torch.equal(torch.where(fixed, moved, -turned), moved):
+            raise self.refuse("an operation that does more than move entries")
+        found = self.placed(source, where - 1, output, lead)
+        constants = torch.where(fixed, moved, 0.0)
+        if not bool(constants.any()):
+            return found
+        one = torch.tensor(1.0, dtype=torch.float64)
+        return self.exactly(found, one, self.masked(constants.reshape(output)))
 
-    def _placed(self, source: int, where: Tensor, output: tuple[int, ...], lead: int) -> Index:
+    def placed(self, source: int, where: Tensor, output: tuple[int, ...], lead: int) -> Index:
         """Entries `where` of a node, -1 for 0. Moves one after another are one, and scales come
         after moves, to meet others.
         """
@@ -330,12 +347,12 @@ class Builder:
             case Affine(Pick(source=known), None):
                 start = torch.arange(node.size) if known is None else known
                 there = F.pad(start, (0, 1), value=-1)[where]
-                return self._placed(node.inputs[0], there, output, lead)
+                return self.placed(node.inputs[0], there, output, lead)
             case Affine(Scale(factor), own, sizes) if not self._is_gain(node):
                 factor = factor.reshape(()) if factor.numel() == 1 else entries(factor)
                 bias, most = (None if v is None else entries(v) for v in (own, sizes))
                 calls = tuple(moved_call(call, entries) for call in fold_calls(node))
-                start_ = self._placed(node.inputs[0], where, output, lead)
+                start_ = self.placed(node.inputs[0], where, output, lead)
                 return self.affine(Scale(factor), bias, start_, output, calls, most)
             case _:
                 pass
@@ -359,7 +376,8 @@ class Builder:
 
     def fixed(self, value: Any) -> Any:
         """A constant, or it is refused: an index is a number, and would be taken for one."""
-        if isinstance(value, Index):
+        flat, _ = torch.utils._pytree.tree_flatten(value)
+        if any(isinstance(v, Index) for v in flat):
             raise self.refuse("an operation whose parameter depends on the input")
         return value
 
@@ -373,7 +391,7 @@ class Builder:
         is before a softmax.
         """
         if self.masks:
-            constant = constant.clamp(min=-FAR)
+            constant = torch.where(constant == -math.inf, -GONE, constant)
         if not torch.isfinite(constant).all():
             raise self.refuse("an infinite constant that is no mask of a softmax")
         return constant
@@ -398,9 +416,16 @@ class Builder:
         return Graph(nodes, execution=Execution(self.dtype, refusal=refusal), common=self.common)
 
 
-def lead_of(full: Sequence[int]) -> int:
-    """1 if the first axis has length 1."""
-    return int(len(full) > 0 and full[0] == 1)
+def parted(full: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """The shape of a tensor of the program as that of a node and the `lead` of its index.
+
+    A first axis of length 1 is that of the batch. One number for each sample has an axis of its
+    own: no node has the shape ().
+    """
+    if len(full) < 2:
+        return (0, tuple(full)) if len(full) else (-1, (1,))
+    lead = int(full[0] == 1)
+    return lead, tuple(full[lead:])
 
 
 def tensor_of(constant: Any) -> Tensor:

@@ -17,12 +17,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
+from wassail.certificates import clock
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import ACTIVATIONS, Activation
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.execution import Call, Execution
-from wassail.certificates.graph.maps import Linear, Matrix, moved_to
+from wassail.certificates.graph.maps import Linear, Matrix, Scale, moved_to
 from wassail.certificates.graph.planes import Curve
+from wassail.certificates.graph.switched import switched
 from wassail.errors import InputError
 
 
@@ -87,14 +89,22 @@ class Relu:
 
 @dataclass(frozen=True)
 class Smooth:
-    """A smooth activation, entry by entry; name: one of `ACTIVATIONS`."""
+    """A smooth activation, entry by entry; name: one of `ACTIVATIONS`.
+
+    threshold: above it the model has the identity instead; seen: whether the jump there is more
+    than a rounding of the model.
+    """
 
     name: str
+    threshold: float = math.inf
+    seen: bool = False
 
     @property
     def function(self) -> Activation:
         """What is known of it."""
-        return ACTIVATIONS[self.name]
+        if self.threshold == math.inf:
+            return ACTIVATIONS[self.name]
+        return switched(self.name, self.threshold, self.seen)
 
     def value(self, *given: Tensor) -> Tensor:
         """The values at samples `(m, *shape)`."""
@@ -246,6 +256,17 @@ class Graph:
         """Whether there is a curve: a product, a softmax or a normalisation."""
         return any(isinstance(node.op, Curved) for node in self.nodes)
 
+    def weighted(self, j: int) -> bool:
+        """Whether weights lie between node j and the activations before it. None do where maxima
+        are written as ReLUs: those add next to no rounding, and do not count as depth.
+        """
+        map_ = self.nodes[j].map
+        if map_ is None:
+            return False
+        if map_.coefficients is not None and not isinstance(map_, Scale):
+            return True
+        return any(self.weighted(k) for k in self.nodes[j].inputs)
+
     @property
     def relus(self) -> list[int]:
         """The indices of the ReLU nodes of a piecewise-linear network."""
@@ -336,11 +357,10 @@ class Graph:
                     "ReLU networks, use one that takes smooth activations."
                 )
 
+    # long: it is one match over the kinds of nodes, which fill the same table
     def piecewise(self, states: Mapping[int, Tensor] | None = None, limit: int = 5000) -> Piecewise:
         """The dense form, for networks of at most `limit` free neurons; on the CPU, where exact
         programs are solved.
-
-        Long because it is one match over the kinds of nodes, which fill the same table.
 
         states: for ReLU nodes, of the node's shape, 1 where a neuron is always active, 0 where
         never, -1 where it is free; neurons with a side are replaced by the linear function they
@@ -372,6 +392,7 @@ class Graph:
         slopes = [none]
         layers = [none.long()]
         for i, node in enumerate(self.nodes):
+            clock.look()
             given = [value[j] for j in node.inputs]
             level = max((depth[j] for j in node.inputs), default=0)
             match node.op:

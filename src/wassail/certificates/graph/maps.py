@@ -2,8 +2,6 @@
 
 Matrices, scales, moves, sums and concatenations stand here, since the graph itself is built with
 them. Convolutions and poolings stand in `operators/` with their spelling.
-
-Long because the small maps share what is said of all.
 """
 
 from __future__ import annotations

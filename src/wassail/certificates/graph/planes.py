@@ -68,9 +68,6 @@ class Plane(Protocol):
         >= 0, to `(N, *out)`.
         """
 
-    def moved(self, shift: Tensor, slack: Tensor) -> Plane:
-        """The same J with off larger by a shift and far by a slack, `(N, *out)` each."""
-
     def to(self, dtype: torch.dtype) -> Plane:
         """J's numbers in another type; off and far stay float64.
 
@@ -79,13 +76,29 @@ class Plane(Protocol):
         """
 
 
+class Extent(Protocol):
+    """What is known of the deviations of a curve's inputs beyond their spans."""
+
+    def length(self, k: int, axes: tuple[int, ...]) -> Tensor:
+        """Bounds on the Euclidean norm of `d - middle of its span` of input k along some axes: `(N,
+        *shape)`, length 1 there.
+        """
+
+    def along(self, k: int, direction: Tensor) -> Span:
+        """The range of `<direction, d>` along the last axis of input k, `(N, *shape)` to `(N, ...,
+        1)`.
+        """
+
+
 class Curve(Protocol):
     """A smooth function of one or two nodes, of tensors `(N, *shape)` in float64.
 
-    keeps_gain: whether a scale after it is a part of it, and left in its place.
+    keeps_gain: whether a scale after it is a part of it, and left in its place; lengthwise: whether
+    `plane_on` asks how far inputs move.
     """
 
     keeps_gain: ClassVar[bool]
+    lengthwise: ClassVar[bool]
 
     def value(self, *v: Tensor) -> Tensor:
         """The function itself."""
@@ -100,6 +113,9 @@ class Curve(Protocol):
 
     def plane(self, centres: Sequence[Tensor], spans: Sequence[Span]) -> Plane:
         """A linear bound around the centres; spans: of the deviations, low <= 0 <= high, finite."""
+
+    def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
+        """The same with what is known beyond the spans."""
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The range of `J^T g`, rounded outward: g `(N, m, *out)`, spans: ranges of the inputs;

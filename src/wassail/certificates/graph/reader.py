@@ -11,39 +11,60 @@ this is refused in one sentence that names its place in the model.
 from __future__ import annotations
 
 import importlib
+import io
+import logging
 import operator
 import pkgutil
+import sys
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from wassail.certificates.device import HOST, place
 from wassail.certificates.graph import operators
-from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.agreement import check, probes
+from wassail.certificates.graph.builder import WAY_OUT, Builder, Index
 from wassail.certificates.graph.equilibrate import equilibrated
 from wassail.certificates.graph.fingerprint import program_print
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.moves import MOVES, SAME
 from wassail.certificates.graph.operators.registry import RULES, fits
-from wassail.errors import InputError
+from wassail.certificates.graph.program import (
+    constant_of,
+    has_reals,
+    operation,
+    owners,
+    wide_copy,
+    widened,
+)
+from wassail.errors import InputError, JumpError, remedies
 from wassail.network import Model, frozen
 
 # Operations that return a tensor of their own, which shares no memory with their inputs.
 FRESH = ("linear", "conv1d", "conv2d", "conv3d", "batch_norm", "add", "sub", "mul", "matmul")
+
+# Loggers of torch that tell of an export that fails, which is told in one sentence here.
+LOUD = ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch.export._trace")
 
 for _file in pkgutil.iter_modules(operators.__path__):
     importlib.import_module(f"{operators.__name__}.{_file.name}")  # fills RULES
 
 
 def read(
-    model: Model, shape: Sequence[int], smooth: bool = False, device: torch.device = HOST
+    model: Model,
+    shape: Sequence[int],
+    smooth: bool = False,
+    device: torch.device = HOST,
+    samples: Tensor | None = None,
 ) -> Graph:
     """The structure of a model for samples of this shape, or an `InputError` that names what is not
     piecewise linear.
@@ -51,27 +72,27 @@ def read(
     smooth: take smooth activations, attention and LayerNorm too, as nodes with an `activation` or a
     `curve`. The model is exported for one sample, so that what it does with the batch axis on the
     way (`nn.MultiheadAttention` moves it, and merges it with the heads) is no matter; the graph is
-    then compared with the model on a batch of random points. device: where the model takes its
+    then compared with the model at random points, and at some of the samples if they are given
+    (`agreement.py`). device: where the model takes its
     input, if it has no parameters that tell. The structure is read on the CPU; the graph that is
     returned is on the model's device, or on the CPU if that device has no float64.
 
     What was read is kept for as long as the model lives. The model is exported at every call, and
     read again where the program is not the one before, whatever changed it.
     """
-    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     module = model if isinstance(model, nn.Module) else _Module(model)
     parameter = next(module.parameters(), None)
-    x = x.to(device) if parameter is None else x.to(parameter)
-    probe = torch.cat([x, -x, 4 * x])
-    case = (tuple(shape), smooth, x.dtype, x.device)
+    like = torch.zeros(0, device=device) if parameter is None else parameter.detach().new_zeros(0)
+    points = probes(tuple(shape), like)
+    case = (tuple(shape), smooth, like.dtype, like.device)
     with _ONE_AT_A_TIME, frozen(module), torch.no_grad():
-        program = _exported(module, x[:1])
+        program = _exported(module, points[0][:1])
         own = program_print(program)
         key = None if own is None else (*case, own)
-        graph = None if key is None else _kept(model, key, probe)
+        graph = None if key is None else _kept(model, key, torch.cat(points))
         if graph is not None:
             return graph
-        graph, truth = _translated(model, program, tuple(shape), smooth, probe)
+        graph, truth = _translated(model, program, smooth, points, samples)
     if key is not None:
         _keep(model, key, truth, graph)
     return graph
@@ -84,14 +105,13 @@ def _exported(module: nn.Module, x: Tensor) -> Any:
     written into the other. Torch's rewriting does not know that, so such dropouts are left out.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _silence():
             program = torch.export.export(module, (x,), strict=False)
     except Exception as error:  # whatever the exporter stumbles over
         raise _unreadable(x, error) from None
     for node in list(program.graph.nodes):
         nothing = node.args[1:2] == (0.0,) or node.args[2:] == (False,)
-        if "dropout" in _operation(node) and nothing:
+        if "dropout" in operation(node) and nothing:
             node.replace_all_uses_with(node.args[0])
             program.graph.erase_node(node)
     program.graph_module.recompile()
@@ -102,52 +122,61 @@ def _unreadable(x: Tensor, error: Exception) -> InputError:
     reason = (
         (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(". ")
     )
+    if "data-dependent" in reason:
+        reason = "its forward pass branches on values of the data"
     return InputError(
-        f"the model's structure cannot be read for samples of shape {tuple(x.shape[1:])}: {reason}."
+        f"the model's structure cannot be read for samples of shape {tuple(x.shape[1:])}: {reason} "
+        f"({WAY_OUT})."
     )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Without the programs and warnings that torch prints where an export fails; what is written
+    meanwhile comes out in the end if it does not.
+    """
+    sources = [logging.getLogger(name) for name in LOUD]
+    mute = logging.Filter("wassail")  # nothing of torch has this name
+    text = io.StringIO()
+    for source in sources:
+        source.addFilter(mute)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(text):
+            warnings.simplefilter("ignore")
+            yield
+        print(text.getvalue(), end="", file=sys.stderr)
+    finally:
+        for source in sources:
+            source.removeFilter(mute)
 
 
 def _rewritten(program: Any, x: Tensor) -> Any:
     """The program without operations that write into their arguments."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _silence():
             return program.run_decompositions({})
     except Exception as error:
         raise _unreadable(x, error) from None
 
 
 def _translated(
-    model: Model, program: Any, shape: tuple[int, ...], smooth: bool, probe: Tensor
+    model: Model, program: Any, smooth: bool, points: list[Tensor], samples: Tensor | None
 ) -> tuple[Graph, Tensor]:
-    """The graph of a program, compared with the model at the points `probe`, and the model's logits
-    there.
-    """
-    graph = _directly(program, shape, smooth, probe.dtype)
+    """The graph of a program, compared with the model at points, and the model's logits there."""
+    like = points[0]
+    shape = tuple(like.shape[1:])
+    graph = _directly(program, shape, smooth, like.dtype)
     if graph is None:
-        graph = Reader(_rewritten(program, probe), shape, smooth, probe.dtype).graph()
+        program = _rewritten(program, like)
+        graph = Reader(program, shape, smooth, like.dtype).graph()
     graph = (
-        replace(graph, execution=replace(graph.execution, device=probe.device.type))
+        replace(graph, execution=replace(graph.execution, device=like.device.type))
         if graph.execution
         else graph
     )
-    graph = equilibrated(graph, probe.cpu())
-    truth = model(probe).cpu().double()
-    ours = graph.logits(probe.cpu())
-    ours = ours.log_softmax(1) if graph.common else ours
-    if not torch.isfinite(truth).all():
-        raise InputError(
-            "the model returns NaN or infinity at random points: check its weights and "
-            "preprocessing."
-        )
-    if truth.shape != ours.shape or not (
-        truth - ours
-    ).abs().max() <= 1e-3 * truth.abs().max().clamp(min=1e-2):
-        raise InputError(
-            "the structure read from the model does not reproduce its logits: it depends on the "
-            "batch or on data."
-        )
-    return graph.to(place(probe.device)), truth
+    graph = equilibrated(graph, torch.cat(points[:3]).cpu())
+    truth = check(model, program, graph, points, samples)
+    return graph.to(place(like.device)), truth
 
 
 # For each model that lives: what it was when it was read, its logits at the points of the test, and
@@ -195,6 +224,8 @@ def _directly(
         return None
     try:
         return Reader(program, shape, smooth, dtype).graph()
+    except JumpError:
+        raise
     except InputError:
         return None
 
@@ -210,7 +241,7 @@ def _writes_nothing(node: Any) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    name = _operation(node)
+    name = operation(node)
     if "dropout" in name:  # it is active, so it is random: those that do nothing are left out
         return False
     if name == "to":  # not to the type of another tensor
@@ -252,29 +283,25 @@ class Reader(Builder):
 
     def graph(self) -> Graph:
         """The whole program."""
-        signature = self.program.graph_signature
-        constants = {**self.program.state_dict, **self.program.constants}
-        owners = {
-            **signature.inputs_to_parameters,
-            **signature.inputs_to_buffers,
-            **signature.inputs_to_lifted_tensor_constants,
-        }
+        constants = owners(self.program)
         values: dict[Any, Any] = {}
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                owner = owners.get(node.name)
-                values[node] = Index(0, 1) if owner is None else _wide(constants[owner])
-                if (
-                    owner is not None
-                    and constants[owner].ndim
-                    and constants[owner].is_floating_point()
-                ):
-                    self._same_type(constants[owner].dtype, owner)
+                owner, own = constants.get(node.name, ("", None))
+                values[node] = Index(0, 1) if own is None else wide_copy(own)
+                if own is not None and own.ndim and own.is_floating_point():
+                    self._same_type(own.dtype, owner)
             elif node.op == "output":
                 result = values[node.args[0][0]]
                 if len(node.args[0]) != 1 or not isinstance(result, Index):
+                    raise remedies(
+                        "the model does not return one tensor of logits that depends on its input",
+                        "wrap it so that it does",
+                        "name the logits by their key, attribute or place, for example --logits 0",
+                    )
+                if self.single(result):
                     raise InputError(
-                        "the model does not return one tensor of logits that depends on its input."
+                        "the model does not map a batch of samples to logits of shape (N, K)."
                     )
                 return self._trim(result)
             else:
@@ -289,20 +316,38 @@ class Reader(Builder):
         self.place = f"{path!r} ({kind})" if path else f"the model itself ({kind})"
         args = torch.fx.node.map_arg(node.args, lambda n: values[n])
         options = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
-        flat, _ = torch.utils._pytree.tree_flatten((args, options))
-        if "assert" in _operation(node):  # the exporter's checks of dtypes, which we have widened
+        flat, _ = tree_flatten((args, options))
+        if "assert" in operation(node):  # the exporter's checks of dtypes, which we have widened
             return None
         if not any(isinstance(v, Index) for v in flat):
-            value = node.target(*args, **options)
-            moved = _operation(node) in (*MOVES, *SAME) or "getitem" in _operation(node)
-            if not moved and any(isinstance(v, Tensor) and v.is_floating_point() for v in flat):
-                self.mixed = self.mixed or f"weights that the model computes, as at {self.place}"
-            return value
+            return self._constant(node, args, options)
         if "getitem" in str(node.target):
+            if args[0][args[1]] is None and node.users:
+                raise self.refuse(
+                    "the second output of an operation, such as the indices of a sort"
+                )
             return args[0][args[1]]
         self.masks = node in self.scores
         self.final = all(user.op == "output" for user in node.users)
-        return self._translate(_operation(node), node.target, list(args), dict(options))
+        found = self._translate(operation(node), node.target, list(args), dict(options))
+        return tree_map_only(Index, self._filled, found)
+
+    def _constant(self, node: Any, args: Any, options: Any) -> Any:
+        """What an operation makes of constants, in float64."""
+        moved = operation(node) in (*MOVES, *SAME) or "getitem" in operation(node)
+        computed = has_reals((args, options))
+        if computed and not moved:
+            self.mixed = self.mixed or f"weights that the model computes, as at {self.place}"
+        made = constant_of(node.target, args, options, self.dtype)
+        if not computed and has_reals(made) and made.ndim:
+            self._same_type(made.dtype, self.place)
+        return widened(made)
+
+    def _filled(self, x: Index) -> Any:
+        """A value, or where it has no entries the empty tensor: no node is empty."""
+        if self.nodes[x].size:
+            return x
+        return torch.zeros(self.full(x), dtype=torch.float64)
 
     def _translate(self, name: str, target: Any, args: list[Any], options: dict[str, Any]) -> Any:
         types = [v for v in (*args, *options.values()) if isinstance(v, torch.dtype)]
@@ -338,18 +383,12 @@ class Reader(Builder):
         return graph
 
 
-def _operation(node: Any) -> str:
-    """The name of an operation of the program; relu_ and relu are one."""
-    name: str = getattr(getattr(node.target, "_schema", None), "name", str(node.target))
-    return name.split("::")[-1].strip("_")
-
-
 def _scores(program: Any) -> set[Any]:
     """The nodes of a program that go nowhere but into a softmax, by additions, masks and moves."""
     found: set[Any] = set()
     keep = {*MOVES, *SAME, "add", "sub", "where", "masked_fill"}
     for node in reversed(list(program.graph.nodes)):
-        ways = [_operation(user) for user in node.users]
+        ways = [operation(user) for user in node.users]
         good = [
             way == "softmax" or (way in keep and user in found)
             for way, user in zip(ways, node.users)
@@ -357,10 +396,3 @@ def _scores(program: Any) -> set[Any]:
         if good and all(good):
             found.add(node)
     return found
-
-
-def _wide(constant: Tensor) -> Tensor:
-    """In float64, as a copy: a graph that is kept shares no memory with the model."""
-    constant = constant.detach().cpu()
-    kind = torch.float64 if constant.is_floating_point() else constant.dtype
-    return constant.to(kind, copy=True)

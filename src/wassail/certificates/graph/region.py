@@ -28,7 +28,7 @@ class Ball:
         centre: one sample `(*shape)`.
         radius: float >= 0, in units of the norm.
         norm: ground norm r, 1, 2 or inf; default inf.
-        domain: box `(low, high)` that cuts the ball, or None (the default).
+        domain: box `(low, high)` that cuts the ball, of numbers or tensors, or None (the default).
     """
 
     centre: Tensor
@@ -40,7 +40,7 @@ class Ball:
         parse_norm(self.norm)
         if not 0 <= number(self.radius, "radius") < math.inf:
             raise InputError(f"the ball's radius is {self.radius!r}: give a finite number >= 0.")
-        parse_domain(self.domain)
+        parse_domain(self.domain, own=True)
         if not isinstance(self.centre, Tensor):
             raise InputError(
                 f"the ball's centre is a {type(self.centre).__name__}: give one sample, a tensor."

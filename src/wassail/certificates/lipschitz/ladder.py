@@ -24,22 +24,25 @@ from wassail import names
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.bounds.condense import condensed
-from wassail.certificates.bounds.jacobian import (
-    entries,
-    entry_norms,
+from wassail.certificates.bounds.jacobian import entries, entry_norms, secants
+from wassail.certificates.bounds.norms import product
+from wassail.certificates.bounds.propagate import gradients
+from wassail.certificates.bounds.ranges import (
+    Bounds,
+    Span,
+    bounds_on,
     one_region,
     ranges,
-    secants,
     smooth_bounds,
 )
-from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.propagate import Bounds, Span, crown, gradients
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.matrix_norms import change, matrix_norm, positive_norm
 from wassail.certificates.graph.region import Region, Where
+from wassail.certificates.graph.restrict import restricted
+from wassail.certificates.lipschitz.kinks import off_kinks, on_kinks
 from wassail.certificates.lipschitz.semidefinite import MEMORY, segmented
 from wassail.certificates.lipschitz.steepest import (
     as_graph,
@@ -53,7 +56,7 @@ from wassail.certificates.lipschitz.walk import Walk
 from wassail.certificates.search.constants import branch
 from wassail.certificates.search.pieces import Search
 from wassail.certificates.search.workers import Workers
-from wassail.errors import InputError, unknown
+from wassail.errors import InputError, remedies, unknown
 from wassail.geometry import maximiser
 from wassail.network import Model, versions
 from wassail.progress import Progress, progress_bar
@@ -61,22 +64,12 @@ from wassail.threat import Number, dual, number, parse_norm
 from wassail.ties import first_largest, largest
 
 METHODS = tuple(names.LIPSCHITZ_METHODS)
-
-
 OUTPUTS = ("margins", "logits")
-
-
-AUTO = (
-    60 * clock.SECOND
-)  # operations that `auto` and `sdp` take at most when no time limit is given
-
-
-STEPS = (
-    0.1,
-    0.3,
-    1.0,
-    1.0,
-)  # of the search for steep points, in parts of the domain's width or of the scale
+# operations that `auto` and `sdp` take at most when no time limit is given
+AUTO = 60 * clock.SECOND
+POINT = clock.SECOND / 30  # operations of the Jacobian at a point that is looked at in any case
+# of the search for steep points, in parts of the domain's width or of the scale
+STEPS = (0.1, 0.3, 1.0, 1.0)
 
 
 SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
@@ -86,6 +79,7 @@ MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
 FEW = 6  # inputs of a smooth network up to which `auto` branches on them
 
 
+# long: its parameters are listed, checked and put into the answer
 def lipschitz(
     model: Model | Graph,
     norm: Number,
@@ -104,10 +98,9 @@ def lipschitz(
 ) -> Bound:
     """How fast a network's outputs can change over a domain, from both sides.
 
-    Long because its parameters are listed, checked and put into the answer.
-
     Every method returns the best of the cheaper ones too. The lower side is the norm of the
-    Jacobian at `Bound.witness`, a real point of the domain, and rounded down by 1e-12. "exact"
+    Jacobian at `Bound.witness`, a point of the domain off all kinks, and rounded down by 1e-12.
+    Inputs with `low == high` do not move and have no direction. "exact"
     branches on the neurons of a ReLU network, and on the inputs of a smooth one until the gap is
     1e-6. An interrupt (Ctrl-C) returns the bracket so far.
 
@@ -140,6 +133,7 @@ def lipschitz(
         `Bound`.
     """
     r = parse_norm(norm)
+    began = clock.now()
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     if outputs not in OUTPUTS:
@@ -153,15 +147,21 @@ def lipschitz(
     graph = as_graph(model, domain, shape)
     region = Region.make(domain, graph.inputs, graph.device)
     if outputs == "logits" and graph.common:
-        raise InputError(
-            "the model ends in a log-softmax, and only its margins are known: use "
-            "outputs='margins', or leave the log-softmax out."
+        raise remedies(
+            "the model ends in a log-softmax, and only its margins are known",
+            "use outputs='margins', or leave the log-softmax out",
+            "leave the slope 'paper' out with --slopes infinity anchor margin",
         )
     if outputs == "margins":
         graph = graph.head(margin_rows(graph.outputs, labels))
         q = math.inf
     else:
         q = r if norm_out is None else parse_norm(norm_out)
+    moving = region.low < region.high
+    if not bool(moving.any()):
+        return Bound(0.0, 0.0, "product", region.centre.cpu(), {"cut": False, "seconds": 0.0})
+    point = region.centre.cpu().clone()
+    graph, region = restricted(graph, region)
     with progress_bar(progress, "Lipschitz constant") as report:
         ladder = Ladder(graph, region, r, q, most, seed, report, workers)
         free = (
@@ -169,7 +169,8 @@ def lipschitz(
             or clock.seconds_left() < math.inf
             or method in ("product", "propagate", "exact")
         )
-        with clock.limited(limit, math.inf if free else AUTO):
+        left = None if limit is None else limit - (clock.now() - began)
+        with clock.limited(left, math.inf if free else AUTO):
             bound = ladder.climb(method)
     neurons = sum(node.size for node in graph.nodes if isinstance(node.op, Relu | Smooth))
     info = {
@@ -182,7 +183,9 @@ def lipschitz(
         "neurons": neurons,
         **bound.info,
     }
-    witness = None if bound.witness is None else bound.witness.cpu()
+    if bound.witness is not None:
+        point[moving.cpu()] = bound.witness.cpu()
+    witness = None if bound.witness is None else point
     return Bound(bound.lower, bound.upper, bound.method, witness, info)
 
 
@@ -223,8 +226,16 @@ class Ladder:
             self.info["interrupted"] = True
         except clock.Late:
             self.cut |= clock.out_of_time()
+            self._one_point()
         info = {**self.info, "cut": self.cut, "seconds": time.monotonic() - began}
         return Bound(self.lower, self.upper, self.method, self.witness, info)
+
+    def _one_point(self) -> None:
+        """A lower side in any case, where a point costs next to nothing."""
+        if self.witness is None and self.graph.outputs * self.graph.operations <= POINT:
+            with clock.unlimited():
+                self._keep(self.region.sample(1, torch.Generator().manual_seed(self.seed), 1.0))
+            self._improve(self.upper, self.method)
 
     @contextmanager
     def _share(self, parts: int = 1) -> Iterator[None]:
@@ -237,7 +248,7 @@ class Ladder:
             self.cut |= clock.out_of_time()
 
     def _local(self, method: str) -> None:
-        bounds = condensed(crown(self.graph, self.region))
+        bounds = condensed(bounds_on(self.graph, self.region))
         self.info["undecided"] = bounds.open
         self.report(0.1)
         self._improve(propagated(bounds, self.norm_in, self.norm_out, tighten=False), "propagate")
@@ -320,6 +331,7 @@ class Ladder:
     def _search(self) -> None:
         def value(x: Tensor) -> Tensor:
             norms = jacobian_norms(jacobians(self.graph, x), self.norm_in, self.norm_out)
+            norms = torch.where(on_kinks(self.graph, x), 0.0, norms)
             return norms * (1 - room_of(self.graph.outputs, self.graph.inputs))
 
         def climb(x: Tensor) -> Tensor:
@@ -404,7 +416,7 @@ class Ladder:
             x = self.region.sample(few, generator, spread)
             seen: list[tuple[Tensor, Tensor]] = []
             for step in (*STEPS, 0.0):
-                jacobian, norms = self._keep(x)
+                x, jacobian, norms = self._keep(x)
                 clock.check()
                 seen.append((x, norms))
                 steepest = first_largest(
@@ -422,18 +434,21 @@ class Ladder:
                     ascend(self.graph, self.region, x[steep], self.norm_in, self.norm_out, spread)
                 )
 
-    def _keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The Jacobians at points `(m, n)` and their norms `(m,)`, the largest of which is kept
-        as the lower side.
+    def _keep(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Points `(m, n)` off the kinks of the network, the Jacobians there and their norms `(m,)`,
+        the largest of which is kept as the lower side.
         """
+        generator = torch.Generator().manual_seed(self.seed)
+        x, counts = off_kinks(self.graph, self.region, x, generator)
         jacobian = jacobians(self.graph, x)
         norms = jacobian_norms(jacobian, self.norm_in, self.norm_out)
+        norms = torch.where(counts, norms, 0.0)
         value, best = norms.max(0)
         lower = float(value) * (1 - room_of(self.graph.outputs, self.graph.inputs))
         if self.witness is None or lower > self.lower:
             self.lower = max(0.0, lower)
             self.witness = x[best]
-        return jacobian, norms
+        return x, jacobian, norms
 
     def _improve(self, upper: float, method: str) -> None:
         if upper < self.upper:

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.graph import Graph
-from wassail.certificates.graph.maps import Scale, rounding_map
+from wassail.certificates.graph.maps import Pick, Scale, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
 from wassail.certificates.graph.operators.products import Product
-from wassail.certificates.graph.operators.softmax import Softmax
-
-HIDDEN = -1e4  # scores below it are a mask
+from wassail.certificates.graph.operators.softmax import DEEP, Softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +78,7 @@ class _Layout:
     result_axes: _Axes
     factor: Tensor
     shift: Tensor
+    hidden: Tensor
 
 
 def find(graph: Graph, outer: bool = False) -> dict[int, Attention]:
@@ -98,17 +97,22 @@ def find(graph: Graph, outer: bool = False) -> dict[int, Attention]:
     return found
 
 
+# long: the axes of two products are compared, so both are read before anything is known
 def _layout(graph: Graph, softmax: int) -> _Layout | None:
-    """How the attention around a softmax is laid out; None if it is another one.
-
-    Long because the axes of two products are compared, so both are read before anything is known.
-    """
+    """How the attention around a softmax is laid out; None if it is another one."""
     nodes = graph.nodes
     i = graph.nodes[softmax].inputs[0]
     path = []
     while isinstance(nodes[i].map, Scale):
         path.append(nodes[i])
         i = nodes[i].inputs[0]
+    shape = nodes[softmax].shape
+    own = torch.arange(math.prod(shape))
+    source = own
+    match nodes[i].map:
+        case Pick(where) if where is not None and nodes[nodes[i].inputs[0]].shape == shape:
+            source = where.cpu()
+            i = nodes[i].inputs[0]
     before = nodes[i].curve
     after = _readers(graph, softmax)
     if (
@@ -117,7 +121,6 @@ def _layout(graph: Graph, softmax: int) -> _Layout | None:
         or not isinstance(nodes[after[0]].curve, Product)
     ):
         return None
-    shape = nodes[softmax].shape
     factor = torch.ones(shape, dtype=torch.float64)
     shift = torch.zeros(shape, dtype=torch.float64)
     for node in reversed(path):
@@ -125,6 +128,9 @@ def _layout(graph: Graph, softmax: int) -> _Layout | None:
         factor = factor * node.map.factor
         shift = shift * node.map.factor
         shift = shift if node.bias is None else shift + node.bias
+    hidden = (source != own).reshape(shape)
+    if not _masks(source, shape[-1], shift.flatten()):
+        return None
     (a, b, scores), (left, right) = letters_of(before), nodes[i].inputs
     if scores[-1] in a:  # the keys' letter is the last one of the scores
         (a, b), (left, right) = (b, a), (right, left)
@@ -163,7 +169,20 @@ def _layout(graph: Graph, softmax: int) -> _Layout | None:
         axes_of(out, heads_there, [same[row[0]]], free),
         factor,
         shift,
+        hidden,
     )
+
+
+def _masks(source: Tensor, width: int, shift: Tensor) -> bool:
+    """Whether entries that come from another place are masked, as `operators/softmax.py` has them:
+    copies of an entry of their own row that stays where it is, so far below it that their weight
+    is 0.
+    """
+    own = torch.arange(len(source))
+    hidden = source != own
+    stays = bool((source >= 0).all()) and torch.equal(source[source], source)
+    same = torch.equal(source // width, own // width)
+    return stays and same and bool((shift[hidden] <= shift[source][hidden] - DEEP / 2).all())
 
 
 def letters_of(product: Product) -> tuple[str, str, str]:
@@ -182,18 +201,17 @@ def _readers(graph: Graph, i: int) -> list[int]:
     return [j for j, node in enumerate(graph.nodes) if i in node.inputs]
 
 
+# long: the mask is checked first, and then the three maps from each common source
 def _recognised(graph: Graph, softmax: int, layout: _Layout, outer: bool) -> Attention | None:
     """From the earliest common source of queries, keys and values that they are token-wise
     functions of.
-
-    Long because the mask is checked first, and then the three maps from each common source.
     """
     above = [_above(graph, i) for i in layout.nodes]
     common = [i for i in above[0] if i in above[1] and i in above[2]]
-    factor, shift = (layout.scores.split(t[None])[0] for t in (layout.factor, layout.shift))
+    tables = (layout.factor, layout.shift, layout.hidden)
+    factor, shift, hidden = (layout.scores.split(t[None])[0] for t in tables)
     scale = factor.abs().amax((1, 2)) * factor.flatten(1).sum(1).sign()
-    hidden = (factor == 0) & (shift <= HIDDEN)
-    if not torch.equal(factor, torch.where(hidden, 0.0, scale[:, None, None].expand_as(factor))):
+    if not torch.equal(factor, scale[:, None, None].expand_as(factor)):
         return None
     mask = torch.where(hidden, -math.inf, shift)
     if hidden.all(-1).any():  # a token that sees nothing sees everything alike

@@ -10,7 +10,8 @@ proved by a Cholesky factor whatever the iteration did.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import torch
@@ -18,13 +19,21 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.norms import product
-from wassail.certificates.bounds.propagate import Bounds
+from wassail.certificates.bounds.ranges import Bounds
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
 from wassail.certificates.graph.maps import Scale
 from wassail.certificates.graph.matrix_norms import change, matrix_norm
-from wassail.certificates.search.multipliers import Form, forms, prove, reduce, split, tighten
+from wassail.certificates.search.multipliers import (
+    Form,
+    Split,
+    forms,
+    prove,
+    reduce,
+    split,
+    tighten,
+)
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
@@ -32,6 +41,7 @@ GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser fr
 MOST = 1100  # neurons: one Newton step at this size takes seconds
 WIDE = 1500  # neurons and weights together
 MEMORY = 2**28  # numbers in the largest node of a dense form
+GROUP = 2**26  # operations of one factor of all members that are worked on at once
 
 
 def semidefinite(
@@ -54,9 +64,10 @@ def semidefinite(
         return matrix_norm(network.C, norm_in, norm_out)
     if network.neurons > MOST:
         return math.inf
-    network, scale = _balanced(network)
-    with clock.limited(time_limit):
+    with clock.limited(time_limit), suppress(clock.Late):
+        network, scale = _balanced(network)
         return scale * _from_two(network, norm_in, norm_out)
+    return math.inf
 
 
 def _balanced(network: Piecewise) -> tuple[Piecewise, float]:
@@ -86,13 +97,17 @@ def _power(size: Tensor) -> Tensor:
 def _from_two(network: Piecewise, norm_in: float, norm_out: float) -> float:
     if norm_in == 2:
         return _semidefinite(network, 2.0, norm_out)
-    with clock.limited(clock.seconds_left() / 2, clock.work_left() / 2):
+    best = math.inf
+    with clock.limited(clock.seconds_left() / 2, clock.work_left() / 2), suppress(clock.Late):
         best = (
             change(network.inputs, norm_in, 2.0)
             * _semidefinite(network, 2.0, norm_out)
             * (1 + 4 * UNIT)
         )
-    return best if clock.late() else min(best, _semidefinite(network, norm_in, norm_out))
+    if not clock.late():
+        with suppress(clock.Late):
+            best = min(best, _semidefinite(network, norm_in, norm_out))
+    return best
 
 
 def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
@@ -104,10 +119,10 @@ def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
     if size > WIDE or how.members * size**2 > MEMORY:
         return math.inf
     clock.spend(2 * how.members * size**3)
-    reduced = reduce(network, torch.full((1, network.neurons), -1))
-    form = forms(reduced, how, torch.arange(network.neurons)[None])
-    w, t = start(form, network.layer, how.weights, how.kind.endswith(".T"))
-    value = prove(form, w, t)
+    groups = torch.split(torch.arange(how.members), max(1, GROUP // size**3))
+    # What is short is done in any case: then there is a bound.
+    with clock.unlimited() if how.members * size**3 <= GROUP else nullcontext():
+        form, w, t, value = _begun(network, how, groups)
     done = torch.zeros(len(value), dtype=torch.bool)
     while not done.all() and not clock.late():
         worst = int(first_largest(torch.where(done, -math.inf, value)))
@@ -118,8 +133,30 @@ def _semidefinite(network: Piecewise, norm_in: float, norm_out: float) -> float:
         value[worst], best = _settle(one, w[worst, None], t[worst, None], value[worst], settled)
         done[worst] = True
         if how.weights == 1:  # what is good for one row or column is often good for all
-            value = torch.minimum(value, _with(form, best.expand(len(value), -1)))
+            for some in groups:
+                with suppress(clock.Late):
+                    clock.look()
+                    other = _with(form.take(some), best.expand(len(some), -1))
+                    value[some] = torch.minimum(value[some], other)
     return how.factor * math.sqrt(float(value.max())) * (1 + 4 * UNIT)
+
+
+def _begun(
+    network: Piecewise, how: Split, groups: Sequence[Tensor]
+) -> tuple[Form, Tensor, Tensor, Tensor]:
+    """All members, their `start`, and the bounds that it proves."""
+    clock.look()
+    reduced = reduce(network, torch.full((1, network.neurons), -1))
+    clock.look()
+    form = forms(reduced, how, torch.arange(network.neurons)[None])
+    found = []
+    for some in groups:
+        part = form.take(some)
+        w, t = start(part, network.layer, how.weights, how.kind.endswith(".T"))
+        clock.look()
+        found.append((w, t, prove(part, w, t)))
+    w, t, value = (torch.cat(sides) for sides in zip(*found))
+    return form, w, t, value
 
 
 def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST) -> float:
@@ -146,7 +183,8 @@ def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST)
                 total *= best * (1 + 4 * UNIT)
                 continue
             share = 1 if number == len(pieces) - 1 else 2
-            with clock.limited(clock.seconds_left() / share, clock.work_left() / share):
+            part = clock.limited(clock.seconds_left() / share, clock.work_left() / share)
+            with part, suppress(clock.Late):
                 best = min(best, semidefinite(piece.piecewise(sides), enter, leave))
         total *= best * (1 + 4 * UNIT)
     return total
@@ -252,6 +290,8 @@ def _proved(form: Form, w: Tensor, t: Tensor) -> Tensor:
     low = torch.zeros(len(w), dtype=torch.float64)
     high = torch.ones(len(w), dtype=torch.float64)
     for _ in range(20):
+        if clock.out_of_time():
+            break
         middle = (low + high) / 2
         value = prove(form, w * middle[:, None], t)
         proved = torch.isfinite(value)
@@ -278,6 +318,7 @@ def start(
     rest = torch.arange(n + f)
     layers = range(int(layer.max()) + 1)
     for number in layers if transposed else reversed(layers):
+        clock.look()
         here = (layer == number).nonzero().flatten()
         block = left[:, n + here][:, :, n + here]
         size = (1 + room) * torch.linalg.eigvalsh(-block)[:, -1].clamp(min=0)
@@ -290,5 +331,6 @@ def start(
         )
         left = left.clone()
         left[:, rest[:, None], rest] = corner
+    clock.look()
     top = torch.linalg.eigvalsh(-left[:, :n, :n])[:, -1].clamp(min=0)
     return (1.05 * top[:, None] + 1e-12).expand(-1, weights).clone(), t

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from wassail.certificates import clock
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.matrix_norms import FEW_SIGNS
 from wassail.certificates.graph.reader import read
@@ -27,10 +28,11 @@ def jacobians(graph: Graph, x: Tensor) -> Tensor:
     with torch.enable_grad():
         points = x.reshape(-1, *graph.nodes[0].shape).clone().requires_grad_(True)
         z = graph.logits(points)
-        rows = [
-            torch.autograd.grad(z[:, k].sum(), points, retain_graph=True)[0].flatten(1)
-            for k in range(graph.outputs)
-        ]
+        rows = []
+        for k in range(graph.outputs):
+            clock.look()
+            (row,) = torch.autograd.grad(z[:, k].sum(), points, retain_graph=True)
+            rows.append(row.flatten(1))
     return torch.stack(rows, 1).detach()
 
 
@@ -58,6 +60,7 @@ def ascend(
     w = _steepest(jacobians(graph, x), norm_in, norm_out)
     best, pull = _slope(graph, x, w, norm_in)
     for _ in range(CLIMB):
+        clock.look()
         moved = region.inside(x + step * pull)
         value, turn = _slope(graph, moved, w, norm_in)
         better = (value > best)[:, None]
@@ -167,4 +170,6 @@ def as_graph(
             "the shape of a sample is not known: give shape=(3, 32, 32), or a domain with "
             "tensors of that shape."
         )
-    return read(model, shape, smooth=True)
+    region = Region.make(domain, math.prod(shape))
+    ends = torch.stack([region.centre, *(side for side in region.box if side.isfinite().all())])
+    return read(model, shape, smooth=True, samples=ends.reshape(-1, *shape))

@@ -10,9 +10,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from wassail.certificates.bounds.jacobian import one_region, ranges, span_step
-from wassail.certificates.bounds.norms import map_norm, steepest_slope
-from wassail.certificates.bounds.propagate import derivative_span
+from wassail.certificates.bounds.norms import map_norm
+from wassail.certificates.bounds.ranges import derivative_span, one_region, ranges, span_step
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph, Node
 from wassail.certificates.graph.maps import Concat, Matrix, Pick, Scale, Sum
@@ -23,7 +22,6 @@ from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.planes import Span
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz.attention import (
-    castin,
     global_bound,
     heads,
     region_bound,
@@ -50,19 +48,6 @@ ROOM = (
 )
 
 
-FLOAT32 = 38.5  # log10 of the largest number that float32 holds
-
-
-# of the ascents
-STARTS = 5
-
-
-ROUNDS = 4
-
-
-HOPELESS = 6.0  # a bound this many decades above what was found is called vacuous
-
-
 def radius(graph: Graph, i: int) -> float:
     """How long a normalised token can be: `sqrt(d)`, and `sqrt(d) max|g| + |b|` after gain and
     bias; inf for other nodes.
@@ -86,7 +71,7 @@ def everywhere(
     """The range of every node over the region, `(1, *shape)` each, rounded outward; sides may be
     infinite.
 
-    known: what `jacobian.ranges` found there, if it has been called already.
+    known: what `ranges.ranges` found there, if it has been called already.
     """
     known = ranges(graph, one_region(region)) if known is None else known
     low, high = (side.reshape(1, *graph.nodes[0].shape) for side in region.box)
@@ -196,7 +181,7 @@ class Walk:
             else:
                 tokens[i], steps[i] = (
                     carried,
-                    min(steps[i], steps[carried.base] + _log(carried.norm()) + UP),
+                    min(steps[i], steps[carried.base] + log(carried.norm()) + UP),
                 )
         return steps.get(target, -math.inf)
 
@@ -205,11 +190,10 @@ class Walk:
         few = len(node.shape) > 0 and node.size * node.shape[-1] <= MATRICES
         return _Tokens.start(i, node) if self.close and few else None
 
+    # long: it is one case for each kind of node
     def _carry(self, i: int, given: Sequence[_Tokens]) -> _Tokens | None:
         """The derivative of node i from those of its inputs by the same base; None if it mixes
         tokens.
-
-        Long because it is one case for each kind of node.
         """
         node = self.graph.nodes[i]
         first = given[0]
@@ -240,11 +224,11 @@ class Walk:
             return first.times(factor, torch.zeros_like(factor))
         if isinstance(node.map, Pick):
             return first if node.map.source is None and before[-1] == shape[-1] else None
-        if node.map is not None or isinstance(node.curve, Product | Softmax):
-            return None
-        span = self.spans[node.inputs[0]]
         if isinstance(node.curve, Normalise):
             return self._normalise(i, first)
+        if node.map is not None or node.curve is not None:
+            return None
+        span = self.spans[node.inputs[0]]
         low, high = (side.reshape(n, -1) for side in derivative_span(node.op, span))
         # The halves lose at most half a unit each, the products of `times` three: of its nine
         # units, relative to both magnitudes, five are left, so UP could be left out.
@@ -289,32 +273,32 @@ class Walk:
             value = log_sum([2 * g for g in given]) / 2
         elif node.map is not None:
             value = min(
-                (log_product(steps[j], norm) for j, norm in self._linear(i) if j in steps),
+                (log_product(steps[j], norm) for j, norm in self.linear(i) if j in steps),
                 default=-math.inf,
             )
         elif isinstance(node.curve, Product):
             value = log_sum([log_product(g, self._factor(i, k)) for k, g in enumerate(given)])
         else:
-            value = log_product(given[0], self._slope(i))
+            value = log_product(max(given), self.slope(i))
         attention = self.attentions.get(i)
         if attention is not None and attention.source in steps:
-            value = self._either(
+            value = self.either(
                 value, log_product(steps[attention.source], self._attention(attention))
             )
         return value
 
-    def _either(self, steps: float, module: float) -> float:
+    def either(self, steps: float, module: float) -> float:
         """Attention step by step or as one module: both hold."""
         return min(steps, module)
 
-    def _linear(self, i: int) -> Iterator[tuple[int, float]]:
+    def linear(self, i: int) -> Iterator[tuple[int, float]]:
         """The norm of an affine node from its input, and of it together with the matrices and
         scales before it.
         """
         node = self.graph.nodes[i]
         assert node.map is not None
         j = node.inputs[0]
-        yield j, _log(map_norm(node.map, 2, self.graph.nodes[j].shape, node.shape))
+        yield j, log(map_norm(node.map, 2, self.graph.nodes[j].shape, node.shape))
         matrix = _matrix(node)
         size = 0.0
         while matrix is not None:
@@ -326,7 +310,7 @@ class Walk:
             ) + size * float(before.norm())
             matrix = matrix @ before
             j = self.graph.nodes[j].inputs[0]
-            yield j, _log(matrix_norm(matrix, 2, 2) + 4 * UNIT * (len(before) + 8) * size)
+            yield j, log(matrix_norm(matrix, 2, 2) + 4 * UNIT * (len(before) + 8) * size)
 
     def _factor(self, i: int, k: int) -> float:
         """The norm of a product as a map of its input k: that of the matrices that the other
@@ -342,16 +326,16 @@ class Walk:
         inner = [c for c in other if c not in out]
         axes = axes_of(other, both, inner, [c for c in other if c not in mine])
         most = axes.split(torch.maximum(low.abs(), high.abs()))
-        return _log(float(spectral(most).max())) if bool(torch.isfinite(most).all()) else math.inf
+        return log(float(spectral(most).max())) if bool(torch.isfinite(most).all()) else math.inf
 
-    def _slope(self, i: int) -> float:
+    def slope(self, i: int) -> float:
         """A ReLU, an activation, a softmax or a normalisation, by the range of its input."""
         node = self.graph.nodes[i]
         span = self.spans[node.inputs[0]]
         if isinstance(
             node.curve, Softmax
         ):  # diag(p) - p p^T <= diag(p), and its norm is 1/2 at most
-            return _log(min(0.5, float(self.spans[i][1].max())))
+            return log(min(0.5, float(self.spans[i][1].max())))
         if isinstance(node.curve, Normalise):
             low, high = span
             variance = float(_nearest(low, high).square().mean(-1).min()) * (
@@ -362,14 +346,17 @@ class Walk:
                 if node.curve.eps + variance > 0
                 else math.inf
             )
-        return _log(max(float(side.abs().max()) for side in derivative_span(node.op, span)))
+        if node.curve is not None:  # of another curve nothing is known here
+            return math.inf
+        return log(max(float(side.abs().max()) for side in derivative_span(node.op, span)))
 
     def _attention(self, attention: Attention) -> float:
         if attention.target not in self._known:
-            self._known[attention.target] = _log(self._attention_bound(attention))
+            self._known[attention.target] = log(self.attention_bound(attention))
         return self._known[attention.target]
 
-    def _attention_bound(self, attention: Attention) -> float:
+    def attention_bound(self, attention: Attention) -> float:
+        """The constant of an attention over the region, its heads together."""
         n = attention.tokens
         d = attention.a.shape[-1]
         reach = radius(self.graph, attention.source)
@@ -408,49 +395,6 @@ class Walk:
         return heads(together, alone, attention.out.transpose(0, 1).flatten(1), most)
 
 
-@dataclass(frozen=True, eq=False)
-class PaperWalk(Walk):
-    """The paper's constants on R^n: norms of the layers one by one, LayerNorm `max|g| / sqrt(eps)`,
-    attention by Castin et al.
-
-    Heads add as `sum_h |W_h| Lip_h` (their Lemma 3.8). Tokens are those after the LayerNorm, with
-    `R = sqrt(d) max|g| + |b|`.
-    """
-
-    @classmethod
-    def make(
-        cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None
-    ) -> PaperWalk:
-        """The same for every region."""
-        graph = graph.to(HOST)
-        return cls(
-            graph, everywhere(graph, Region.make(None, graph.inputs)), find(graph, outer=True)
-        )
-
-    def _either(self, steps: float, module: float) -> float:
-        return module
-
-    def _linear(self, i: int) -> Iterator[tuple[int, float]]:
-        return iter([next(super()._linear(i))])
-
-    def _slope(self, i: int) -> float:
-        node = self.graph.nodes[i]
-        if isinstance(node.curve, Normalise):
-            return -0.5 * math.log(node.curve.eps) if node.curve.eps > 0 else math.inf
-        return (
-            _log(steepest_slope(node.activation))
-            if node.activation is not None
-            else super()._slope(i)
-        )
-
-    def _attention_bound(self, attention: Attention) -> float:
-        reach = radius(self.graph, attention.source)
-        return math.fsum(
-            float(spectral(w)) * castin(attention.tokens, a, v, reach, u)
-            for w, a, v, u in zip(attention.out, attention.a, attention.value, attention.bias)
-        )
-
-
 def _nearest(low: Tensor, high: Tensor) -> Tensor:
     """The least magnitude between low and high."""
     return torch.where(low > 0, low, torch.where(high < 0, -high, 0.0))
@@ -469,7 +413,7 @@ def _matrix(node: Node) -> Tensor | None:
     return None
 
 
-def _log(value: float) -> float:
+def log(value: float) -> float:
     """The logarithm of a bound >= 0; what is not a number bounds nothing."""
     return math.inf if math.isnan(value) else math.log(value) if value > 0 else -math.inf
 
@@ -485,13 +429,3 @@ def log_sum(logs: Sequence[float]) -> float:
     """`log(exp(a) + exp(b) + ...)`."""
     top = max(logs)
     return top if math.isinf(top) else top + math.log(math.fsum(math.exp(t - top) for t in logs))
-
-
-def modules(graph: Graph, region: Region, known: Mapping[int, Span] | None = None) -> float:
-    """An upper bound on `||J||_{2 -> 2}` of the logits over a region, by the constants of the
-    modules; inf if it overflows.
-
-    known: what `jacobian.ranges` found there, if it has been called already.
-    """
-    found = Walk.make(graph, region, known).stretch(0, len(graph.nodes) - 1)
-    return math.exp(found) * (1 + 1e-12) if found < 709 else math.inf

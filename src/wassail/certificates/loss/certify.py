@@ -1,7 +1,5 @@
 """`certify`: bounds on the worst-case loss over `Omega_1(eps)`, with the distribution behind
 the lower side.
-
-Long because one class computes all slopes of a certificate, and they bound each other.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import math
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.device import HOST
+from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
@@ -32,9 +31,12 @@ from wassail.certificates.loss.chords import (
     ChordSearch,
     Tail,
     chords,
+    clean_above,
     loss_above,
     steepest_of,
 )
+from wassail.certificates.loss.others import OthersCertificate
+from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.problem import WorstCase
 from wassail.certificates.loss.recession import Shadow, recession, shadow
 from wassail.certificates.loss.slopes import highest_loss, ray_slope
@@ -54,7 +56,10 @@ from wassail.threat import (
     dual,
     number,
     parse_domain,
+    parse_label_cost,
     parse_norm,
+    parse_seconds,
+    parse_subpopulation,
     parse_threat,
 )
 from wassail.transport.allocation import sample_weights
@@ -76,6 +81,7 @@ FEW_INPUTS = 2
 FEW_SAMPLES = 50
 
 
+POINTS = 1 / 8  # of the time, for the points after the slopes
 WORK = 60 * clock.SECOND  # operations for all slopes when there is no time limit
 
 
@@ -94,6 +100,8 @@ def certify(
     mu: Tensor | None = None,
     time_limit: float | None = None,
     seed: int = 0,
+    label_cost: Number = math.inf,
+    subpopulation: Number = 1,
     progress: Progress = False,
 ) -> Certificate:
     """Bounds on the worst expected loss over `Omega_1(eps)` for every eps, from both sides (THEORY
@@ -120,6 +128,9 @@ def certify(
             something; default None, a budget of work (about a minute), so that the answer does not
             depend on the clock.
         seed: int of the random starts; default 0.
+        label_cost: price of a changed label, in the units of eps; default inf. Slopes are then
+            those of all K labels.
+        subpopulation: least share of the population that is there; default 1.
         progress: bool, or a callable that is given the share done; default False, no bar.
 
     Returns:
@@ -143,6 +154,7 @@ def certify(
         raise InputError(
             "there are no samples: a certificate is about the loss on data, give at least one."
         )
+    began = clock.now()
     graph = _graph(model, x)
     if graph.outputs < 2 or int(y.min()) < 0 or int(y.max()) >= graph.outputs:
         raise InputError(
@@ -150,11 +162,36 @@ def certify(
             f"{graph.outputs} classes."
         )
     with progress_bar(progress, "certificate") as report:
-        limit = None if time_limit is None else number(time_limit, "time_limit")
+        limit = None
+        if time_limit is not None:
+            limit = number(time_limit, "time_limit") - (clock.now() - began)
+        weights = sample_weights(mu, len(x))
+        price, share = parse_label_cost(label_cost), parse_subpopulation(subpopulation)
+        rows = pairs_of(x.cpu(), y.cpu(), weights, graph.outputs, price)
         with clock.limited(limit, WORK if limit is None else math.inf):
-            return Work(
-                graph, x.cpu(), y.cpu(), r, loss, domain, sample_weights(mu, len(x)), seed
-            ).run(wanted, report)
+            found = Work(graph, *rows[:2], r, loss, domain, rows[2], seed).run(wanted, report)
+        if price == math.inf and share == 1:
+            return found
+        return _with_others(found, graph, y.cpu(), weights, price, share)
+
+
+def _with_others(
+    pairs: Certificate, graph: Graph, y: Tensor, mu: Tensor, label_cost: float, share: float
+) -> OthersCertificate:
+    """The certificate of samples from that of their pairs with labels."""
+    parts = torch.split(pairs.x, 256)
+    z = torch.cat([graph.logits(part.to(graph.device).double()).cpu() for part in parts])
+    clean = LIPSCHITZ[pairs.loss](z, pairs.y)
+    return OthersCertificate(
+        **{field.name: getattr(pairs, field.name) for field in fields(pairs)},
+        true=y,
+        weights=mu,
+        clean=clean,
+        value=clean[pairs.root] + pairs.gain,
+        start=clean_above(graph, pairs.x, pairs.y, pairs.loss).cpu(),
+        label_cost=label_cost,
+        subpopulation=share,
+    )
 
 
 class Work:
@@ -199,13 +236,15 @@ class Work:
         )
         flat = None if self.shadow is None else self.shadow.graph
         small = flat is not None and flat.neurons <= CELLS_NEURONS and graph.inputs <= CELLS_INPUTS
-        self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
+        with clock.unlimited():  # a small one
+            self.small: Piecewise | None = flat.piecewise() if flat is not None and small else None
 
     def run(self, wanted: tuple[str, ...], report: Any) -> Certificate:
         """Every slope asked for, then the chords and the losses at the samples."""
         interrupted = False
         try:
-            self._slopes(wanted, report)
+            with clock.limited(clock.seconds_left() * (1 - POINTS)):
+                self._slopes(wanted, report)
         except KeyboardInterrupt:  # what is computed stays
             interrupted = True
         rays = []
@@ -289,13 +328,14 @@ class Work:
         taken from it belongs to the upper side.
         """
         parts = zip(*(torch.split(v.to(self.graph.device), 256) for v in (self.x, self.y)))
-        with clock.unlimited():  # on points, where nothing is left to substitute
-            margin = torch.cat(
-                [
-                    margin_bounds(self.graph, x, y, 0.0, self.norm, self.domain).cpu()
-                    for x, y in parts
-                ]
-            )
+        where = (0.0, self.norm, self.domain)
+        try:
+            with clock.timed():
+                found = [margin_bounds(self.graph, x, y, *where).cpu() for x, y in parts]
+        except clock.Late:
+            self.cut = True
+            return self._rounded_up(clean_above(self.graph, self.x, self.y, self.loss).cpu())
+        margin = torch.cat(found)
         return self._rounded_up(loss_above(margin, self.y, self.loss))
 
     def _has_ray(self) -> bool:
@@ -509,7 +549,8 @@ def worst_case(
         model: callable from a batch `(n, *shape)` to logits `(n, K)`, or a graph that was read.
         x: samples, float tensor `(N, *shape)`, inside the domain.
         y: true labels, integer tensor `(N,)`.
-        threat: `Threat`: norm, order, eps and domain.
+        threat: `Threat`: norm, order, eps and domain, perhaps a subpopulation, and at orders 1 and
+            inf a label cost.
         loss: "margin" (the default) or "cross_entropy".
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
         tolerance: absolute gap of the bracket; default 1e-06.
@@ -517,10 +558,17 @@ def worst_case(
             None.
         cells: int, how many linear pieces are acceptable; default 100000.
     """
+    label_cost, subpopulation = math.inf, 1.0
+    if isinstance(threat, Threat) and threat.groups is None:
+        label_cost, subpopulation = threat.label_cost, threat.subpopulation
+        threat = replace(threat, label_cost=math.inf, subpopulation=1.0)
     threat = parse_threat(threat)
     x, y = check_data(x, y, threat.domain)
+    began = clock.now()
+    limit = None if time_limit is None else parse_seconds(time_limit)
+    network = _dense(model, x)
     return worst_case_network(
-        _dense(model, x),
+        network,
         x.cpu().double().flatten(1),
         y.cpu(),
         norm=threat.norm,
@@ -530,8 +578,10 @@ def worst_case(
         loss=loss,
         mu=mu,
         tolerance=tolerance,
-        time_limit=time_limit,
+        time_limit=limit and limit - (clock.now() - began),
         cells_limit=cells,
+        label_cost=label_cost,
+        subpopulation=subpopulation,
     )
 
 
@@ -548,8 +598,8 @@ def _dense(model: Model | Graph | Piecewise, x: Tensor) -> Piecewise:
 
 
 def _graph(model: Model | Graph, x: Tensor) -> Graph:
-    return (
-        model
-        if isinstance(model, Graph)
-        else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
-    )
+    if isinstance(model, Graph):
+        return model
+    graph = read(model, tuple(x.shape[1:]), smooth=True, device=x.device, samples=x)
+    check_batches(graph, x, batch_logits(model, x))
+    return graph

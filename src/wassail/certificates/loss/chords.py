@@ -12,11 +12,13 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.jacobian import adjoint, boxed, ranges
-from wassail.certificates.bounds.propagate import gamma, magnitudes
+from wassail.certificates.bounds.jacobian import adjoint
+from wassail.certificates.bounds.ranges import boxed, gamma, magnitudes, ranges
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.operators.softmax import Softmax
+from wassail.certificates.graph.region import Region
 from wassail.certificates.loss.recession import spans
+from wassail.certificates.search.pieces import OVERHEAD
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.rounding import UNIT, outward
@@ -37,6 +39,9 @@ CELLS = 512
 CLOSE = 1e-4
 
 
+LISTED = 300  # operations that a cell or a point on the lists costs in every step
+
+
 @dataclass(frozen=True, eq=False)
 class Chords:
     """Evaluated points, each with the sample it is reached from.
@@ -52,6 +57,7 @@ class Chords:
     predicted: Tensor
 
 
+# long: it collects candidates from every source, a few lines each
 def chords(
     graph: Graph,
     x: Tensor,
@@ -64,8 +70,6 @@ def chords(
 ) -> Chords:
     """Points near and far that make steep chords `(loss(x', y_i) - loss(x_i, y_i)) / ||x' -
     x_i||_r`.
-
-    Long because it collects candidates from every source, a few lines each.
 
     For a range of distances an ascent on the loss in balls of that radius; for each ray `(label,
     u)` points out on it; and those that others have seen already: samples `(M,)` and flat points
@@ -84,6 +88,8 @@ def chords(
             [] if domain is not None else [2.0**k for k in range(1, 7)]
         )
     for radius in (share * full for share in radii):
+        if parts and clock.out_of_time():
+            break
         point = wide.clone()
         for _ in range(3):  # the maximiser over the ball of the loss linearised at the last point
             with torch.enable_grad():
@@ -163,6 +169,16 @@ def loss_above(lowest: Tensor, y: Tensor, loss: str) -> Tensor:
     return value + (lowest.shape[1] + 8) * UNIT * (1 + lowest.abs().amax(1))
 
 
+def clean_above(graph: Graph, x: Tensor, y: Tensor, loss: str) -> Tensor:
+    """No less than the loss of the exact function at samples, `(N,)`: by magnitudes, which take no
+    more than a pass. Bounds on points are nearer, where there is time for them.
+    """
+    z = torch.cat([graph.logits(part.double()) for part in torch.split(x.to(graph.device), 256)])
+    error = 2 * _errors(graph, x) + 8 * UNIT * z.abs().amax(1)
+    lowest = z.gather(1, y.to(z.device)[:, None]) - z - error[:, None]
+    return loss_above(lowest.scatter(1, y.to(z.device)[:, None], 0.0), y.to(z.device), loss)
+
+
 @dataclass(frozen=True, eq=False)
 class Tail:
     """How a loss grows far away: `loss(x, y_i) <= lam ||x - x_i||_r + height_i` for all x;
@@ -178,7 +194,7 @@ class ChordSearch:
     space around each sample.
 
     Cells are boxes around a sample. In one that does not contain it every margin lies above a plane
-    (`linear.margins`), so that the loss lies below a convex function, and the distance above a
+    (`crown.margins`), so that the loss lies below a convex function, and the distance above a
     linear one, `<g, x - x_i>` with `||g||_s = 1`. A quotient of the two is quasiconvex: a chord
     into the cell is at most as steep as the one to its steepest corner. A chord into the cube
     around the sample is at most as steep as a gradient in it (`jacobian.adjoint`). Beyond the last
@@ -201,7 +217,9 @@ class ChordSearch:
         self.y = y
         self.norm = norm
         self.loss = loss
-        self.low, self.high = (-math.inf, math.inf) if domain is None else domain
+        region = Region.make(domain, self.x.shape[1])
+        self.low, self.high = region.low, region.high
+        self.free = self.low < self.high  # inputs that can move
         self.ceiling = ceiling
         self.tail = tail
         z = graph.logits(x.double())
@@ -216,9 +234,11 @@ class ChordSearch:
         """An upper bound on S, within `CLOSE` of the steepest chord known unless a limit
         (`clock`) is reached.
         """
-        scale = (
-            max(1.0, float(self.x.abs().max())) if self.high == math.inf else self.high - self.low
-        )
+        if not self.free.any():
+            return 0.0
+        scale = float((self.high - self.low).amax())
+        if scale == math.inf:
+            scale = max(1.0, float(self.x.abs().max()))
         radius = torch.full((len(self.x),), scale * 2.0**-5, dtype=torch.float64)
         every = torch.arange(len(self.x))
         for k in range(5):
@@ -241,7 +261,9 @@ class ChordSearch:
             high = high[~done]
             bound = bound[~done]
             wide = (~small & (radius > 2.0**-30 * scale)).nonzero().flatten()
-            clock.spend(8 * CELLS * self.graph.operations)
+            listed = len(bound) + len(self.found.root)
+            work = 8 * CELLS * self.graph.operations + OVERHEAD * len(self.graph.nodes)
+            clock.spend(work + LISTED * listed)
             if clock.late() or not (len(bound) or len(wide)):
                 return float(max([settled, *inner.tolist(), *bound.tolist()]))
             before = inner.clone()  # for the larger balls, rings included
@@ -278,14 +300,14 @@ class ChordSearch:
         `(M,)`, low and high `(M, n)`.
         """
         n = self.x.shape[1]
-        corner = torch.cartesian_prod(*[torch.arange(-2.0, 2.0, dtype=torch.float64)] * n).reshape(
-            -1, n
-        )
+        places = torch.arange(-2.0, 2.0, dtype=torch.float64)
+        sides = [places if free else torch.zeros_like(places[:1]) for free in self.free]
+        corner = torch.cartesian_prod(*sides).reshape(-1, n)
         corner = corner[((corner < -1) | (corner > 0)).any(1)]
         start = self.x[root][:, None] + radius[:, None, None] * corner
         stop = self.x[root][:, None] + radius[:, None, None] * (corner + 1)
         low, high = (side.clamp(self.low, self.high).flatten(0, 1) for side in (start, stop))
-        real = (high > low).all(1)
+        real = ((high > low) | ~self.free).all(1)
         return root.repeat_interleave(len(corner))[real], low[real], high[real]
 
     def _cells(self, root: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -390,7 +412,10 @@ class ChordSearch:
         for k in sorted(set(self.y.tolist())):
             mine = (self.y == k).nonzero().flatten()
             part = {i: (low[mine], high[mine]) for i, (low, high) in within.items()}
-            low, high = adjoint(self.graph, part, eye - eye[k])
+            low, high = (
+                torch.where(self.free, side, 0.0)
+                for side in adjoint(self.graph, part, eye - eye[k])
+            )
             most = torch.maximum(low.abs(), high.abs())
             gap = self.gaps[mine]
             if self.loss == "margin":
@@ -418,20 +443,17 @@ def _front(found: Chords) -> Chords:
     order = torch.from_numpy(
         np.lexsort((-found.gain.numpy(), found.distance.numpy(), found.root.numpy()))
     )
-    root = found.root[order]
-    gain = found.gain[order]
-    keep = []
-    owner = -1
-    high = 0.0
-    for m, i, g in zip(order.tolist(), root.tolist(), gain.tolist()):
-        high = high if i == owner else 0.0
-        owner = i
-        if g > high:
-            keep.append(m)
-            high = g
+    root = found.root[order].numpy()
+    gain = found.gain[order].numpy()
+    keep = np.zeros(len(gain), dtype=bool)
+    begins = np.flatnonzero(root[1:] != root[:-1]) + 1
+    for part in np.split(np.arange(len(gain)), begins):
+        nearer = np.maximum.accumulate(np.append(0.0, gain[part]))[:-1]
+        keep[part] = gain[part] > nearer
+    kept = order[torch.from_numpy(keep)]
     return Chords(
         *(
-            getattr(found, name)[keep]
+            getattr(found, name)[kept]
             for name in ("root", "points", "gain", "distance", "predicted")
         )
     )

@@ -31,7 +31,7 @@ from wassail.threat import (
     parse_order,
 )
 from wassail.transport.allocation import spend
-from wassail.transport.confidence import mean_at_least, mean_at_most, pilot_of
+from wassail.transport.confidence import mean_at_least, mean_at_most, steps_down
 from wassail.transport.distribution import Distribution
 from wassail.transport.envelope import by_sample, envelope
 
@@ -105,7 +105,7 @@ class LossCurve(Record):
         """`(lower, upper)` on the worst expected loss at `eps >= 0`: evaluated from below,
         certified and rounded up above.
         """
-        budget = _budget(eps)
+        budget = budget_of(eps)
         high = self._upper(budget)
         return below(self._expected(*self._plan(budget)), high, "worst-case loss"), high
 
@@ -137,7 +137,7 @@ class LossCurve(Record):
             low: see `population_at`.
             high: see `population_at`.
         """
-        given = self.grid.tolist() if eps is None else [_budget(value) for value in eps]
+        given = self.grid.tolist() if eps is None else [budget_of(value) for value in eps]
         places = sorted({0.0, *given})
         least, top = self._span(low, high)
         sure = parse_confidence(confidence)
@@ -165,10 +165,10 @@ class LossCurve(Record):
     ) -> tuple[float, float]:
         """Limits on the worst expected loss of the population at one eps (THEORY 8).
 
-        The upper one is certified: one sample in ten chooses the multiplier of the dual, the others
-        bound the mean. The lower one is that of the evaluated points: all multipliers are refuted,
-        each at the full level. Each holds with this confidence; the samples must be independent and
-        of equal weight.
+        The upper one is certified: the best of some multipliers of the dual, each with a share of
+        the error probability. The lower one is that of the evaluated points: all multipliers are
+        refuted, each at the full level. Each holds with this confidence, however the bounds were
+        made; the samples must be independent and of equal weight.
 
         Args:
             eps: budget, chosen before the samples were seen.
@@ -178,7 +178,7 @@ class LossCurve(Record):
                 the box for the labels that occur, and the statement is for those labels.
         """
         least, top = self._span(low, high)
-        return self._limits(_budget(eps), 1 - parse_confidence(confidence), least, top)
+        return self._limits(budget_of(eps), 1 - parse_confidence(confidence), least, top)
 
     def _span(self, low: float | None, high: float | None) -> tuple[float, float]:
         """The least and the greatest value that the loss can have, or why they are not known."""
@@ -206,22 +206,17 @@ class LossCurve(Record):
         sums = torch.stack([shares(seen).sum() for _, seen in plans]).numpy()
         floors = mean_at_least(sums, n, alpha).tolist()
         lower = min(paid + least + wide * share for (paid, _), share in zip(plans, floors)) - lost
-        pilot = torch.from_numpy(pilot_of(n))
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
-        cost = 0.0
         if budget == 0 or self.order == math.inf:
-            pilot = torch.zeros(n, dtype=torch.bool)
-            seen = self.start if budget == 0 else self._tops(budget, edge)
+            seen = [(0.0, self.start if budget == 0 else self.tops(budget, edge))]
         else:
-            tries = [2.0 ** (k / 2) for k in range(-60, 61)]
-            peaks = [self._peaks(budget, lam, edge)[0] for lam in tries]
-            found = [lam + float(v[pilot].clamp(max=top).mean()) for lam, v in zip(tries, peaks)]
-            best = min(range(len(tries)), key=found.__getitem__)
-            cost = tries[best]
-            seen = peaks[best]
-        rest = shares(seen[~pilot])
-        mean = mean_at_most(rest.sum()[None].numpy(), len(rest), alpha)
-        upper = cost + least + wide * float(mean[0]) + lost
+            # A bound on a sample may depend on the others, so no sample may choose the multiplier
+            # of the others: each multiplier has a share of alpha.
+            tries = [wide * step for step in steps_down(n)]
+            seen = [(lam, self.peaks(budget, lam, edge)[0]) for lam in tries]
+        total = torch.stack([shares(peaks).sum() for _, peaks in seen]).numpy()
+        means = mean_at_most(total, n, alpha / len(seen)).tolist()
+        upper = min(lam + least + wide * mean for (lam, _), mean in zip(seen, means)) + lost
         return lower, min(upper, top)
 
     def _evaluated(self, eps: float, wide: float) -> list[tuple[float, Tensor]]:
@@ -257,7 +252,7 @@ class LossCurve(Record):
         Args:
             eps: budget > 0, in units of the norm.
         """
-        threat = Threat(self.norm, self.order, _budget(eps), self.domain)
+        threat = Threat(self.norm, self.order, budget_of(eps), self.domain)
         rows, choice, mu = self._plan(threat.eps)
         used = choice >= 0
         x = self.x[rows]
@@ -356,7 +351,7 @@ class LossCurve(Record):
             return total_of(self.mu, self.start)
         edge = torch.cat([torch.zeros(1, dtype=torch.float64), self.grid])
         if self.order == math.inf:
-            return total_of(self.mu, self._tops(eps, edge))
+            return total_of(self.mu, self.tops(eps, edge))
         low = -120.0
         high = 120.0
         best = total_of(self.mu, self.ceiling.amax(1))  # lam = 0
@@ -371,8 +366,13 @@ class LossCurve(Record):
             best = min(best, value)
         return min(best, *(self._dual(eps, 2.0**end, edge)[0] for end in (low, high)))
 
-    def _tops(self, eps: float, edge: Tensor) -> Tensor:
-        """The highest loss within eps of each sample, rounded up, `(N,)`."""
+    def tops(self, eps: float, edge: Tensor) -> Tensor:
+        """The highest loss within eps of each sample, rounded up, `(N,)`.
+
+        Args:
+            eps: radius.
+            edge: 0 and the radii of the grid.
+        """
         t = int(torch.searchsorted(self.grid, eps))
         top = self.ceiling[:, t]
         for left, rise in self._lines(edge):
@@ -399,30 +399,40 @@ class LossCurve(Record):
         """`lam + sum_i mu_i max_d [G_i(d) - lam (d/eps)^p]`, rounded up, and the budget that its
         maximisers spend.
         """
-        values, prices = self._peaks(eps, lam, edge)
+        values, prices = self.peaks(eps, lam, edge)
         spent = float((self.mu * prices).sum())
         return lam * (1 + 4 * UNIT) + total_of(self.mu, values), spent
 
-    def _peaks(self, eps: float, lam: float, edge: Tensor) -> tuple[Tensor, Tensor]:
+    def peaks(
+        self, eps: float, lam: float, edge: Tensor, extra: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """`max_d [G_i(d) - lam (d/eps)^p]` of each sample, rounded up, and its price, `(N,)` each.
 
         On each interval of the grid the maximum of a line, cut by the ceiling, minus a power; the
         smaller one of two lines.
+
+        Args:
+            eps: budget.
+            lam: multiplier, in units of the budget.
+            edge: 0 and the radii of the grid.
+            extra: what each sample pays before it moves, `(N, 1)`, its price being `((d +
+                extra)/eps)^p`; default None, nothing.
         """
         p = self.order
+        before = torch.zeros(1, dtype=torch.float64) if extra is None else extra
         none = torch.full((1,), math.inf, dtype=torch.float64)
         peaks = []
         for left, rise in self._lines(edge):
             free = (
                 torch.where(rise * eps > lam, math.inf, 0.0)
                 if p == 1
-                else eps * (rise * eps / (p * lam)) ** (1 / (p - 1))
+                else eps * (rise * eps / (p * lam)) ** (1 / (p - 1)) - before
             )
             corner = torch.where(rise > 0, edge + (self.ceiling - left).clamp(min=0) / rise, edge)
             end = torch.minimum(torch.cat([self.grid, none]), corner)
             where = torch.maximum(edge, torch.minimum(free, end))
             top = torch.minimum(self.ceiling, left + rise * (where - edge))
-            price = ((where / eps) ** p).clamp(
+            price = (((where + before) / eps) ** p).clamp(
                 max=1e200
             )  # any smaller price is sound, and this one does not overflow
             paid = lam * price
@@ -468,7 +478,12 @@ def total_of(mu: Tensor, values: Tensor) -> float:
     return math.fsum((mu * values).tolist()) + 4 * UNIT * math.fsum((mu * values.abs()).tolist())
 
 
-def _budget(eps: Number) -> float:
+def budget_of(eps: Number) -> float:
+    """A budget for a curve: finite, 0 or more.
+
+    Args:
+        eps: as it was given.
+    """
     budget = number(eps, "eps")
     if not 0 <= budget < math.inf:
         raise InputError(f"eps is {eps!r}: a curve is defined for finite eps >= 0.")

@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 
 import torch
@@ -34,23 +35,35 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.bounds.executed import arithmetic_of, margin_errors
+from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.lipschitz.ladder import lipschitz
 from wassail.certificates.loss.certificate import Certificate
-from wassail.certificates.loss.chords import loss_above
+from wassail.certificates.loss.chords import clean_above, loss_above
 from wassail.certificates.loss.curve import LossCurve
 from wassail.certificates.loss.grid import each, grid_of, width
+from wassail.certificates.loss.others import OthersLossCurve
+from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.slopes import highest_loss, whole_box
 from wassail.checks import check_data
-from wassail.errors import InputError, unknown
+from wassail.errors import InputError, JumpError, unknown
 from wassail.geometry import column, maximiser, project, pull_inside, steepest
 from wassail.geometry import distances as distances_between
 from wassail.losses import ASCENTS, LIPSCHITZ, predict
 from wassail.network import BATCH_SIZE, Model, device_of, frozen, versions
 from wassail.progress import Progress, progress_bar
 from wassail.rounding import UNIT
-from wassail.threat import Domain, Number, parse_domain, parse_norm, parse_order
+from wassail.threat import (
+    Domain,
+    Number,
+    parse_domain,
+    parse_label_cost,
+    parse_norm,
+    parse_order,
+    parse_seconds,
+    parse_subpopulation,
+)
 from wassail.transport.allocation import sample_weights
 
 WORK = 4 * clock.SECOND  # operations for the Lipschitz constant when there is no time limit
@@ -62,6 +75,7 @@ FAR = 10
 NEAR = 2.0**-40  # of the first radius: a ball so small that the loss hardly changes in it
 
 
+# long: its parameters are listed and checked, and a curve is a record of many fields
 def loss_curve(
     model: Model | Graph,
     x: Tensor,
@@ -78,12 +92,12 @@ def loss_curve(
     steps: int = 0,
     time_limit: float | None = None,
     certificate: Certificate | None = None,
+    label_cost: Number = math.inf,
+    subpopulation: Number = 1,
     progress: Progress = False,
 ) -> LossCurve:
     """The worst expected loss over `Omega_order(eps)` for every eps, from both sides (THEORY 2 and
     6).
-
-    Long because its parameters are listed and checked, and a curve is a record of many fields.
 
     The lower side is made of evaluated points, the upper side of linear bounds on balls and of
     Lipschitz constants. The domain is [0, 1] by default as for `radii`; `certify`, for the paper's
@@ -106,11 +120,14 @@ def loss_curve(
             None, 22, geometric, up to the width of the domain.
         mu: sample weights, tensor `(N,)`; default None, 1/N each.
         steps: int, steps of the optimisation of the linear bounds (alpha-CROWN); default 0.
-        time_limit: seconds for the Lipschitz constant of the margins, the only bound on R^n beyond
-            the grid; default None, a budget of work (about 10 s), so that the curve does not depend
-            on the clock.
+        time_limit: seconds for everything; what was reached by then is kept, and `info["cut"]` says
+            whether the clock stopped something; default None, a budget of work (about 10 s) for the
+            Lipschitz constant of the margins, so that the curve does not depend on the clock.
         certificate: `Certificate` for the same samples and loss, on this domain or on R^n: its
             slopes and its line count, too; default None.
+        label_cost: price of a changed label, in the units of eps; default inf. Every sample is then
+            looked at with every label, which takes K times as long.
+        subpopulation: least share of the population that is there; default 1.
         progress: bool, or a callable that is given the share done; default False, no bar.
 
     Returns:
@@ -119,6 +136,7 @@ def loss_curve(
     r = parse_norm(norm)
     p = parse_order(order)
     domain = parse_domain(domain)
+    end = math.inf if time_limit is None else clock.now() + parse_seconds(time_limit)
     if loss == "dlr":
         raise InputError(
             "the DLR loss is a ratio of logit differences and not Lipschitz: use 'margin' or "
@@ -131,11 +149,11 @@ def loss_curve(
         raise InputError(
             "there are no samples: a curve is about the loss on data, give at least one."
         )
-    graph = (
-        model
-        if isinstance(model, Graph)
-        else read(model, tuple(x.shape[1:]), smooth=True, device=x.device)
-    )
+    if isinstance(model, Graph):
+        graph = model
+    else:
+        graph = read(model, tuple(x.shape[1:]), smooth=True, device=x.device, samples=x)
+        check_batches(graph, x, batch_logits(model, x))
     graph, run = _executed(model, graph, arithmetic, domain, x.dtype)
     x = x.to(graph.device)
     y = y.to(graph.device)
@@ -146,17 +164,44 @@ def loss_curve(
         )
     radii = grid_of(grid, x, r, domain)
     weights = sample_weights(mu, len(x))
+    price, share = parse_label_cost(label_cost), parse_subpopulation(subpopulation)
+    if price < math.inf or share < 1:
+        if certificate is not None:
+            raise InputError(
+                "the lines of a certificate are for inputs that move and all people: give no "
+                "certificate with label_cost or subpopulation."
+            )
+        found_pairs = loss_curve(
+            graph if run is None else model,
+            *pairs_of(x, y, weights, graph.outputs, price)[:2],
+            norm=r,
+            order=p,
+            loss=loss,
+            domain=domain,
+            arithmetic=graph.arithmetic,
+            points=[pairs_of(more, y, weights, graph.outputs, price)[0] for more in points],
+            grid=grid,
+            steps=steps,
+            time_limit=None if end == math.inf else max(end - clock.now(), 1e-3),
+            progress=progress,
+        )
+        return OthersLossCurve.of(found_pairs, y.cpu(), weights, price, share)
     if certificate is not None:
         _check_certificate(certificate, x.cpu(), y.cpu(), r, loss, domain, weights)
-    with progress_bar(progress, "loss curve") as report:
+    with progress_bar(progress, "loss curve") as report, clock.limited(end - clock.now()):
         found = _Points(graph, x, y, r, loss, domain, run)
         reach = _beyond(radii, x, r, domain)
-        for place, radius in enumerate(reach):
-            found.climb(radius)
-            report(0.3 * (place + 1) / len(reach))
+        with clock.limited(clock.seconds_left() / 4):
+            for place, radius in enumerate(reach):
+                found.climb(radius)
+                report(0.3 * (place + 1) / len(reach))
+            cut = clock.out_of_time()
         for more in points:
             found.add(torch.as_tensor(more).detach(), None)
-        above, slope = _above(
+        with clock.limited(clock.seconds_left() / 2):
+            lift = _lift(graph, y, domain)
+            cut |= clock.out_of_time()
+        above, slope, late = _above(
             graph,
             x,
             y,
@@ -165,9 +210,10 @@ def loss_curve(
             loss,
             domain,
             steps,
-            time_limit,
+            lift,
             lambda share: report(0.3 + 0.7 * share),
         )
+        cut |= late or clock.out_of_time()
     line = None
     if certificate is not None:
         slopes = (certificate.anchor, certificate.margin, certificate.paper)
@@ -175,7 +221,7 @@ def loss_curve(
             min([slope, *(bound.upper for bound in slopes if bound is not None)]),
             certificate.line,
         )
-    info = {"versions": versions(), "steps": steps}
+    info = {"versions": versions(), "steps": steps, "cut": cut}
     return LossCurve(
         x.cpu(),
         y.cpu(),
@@ -192,7 +238,7 @@ def loss_curve(
         info,
         line,
         graph.arithmetic,
-        _lift(graph, y, domain),
+        lift,
     )
 
 
@@ -249,13 +295,15 @@ def _executed(
 
 def _lift(graph: Graph, y: Tensor, domain: Domain) -> float:
     """How far the executed loss may be from the exact one in a box: as far as a margin, since
-    both losses are 1-Lipschitz.
+    both losses are 1-Lipschitz; inf if the time is up first.
     """
     if graph.arithmetic == "exact" or domain is None:
         return 0.0
     labels = torch.unique(y)
-    sweep = Sweep(graph, whole_box(graph, domain)).run()
-    return max(float(margin_errors(sweep, label[None]).max()) for label in labels)
+    with suppress(clock.Late):
+        sweep = Sweep(graph, whole_box(graph, domain)).run()
+        return max(float(margin_errors(sweep, label[None]).max()) for label in labels)
+    return math.inf
 
 
 class _Points:
@@ -291,21 +339,25 @@ class _Points:
         """The highest points met within a radius, from the best so far on.
 
         In turn the maximiser over the whole ball of the loss linearised at the last point, which is
-        exact for linear networks, and a step from the best point, half as long each time.
+        exact for linear networks, and a step from the best point, half as long each time. When the
+        time is up the best points so far are added once.
         """
+        if self.parts and clock.out_of_time():
+            return
         x = self.x.double()
         point = self.best
-        for k in range(CLIMB):
-            g = self._gradient(point)
-            if k % 2 == 0:
-                point = x + steepest(x, g, self.norm, radius, self.domain)
-            else:
-                ahead = self.best + radius * 2.0 ** (-k // 2) * maximiser(g, self.norm)
-                point = project(ahead, x, self.norm, radius, self.domain)
-            height = self.value(self._logits(point), self.y)
-            better = height > self.top
-            self.best = torch.where(column(better, x), point, self.best)
-            self.top = torch.where(better, height, self.top)
+        with suppress(clock.Late):
+            for k in range(CLIMB):
+                g = self._gradient(point)
+                if k % 2 == 0:
+                    point = x + steepest(x, g, self.norm, radius, self.domain)
+                else:
+                    ahead = self.best + radius * 2.0 ** (-k // 2) * maximiser(g, self.norm)
+                    point = project(ahead, x, self.norm, radius, self.domain)
+                height = self.value(self._logits(point), self.y)
+                better = height > self.top
+                self.best = torch.where(column(better, x), point, self.best)
+                self.top = torch.where(better, height, self.top)
         self.add(self.best.to(self.x.dtype), radius)
 
     def add(self, points: Tensor, radius: float | None) -> None:
@@ -382,6 +434,7 @@ class _Points:
     def _gradient(self, points: Tensor) -> Tensor:
         found = []
         for part, labels in zip(torch.split(points, BATCH_SIZE), torch.split(self.y, BATCH_SIZE)):
+            clock.look()
             with torch.enable_grad():
                 here = part.detach().requires_grad_(True)
                 z = self.graph.logits(here)
@@ -398,38 +451,40 @@ def _above(
     loss: str,
     domain: Domain,
     steps: int,
-    seconds: float | None,
+    lift: float,
     report: Callable[[float], None],
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], float]:
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], float, bool]:
     """The certified side of a curve: start `(N,)`, grid `(T,)`, ceiling, left and rise `(N, T +
-    1)`; and the slope.
+    1)`; the slope; and whether the clock stopped that.
 
     The first radius is a tiny one, within which the loss hardly changes; radii from which on
-    nothing is known but the bound on the whole domain are left out.
+    nothing is known but the bound on the whole domain, or which the time does not reach, are left
+    out. What is not known in time is infinite.
     """
     edges = [NEAR * radii[0], *radii]
-    start = loss_above(each(graph, x, y, 0.0, norm, domain, steps), y, loss)
     labels, which = (v.cpu() for v in torch.unique(y, return_inverse=True))
-    most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which].to(y.device)
-    slope = math.inf
-    exact = replace(graph, arithmetic="exact")
-    for where in dict.fromkeys(
-        (domain, None)
-    ):  # in a box a help, on R^n a must; a box is a part of R^n
-        if domain is None or not graph.curved:  # in a box the slopes of attention are of no help
-            with clock.limited(work=WORK if seconds is None else math.inf):
-                slope = min(
-                    slope,
-                    lipschitz(exact, norm, where, labels=labels.tolist(), time_limit=seconds).upper,
-                )
-    ceiling = []
-    left = []
-    rise = []
+    most = torch.full(y.shape, math.inf, dtype=torch.float64, device=y.device)
+    try:
+        start = loss_above(each(graph, x, y, 0.0, norm, domain, steps), y, loss)
+    except clock.Late:
+        start = clean_above(graph, x, y, loss) + lift
+        start = torch.nextafter(start, torch.full_like(start, math.inf))
+    with suppress(clock.Late):
+        most = highest_loss(graph, labels.tolist(), loss, domain, steps)[which].to(y.device)
+    slope, late = _slope(graph, norm, domain, labels.tolist())
+    ceiling: list[Tensor] = []
+    left: list[Tensor] = []
+    rise: list[Tensor] = []
     for place, (before, radius) in enumerate(itertools.pairwise(edges)):
-        ends = [
-            ends_of(graph, a, b, before, radius, norm, domain, steps)
-            for a, b in zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
-        ]
+        try:
+            ends = [
+                ends_of(graph, a, b, before, radius, norm, domain, steps)
+                for a, b in zip(torch.split(x, BATCH_SIZE), torch.split(y, BATCH_SIZE))
+            ]
+        except clock.Late:
+            ceiling, left = ceiling or [most], left or [most]
+            rise = rise or [torch.zeros_like(most)]
+            break
         far, near, line = (loss_above(torch.cat(side), y, loss) for side in zip(*ends))
         if place == 0:
             ceiling = [near]
@@ -446,13 +501,32 @@ def _above(
     # A smaller ball knows at least what a larger one does.
     lowest = torch.stack(ceiling, 1).flip(1).cummin(1).values.flip(1)
     grid = torch.tensor(edges, dtype=torch.float64)
-    return (
-        start.cpu(),
-        grid,
-        lowest.cpu(),
-        torch.stack(left, 1).cpu(),
-        torch.stack(rise, 1).cpu(),
-    ), slope
+    sides = (start, grid, lowest, torch.stack(left, 1), torch.stack(rise, 1))
+    a, b, c, d, e = (side.cpu() for side in sides)
+    return (a, b, c, d, e), slope, late
+
+
+def _slope(graph: Graph, norm: float, domain: Domain, labels: list[int]) -> tuple[float, bool]:
+    """The Lipschitz constant of the margins, within half of the time: in a box a help, on R^n a
+    must. A box is a part of R^n. And whether the clock stopped it.
+    """
+    exact = replace(graph, arithmetic="exact")
+    places = list(dict.fromkeys((domain, None)))
+    if domain is not None and graph.curved:  # in a box the slopes of attention are of no help
+        return math.inf, False
+    free = clock.seconds_left() < math.inf
+    found = math.inf
+    cut = False
+    with clock.limited(clock.seconds_left() / 2):
+        for done, where in enumerate(places):
+            share = clock.seconds_left() / (len(places) - done)
+            # In a box a help, which a jump takes away; on R^n a must.
+            helpful = nullcontext() if domain is None else suppress(JumpError)
+            with helpful, clock.limited(share, math.inf if free else WORK):
+                bound = lipschitz(exact, norm, where, labels=labels)
+                found = min(found, bound.upper)
+                cut |= bool(bound.info["cut"])
+    return found, cut
 
 
 def ends_of(

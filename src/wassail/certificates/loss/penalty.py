@@ -1,17 +1,18 @@
-"""The penalised loss of one sample on the cells of a network.
-
-Long because the class that keeps the certificates of a label also searches for better ones.
-"""
+"""The penalised loss of one sample on the cells of a network."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.cells import enumerate_cells
@@ -31,6 +32,7 @@ FAR = (
 
 
 BATCH = 32  # pieces handed to the solver at once
+CELLS = 2048  # cells written as affine functions at once
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,8 @@ class Atlas:
             )
         n = network.inputs
         m = len(cells)
-        P, p, J, q = (v.numpy() for v in network.affine(cells.masks))
-        P_size, p_size, J_size, q_size = (
-            v.numpy() for v in magnitudes(network).affine(cells.masks)
-        )
+        P, p, J, q = _affine(network, cells.masks)
+        P_size, p_size, J_size, q_size = _affine(magnitudes(network), cells.masks)
         rounding = (2 + len(network.blocks())) * (network.neurons + n + network.outputs + 8) * UNIT
         dead = (np.abs(P) <= rounding * P_size).all(
             2
@@ -227,8 +227,10 @@ class Family:
         corners = np.array(
             [[self._vertex(c, q) for q in np.eye(k)[rivals]] for c in range(len(atlas.J))]
         )
-        for start in range(0, self.forms.size, BATCH):
-            self._flatten(list(range(start, min(start + BATCH, self.forms.size))))
+        with suppress(clock.Late):  # a piece without its flattest certificate has the plain one
+            for start in range(0, self.forms.size, BATCH):
+                clock.look()
+                self._flatten(list(range(start, min(start + BATCH, self.forms.size))))
         leaves = corners if splits else corners.reshape(-1, 1)
         self.leaves = Table(leaves.shape[1])
         self.offsets = Table(leaves.shape[1])
@@ -300,6 +302,7 @@ class Family:
     def _vertex(self, cell: int, q: Array) -> int:
         key = (cell, q.tobytes())
         if key not in self.ids:
+            clock.look()
             turn = q.copy()
             turn[self.label] -= 1
             self.ids[key] = self.forms.append(
@@ -500,6 +503,15 @@ class Family:
             else:
                 near = point
         return answer
+
+
+def _affine(network: Piecewise, masks: Tensor) -> list[Array]:
+    """`Piecewise.affine` of many masks, as arrays: not all of them at once."""
+    parts = []
+    for some in torch.split(masks, CELLS):
+        clock.look()
+        parts.append(network.affine(some))
+    return [torch.cat(side).numpy() for side in zip(*parts)]
 
 
 def magnitudes(network: Piecewise) -> Piecewise:

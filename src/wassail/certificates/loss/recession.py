@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 from typing_extensions import assert_never
 
-from wassail.certificates.bounds.jacobian import affine_span
-from wassail.certificates.bounds.propagate import gamma
+from wassail.certificates.bounds.ranges import affine_span, gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Input, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Concat, Pick, Sum, rounding_map
 from wassail.certificates.graph.operators.normalise import Normalise
-from wassail.errors import InputError
+from wassail.certificates.graph.restrict import ancestors, reached
+from wassail.errors import remedies
 from wassail.rounding import UNIT
 
 Span: TypeAlias = "tuple[Tensor, Tensor]"
@@ -105,13 +105,14 @@ def shadow(graph: Graph) -> Shadow:
             nodes.append(replace(node, op=Relu(torch.zeros((), dtype=torch.float64))))
         else:
             nodes.append(node)
-    needed = _ancestors(nodes, len(nodes) - 1)
+    needed = ancestors(nodes, len(nodes) - 1)
     for i, node in enumerate(nodes):
         if isinstance(node.op, Curved) and i in needed:
-            raise InputError(
+            raise remedies(
                 f"{node.place} multiplies by a quantity that grows without bound, as attention "
-                "does without a normalisation "
-                "before it: the network is not Lipschitz on R^n, give a domain."
+                "does without a normalisation before it, so the network is not Lipschitz on R^n",
+                "give a domain",
+                "leave --no-box out",
             )
         if isinstance(node.op, Curved):  # what grows here is bounded later
             nodes[i] = _nothing(graph, node)
@@ -229,11 +230,10 @@ def _nothing(graph: Graph, node: Node, value: Tensor | None = None) -> Node:
     )
 
 
+# long: sums and concatenations treat inputs that are 0 in different ways
 def without_zeros(graph: Graph) -> Graph | None:
     """A piecewise-linear graph without biases, without its nodes that are 0 everywhere; None if
     the last one is.
-
-    Long because sums and concatenations treat inputs that are 0 in different ways.
     """
     nodes: list[Node] = []
     place: list[int | None] = []  # where a node has gone, None if it is 0
@@ -265,25 +265,4 @@ def without_zeros(graph: Graph) -> Graph | None:
                     live[k] = len(nodes) - 1
         nodes.append(replace(node, inputs=tuple(j for j in live if j is not None)))
         place.append(len(nodes) - 1)
-    return None if place[-1] is None else _reached(replace(graph, nodes=tuple(nodes)), place[-1])
-
-
-def _reached(graph: Graph, last: int) -> Graph:
-    """Only the nodes that `last` depends on, renumbered."""
-    needed = _ancestors(graph.nodes, last)
-    order = sorted(needed)
-    number = {old: new for new, old in enumerate(order)}
-    kept = (
-        replace(graph.nodes[i], inputs=tuple(number[j] for j in graph.nodes[i].inputs))
-        for i in order
-    )
-    return replace(graph, nodes=tuple(kept))
-
-
-def _ancestors(nodes: Sequence[Node], last: int) -> set[int]:
-    """The input, a node, and every node it depends on."""
-    needed = {0, last}
-    for i in range(last, 0, -1):
-        if i in needed:
-            needed.update(nodes[i].inputs)
-    return needed
+    return None if place[-1] is None else replace(graph, nodes=reached(nodes, place[-1]))

@@ -19,7 +19,7 @@ from torch import Tensor
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.bounds.propagate import crown, gamma, linear_upper, magnitudes
+from wassail.certificates.bounds.ranges import gamma, magnitudes, upper_on
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region, Where
 from wassail.certificates.lipschitz.ladder import lipschitz
@@ -71,11 +71,10 @@ def ray_slope(graph: Graph, norm: float, labels: Sequence[int], seed: int = 0) -
         - gamma(graph) * float(magnitudes(flat, ray)[-1].max()),
     )
     ball = Region.make(Ball(torch.zeros(graph.inputs), 1.0, norm), graph.inputs, graph.device)
-    bounds = crown(flat, ball)
     rows = torch.zeros(len(pairs), classes, dtype=torch.float64)
     for row, (k_, j_) in zip(rows, pairs):
         row[k_], row[j_] = -1.0, 1.0
-    above = max(0.0, float(linear_upper(bounds, len(flat.nodes) - 1, rows.to(graph.device)).max()))
+    above = max(0.0, float(upper_on(flat, ball, rows).max()))
     return Bound(
         below(lower, above, "slope at infinity"),
         above,
@@ -130,15 +129,10 @@ def allocate_gains(found: Chords, mu: Tensor, eps: float) -> tuple[Tensor, Tenso
 
 def whole_box(graph: Graph, domain: tuple[float, float]) -> Balls:
     """A ball, cut by the box, that is all of the box."""
-    middle = torch.full(
-        (1, *graph.nodes[0].shape),
-        (domain[0] + domain[1]) / 2,
-        dtype=torch.float64,
-        device=graph.device,
-    )
-    return Balls.make(
-        middle, torch.full((1,), domain[1] - domain[0], dtype=torch.float64), math.inf, domain
-    )
+    region = Region.make(domain, graph.inputs, graph.device)
+    middle = (region.low + region.high)[None] / 2
+    radius = (region.high - region.low).amax()[None]
+    return Balls.make(middle, radius, math.inf, (region.low, region.high))  # type: ignore[arg-type]
 
 
 def highest_loss(

@@ -41,12 +41,15 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Where
+from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.penalty import Penalty, Plan
 from wassail.certificates.loss.problem import Problem, WorstCase
+from wassail.certificates.loss.worst_others import OthersProblem
 from wassail.certificates.search.programs import LIFT
 from wassail.errors import InputError
 from wassail.losses import strongest_rival
 from wassail.threat import parse_order
+from wassail.transport.allocation import sample_weights
 
 
 def worst_case_network(
@@ -63,6 +66,8 @@ def worst_case_network(
     tolerance: float = 1e-6,
     time_limit: float | None = None,
     cells_limit: int = 100_000,
+    label_cost: float = math.inf,
+    subpopulation: float = 1.0,
 ) -> WorstCase:
     """The worst expected loss within Wasserstein-`order` distance `eps` of samples x `(N, n)`,
     labels y and weights mu `(N,)`.
@@ -71,11 +76,24 @@ def worst_case_network(
     "cross_entropy". Stops when the bracket is narrower than `tolerance * max(1, |upper|)`, or at
     the time limit (seconds) with the bracket so far; a limit that ends before the cells are listed
     is an `InputError`. The upper side rests on that list (`enumerate_cells`: all cells that hold a
-    ball of radius 1e-9).
+    ball of radius 1e-9). label_cost, at orders 1 and inf, and subpopulation: labels that change and
+    people that are missing.
     """
     p = parse_order(order)
     if not 0 <= eps < math.inf:
         raise InputError(f"eps is {eps!r}, but a budget must be finite and not negative.")
+    if label_cost < math.inf and p not in (1, math.inf):
+        raise InputError(
+            f"worst_case has label costs at orders 1 and inf, not {p:g}: use ws.loss_curve."
+        )
+    if label_cost < math.inf or subpopulation < 1:
+        weights = sample_weights(mu, len(y))
+        rows = pairs_of(x, y, weights, network.outputs, label_cost)
+        with _limited(time_limit):
+            pairs = Problem(network, *rows[:2], norm, domain, loss, rows[2], cells_limit)
+            others = (label_cost, subpopulation, p, eps)
+            found = OthersProblem(pairs, y.cpu().long(), weights, *others).solve(tolerance)
+        return _paid(found, eps)
     with _limited(time_limit):
         problem = Problem(network, x, y, norm, domain, loss, mu, cells_limit)
         # X is convex and Omega_p lies in Omega_1, so the margin slope holds for every order (THEORY
@@ -90,6 +108,11 @@ def worst_case_network(
         else:
             upper, lam, plan = _descend(problem, eps, p, upper, tolerance)
         found = problem.report(plan, upper, lam, p)
+    return _paid(found, eps)
+
+
+def _paid(found: WorstCase, eps: float) -> WorstCase:
+    """A worst case whose distribution was checked to cost no more than the budget."""
     if found.cost > eps * (1 + 1e-12):
         raise AssertionError(
             f"a distribution costs {found.cost} where eps is {eps}; please report this bug."
@@ -109,8 +132,8 @@ def _limited(time_limit: float | None) -> Iterator[None]:
             if time_limit is None:  # the limit of somebody else
                 raise
             raise InputError(
-                f"the cells were not listed within the time limit of {time_limit:g} s: give more "
-                "time, or use loss_curve."
+                "the cells were not listed within the time limit: give more time, or use "
+                "loss_curve."
             ) from None
 
 

@@ -6,8 +6,10 @@ neuron is affine, so cells are found by a tree search over neurons in topologica
 split where the next neuron takes both signs in it. One sign is known from a point of the cell; the
 other takes one least-distance problem, which non-negative least squares solves in microseconds.
 
-"Nonempty interior" means: holds a Euclidean ball of radius 1e-9, as far as float64 can tell.
-Thinner cells are not listed.
+"Nonempty interior" means: holds a Euclidean ball of radius 1e-9 or, in an unbounded region and
+beyond distance 1 from its centre, of 1e-9 times that distance. Thinner cells are not listed. A
+branch is left out where multipliers, evaluated here, prove that it holds no such ball; where they
+do not, the list is not complete.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.programs import Array, nearest_point
+from wassail.certificates.search.programs import Array, least_distance
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import UNIT
@@ -197,14 +199,14 @@ def _walk(
 
 
 def _interior(rows: Array, limits: Array, region: Region) -> Array | None:
-    """A point well inside `{x in region : rows x <= limits}` (unit rows); None if empty, UNSURE
-    if rounding decides.
+    """A point well inside `{x in region : rows x <= limits}` (unit rows); None if it is proved
+    empty, UNSURE if rounding decides.
     """
-    thin = _inside(rows, limits, region, THIN)
+    thin, empty = _inside(rows, limits, region, THIN)
     if thin is None:
-        return None
+        return None if empty else UNSURE
     for margin in MARGINS:
-        point = _inside(rows, limits, region, margin)
+        point, _ = _inside(rows, limits, region, margin)
         if point is not None and _clear(rows, limits, region, point):
             return point
     return thin if _clear(rows, limits, region, thin) else UNSURE
@@ -223,23 +225,58 @@ def _distance(region: Region, point: Array) -> float:
     return float(np.linalg.norm(point - region.centre.numpy(), region.norm))
 
 
-def _inside(rows: Array, limits: Array, region: Region, margin: float) -> Array | None:
-    """A point of `{x in region : rows x <= limits - margin}`, the nearest to the region's
-    centre; None if there is none.
+def _inside(rows: Array, limits: Array, region: Region, margin: float) -> tuple[Array | None, bool]:
+    """A point of `{x in region : rows x <= limits - margin}`, the nearest to the region's centre;
+    None if none was found, and then whether it is proved that there is none.
     """
     centre = region.centre.numpy()
     limits = limits - margin
     if region.radius == math.inf or region.norm == 2:
-        point = nearest_point(rows, limits, centre)
-        return (
-            point if point is None or _distance(region, point) + margin <= region.radius else None
-        )
+        point, multipliers = least_distance(rows, limits, centre)
+        if point is not None and _distance(region, point) + margin <= region.radius:
+            return point, False
+        far = _farthest(region)
+        return None, _proved_empty(rows, limits, centre, multipliers, far, margin)
     # The l1 ball as x = centre + a - b with a, b >= 0 and sum(a + b) <= radius.
     n = len(centre)
     lifted = np.vstack([np.hstack([rows, -rows]), -np.eye(2 * n), np.ones((1, 2 * n))])
     most = np.concatenate([limits - rows @ centre, np.zeros(2 * n), [region.radius - margin]])
-    parts = nearest_point(lifted, most, np.zeros(2 * n))
-    return None if parts is None else centre + parts[:n] - parts[n:]
+    nothing = np.zeros(2 * n)
+    parts, multipliers = least_distance(lifted, most, nothing)
+    if parts is not None:
+        return centre + parts[:n] - parts[n:], False
+    return None, _proved_empty(lifted, most, nothing, multipliers, region.radius, margin)
+
+
+def _farthest(region: Region) -> float:
+    """No point of the region is farther from its centre than this, in the 2-norm."""
+    if region.radius < math.inf:
+        return region.radius
+    sides = torch.maximum(region.high - region.centre, region.centre - region.low)
+    return float(np.linalg.norm(sides.numpy())) * (1 + 2.0**-40)
+
+
+def _proved_empty(
+    rows: Array, limits: Array, centre: Array, multipliers: Array, far: float, margin: float
+) -> bool:
+    """Whether multipliers y >= 0 prove that no point of `{x : rows x <= limits}` is within `far`
+    of the centre.
+
+    `<rows^T y, u> <= -<y, need>` with `need = rows centre - limits` for every such point `centre +
+    u`, so `|u| >= <y, need> / |rows^T y|`. On an unbounded region also: whether none of them has a
+    ball of radius `margin max(1, |u|)` around it, `margin` being taken from the limits already:
+    the ball's radius times `sum y` is at most `|rows^T y| |u| + margin sum y - <y, need>`.
+    """
+    terms = (sum(rows.shape) + 8) * UNIT
+    need = float(multipliers @ (rows @ centre - limits))
+    sizes = np.abs(rows) @ np.abs(centre) + np.abs(limits)
+    need -= terms * float(multipliers @ sizes)
+    drift = float(np.linalg.norm(multipliers @ rows)) * (1 + terms)
+    drift += terms * float(np.linalg.norm(multipliers @ np.abs(rows)))
+    if far < math.inf:
+        return need > far * drift * (1 + terms)
+    half = margin * float(multipliers.sum()) / 2 * (1 - terms)
+    return drift <= half and need >= half
 
 
 def _walls(region: Region) -> tuple[Array, Array]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from wassail.certificates.bounds.backward import Backward
 from wassail.certificates.bounds.crown import Sweep
-from wassail.certificates.bounds.rows import add_to, flattened, of_owner, unflattened
+from wassail.certificates.bounds.rows import flattened, of_owner, unflattened
 from wassail.certificates.graph.graph import Affine, Input, Relu
 from wassail.certificates.search.neurons import Neurons, Rows
 from wassail.ties import loud
@@ -72,16 +73,9 @@ class Climb:
         flat = self.free * alpha + self.side
         below = flat * self.c - self.here
         push = beta * self.sign
-        weight = dict(self.begun)
         found: dict[int, Tensor] = {}
-        nodes = self.sweep.graph.nodes
-        for i in range(self.top, 0, -1):
-            if i not in weight:
-                continue
-            w = weight.pop(i)
-            if nodes[i].map is not None:
-                self._back(weight, i, w)
-                continue
+        back = self._backward(dict(self.begun))
+        for i, node, w in back.neurons(self.top):
             rows = flattened(w)
             through = rows * self.neurons.others(self.kind, i, self.rows).mid
             if i in self.parts:
@@ -92,13 +86,13 @@ class Climb:
                 line = torch.addcmul(push[:, part], plus, self.steep[:, part])
                 line = line.addcmul_(found[i] - plus, flat[:, part])
                 through = self.neurons.replaced(i, through, place, line)
-            add_to(weight, nodes[i].inputs[0], unflattened(through, nodes[i].shape))
+            back.take(node, unflattened(through, node.shape))
         chosen = self.neurons.joined(found, alpha)
         plus = chosen.clamp(min=0)
         minus = chosen - plus
         relaxed = (plus * self.above).addcmul_(minus, below)
         total = torch.addcmul(relaxed, push, self.c).sum(1, dtype=torch.float64)
-        a = flattened(weight[0])
+        a = back.inputs()
         value = self.margin - total
         relaxed = relaxed * self.free
         if not pull:
@@ -148,26 +142,21 @@ class Climb:
             there[i] = unflattened(through, node.shape)
         return self.neurons.joined(reached, flat)
 
-    def _back(self, weight: dict[int, Tensor], i: int, w: Tensor) -> None:
-        """Coefficients of an affine node as those of its inputs."""
-        for j, back in zip(self.sweep.graph.nodes[i].inputs, self.kind.maps[i].transpose(w)):
-            add_to(weight, j, back)
+    def _backward(self, weight: dict[int, Tensor]) -> Backward:
+        """Coefficients on their way to the input; what the bound grows by is known at the end."""
+        none = self.sign.new_zeros(len(self.sign))
+        return Backward(self.sweep.graph, self.kind, weight, none, self.rows.owner, sure=False)
 
     def _begun(self) -> dict[int, Tensor]:
         """The coefficients above the last undecided neurons: no slope changes them."""
         nodes = self.sweep.graph.nodes
         eye = torch.eye(self.sweep.graph.outputs, dtype=self.kind.dtype, device=self.sign.device)
-        weight = {len(nodes) - 1: eye[self.rows.rival] - eye[self.neurons.y[self.rows.own]]}
-        for i in range(len(nodes) - 1, self.top, -1):
-            if i not in weight:
-                continue
-            w = weight.pop(i)
-            if nodes[i].map is not None:
-                self._back(weight, i, w)
-                continue
+        last = len(nodes) - 1
+        back = self._backward({last: eye[self.rows.rival] - eye[self.neurons.y[self.rows.own]]})
+        for i, node, w in back.neurons(last, self.top):
             through = flattened(w) * self.neurons.others(self.kind, i, self.rows).mid
-            add_to(weight, nodes[i].inputs[0], unflattened(through, nodes[i].shape))
-        return weight
+            back.take(node, unflattened(through, node.shape))
+        return back.weight
 
     def _live(self) -> dict[int, slice]:
         """The nodes with undecided neurons that lead to the output, and their columns."""

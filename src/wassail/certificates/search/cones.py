@@ -1,13 +1,11 @@
-"""Branch and bound over cones of directions.
-
-Long because ascent, bounds and branching share the best direction and the open nodes.
-"""
+"""Branch and bound over cones of directions."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -290,19 +288,22 @@ class ConeSearch(Frontier[list[_Node]]):
         output = torch.arange(pairs).repeat_interleave(len(u))
         u = u.repeat(pairs, 1)
         value = torch.full((len(u),), -math.inf, dtype=torch.float64)
-        for _ in range(ASCENT):
-            target = maximiser(self.gradient(u, output), self.norm)
-            for step in (1.0, 0.3, 0.1, 0.03):
-                trial = u + step * (target - u)
-                trial = trial / vector_norm(trial, self.norm).clamp(min=1e-300)[:, None]
-                new = self.gaps.logits(trial).gather(1, output[:, None])[:, 0]
-                better = new > value
-                u = torch.where(better[:, None], trial, u)
-                value = torch.where(better, new, value)
+        with suppress(clock.Late):
+            for _ in range(ASCENT):
+                target = maximiser(self.gradient(u, output), self.norm)
+                for step in (1.0, 0.3, 0.1, 0.03):
+                    clock.look()
+                    trial = u + step * (target - u)
+                    trial = trial / vector_norm(trial, self.norm).clamp(min=1e-300)[:, None]
+                    new = self.gaps.logits(trial).gather(1, output[:, None])[:, 0]
+                    better = new > value
+                    u = torch.where(better[:, None], trial, u)
+                    value = torch.where(better, new, value)
         self.offer(u)
-        different = np.unique(value.numpy().round(9), return_index=True)[
-            1
-        ]  # many starts end in the same place
+        # many starts end in the same place
+        different = np.unique(
+            (value / max(self.ceiling, 1e-300)).numpy().round(9), return_index=True
+        )[1]
         for index in different[-POLISHED:].tolist():
             clock.check()
             self.polish(u[index], int(output[index]))
@@ -377,6 +378,7 @@ class ConeSearch(Frontier[list[_Node]]):
         low, high, rest = (torch.zeros(state.shape, dtype=torch.float64) for _ in range(3))
         walls = torch.zeros(*state.shape, network.inputs, dtype=torch.float64)
         for rows in network.blocks():
+            clock.look()
             before = slice(0, rows.start)
             lines = _lines(network.slope[before], state[:, before], low[:, before], high[:, before])
             chord, offset, line = (v[:, None] for v in lines)
@@ -414,8 +416,10 @@ class ConeSearch(Frontier[list[_Node]]):
         )  # on one side almost everywhere: start from the line of that side
         alpha = torch.where(nearly, line, alpha).requires_grad_()
         beta = (beta / unit).requires_grad_()
-        ascent = Ascent((alpha, beta, torch.zeros_like(beta)), 0.001, 1e-8)
+        ascent = Ascent((alpha, beta, torch.zeros_like(beta)), 0.001, 1e-8 * self.ceiling)
         for step in range(STEPS):
+            if step and clock.out_of_time():
+                break
             with torch.no_grad():
                 alpha.copy_(torch.maximum(alpha, slope).clamp(max=1))
                 beta.clamp_(min=0)
@@ -564,4 +568,4 @@ def _choose(loss: Tensor, layer: Tensor) -> int:
     if not (loss > 0).any():
         return -1
     fair = loss >= SHARE * (1 - BAND) * loss.max()
-    return int(first_largest(torch.where(layer == layer[fair].min(), loss, -1.0)))
+    return int(first_largest(torch.where(layer == layer[fair].min(), loss, -math.inf)))

@@ -12,8 +12,6 @@ bound is the smallest of an interval bound on the entries of J, the semidefinite
 `multipliers`, and its parent's. Its cell is dropped when a Farkas certificate proves it empty.
 Lower bounds are norms at real points strictly inside cells. Nodes are taken in batches, largest
 bound first, so the bracket is valid whenever the search stops.
-
-Long because bounds, branching and the walk to steeper cells share one bracket.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,35 +64,18 @@ from wassail.ties import first_largest, largest
 
 # nodes taken at once, operations and numbers of a batch: at most
 BATCH = 256
-
-
 WORK = 200_000_000
-
-
 MEMORY = 16_000_000
-
-
+PASS = 100_000_000  # operations for the Jacobians of one pass
 # of the first search from below: points per scale, best ones that walk on, and how far
 SAMPLES = 256
-
-
 WALKERS = 8
-
-
 ROUNDS = 40
-
-
-CHUNK = (
-    64  # nodes bounded at once: sorted by their number of free neurons, so that little is padded
-)
-
-
+CHUNK = 64  # nodes bounded at once: sorted by their free neurons, so that little is padded
 # Newton steps per node, and how far from the best multipliers they aim
 STEPS = 3
-NEWTON = 3  # operations of a step on the multipliers, in cubes of the matrix's side
-
-
 GAP = 1e-2
+NEWTON = 3  # operations of a step on the multipliers, in cubes of the matrix's side
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +207,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
 
     def __post_init__(self) -> None:
         net = self.network
+        clock.look()
         self.how = split(net.inputs, net.outputs, self.norm_in, self.norm_out, exact=True)
         # Entries of J, reduced or not, carry rounding errors of at most (3 H + n + K + 4) 2^-52
         # times the sum over all paths.
@@ -356,7 +339,10 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         proved, w, t, score = tighten(
             form, w, t, torch.full((len(w),), self.goal, dtype=torch.float64) / total, steps, gap
         )
-        return proved * total, w, t, score, None if omega is None else balance(form, w, t, omega)
+        if omega is not None:
+            with suppress(clock.Late):
+                omega = balance(form, w, t, omega)
+        return proved * total, w, t, score, omega
 
     def norm(self, proved: Tensor) -> np.ndarray:
         """What bounds on the squares of members say about the norm, `(m,)`, rounding included."""
@@ -468,13 +454,13 @@ class _Search(SharedFrontier[list[_Node], _Found]):
                 omega[rows] = some
             bounds[rows.numpy()] = np.minimum(bounds[rows.numpy()], self.norm(proved))
             t[rows] = t[rows].scatter(1, order, last)
-            best = first_largest(score.masked_fill(index < 0, -1.0))
+            best = first_largest(score.masked_fill(index < 0, -math.inf))
             pick[rows] = index.gather(1, best[:, None])[:, 0]
             loose = torch.from_numpy(bounds >= entries) & free.any(
                 1
             )  # here the entries decide, not the multipliers
             if loose.any():
-                flow = influence(part, self.network, sizes).masked_fill(~free, -1.0)
+                flow = influence(part, self.network, sizes).masked_fill(~free, -math.inf)
                 pick = torch.where(loose, first_largest(flow), pick)
         small_w = brief(w)
         small_t = brief(t)
@@ -501,6 +487,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         """
         possible = torch.ones(len(state), dtype=torch.bool)
         while True:
+            clock.look()
             reduced = reduce(self.network, state)
             low, high = preactivations(reduced, self.network, self.region)
             possible &= ~(((state == 1) & (high < 0)) | ((state == 0) & (low > 0))).any(1)
@@ -564,9 +551,14 @@ class _Search(SharedFrontier[list[_Node], _Found]):
 
     def norms(self, masks: Tensor) -> Tensor:
         """`|J|` of masks `(m, H)`: `(m,)`."""
-        size = max(1, MEMORY // ((self.network.neurons + 1) * (self.network.inputs + 1)))
-        parts = (self.network.jacobian(masks[i : i + size]) for i in range(0, len(masks), size))
-        return torch.cat([operator_norm(part, self.norm_in, self.norm_out) for part in parts])
+        net = self.network
+        numbers = (net.neurons + 1) * (net.inputs + 1)
+        size = max(1, min(MEMORY // numbers, PASS // (max(net.neurons, 1) * numbers)))
+        found = []
+        for part in torch.split(masks, size):
+            clock.look()
+            found.append(operator_norm(net.jacobian(part), self.norm_in, self.norm_out))
+        return torch.cat(found)
 
     def explore(self) -> None:
         """The first incumbent: random points at several scales, then a walk from the best."""
@@ -577,28 +569,37 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             torch.cat([self.region.sample(SAMPLES, self.generator, spread) for spread in spreads])
         )
         masks, first = np.unique(self.network.mask(points).numpy(), axis=0, return_index=True)
-        values = self.norms(torch.from_numpy(masks))
+        try:
+            values = self.norms(torch.from_numpy(masks))
+        except clock.Late:  # a few points are a lower side, too
+            with clock.unlimited():
+                self.visit(points[:WALKERS])
+            raise
         self.walk(points[torch.from_numpy(first)[largest(values, min(WALKERS, len(values)))]])
 
     def walk(self, points: Tensor) -> None:
         """From each point to the best neighbouring cell while that helps."""
-        best = self.norms(self.network.mask(points))
-        for _ in range(ROUNDS):
-            near = self.neighbours(points)
-            values = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1)
-            gain = values.amax(1)
-            which = first_largest(values)
-            better = gain > best * (1 + 1e-12)
-            if clock.late() or not better.any():
-                break
-            points = torch.where(better[:, None], near[torch.arange(len(points)), which], points)
-            best = torch.where(better, gain, best)
-        self.visit(points)
+        with suppress(clock.Late):
+            best = self.norms(self.network.mask(points))
+            for _ in range(ROUNDS):
+                near = self.neighbours(points)
+                values = self.norms(self.network.mask(near.flatten(0, 1))).view(len(points), -1)
+                gain = values.amax(1)
+                which = first_largest(values)
+                better = gain > best * (1 + 1e-12)
+                if clock.late() or not better.any():
+                    break
+                every = torch.arange(len(points))
+                points = torch.where(better[:, None], near[every, which], points)
+                best = torch.where(better, gain, best)
+        with clock.unlimited():  # where it has come to, whatever the time
+            self.visit(points)
 
     def neighbours(self, points: Tensor) -> Tensor:
         """For each point, itself and points just across every wall (and twice as far) along its
         normal, `(m, 1 + 2 H, n)`.
         """
+        clock.look()
         rows, shift, _, _ = self.network.affine(self.network.mask(points))
         v = (rows @ points[..., None])[..., 0] + shift
         size = rows.square().sum(2)

@@ -5,8 +5,7 @@ to it on a part of its interval. So a domain fixes the interval of some neurons 
 `[m, high]`, m shared by both (GenBaB, Shi et al. 2025): the lines of such a neuron are made anew,
 with slopes of their own, and `v <= m` or `v >= m` enters the bound with a multiplier >= 0. The
 lines of all other neurons have the slopes that were best for the whole ball, one pair for each
-rival of a sample (`tilt`). The inputs of curves, products and softmax, are cut in the same way
-(`sheets`): their columns come after those of the neurons.
+rival of a sample (`tilt`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from wassail.certificates.device import HOST
 from wassail.certificates.graph.activations import Activation
 from wassail.certificates.graph.graph import Node, Smooth
 from wassail.certificates.search.cuts import Cuts
-from wassail.certificates.search.sheets import Sheet, Sheets
 from wassail.rounding import FAINT, UNIT
 
 TILTS = 20  # steps of the ascent on the slopes for the whole ball
@@ -47,15 +45,12 @@ class Held:
 
     root `(R,)` or `(1,)`: its row of the lines for the whole ball; lines: of each type, of each
     node, `(R, size)` or `(1, size)`; place: of each node, where its cut neurons are, `(R, D)`, size
-    for none; entries: the same for nodes that curves read, and sheets: the planes of those curves;
-    the rest is of the cut neurons, `(R, D)`: steepness, the width of the range of `f'` on their
-    intervals, and steepest, the largest `|f'|` on the whole ball, in float32.
+    for none; the rest is of the cut neurons, `(R, D)`: steepness, the width of the range of `f'` on
+    their intervals, and steepest, the largest `|f'|` on the whole ball, in float32.
     """
 
     lines: Mapping[torch.dtype, Mapping[int, Lines]]
     place: Mapping[int, Tensor]
-    entries: Mapping[int, Tensor]
-    sheets: Mapping[int, Sheet]
     c: Tensor
     here: Tensor
     error: Tensor
@@ -83,21 +78,20 @@ class Intervals:
     parts: of each smooth node, its columns. c, here: the input and the output at the sample; error:
     what rounding may add to the input; low, high: the interval on the whole ball; gain_above,
     gain_below: by how much the gap of a line shrinks where its neuron is cut; steepest: the largest
-    `|f'|`. sheets: the curves, whose inputs have the columns after those of the neurons; an entry
-    is a neuron with the slope 1 and no lines.
+    `|f'|`.
     """
 
     def __init__(self, sweep: Sweep, samples: Tensor) -> None:
         self.sweep = sweep
         self.parts: dict[int, slice] = {}
-        self.names: dict[str, list[int]] = {}  # the nodes of each activation
+        self.names: dict[Smooth, list[int]] = {}  # the nodes of each activation
         self.lines: dict[torch.dtype, dict[int, Lines]] = {torch.float32: {}, torch.float64: {}}
         start = 0
         columns: list[list[Tensor]] = []
         for i, (shape, error) in sweep.smooth.items():
             node = shape.node
             assert isinstance(node.op, Smooth)
-            self.names.setdefault(node.op.name, []).append(i)
+            self.names.setdefault(node.op, []).append(i)
             self.parts[i] = slice(start, start + node.size)
             start += node.size
             low, high = (flattened(of_owner(v, samples)) for v in shape.ends)
@@ -107,15 +101,11 @@ class Intervals:
             least, most = node.op.function.derivative_range(low, high)
             steepest = torch.maximum(least.abs(), most.abs())
             columns.append([c, here, rounded, low, high, *gains, steepest])
-        self.sheets = Sheets(sweep, samples, start)
-        for c, rounded, low, high in self.sheets.tables:
-            zero = torch.zeros_like(c)
-            columns.append([c, zero, rounded, low, high, zero, zero, zero + 1])
         none = torch.zeros(len(samples), 0, dtype=torch.float64, device=samples.device)
         whole = (torch.cat([none, *v], 1) for v in (zip(*columns) if columns else [()] * 8))
         self.c, self.here, self.error, self.low, self.high, *rest = whole
         self.gain_above, self.gain_below, self.steepest = rest
-        self.count = self.sheets.stop
+        self.count = start
 
     def node(self, i: int) -> Node:
         """The node itself."""
@@ -197,9 +187,7 @@ class Intervals:
             wide = _steepness(self.shape(name, c, (cuts.low, cuts.high)))
             steepness = torch.where(mask, wide, steepness)
         steepest = self.at(self.steepest, own, cuts.column).float()
-        entries = self.sheets.places(cuts.column)
-        sheets = self.sheets.on(entries, own, cuts)
-        return Held(lines, place, entries, sheets, c, here, error, most, steepness, steepest, own)
+        return Held(lines, place, c, here, error, most, steepness, steepest, own)
 
     def at(self, table: Tensor, own: Tensor, column: Tensor) -> Tensor:
         """The entries of a table `(S, V)` for neurons `(R, D)` of samples `own`; 0 for none."""
@@ -208,14 +196,14 @@ class Intervals:
         found = table[own].expand(len(column), -1).gather(1, column.clamp(min=0))
         return torch.where(column >= 0, found, 0.0)
 
-    def shape(self, name: str, c: Tensor, ends: Span) -> Shape:
+    def shape(self, name: Smooth, c: Tensor, ends: Span) -> Shape:
         """An activation on intervals of its own."""
         low, high = ends
         return Shape(self.node(self.names[name][0]), c, low - c, high - c, ends)
 
-    def which(self, column: Tensor) -> dict[str, Tensor]:
+    def which(self, column: Tensor) -> dict[Smooth, Tensor]:
         """Of each activation, which neurons have it: bool, of the shape of column."""
-        if len(self.names) == 1 and not self.sheets.parts:
+        if len(self.names) == 1:
             return {name: torch.ones_like(column, dtype=torch.bool) for name in self.names}
         found = {}
         for name, nodes in self.names.items():

@@ -40,15 +40,17 @@ def branch_margins(
     rivals: Tensor,
     most: int = 10**6,
     pool: Pool | None = None,
+    width: int = WIDTH,
 ) -> tuple[bool, int]:
     """Whether `theta_y - theta_j > 0` on the ball of one sample of a sweep for all rivals j, and
     how many domains it took.
 
     False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept.
     most: domains that may be bounded, the batch under way is finished. pool: who shares the open
-    domains.
+    domains. width: domains that are split at once.
     """
-    proved, count, _ = _branched(sweep, [sample], [y], [rivals.tolist()], [most], pool=pool)[0]
+    rows = ([sample], [y], [rivals.tolist()], [most])
+    proved, count, _ = _branched(sweep, *rows, pool=pool, width=width)[0]
     return proved, count
 
 
@@ -110,10 +112,11 @@ def _branched(
     most: list[int],
     known: list[Leaves | None] | None = None,
     pool: Pool | None = None,
+    width: int = WIDTH,
 ) -> list[tuple[bool, int, Leaves | None]]:
-    """One tree for all samples; pool: for a single one."""
+    """One tree for all samples; pool: for a single one; width: domains of each split at once."""
     tree = Tree(sweep, samples, y)
-    proof = _Proof(tree, torch.tensor(most))
+    proof = _Proof(tree, torch.tensor(most), width)
     proof.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
     known = known or [None] * len(samples)
     new = [some if tree.open[k] and known[k] is None else [] for k, some in enumerate(rivals)]
@@ -145,12 +148,14 @@ class _Proof(SharedFrontier[Domains, _Found]):
     """The domains of some samples that are not proved.
 
     failed `(S,)`: samples with a domain that cannot be proved, or that took too many; count `(S,)`:
-    domains bounded, one with patience by its steps; most `(S,)`: how many may be.
+    domains bounded, one with patience by its steps; most `(S,)`: how many may be; width: of each
+    sample, how many are split at once.
     """
 
-    def __init__(self, tree: Tree, most: Tensor) -> None:
+    def __init__(self, tree: Tree, most: Tensor, width: int = WIDTH) -> None:
         self.tree = tree
         self.most = most
+        self.width = width
         self.count = torch.zeros_like(most)
         self.failed = torch.zeros_like(most, dtype=torch.bool)
         self.open: Table[Domains] = Table(tree.roots([[] for _ in tree.open]), order=_in_order)
@@ -210,13 +215,13 @@ class _Proof(SharedFrontier[Domains, _Found]):
                         self._add(self.tree.bounded(some, steps), steps // STEPS)
 
     def _worst(self) -> Domains:
-        """Take out the `WIDTH` domains of each sample with the least bounds."""
+        """Take out the `width` domains of each sample with the least bounds."""
         domains = self.open.everything()
         order = self.open.order()
         order = order[domains.owner[order].argsort(stable=True)]
         owner = domains.owner[order]
         first = torch.searchsorted(owner, owner)  # where the sample's own begin
-        near = torch.arange(len(order)) - first < WIDTH
+        near = torch.arange(len(order)) - first < self.width
         self.open.rows = domains.take(order[~near])
         return domains.take(order[near])
 

@@ -18,18 +18,18 @@ Minimising is a convex problem with a self-concordant barrier whose Newton step 
 
 and fixing a neuron restricts S to a subspace, so the multipliers of a node of branch and bound are
 feasible for its children.
-
-Long because every norm is first brought into one form, which one Newton method then bounds.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from wassail.certificates import clock
 from wassail.certificates.graph.dense import Piecewise
 from wassail.rounding import UNIT
 
@@ -197,11 +197,10 @@ class Split:
         return Reduced(a, reduced.B, reduced.c, c, d, reduced.free)
 
 
+# long: it is a table of pairs of norms, a case each
 def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) -> Split:
     """The members of the `norm_in -> norm_out` norm of Jacobians `(k, n)`; the norm is at most the
     largest of their bounds.
-
-    Long because it is a table of pairs of norms, a case each.
 
     exact: take as many members as it needs for the bound to be the norm itself once all neurons are
     fixed (for branch and bound); else 1 -> inf by rows if it has more than 64 entries, and to 1 by
@@ -299,6 +298,7 @@ def balance(form: Form, w: Tensor, t: Tensor, omega: Tensor) -> Tensor:
     result = omega.clone()
     rows = ((info == 0) & goal.isfinite().all(1)).nonzero()[:, 0]
     for share in (1.0, 0.5, 0.25, 0.125):
+        clock.look()
         trial = (1 - share) * omega[rows] + share * goal[rows]
         ratio = (omega[rows] / trial).sqrt()[:, :, None]
         moved = Form(
@@ -324,6 +324,7 @@ def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
     for block in (
         blocks if how.kind.endswith(".T") else reversed(blocks)
     ):  # the last first: what feeds nothing
+        clock.look()
         need = len(blocks) * torch.linalg.matrix_norm(form.D[:, :, block], 2).square()
         for other in done:
             gain = torch.linalg.matrix_norm(form.B[:, other][:, :, block], 2).square()
@@ -335,7 +336,12 @@ def start(form: Form, layer: Tensor, how: Split) -> tuple[Tensor, Tensor]:
         t, torch.where(most > 0, 1e-6 * most, 1.0)
     )  # neurons without effect need something too
     z = form.matrix(torch.zeros(m, 1, dtype=torch.float64), t)[:, n:]
-    square = form.C.mT @ form.C + z[..., :n].mT @ torch.linalg.solve(z[..., n:], z[..., :n])
+    clock.look()
+    inner, info = torch.linalg.solve_ex(z[..., n:], z[..., :n])
+    if bool((info != 0).any()):  # singular up to rounding: any start will do, `prove` decides
+        inner = torch.linalg.pinv(z[..., n:], hermitian=True) @ z[..., :n]
+    square = form.C.mT @ form.C + z[..., :n].mT @ inner
+    clock.look()
     rho = 1.1 * torch.linalg.matrix_norm(square, 2)
     return rho[:, None].expand(-1, how.weights).clone(), t
 
@@ -380,29 +386,31 @@ def tighten(
     feasible in floating point), the last `(w, t)`, and the score `(m, F)` of each neuron: `t_h`
     times how far it is from the one side or the other in the relaxed worst case, `max(E dz_h^2, E
     (dv_h - dz_h)^2)` with covariance `S^-1`. Padded neurons (zero rows of A and B) keep their `t`.
+    When the time is up the best so far is proved.
     """
     w, t, score, size = w.clone(), t.clone(), torch.zeros_like(t), form.A.shape[1] + form.A.shape[2]
     best = torch.full_like(target, math.inf)
     best_w = w.clone()
     best_t = t.clone()
     rows = (torch.linalg.cholesky_ex(form.matrix(w, t)).info == 0).nonzero()[:, 0]
-    for step in range(steps + 1):
-        if not len(rows):
-            break
-        here = _Iterate.at(form.take(rows), w[rows], t[rows])
-        scaled = here.smallest()
-        value = scaled.sum(1)
-        better = value < best[rows]
-        best[rows[better]], best_w[rows[better]], best_t[rows[better]] = (
-            value[better],
-            scaled[better],
-            here.t[better],
-        )
-        score[rows] = here.t * torch.maximum(_diagonal(here.pp), _diagonal(here.qq))
-        left = value > target[rows]
-        rows = rows[left]
-        if step < steps and len(rows):
-            w[rows], t[rows] = (here if left.all() else here.take(left)).descend(gap / size)
+    with suppress(clock.Late):
+        for step in range(steps + 1):
+            if not len(rows):
+                break
+            here = _Iterate.at(form.take(rows), w[rows], t[rows])
+            scaled = here.smallest()
+            value = scaled.sum(1)
+            better = value < best[rows]
+            best[rows[better]], best_w[rows[better]], best_t[rows[better]] = (
+                value[better],
+                scaled[better],
+                here.t[better],
+            )
+            score[rows] = here.t * torch.maximum(_diagonal(here.pp), _diagonal(here.qq))
+            left = value > target[rows]
+            rows = rows[left]
+            if step < steps and len(rows):
+                w[rows], t[rows] = (here if left.all() else here.take(left)).descend(gap / size)
     return prove(form, best_w, best_t), w, t, score
 
 
@@ -424,8 +432,10 @@ class _Iterate:
     @classmethod
     def at(cls, form: Form, w: Tensor, t: Tensor) -> _Iterate:
         n = form.A.shape[2]
+        clock.look()
         factor = torch.linalg.cholesky_ex(form.matrix(w, t)).L
         inverse = torch.cholesky_inverse(factor)
+        clock.look()
         q = torch.cat([form.A, form.B - torch.eye(form.A.shape[1], dtype=torch.float64)], 2)
         wq = inverse @ q.mT
         return cls(form, w, t, factor, inverse, wq, inverse[:, n:, n:], q @ wq)
@@ -442,6 +452,7 @@ class _Iterate:
         n = self.form.A.shape[2]
         root = self.w.expand(-1, n).sqrt()
         inner = root[:, :, None] * self.inverse[:, :n, :n] * root[:, None, :]
+        clock.look()
         largest = inner[:, 0, 0] if n == 1 else torch.linalg.eigvalsh(inner)[:, -1]
         return self.w * (1 - 1 / largest)[:, None]
 
@@ -455,6 +466,7 @@ class _Iterate:
         size = torch.ones_like(price)
         rows = torch.arange(len(price))
         for _ in range(12):
+            clock.look()
             w = self.w[rows] + size[rows, None] * dw[rows]
             t = self.t[rows] + size[rows, None] * dt[rows]
             factor, info = torch.linalg.cholesky_ex(self.form.take(rows).matrix(w, t))
@@ -491,6 +503,7 @@ class _Iterate:
         scale = (
             _diagonal(hess).clamp(min=1e-300).rsqrt()
         )  # Jacobi scaling: multipliers differ by magnitudes
+        clock.look()
         step = (
             -scale
             * torch.linalg.solve_ex(

@@ -19,8 +19,6 @@ come from a few steps of ascent, for many nodes at once, and near the end from a
 (HiGHS for r = 1 and inf, non-negative least squares for r = 2), but what is claimed is always what
 the line says, evaluated in float64 with its rounding errors taken off. Upper bounds are evaluated
 points.
-
-Long because the balls, their nodes and the ascent share the nearest flip found so far.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.executed import ahead
-from wassail.certificates.bounds.propagate import gamma
+from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Part, SharedFrontier
@@ -43,9 +41,9 @@ from wassail.certificates.search.opened import Table
 from wassail.certificates.search.relaxed import Nodes, Relaxed, RelaxedLine, solve_program
 from wassail.certificates.search.workers import Pool, Workers, crew
 from wassail.errors import InputError
-from wassail.geometry import clip, plane_step, steepest
+from wassail.geometry import clip, plane_step, sides, steepest
 from wassail.rounding import UNIT
-from wassail.threat import Domain, parse_domain, parse_norm
+from wassail.threat import Boxes, Domain, boxes_of, fitted, parse_domain, parse_norm
 from wassail.ties import in_order, largest
 
 # neurons that a node is split on at once, while that makes at most so many nodes
@@ -56,6 +54,12 @@ TOGETHER = 128
 
 
 ASCENT = 8  # steps on the multipliers of a node
+
+
+# Operations of a step, measured: passes through the bound, and what a layer costs beside them,
+# which the nodes of a batch share.
+STEP_PASSES = 9
+OVERHEAD = 4000
 
 
 AIM = 0.05  # where the ascent aims: this far above 0, relative to the margin at the sample
@@ -143,7 +147,7 @@ def nearest_flip(
         workers: they share the open nodes of a sample (see `frontier`), one sample after the other.
     """
     norm = parse_norm(norm)
-    domain = parse_domain(domain)
+    domain = fitted(parse_domain(domain, own=True), x)
     graph = graph.to(HOST)
     x = x.detach().cpu().double()
     y = y.cpu()
@@ -155,10 +159,11 @@ def nearest_flip(
     with crew(workers) as pool, clock.limited(time_limit):
         for i in range(len(x)):
             own = graph if slack is None else ahead(graph, slack[i])
-            search = _Search(own, x[i].clone(), int(y[i]), norm, domain, within, tolerance, pool)
+            box = _flat_box(domain, i)
+            search = _Search(own, x[i].clone(), int(y[i]), norm, box, within, tolerance, pool)
             left = len(x) - i
             with clock.limited(clock.seconds_left() / left, clock.work_left() / left):
-                search.run(hints[i], known[i])
+                search.run(hints[i], known[i], i == 0)
             cut |= search.cut
             found.append(search)
     low = torch.tensor([s.lower for s in found], dtype=torch.float64)
@@ -172,7 +177,8 @@ def _check(graph: Graph, x: Tensor, y: Tensor, domain: Domain) -> None:
     """Refuse samples that have no nearest flip."""
     if len(x) != len(y):
         raise InputError(f"{len(x)} samples have {len(y)} labels: give one for each.")
-    if domain is not None and not ((x >= domain[0]) & (x <= domain[1])).all():
+    low, high = (x, x) if domain is None else sides(domain, x)
+    if domain is not None and not ((x >= low) & (x <= high)).all():
         raise InputError(
             "some samples lie outside the domain: clamp them or give the box they live in."
         )
@@ -180,6 +186,15 @@ def _check(graph: Graph, x: Tensor, y: Tensor, domain: Domain) -> None:
         raise InputError(f"labels go from 0 to {graph.outputs - 1} here: some of y do not.")
     if not torch.isfinite(x).all():
         raise InputError("the samples contain NaN or infinity: give real samples.")
+
+
+def _flat_box(domain: Domain, i: int) -> Domain:
+    """The box of sample i, for flat points."""
+    own = boxes_of(domain)
+    if own is None:
+        return domain
+    one = own.take(torch.tensor([i]))
+    return Boxes(one.low.cpu().flatten(), one.high.cpu().flatten())  # type: ignore[return-value]
 
 
 def _given(values: Tensor | None, n: int, default: float) -> Tensor:
@@ -237,8 +252,10 @@ class _Search:
         """Whether a flip is known that is near enough."""
         return self.within is not None and self.upper <= self.within and self.upper < math.inf
 
-    def run(self, hint: float, known: float) -> None:
-        """Close the bracket; hint: where a flip is said to be, known: a proved radius."""
+    def run(self, hint: float, known: float, eager: bool) -> None:
+        """Close the bracket; hint: where a flip is said to be, known: a proved radius, eager:
+        whether a flip is looked for even if the time is up.
+        """
         logits = self.graph.logits(self.x.reshape(1, *self.shape))[0]
         self.margin = logits[self.y] - logits[self.rivals]
         self.noise = gamma(self.graph) * float(logits.abs().max())
@@ -249,6 +266,9 @@ class _Search:
             self.lower = math.inf
             return
         self.lower = known
+        if clock.out_of_time() and not eager:
+            self.cut = True
+            return
         first = self.chase(
             self.x.expand(len(self.rivals), -1), torch.arange(len(self.rivals)), CHASE
         )
@@ -404,9 +424,8 @@ class _Search:
         self.nodes += len(nodes)
         if not len(nodes):
             return nodes
-        # A step of the ascent is a pass backward and one forward through the bound.
-        each = self.graph.operations + 10**4 * len(self.graph.nodes)
-        clock.spend(3 * ASCENT * each * len(nodes))
+        each = STEP_PASSES * self.graph.operations + OVERHEAD * len(self.graph.nodes)
+        clock.spend(ASCENT * each * len(nodes))
         nodes = self.ascend(net, nodes, min(radius, self.upper))
         line = net.line(nodes)
         points = self.lowest(line, min(radius, self.upper))
@@ -437,6 +456,7 @@ class _Search:
         best = torch.full_like(nodes.bound, -math.inf)
         rows = torch.arange(len(nodes))
         for step in range(ASCENT + 1):
+            clock.look()
             line = net.line(nodes)
             points = self.lowest(line, reach)
             value = (line.a * points).sum(1) + line.b
@@ -503,7 +523,7 @@ class _Search:
         gap = line.w * (torch.maximum(v, net.slope * v) - line.factor * v - line.shift)
         width = (nodes.high - nodes.low).clamp(min=1e-300)
         gap = gap.clamp(min=0) + 1e-6 * line.w.abs() * nodes.high * -nodes.low / width
-        return largest(torch.where(nodes.side < 0, gap, -1.0), min(SPLITS, gap.shape[1]))
+        return largest(torch.where(nodes.side < 0, gap, -math.inf), min(SPLITS, gap.shape[1]))
 
     def solved(self, net: Relaxed, nodes: Nodes, i: int, radius: float) -> Nodes:
         """The nodes with the best multipliers there are for node i, and the bound they prove."""
@@ -520,7 +540,7 @@ class _Search:
         pick = nodes.pick.clone()
         bound[i] = max(float(bound[i]), min(proved, radius))
         if (one.side[0] < 0).any():
-            pick[i] = largest(torch.where(one.side[0] < 0, answer.gap, -1.0), pick.shape[1])
+            pick[i] = largest(torch.where(one.side[0] < 0, answer.gap, -math.inf), pick.shape[1])
         return replace(nodes, bound=bound, pick=pick)
 
 

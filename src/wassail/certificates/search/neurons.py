@@ -15,7 +15,8 @@ from wassail.certificates.bounds.rows import flattened, of_owner
 from wassail.certificates.search.domains import Domains
 from wassail.certificates.search.intervals import Intervals
 
-LOOK = 4  # neurons that are tried before a domain is cut, in networks with smooth activations
+# neurons that are tried before a domain is cut, in networks with smooth activations or curves
+LOOK = 4
 
 
 class Neurons:
@@ -42,7 +43,7 @@ class Neurons:
         totals = [sum(own) + smooth for own in zip(*counts)] or [smooth] * len(samples)
         self.open = [total > 0 for total in totals]
         self.undecided = torch.tensor(totals)
-        self.look = LOOK if smooth else 1
+        self.look = LOOK if sweep.graph.smooth else 1
         self.root = torch.full((len(samples), sweep.graph.outputs), -1, dtype=torch.int64)
         self.places: dict[int, Tensor] = {}
         self.parts: dict[int, slice] = {}

@@ -5,7 +5,7 @@ The bound of `jacobian` on a box is the true norm up to an error that shrinks li
 pieces with the largest bounds are cut in two until the largest bound of a piece meets the longest
 Jacobian at a real point. An unbounded region is a box around its centre and, through each face of
 that box on an infinite side, the rays `centre + t u`, `t >= start`: far out a neuron keeps its side
-along most of them, and its slope is as good as its limit (`jacobian.far_ranges`).
+along most of them, and its slope is as good as its limit (`ranges.far_ranges`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,8 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.bound import below
 from wassail.certificates.bounds.balls import Balls
-from wassail.certificates.bounds.jacobian import (
-    Rays,
-    boxed,
-    entries,
-    entry_norms,
-    far_ranges,
-    ranges,
-)
-from wassail.certificates.bounds.propagate import Span
+from wassail.certificates.bounds.jacobian import entries, entry_norms
+from wassail.certificates.bounds.ranges import Rays, Span, boxed, far_ranges, ranges
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.frontier import Frontier

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from wassail.certificates import clock
 from wassail.geometry import maximiser
 from wassail.threat import dual
 
@@ -32,16 +33,27 @@ ELASTIC = 1e4
 
 
 def linprog(*args: Any, **options: Any) -> Any:
-    """`scipy.optimize.linprog`, loaded when it is used: that takes a fifth of a second."""
+    """`scipy.optimize.linprog`, loaded when it is used: that takes a fifth of a second.
+
+    HiGHS is given the time that is left, and is `Late` at its end.
+    """
     from scipy.optimize import linprog as solve
 
-    return solve(*args, **options)
+    clock.look()
+    left = clock.seconds_left()
+    if left < math.inf:
+        options["options"] = {**options.get("options", {}), "time_limit": max(left, LEAST)}
+    answer = solve(*args, **options)
+    if answer.status != 0:
+        clock.look()
+    return answer
 
 
 def nnls(*args: Any, **options: Any) -> Any:
     """`scipy.optimize.nnls`, loaded when it is used."""
     from scipy.optimize import nnls as solve
 
+    clock.look()
     return solve(*args, **options)
 
 
@@ -78,25 +90,32 @@ def nonnegative(rows: Array, target: Array) -> Array:
 
 
 def nearest_point(rows: Array, limits: Array, centre: Array) -> Array | None:
-    """The point of `{x : rows x <= limits}` nearest to the centre in the 2-norm; None when there is
-    none.
+    """The point of `{x : rows x <= limits}` nearest to the centre in the 2-norm; None when the
+    solver says that there is none, which proves nothing.
+    """
+    return least_distance(rows, limits, centre)[0]
+
+
+def least_distance(rows: Array, limits: Array, centre: Array) -> tuple[Array | None, Array]:
+    """The same point, and the multipliers `(R,)`, at least 0, that the solver found last.
 
     By `farkas`: a residual of length delta proves that no point is nearer than `(1 - delta) /
     delta`, so a vanishing one proves emptiness. The limits are rescaled until the residual is of
     order one, since `r_{n+1} = |r|^2` loses its digits when the point is far.
     """
     need = rows @ centre - limits
+    multipliers = np.zeros(len(need))
     if not (need > 0).any():
-        return centre
+        return centre, multipliers
     scale = float(max(need.max(), LEAST))
     while scale < FAR:
-        _, length, residual = farkas(-rows, need / scale, 100 * len(need))
+        multipliers, length, residual = farkas(-rows, need / scale, 100 * len(need))
         if length > 1e-3:
-            return np.asarray(centre - scale * residual[:-1] / residual[-1])
+            return np.asarray(centre - scale * residual[:-1] / residual[-1]), multipliers
         if length < 1 / FAR:
-            return None
+            break
         scale /= length
-    return None
+    return None, multipliers
 
 
 def widest(rows: Array, limits: Array, sides: Array) -> tuple[Array, Array] | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wassail import rounding
 from wassail.certificates.bounds.condense import STEPS, absolute, layered
-from wassail.certificates.bounds.propagate import crown, gamma
+from wassail.certificates.bounds.ranges import bounds_on, gamma
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
 from wassail.certificates.search.programs import Array, shortest, shortest_euclidean
@@ -91,12 +91,12 @@ class Relaxed:
         self, graph: Graph, x: Tensor, y: int, radius: float, norm: float, domain: Domain
     ) -> None:
         region = Region.make(Ball(x, radius, norm, domain), graph.inputs)
-        first = crown(graph, region)
+        first = bounds_on(graph, region)
         states = first.states()
         net = graph.piecewise(states)
         most = absolute(graph).piecewise(states)
         small = replace(layered(net, most), rounding=gamma(graph))
-        again = crown(small, region, STEPS)
+        again = bounds_on(small, region, STEPS)
         none = torch.zeros(0, dtype=torch.float64)
         self.low, self.high = (
             torch.cat([none, *(span[k].flatten() for span in again.spans.values())]) for k in (0, 1)
@@ -409,4 +409,5 @@ def _room(net: Relaxed, reach: float) -> tuple[Array, Array]:
     if net.domain is None:
         return np.full(len(net.x), -math.inf), np.full(len(net.x), math.inf)
     x = net.x.numpy()
-    return (net.domain[0] - x) / reach, (net.domain[1] - x) / reach
+    low, high = (np.asarray(side) for side in net.domain)
+    return (low - x) / reach, (high - x) / reach

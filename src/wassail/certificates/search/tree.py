@@ -20,9 +20,10 @@ from torch.nn import functional as F
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.bounds.backward import Backward
 from wassail.certificates.bounds.chunks import LARGE
 from wassail.certificates.bounds.lines import Arithmetic, Lines
-from wassail.certificates.bounds.rows import add_to, flattened, of_owner, row_dot, unflattened
+from wassail.certificates.bounds.rows import flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
 from wassail.certificates.graph.graph import Smooth
 from wassail.certificates.search.climb import Climb, climbs
@@ -315,53 +316,30 @@ class Tree(Neurons):
     ) -> Margin:
         """Lower bounds on the margins and what they come from.
 
-        Long because it is one pass over the kinds of nodes.
-
         scored: whether it is asked what cuts of smooth neurons may gain.
         """
         sweep = self.sweep
-        nodes = sweep.graph.nodes
-        last = len(nodes) - 1
+        last = len(sweep.graph.nodes) - 1
         sure = kind is sweep.exact  # an ascent needs no rounding errors, and no scores
         eye = torch.eye(sweep.graph.outputs, dtype=kind.dtype, device=alpha.device)
         y = self.y[rows.own]
-        weight: dict[int, Tensor] = {last: eye[rows.rival] - eye[y]}
-        constant = of_owner(kind.floors[last], rows.owner).expand(len(alpha))
+        start = {last: eye[rows.rival] - eye[y]}
+        floor = of_owner(kind.floors[last], rows.owner).expand(len(alpha))
         scores: dict[int, Tensor] = {}
         sizes: dict[int, Tensor] = {}
         smooth = Pass.make(self.intervals, held, cuts, kind)
-        for i in range(last, 0, -1):
-            if i not in weight:
-                continue
-            node = nodes[i]
-            w = weight.pop(i)
-            if smooth is not None:
-                w, constant = smooth.push(kind, i, w, constant)
-            if node.map is not None:
-                if sure and i in kind.errors:
-                    constant = constant + row_dot(w.abs(), of_owner(kind.errors[i], rows.owner))
-                for j, back in zip(node.inputs, kind.maps[i].transpose(w)):
-                    add_to(weight, j, back)
-                continue
-            if i in kind.planes:
-                w = firm(w)
-                if smooth is None:
-                    off, far = kind.planes[i].pull(weight, node.inputs, w, rows.owner)
-                    constant = constant + off + far
-                else:
-                    added = smooth.curve(kind, i, w, rows.owner, weight, scored)
-                    constant = constant + added
-                continue
+        back = Backward(sweep.graph, kind, start, floor, rows.owner, sure=sure, tidy=firm)
+        for i, node, w in back.neurons(last):
             if isinstance(node.op, Smooth):
                 assert smooth is not None
                 flat, added = smooth.pull(kind, i, flattened(firm(w)), scored)
-                constant = constant + added
-                add_to(weight, node.inputs[0], unflattened(flat, node.shape))
+                back.take(node, unflattened(flat, node.shape), added)
                 continue
             flat = flattened(w)
             line = self.others(kind, i, rows)
             if sure:
-                constant = constant + row_dot(flat, line.off) + row_dot(flat.abs(), line.far)
+                back.constant = back.constant + row_dot(flat, line.off)
+                back.constant = back.constant + row_dot(flat.abs(), line.far)
             through = flat * line.mid  # a ReLU with a side has one line
             if i in self.parts:
                 part = self.parts[i]
@@ -369,21 +347,19 @@ class Tree(Neurons):
                 chosen = firm(self.gathered(i, flat, place))
                 own = sign[:, part], alpha[:, part], beta[:, part]
                 coefficient, added, gain = self._neurons(chosen, rows, i, *own, sure)
-                constant = constant + added.double().sum(1)
+                back.constant = back.constant + added.double().sum(1)
                 if gain is not None:
                     scores[i] = gain
                 sizes[i] = chosen.detach()
                 through = self.replaced(i, through, place, coefficient)
-            add_to(weight, node.inputs[0], unflattened(through, node.shape))
-        if smooth is not None:
-            weight[0], constant = smooth.push(kind, 0, weight[0], constant)
-        a = firm(flattened(weight[0]))
+            back.take(node, unflattened(through, node.shape))
+        a = firm(back.inputs())
         z = of_owner(sweep.centre[last], rows.owner)
         here = (
             z.gather(1, y[:, None])[:, 0]
             - z.expand(len(a), -1).gather(1, rows.rival[:, None])[:, 0]
         )
-        total = constant + sweep.inputs.upper(a, rows.owner)
+        total = back.constant + sweep.inputs.upper(a, rows.owner)
         value = here - total - 4 * UNIT * (z.abs().amax(1) + total.abs())
         return Margin(value, scores, sizes, smooth)
 

@@ -1,5 +1,5 @@
-"""Workers for one hard problem: processes of this machine (`Processes`), tasks of a Ray cluster
-(`OnRay`), or anything else with `submit`.
+"""Workers for one hard problem: processes of this machine (`Processes`), or anything else with
+`submit`.
 
 What they do is in `frontier`: the open nodes of a branch and bound are shared among them.
 """
@@ -49,8 +49,8 @@ def crew(workers: Workers) -> Iterator[Pool | None]:
         yield workers
     else:
         raise InputError(
-            f"workers is {workers!r}: give a number of processes, or "
-            "certificates.search.workers.OnRay(...)."
+            f"workers is {workers!r}: give a number of processes, or an object with `submit` and "
+            "`workers`."
         )
 
 
@@ -78,7 +78,7 @@ class Processes:
             "forkserver" if "forkserver" in methods else "spawn"
         )
         if "forkserver" in methods:
-            self._context.set_forkserver_preload(["__main__", "wassail.certificates.radii"])
+            self._context.set_forkserver_preload(["__main__", "wassail.certificates.prove.radii"])
         self._pools: list[ProcessPoolExecutor | None] = [None] * workers
         self._last: list[Future[Any] | None] = [None] * workers
 
@@ -122,56 +122,3 @@ def _begin(threads: int) -> None:
     """In a new process: Ctrl-C is for the one that was started by hand."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
-
-
-class OnRay:
-    """Workers on a Ray cluster, each call a task of its own with so many threads. Also a context
-    manager.
-
-    address: as of `wassail.evaluation.ray.shift.Ray`; None starts a cluster on this machine that
-    nobody else can reach. workers: how many calls run at once, by default as many as the cluster
-    has CPUs for.
-    """
-
-    def __init__(
-        self, address: str | None = None, workers: int | None = None, threads: int = 1
-    ) -> None:
-        from wassail.connection import Link
-
-        if threads < 1 or (workers is not None and workers < 1):
-            raise InputError(
-                f"{workers} workers with {threads} threads each cannot work: give at least 1 of "
-                "both."
-            )
-        self.threads = threads
-        self._link = Link(address, None if workers is None else workers * threads)
-        ray = self._link.ray
-        self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 0) // threads))
-        # Who dies is told once: parts that are lost are counted here.
-        self._call: Any = ray.remote(num_cpus=threads, max_retries=0)(_threaded)
-
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Call it as a task of the cluster."""
-        future: Future[Any] = self._call.remote(self.threads, function, *args).future()
-        return future
-
-    def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
-        self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _threaded(threads: int, function: Callable[..., Any], *args: Any) -> Any:
-    """In a task of a cluster: the call, on that many threads."""
-    torch.set_num_threads(threads)
-    return function(*args)

@@ -21,7 +21,8 @@ from torch._ops import OpOverload
 from wassail.connection import line_of
 from wassail.errors import InputError
 from wassail.evaluation.plan import data_hash
-from wassail.evaluation.work import Result, Settings, Task, Worker
+from wassail.evaluation.settings import Settings
+from wassail.evaluation.work import Result, Task, Worker
 from wassail.network import versions
 from wassail.zoo.samples import Data
 

@@ -17,8 +17,6 @@ itself, and what it reads is compared by its hash.
 A cluster that is started here listens on the loopback interface only, with a password of its own;
 `address` joins one that is running. Ray is imported when it is needed: `pip install
 "wassail[ray]"`.
-
-Long because one shift of work and its recovery from failures share their state.
 """
 
 from __future__ import annotations

@@ -13,8 +13,6 @@ computed again.
 
 Plain values are JSON, which has no infinity: `inf`, `-inf` and `nan` are kept as `{"float": "inf"}`
 and so on and come back as floats, also within lists and dicts; tuples come back as lists.
-
-Long because one class writes, reads and checks the results, all by the same rules for paths.
 """
 
 from __future__ import annotations
@@ -355,7 +353,7 @@ class Store:
         if text is None:
             raise InputError(
                 f"{quote(self.folder)} holds no run, for there is no config.json in it: give "
-                "the folder that --out named."
+                "the folder that evaluate --out named."
             )
         try:
             content = loads(text)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.builder import FAR, Builder, Index, sample_of, tensor_of
+from wassail.certificates.graph.builder import Builder, Index, sample_of, tensor_of
+from wassail.certificates.graph.operators.linear import linear
 from wassail.certificates.graph.operators.products import matmul, product
 from wassail.certificates.graph.operators.registry import spelled
 
@@ -25,13 +27,13 @@ def add(net: Builder, a: Any, b: Any, alpha: float = 1) -> Index:
     )
     x = net.wide_as(x, constant)
     shift = sample_of(constant, net.nodes[x].shape, x.lead)
-    hidden = shift <= -FAR  # a mask: nothing of x, and so far down that nothing is left of it
+    hidden = shift == -math.inf  # a mask: nothing of x is left
     if net.masks and hidden.any():
-        return net.scaled(x, torch.where(hidden, 0.0, factor), net.masked(shift))
+        factor = torch.where(hidden, 0.0, factor)
     return net.scaled(x, factor, net.masked(shift))
 
 
-@spelled("sub")
+@spelled("sub", "subtract")
 def subtract(net: Builder, a: Any, b: Any, alpha: float = 1) -> Index:
     """`a - alpha b`."""
     return add(net, a, b, -alpha)
@@ -43,11 +45,14 @@ def rsub(net: Builder, a: Any, b: Any, alpha: float = 1) -> Index:
     return add(net, b, a, -alpha)
 
 
-@spelled("mul")
+@spelled("mul", "multiply")
 def mul(net: Builder, a: Any, b: Any) -> Index:
     """A product of two quantities, or a scale."""
     if isinstance(a, Index) and isinstance(b, Index):
         a, b = net.alike(a, b)
+        if not net.full(a):
+            a, b = (net.move(torch.unsqueeze, part, [0], {}) for part in (a, b))
+            return net.move(torch.squeeze, mul(net, a, b), [0], {})  # type: ignore[no-any-return]
         axes = "abcdefgh"[: len(net.full(a))]
         return product(net, f"{axes},{axes}->{axes}", a, b, net.full(a))
     x, constant = (a, tensor_of(b)) if isinstance(a, Index) else (b, tensor_of(a))
@@ -69,7 +74,7 @@ def square(net: Builder, x: Index) -> Index:
     return mul(net, x, x)
 
 
-@spelled("div")
+@spelled("div", "divide", "true_divide")
 def div(net: Builder, a: Any, b: Any) -> Index:
     """By a constant."""
     if not isinstance(a, Index) or isinstance(b, Index):
@@ -77,7 +82,7 @@ def div(net: Builder, a: Any, b: Any) -> Index:
     return mul(net, a, 1 / tensor_of(b))
 
 
-@spelled("neg")
+@spelled("neg", "negative")
 def negative(net: Builder, x: Index) -> Index:
     """`-x`, exactly."""
     return net.negative(x)
@@ -110,8 +115,13 @@ def masked_fill(net: Builder, x: Index, mask: Tensor, value: Any) -> Index:
     )
 
 
-@spelled("baddbmm")
-def baddbmm(net: Builder, start: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1) -> Index:
-    """`beta start + alpha a b`."""
+@spelled("addmm", "baddbmm")
+def add_product(
+    net: Builder, start: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1
+) -> Index:
+    """`beta start + alpha a b`; a linear layer where b and the start are constants."""
+    whole = alpha == 1 and isinstance(b, Tensor) and isinstance(start, Tensor) and b.ndim == 2
+    if whole and isinstance(a, Index) and start.numel() in (1, b.shape[1]):
+        return linear(net, a, b.T, beta * start.flatten())
     product = mul(net, matmul(net, a, b), alpha)
     return add(net, mul(net, start, beta) if isinstance(start, Index) else beta * start, product)

@@ -12,8 +12,8 @@ from torch import Tensor
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.fold import several
 from wassail.certificates.graph.maps import Linear
-from wassail.certificates.graph.operators.convolution import Conv
-from wassail.certificates.graph.operators.convolution3d import Conv3d
+from wassail.certificates.graph.operators.convolution import Conv, conv2d
+from wassail.certificates.graph.operators.convolution3d import Conv3d, conv1d, conv3d
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.rounding import FLOOR
 from wassail.threat import dual
@@ -136,3 +136,24 @@ def conv_transpose(
         conv = Conv3d(weight, output, steps, rim, spread, groups)
     shift = None if bias is None else bias.reshape(-1, *[1] * axes)
     return net.affine(Transposed(conv), shift, x, output)
+
+
+@spelled("convolution")
+def convolution(
+    net: Builder,
+    x: Index,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Index:
+    """The operator that all convolutions are rewritten as."""
+    if transposed:
+        more = (output_padding, groups, dilation)
+        return conv_transpose(net, x, weight, bias, stride, padding, *more)
+    rule = {3: conv1d, 4: conv2d, 5: conv3d}[weight.ndim]
+    return rule(net, x, weight, bias, stride, padding, dilation, groups)

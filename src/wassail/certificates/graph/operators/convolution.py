@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
+from wassail.certificates import clock
 from wassail.certificates.device import plain
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.fold import pair_of
@@ -20,6 +22,7 @@ from wassail.rounding import FLOOR, UNIT
 
 # the spectral norm of a convolution is computed from its matrix up to this many inputs or outputs
 DENSE = 1024
+GROUP = 2**26  # operations of one factor of all frequencies that are worked on at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,7 +269,7 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
         # of the singular values.
         spectrum = torch.fft.rfft2(group, torus).permute(2, 3, 0, 1).flatten(0, 1)
         spectrum = spectrum if spectrum.shape[1] <= spectrum.shape[2] else spectrum.mT
-        top = float(torch.linalg.eigvalsh(spectrum @ spectrum.mH)[:, -1].max())
+        top = _largest_eigenvalue(spectrum)
         lost = (
             8 * group.numel() ** 2 * FLOOR[torch.float64] if bool(group.any()) else 0.0
         )  # squares that underflow
@@ -275,6 +278,30 @@ def _spectral(conv: Conv, output: tuple[int, ...]) -> float:
             math.sqrt(top * (1 + 8 * (spectrum.shape[1] + spectrum.shape[2] + 16) * UNIT) + lost),
         )
     return best
+
+
+def _largest_eigenvalue(spectrum: Tensor) -> float:
+    """The largest of `A A^H` for matrices A `(F, m, n)`, not all of them at once."""
+    top = 0.0
+    for part in torch.split(spectrum, max(1, GROUP // spectrum.shape[1] ** 3)):
+        clock.look()
+        top = max(top, float(torch.linalg.eigvalsh(part @ part.mH)[:, -1].max()))
+    return top
+
+
+def rim_of(
+    net: Builder, x: Index, padding: str, kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[Index, list[int]]:
+    """A padding in words as numbers, "valid" or "same"; where "same" is not symmetric, zeros are
+    put around x first, one more at the end.
+    """
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel)]
+    if padding == "valid":
+        return x, [0] * len(reach)
+    if not any(r % 2 for r in reach):
+        return x, [r // 2 for r in reach]
+    sides = [side for r in reversed(reach) for side in (r // 2, r - r // 2)]
+    return net.move(F.pad, x, [sides], {}), [0] * len(reach)
 
 
 @spelled("conv2d")
@@ -289,33 +316,11 @@ def conv2d(
     groups: int = 1,
 ) -> Index:
     """One or several groups, any stride, padding and dilation."""
-    if padding in ("valid", "same"):
-        reach = [d * (k - 1) for d, k in zip(pair_of(dilation), weight.shape[2:])]
-        if padding == "same" and any(r % 2 for r in reach):
-            raise net.refuse("a 'same' padding that is not symmetric")
-        padding = [0, 0] if padding == "valid" else [r // 2 for r in reach]
+    if isinstance(padding, str):
+        x, padding = rim_of(net, x, padding, weight.shape[2:], pair_of(dilation))
     shape = net.nodes[x].shape
     if len(shape) != 3:
         raise net.refuse("a convolution of tokens")
     conv = Conv(weight, shape, pair_of(stride), pair_of(padding), pair_of(dilation), groups)
     output = tuple(conv.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
     return net.affine(conv, None if bias is None else bias[:, None, None], x, output)
-
-
-@spelled("convolution")
-def convolution(
-    net: Builder,
-    x: Index,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: int,
-) -> Index:
-    """The operator that all convolutions are exported as."""
-    if transposed or weight.ndim != 4:
-        raise net.refuse("a transposed or not two-dimensional convolution")
-    return conv2d(net, x, weight, bias, stride, padding, dilation, groups)

@@ -15,7 +15,7 @@ from wassail.certificates.device import plain
 from wassail.certificates.graph.builder import Builder, Index
 from wassail.certificates.graph.fold import several
 from wassail.certificates.graph.maps import Linear, dense_norm
-from wassail.certificates.graph.operators.convolution import DENSE, conv2d
+from wassail.certificates.graph.operators.convolution import DENSE, conv2d, rim_of
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.rounding import FLOOR
 
@@ -148,10 +148,8 @@ def conv3d(
         raise net.refuse("a convolution of tokens")
     spread = several(dilation, 3)
     if isinstance(padding, str):
-        reach = [d * (k - 1) for d, k in zip(spread, weight.shape[2:])]
-        if padding == "same" and any(r % 2 for r in reach):
-            raise net.refuse("a 'same' padding that is not symmetric")
-        padding = [0, 0, 0] if padding == "valid" else [r // 2 for r in reach]
+        x, padding = rim_of(net, x, padding, weight.shape[2:], spread)
+        shape = net.nodes[x].shape
     conv = Conv3d(weight, shape, several(stride, 3), several(padding, 3), spread, groups)
     output = tuple(conv.forward(torch.zeros(1, *shape, dtype=torch.float64)).shape[1:])
     return net.affine(conv, None if bias is None else bias[:, None, None, None], x, output)

@@ -23,6 +23,11 @@ class Hardswish(Wave):
     there.
     """
 
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        """Both of them."""
+        return (-3.0, 3.0)
+
     def value(self, v: Tensor) -> Tensor:
         """`f(v)`."""
         return v * (v + 3).clamp(0, 6) / 6

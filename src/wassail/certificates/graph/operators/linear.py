@@ -13,12 +13,6 @@ from wassail.certificates.graph.operators.registry import spelled
 def linear(net: Builder, x: Index, weight: Tensor, bias: Tensor | None = None) -> Index:
     """`W x + b` over the last axis."""
     shape = net.nodes[x].shape
-    if not shape or shape[-1] != weight.shape[1]:
+    if net.single(x) or shape[-1] != weight.shape[1]:
         raise net.refuse("a matrix product over the batch axis")
     return net.affine(Matrix(weight), net.fixed(bias), x, (*shape[:-1], len(weight)))
-
-
-@spelled("addmm")
-def addmm(net: Builder, bias: Tensor, x: Index, weight: Tensor) -> Index:
-    """The same with its arguments in another order."""
-    return linear(net, x, weight.T, bias)

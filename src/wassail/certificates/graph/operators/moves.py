@@ -41,6 +41,25 @@ MOVES = (
     "t",
     "numpy_T",
     "expand_as",
+    "index",
+    "gather",
+    "take_along_dim",
+    "repeat",
+    "repeat_interleave",
+    "tile",
+    "diagonal",
+    "diag_embed",
+    "rot90",
+    "im2col",
+    "unfold",
+    "tril",
+    "triu",
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "replication_pad1d",
+    "replication_pad2d",
+    "replication_pad3d",
     "view_as",
     "unsafe_split",
     "unsafe_chunk",
@@ -55,6 +74,7 @@ SAME = ("detach", "to", "to_copy", "lift_fresh_copy")
 @spelled(*MOVES)
 def moved(net: Builder, x: Index, *args: Any, **options: Any) -> Any:
     """Run the operation on the numbers 1, 2, 3, ... and see where they went."""
+    net.fixed([*args, *options.values()])
     return net.move(net.target, x, list(args), options)
 
 
@@ -64,7 +84,15 @@ def same(net: Builder, x: Any, *args: Any, **options: Any) -> Any:
     return x
 
 
-@spelled("cat")
+@spelled("full_like", "ones_like", "zeros_like", "new_full", "new_ones", "new_zeros")
+def constant_like(net: Builder, x: Index, *args: Any, **options: Any) -> Any:
+    """A constant that has only its shape and type from the value."""
+    net.fixed([*args, *options.values()])
+    options = {key: value for key, value in options.items() if key not in ("device", "pin_memory")}
+    return net.target(torch.zeros(net.full(x), dtype=net.dtype), *args, **options).double()
+
+
+@spelled("cat", "concat", "concatenate")
 def cat(net: Builder, parts: list[Any], dim: int = 0) -> Index:
     """Constants among the parts (a class token) become nodes of their own."""
     nodes = [
@@ -73,8 +101,11 @@ def cat(net: Builder, parts: list[Any], dim: int = 0) -> Index:
         if isinstance(p, Index) or p.numel()
     ]
     full = net.full(nodes[0])
-    axis = dim % len(full)
-    if axis == 0:  # a leading axis of length 1 would not stay one: the others move up
+    axis = dim % max(len(full), 1)
+    if any(net.single(p) for p in nodes):
+        raise net.refuse("a concatenation along the batch axis")
+    if axis == 0 and len(full) > 1:
+        # a leading axis of length 1 would not stay one: the others move up
         parts = [net.move(torch.movedim, p, [0, -1], {}) for p in nodes]
         joined = cat(net, parts, -1)
         return net.move(torch.movedim, joined, [-1, 0], {})  # type: ignore[no-any-return]

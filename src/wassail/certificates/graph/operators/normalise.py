@@ -19,6 +19,7 @@ from wassail.certificates.graph.planes import (
     SHARE,
     SMALL,
     TINY,
+    Extent,
     Plane,
     Span,
     all_but_own,
@@ -47,6 +48,7 @@ class Normalise:
     """
 
     keeps_gain: ClassVar[bool] = True
+    lengthwise: ClassVar[bool] = True
 
     eps: float
 
@@ -101,6 +103,7 @@ class Normalise:
             )
         return top.rsqrt() * (1 - 8 * UNIT), q.rsqrt() * (1 + 8 * UNIT)
 
+    # long: it is one formula and its rounding errors, term by term
     def plane(
         self,
         centres: Sequence[Tensor],
@@ -110,8 +113,6 @@ class Normalise:
     ) -> Plane:
         """Rows `rate d_i + 2 slope z_i <z, d> / n`, z the middle of the box; at a point `rho (d_i -
         y_i <y, d> / n)`.
-
-        Long because it is one formula and its rounding errors, term by term.
 
         `rho` lies within `slope q + [lower, upper]` with the slope of its chord, `q(z + e) = q(z) +
         2 <z, e> / n + |e|^2 / n`, and `y_i = z_i rho + e_i rho`, where the last factor is taken to
@@ -184,6 +185,12 @@ class Normalise:
             torch.where(better, alpha, 0.0), torch.where(better, gain, 0.0), unit, off, far
         )
 
+    def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
+        """With the range along the centre, and the length, of every token."""
+        along = extent.along(0, self.direction(centres[0], spans[0]))
+        length = extent.length(0, (centres[0].ndim - 2,))
+        return self.plane(centres, spans, along, length)
+
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """`rho ((1 - y_i^2 / n) g_i - y_i sum_{k != i} y_k g_k / n)`, and at most `rho_max
         ||g||_2` in magnitude.
@@ -229,10 +236,6 @@ class RankOne:
         """The map itself."""
         alpha, gain, unit = (v.double() for v in (self.alpha, self.gain, self.unit))
         return alpha * d[0] + gain * (unit * d[0]).sum(-1, keepdim=True)
-
-    def moved(self, shift: Tensor, slack: Tensor) -> RankOne:
-        """The same map with other heights."""
-        return replace(self, off=self.off + shift, far=self.far + slack)
 
     def reach(self, *sizes: Tensor) -> Tensor:
         """The largest values for inputs of these sizes."""
@@ -320,7 +323,7 @@ def normalised(
     full = net.full(x)
     if len(size) > 1:
         x = net.move(torch.reshape, x, [(*full[: len(full) - len(size)], -1)], {})
-    if not net.nodes[x].shape:
+    if net.single(x):
         raise net.refuse("a normalisation over the batch axis")
     if centre is not None:
         x = linear(net, x, centre)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.builder import Builder, Index, lead_of
+from wassail.certificates.graph.builder import Builder, Index, parted
 from wassail.certificates.graph.execution import FEW, Call
 from wassail.certificates.graph.fold import several, window_of
 from wassail.certificates.graph.graph import Affine, Node
@@ -60,24 +60,24 @@ def average(net: Builder, x: Index, *args: Any, **options: Any) -> Index:
     ones = one(torch.ones(full, dtype=torch.float64))
     output = tuple(ones.shape)
     sign = -1.0 if bool((ones < 0).any()) else 1.0  # a divisor may be negative
-    lead = lead_of(output)
+    lead, inner = parted(output)
     # With a leading axis of length 1 the operation sees a batch there, and else one sample at a
     # time.
     every = one if x.lead else torch.vmap(one)
 
     def function(x: Tensor) -> Tensor:
-        return sign * every(x).reshape(len(x), *output[lead:])
+        return sign * every(x).reshape(len(x), *inner)
 
     try:
-        good = function(torch.ones(3, *shape, dtype=torch.float64)).shape == (3, *output[lead:])
+        good = function(torch.ones(3, *shape, dtype=torch.float64)).shape == (3, *inner)
     except RuntimeError:
         good = False
-    if not good:
+    if not good or net.single(x):
         raise net.refuse("an average over the batch axis")
     whole = Average(function, shape)
     count = window_of(net.name, full, output, list(args), options)
     calls = (Call(whole, None, FEW + count),)
-    mean = net.add(Node((x,), output[lead:], net.place, Affine(whole), calls=calls), lead)
+    mean = net.add(Node((x,), inner, net.place, Affine(whole), calls=calls), lead)
     return mean if sign > 0 else net.negative(mean)
 
 

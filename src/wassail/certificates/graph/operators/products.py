@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.builder import Builder, Index, lead_of
+from wassail.certificates.graph.builder import Builder, Index, parted
 from wassail.certificates.graph.operators.linear import linear
 from wassail.certificates.graph.operators.registry import spelled
 from wassail.certificates.graph.planes import (
     SMALL,
     TINY,
+    Extent,
     Plane,
     Span,
     flushed,
@@ -38,6 +39,7 @@ class Product:
     """
 
     keeps_gain: ClassVar[bool] = False
+    lengthwise: ClassVar[bool] = True
 
     equation: str
 
@@ -133,21 +135,10 @@ class Product:
         far = rest + UNIT * ((terms + 4) * size + plane.reach(*reach)) + lost
         return replace(plane, off=-self.value(*middle), far=far * (1 + (terms + 8) * UNIT) + TINY)
 
-    def gains(
-        self, w: Tensor, centres: Sequence[Tensor], spans: Sequence[Span], far: Tensor
-    ) -> tuple[Tensor, ...]:
-        """By how much `<w, far>` may shrink where the span of an entry is halved, for each entry:
-        w `(R, *out)`, >= 0; `(R, *in)` for each input.
-
-        Half of its part in the product of half widths. Where lengths made far smaller than that
-        product, by half or more, it gains nothing.
-        """
-        a, b, out = self._letters
-        first, second = (halves_of(*span)[1] for span in spans)
-        whole = self.value(first, second)
-        share = (2 * far / torch.where(whole > 0, whole, 1.0) - 1).clamp(0, 1)
-        w = w * share / 2
-        return first * self._times(out, b, a, w, second), second * self._times(out, a, b, w, first)
+    def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
+        """With the lengths along the summed axes."""
+        lengths = [extent.length(k, axes) for k, axes in enumerate(self.summed())]
+        return self.plane(centres, spans, lengths)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """The gradient at a factor is the einsum of g with the other factor, in interval
@@ -187,9 +178,6 @@ class _ProductPlane:
         second = self.second.double()
         return self.product.value(d[0], second) + self.product.value(first, d[1])
 
-    def moved(self, shift: Tensor, slack: Tensor) -> _ProductPlane:
-        return replace(self, off=self.off + shift, far=self.far + slack)
-
     def reach(self, *sizes: Tensor) -> Tensor:
         first = self.first.abs().double()
         second = self.second.abs().double()
@@ -199,19 +187,25 @@ class _ProductPlane:
         return replace(self, first=self.first.to(dtype), second=self.second.to(dtype))
 
 
-@spelled("matmul", "bmm", "mm")
+@spelled("matmul", "bmm", "mm", "mv")
 def matmul(net: Builder, a: Any, b: Any) -> Index:
     """With a constant matrix on the right it is linear; else `a` and `b` both depend on the
     input.
     """
     if isinstance(a, Index) and isinstance(b, Tensor) and b.ndim == 2:
         return linear(net, a, b.T)
+    if isinstance(a, Tensor) and a.ndim == 2 and isinstance(b, Index) and len(net.full(b)) > 2:
+        turned = linear(net, net.move(torch.transpose, b, [-2, -1], {}), a)
+        return net.move(torch.transpose, turned, [-2, -1], {})  # type: ignore[no-any-return]
+    if isinstance(a, Index) and isinstance(b, Tensor) and b.ndim == 1 and len(net.full(a)) > 1:
+        row: Index = net.move(torch.squeeze, linear(net, a, b[None]), [-1], {})
+        return row
     if (
         not isinstance(a, Index)
         or not isinstance(b, Index)
         or min(len(net.full(a)), len(net.full(b))) < 2
     ):
-        raise net.refuse("a product with a constant on the left or with a vector")
+        raise net.refuse("a product with these constants or with a vector")
     (*first, i, k), (*second, _, j) = net.full(a), net.full(b)
     batch = tuple(torch.broadcast_shapes(first, second))  # type: ignore[no-untyped-call]
     a, b = net.expanded(a, (*batch, i, k)), net.expanded(b, (*batch, k, j))
@@ -224,8 +218,15 @@ def product(net: Builder, equation: str, a: Index, b: Index, full: tuple[int, ..
     letter.
     """
     (first, second), last = equation.split("->")[0].split(","), equation.split("->")[1]
-    lead = lead_of(full)
-    equation = f"{first[a.lead :]},{second[b.lead :]}->{last[lead:]}"
+    lead, _ = parted(full)
+    if not full:
+        raise net.refuse("a product that is summed over the batch")
+    if full == (1,) and not net.single(a) and not net.single(b):
+        # A product of two samples: the letter of the batch stands for an axis of its own.
+        a, b = (net.move(torch.unsqueeze, part, [0], {}) for part in (a, b))
+        equation = f"{first},{second}->{last}"
+    else:
+        equation = f"{first[a.lead :]},{second[b.lead :]}->{last[lead:]}"
     return net.curve(
         Product(equation),
         "a product of two quantities that depend on the input",

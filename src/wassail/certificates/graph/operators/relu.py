@@ -1,4 +1,4 @@
-"""ReLUs, and what is made of them: clamps, magnitudes, maxima."""
+"""ReLUs, and what is made of them: clamps, thresholds, magnitudes, maxima."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassail.certificates.graph.builder import Builder, Index
+from wassail.certificates.graph.builder import Builder, Index, sample_of
 from wassail.certificates.graph.operators.registry import spelled
 
 
@@ -42,12 +42,14 @@ def relu6(net: Builder, x: Index) -> Index:
     return clamp(net, x, 0.0, 6.0)
 
 
-@spelled("clamp")
+@spelled("clamp", "clip")
 def clamp(net: Builder, x: Index, min: Any = None, max: Any = None) -> Index:
     """`low + relu(x - low) - relu(x - high)`, each side on its own where only one is given."""
     one = torch.tensor(1.0, dtype=torch.float64)
-    min = net.fixed(min)
-    max = net.fixed(max)
+    if isinstance(net.fixed(min), Tensor) or isinstance(net.fixed(max), Tensor):
+        x = net.wide_as(x, torch.zeros(_together(min, max)))
+        shape = net.nodes[x].shape
+        min, max = (None if v is None else sample_of(v, shape, x.lead) for v in (min, max))
     if min is not None and not (isinstance(min, float) and min == -math.inf):
         low = torch.as_tensor(min, dtype=torch.float64)
         x = net.exactly(net.relu(net.exactly(x, one, -low)), one, low)
@@ -57,6 +59,12 @@ def clamp(net: Builder, x: Index, min: Any = None, max: Any = None) -> Index:
         high = torch.as_tensor(max, dtype=torch.float64)
         x = net.exactly(net.relu(net.exactly(x, -one, high)), -one, high)
     return x
+
+
+def _together(*limits: Any) -> tuple[int, ...]:
+    """The shape that limits broadcast to."""
+    sizes = [v.shape for v in limits if isinstance(v, Tensor)]
+    return tuple(torch.broadcast_shapes(*sizes))  # type: ignore[no-untyped-call]
 
 
 @spelled("clamp_min")
@@ -71,7 +79,35 @@ def clamp_max(net: Builder, x: Index, max: Any) -> Index:
     return clamp(net, x, None, max)
 
 
-@spelled("abs")
+@spelled("threshold")
+def threshold(net: Builder, x: Index, threshold: float, value: float) -> Index:
+    """The value up to the threshold, then x: a maximum where the two are one number, else a
+    jump.
+    """
+    if value != threshold:
+        raise net.jumps("a threshold with another value")
+    return clamp(net, x, threshold)
+
+
+@spelled("softshrink")
+def softshrink(net: Builder, x: Index, width: float = 0.5) -> Index:
+    """`relu(x - width) - relu(-x - width)`, of which one is 0."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    if not 0 <= width < math.inf:
+        raise net.refuse("a soft shrinkage by less than 0 or by no finite number")
+    up, down = (net.relu(net.scaled(x, sign * one, -width * one)) for sign in (1, -1))
+    return net.difference(up, down)
+
+
+@spelled("hardshrink")
+def hardshrink(net: Builder, x: Index, width: float = 0.5) -> Index:
+    """x, but 0 up to the width: it jumps there, unless the width is 0 or less."""
+    if not width <= 0:
+        raise net.jumps("a hard shrinkage")
+    return x
+
+
+@spelled("abs", "absolute")
 def absolute(net: Builder, x: Index) -> Index:
     """`relu(x) + relu(-x)`."""
     return net.sum([net.relu(x), net.relu(net.negative(x))], exact=True)

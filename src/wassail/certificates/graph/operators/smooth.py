@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 
 from wassail.certificates.graph.builder import Builder, Index
@@ -35,13 +38,26 @@ def silu(net: Builder, x: Index) -> Index:
 
 @spelled("softplus")
 def softplus(net: Builder, x: Index, beta: float = 1.0, threshold: float = 20.0) -> Index:
-    """`softplus(beta x) / beta`; beyond the threshold torch returns x, off by at most
-    `exp(-threshold) / beta`.
+    """`softplus(beta x) / beta` up to `beta x = threshold`, and x beyond it: a jump that bounds pay
+    for.
     """
-    if threshold < 18:  # the jump is exp(-threshold) / beta
-        raise net.refuse("a softplus with a low threshold, where it jumps,")
+    if beta == 0 or not math.isfinite(beta) or not threshold > -math.inf:
+        raise net.refuse("a softplus with a beta of 0 or with parameters that are not finite")
     one = torch.tensor(1.0, dtype=torch.float64)
-    return net.scaled(net.activation(net.scaled(x, beta * one, None), "softplus"), one / beta, None)
+    bent = net.activation(net.scaled(x, beta * one, None), "softplus", threshold)
+    return net.scaled(bent, one / beta, None)
+
+
+@spelled("log_sigmoid")
+def log_sigmoid(net: Builder, x: Index) -> Index:
+    """`-softplus(-x)`, which torch computes without a threshold."""
+    return net.negative(net.activation(net.negative(x), "softplus"))
+
+
+@spelled("log_sigmoid_forward")
+def log_sigmoid_forward(net: Builder, x: Index) -> list[Any]:
+    """The same, with what a backward pass would need."""
+    return [log_sigmoid(net, x), None]
 
 
 @spelled("elu")
@@ -49,6 +65,10 @@ def elu(
     net: Builder, x: Index, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Index:
     """ELU, CELU, SELU: `scale (alpha E + (1 - alpha input_scale) relu)`, E of `input_scale x`."""
+    if not all(math.isfinite(v) for v in (alpha, scale, input_scale)):
+        raise net.refuse("an ELU with parameters that are not finite")
+    if input_scale < 0:  # E is another function on the other side of 0
+        raise net.refuse("a CELU with alpha < 0, which grows exponentially below 0,")
     one = torch.tensor(1.0, dtype=torch.float64)
     bent = net.activation(net.scaled(x, input_scale * one, None), "elu")
     bent = net.scaled(bent, scale * alpha * one, None)
@@ -63,6 +83,8 @@ def elu(
 @spelled("celu")
 def celu(net: Builder, x: Index, alpha: float = 1.0) -> Index:
     """`max(0, x) + min(0, alpha (exp(x / alpha) - 1))`."""
+    if alpha == 0:
+        raise net.refuse("a CELU with alpha 0")
     return elu(net, x, alpha, 1.0, 1 / alpha)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.graph.activations import ACTIVATIONS
-from wassail.certificates.graph.builder import FAR, Builder, Index
+from wassail.certificates.graph.builder import GONE, Builder, Index
 from wassail.certificates.graph.operators.arithmetic import add, mul
 from wassail.certificates.graph.operators.normalise import RankOne
 from wassail.certificates.graph.operators.products import matmul
@@ -22,6 +22,7 @@ from wassail.certificates.graph.planes import (
     SMALL,
     STEEPEST,
     TINY,
+    Extent,
     Plane,
     Span,
     all_but_own,
@@ -39,7 +40,7 @@ from wassail.certificates.graph.planes import (
 )
 from wassail.rounding import UNIT
 
-AFTER = 3.0  # times what a cut gains at the softmax: what it gains in all, measured
+DEEP = 2000.0  # a weight of exp(-DEEP) is less than any rounding of a number that is not 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Softmax:
     """`exp(s_j) / sum_k exp(s_k)` over the last axis."""
 
     keeps_gain: ClassVar[bool] = False
+    lengthwise: ClassVar[bool] = False
 
     def value(self, *v: Tensor) -> Tensor:
         """Same shape."""
@@ -78,6 +80,10 @@ class Softmax:
         where r is larger. An entry that `flushed` drops counts less than `SMALL u` upward, and less
         than 70 times that downward beyond its part of the gap. A rest below `SMALL` only says where
         a plane is of no use.
+
+        An entry whose weight is below `exp(-DEEP / 2)` on the whole box (a mask by a large number)
+        moves a sum by less than a rounding, however wide its range is. It could only count where
+        others fall as far, by more than 900, and the gap of these is twice as wide as they fall.
         """
         (c,), ((low, high),) = centres, spans
         z, m, r = middle_of(c, low, high)
@@ -87,6 +93,7 @@ class Softmax:
         rest = all_but_own(p)
         kept = flushed(p)
         bottom, top = odds(*end_points(c, low, high))
+        m, r = (torch.where(top < -DEEP / 2, 0.0, v) for v in (m, r))
         useful = (rest > SMALL) & (top - bottom < LARGEST)
         bottom, top = (torch.where(useful, side, 0.0) for side in (bottom, top))
         at = [torch.where(useful, side, 0.0) for side in odds(z, z)]
@@ -121,30 +128,9 @@ class Softmax:
         u = torch.where(better, u, 0.0)
         return RankOne(u, -u, kept, off, far)
 
-    def gains(
-        self, w: Tensor, centres: Sequence[Tensor], spans: Sequence[Span], far: Tensor
-    ) -> tuple[Tensor, ...]:
-        """By how much `<w, far>` may shrink where the span of an entry is halved, for each entry:
-        w `(R, *out)`, >= 0; `(R, *in)`.
-
-        Half of what the entry's row adds to `sum_kl |H_kl| r_k r_l / 2`, H the second derivatives
-        of `p_j`: `p_j ((1_jk - p_k) (1_jl - p_l) - p_k (1_kl - p_l))`, with p in the middle of its
-        range. The sum is scaled to far where it is larger. `AFTER`: the range of p shrinks too, and
-        with it the planes of a product that reads it.
-        """
-        low, high = end_points(centres[0], *spans[0])
-        r = (high - low) / 2
-        least, most = self.span((low, high))
-        p = (least + most) / 2
-        mean = (p * r).sum(-1, keepdim=True)
-        square = (p * r.square()).sum(-1, keepdim=True)
-        along = mean + (1 - 2 * p) * r  # the sum of |1_jl - p_l| r_l
-        bend = p * (along.square() + square + mean.square()) / 2
-        own = w * p * torch.minimum(far / bend.clamp(min=TINY), torch.ones_like(bend))
-        total = (own * along).sum(-1, keepdim=True)
-        first = p * (total - own * along) + (1 - p) * own * along
-        second = p * (r + mean) * own.sum(-1, keepdim=True)
-        return (AFTER * r * (first + second) / 4,)
+    def plane_on(self, centres: Sequence[Tensor], spans: Sequence[Span], extent: Extent) -> Plane:
+        """The spans are all it needs."""
+        return self.plane(centres, spans)
 
     def adjoint(self, g: Span, spans: Sequence[Span]) -> tuple[Span, ...]:
         """`p_j ((1 - p_j) h_j - sum_{k != j} p_k h_k)` with `h = g - mean`, and `p_j (1 - p_j)`
@@ -175,18 +161,34 @@ class Softmax:
 @spelled("softmax")
 def softmax(net: Builder, x: Index, dim: int, dtype: Any = None) -> Index:
     """Over any axis."""
+    net.axis(x, dim)
     last = len(net.full(x)) - 1
     if dim % (last + 1) != last:
-        net.axis(x, dim)
         turned = net.move(torch.transpose, x, [dim, last], {})
         found = softmax(net, turned, last)
         return net.move(torch.transpose, found, [dim, last], {})  # type: ignore[no-any-return]
-    if not net.nodes[x].shape:
-        raise net.refuse("an operation across the batch axis")
-    start = net.partial(x).logits(torch.zeros(1, *net.nodes[0].shape, dtype=torch.float64))
-    if bool((start.amax(-1) <= -FAR / 2).any()):
+    return net.curve(Softmax(), "softmax", _unmasked(net, x), lead=x.lead)
+
+
+def _unmasked(net: Builder, x: Index) -> Index:
+    """Scores without masked entries: each becomes one that is not masked in its row, less `DEEP`.
+
+    So its weight is 0, whatever the scores are. A mask by a finite number is no mask: it is added,
+    and the bounds on the scores tell what is left of the entry.
+    """
+    shape = net.nodes[x].shape
+    start = net.partial(x).logits(torch.zeros(1, *net.nodes[0].shape, dtype=torch.float64))[0]
+    top, best = start.max(-1, keepdim=True)
+    if bool((top <= -GONE / 2).any()):
         raise net.refuse("a softmax of which all entries are masked")
-    return net.curve(Softmax(), "softmax", x, lead=x.lead)
+    gone = start <= -GONE / 2
+    if not bool(gone.any()):
+        return x
+    own = torch.arange(start.numel()).reshape(shape)
+    where = torch.where(gone, own[..., :1] + best, own)
+    one = torch.tensor(1.0, dtype=torch.float64)
+    found = net.placed(x, where.flatten(), shape, x.lead)
+    return net.exactly(found, one, -DEEP * gone.double())
 
 
 @spelled("scaled_dot_product_attention")

@@ -34,6 +34,33 @@ def sort(
     return [cat(net, parts, dim), None]
 
 
+@spelled("topk")
+def topk(
+    net: Builder, x: Index, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> list[Any]:
+    """The k largest or least entries, in order."""
+    if not sorted and k > 1:
+        raise net.refuse("a topk in no order")
+    whole = sort(net, x, dim, largest)[0]
+    return [net.move(torch.narrow, whole, [dim, 0, k], {}), None]
+
+
+@spelled("kthvalue")
+def kthvalue(net: Builder, x: Index, k: int, dim: int = -1, keepdim: bool = False) -> list[Any]:
+    """The k-th entry from below."""
+    whole = sort(net, x, dim)[0]
+    found = net.move(torch.narrow, whole, [dim, k - 1, 1], {})
+    return [found if keepdim else net.move(torch.squeeze, found, [dim], {}), None]
+
+
+@spelled("median")
+def median(net: Builder, x: Index, dim: Any = None, keepdim: bool = False) -> list[Any]:
+    """Of an even number of entries the lower one, as in torch."""
+    if dim is None:
+        raise net.refuse("a median over the batch axis")
+    return kthvalue(net, x, (net.full(x)[dim] + 1) // 2, dim, keepdim)
+
+
 @spelled("amax", "max", "amin", "min")
 def extreme(net: Builder, x: Index, dim: Any = None, keepdim: bool = False) -> Any:
     """The largest or least entry along axes: a tree of comparators."""

@@ -1,0 +1,365 @@
+"""Rows of coefficients backward through a network whose lines and planes are known: CROWN with the
+slopes it chooses, and with those that an ascent finds (alpha-CROWN, Xu et al. 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.bounds.backward import Backward
+from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.bounds.chunks import ALONE
+from wassail.certificates.bounds.lines import Arithmetic, Bend, Lines, Slopes
+from wassail.certificates.bounds.rows import (
+    add_to,
+    doubled,
+    flattened,
+    of_owner,
+    repeated,
+    row_dot,
+    unflattened,
+    units_of,
+)
+from wassail.certificates.graph.graph import Affine, Graph, Relu
+from wassail.certificates.graph.maps import Pick, Sum, laid_out
+from wassail.errors import InputError
+from wassail.ties import firm
+
+FULL = 0.8  # share of active neurons from which on the others are multiplied, too
+
+
+class Substitution:
+    """What is known of a network on N balls, as rows that go backward need it.
+
+    exact, fast, parallel: the lines and planes of float64, of float32, and of float32 with two
+    parallel lines for each neuron; inputs: the balls, as coefficients of the input are laid out;
+    rows: coefficient vectors substituted so far.
+    """
+
+    def __init__(self, graph: Graph, balls: Balls) -> None:
+        _check_precision(graph)
+        self.graph = graph
+        self.balls = balls
+        self.users = graph.users
+        self.exact = Arithmetic(graph, torch.float64)
+        self.fast = Arithmetic(graph, torch.float32)
+        self.parallel = Arithmetic(graph, torch.float32, self.fast)
+        start = graph.nodes[0].shape
+        self.order = flattened(
+            torch.arange(graph.inputs, device=graph.device).reshape(1, *start).contiguous()
+        )[0]
+        # as coefficient vectors are laid out: pixel by pixel, where there are several channels
+        images = len(start) == 3 and start[0] > 1
+        self.inputs = balls.reordered(self.order) if images else balls
+        self._bends: dict[int, Bend] = {}
+        self._slopes: dict[int, Slopes] = {}
+        # whether a node has any, and how to make them
+        self._unasked: dict[int, tuple[Tensor, partial[Bend]]] = {}
+        # Where one of the slopes of the only activation that reads a matrix is not 0, by the
+        # matrix's node; and as places, by that and the sample.
+        self.passing: dict[int, Tensor] = {}
+        self.awake: dict[tuple[int, int], Tensor | None] = {}
+        self.rows = 0
+
+    def later(self, i: int, crossing: Tensor, make: partial[Bend]) -> None:
+        """How to make what `bends` knows of node i; crossing: its undecided neurons."""
+        self._unasked[i] = (crossing.any(), make)
+
+    @property
+    def bends(self) -> dict[int, Bend]:
+        """What an ascent or a branching needs to know of the ReLU nodes with undecided neurons.
+
+        Whether a node has any is asked for all nodes at once, since the host waits for a device's
+        answer.
+        """
+        if self._unasked:
+            some = torch.stack([flag for flag, _ in self._unasked.values()]).tolist()
+            self._bends.update(
+                {i: make() for (i, (_, make)), any_ in zip(self._unasked.items(), some) if any_}
+            )
+            self._unasked.clear()
+        return self._bends
+
+    def bound(
+        self, last: int, rows: Tensor, owner: Tensor, steps: int = 0, both: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`<row, d_last> <= constant + <a, d_0>` on each row's ball: `(R, *shape), (R,) -> (R,),
+        (R, n), (R,)`.
+
+        both: the negatives of the rows after them, `2 R` of each. With steps the slopes of the
+        lower lines are optimised for each row on its own (alpha-CROWN, Xu et al. 2021): any slope
+        between the neuron's two gives a bound.
+        """
+        constant, a, owner = self.substitute(self.exact, last, rows, owner, both)
+        rows = torch.cat([rows, -rows]) if both else rows
+        return *self.climbed(last, rows, owner, steps, constant, a), owner
+
+    def climbed(
+        self, last: int, rows: Tensor, owner: Tensor, steps: int, constant: Tensor, a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The better, row by row, of bounds that `bound` gave without steps, `(R,)` and `(R, n)`,
+        and those with steps.
+        """
+        if not steps or not any(i < last and i in self.bends for i in self.exact.lines):
+            return constant, a
+        ascend = self._climb if self.graph.curved else self._ascend
+        alpha = ascend(last, rows.float(), owner, steps)
+        other, b, _ = self.substitute(
+            self.exact, last, rows, owner, False, {k: v.double() for k, v in alpha.items()}
+        )
+        better = other + self.inputs.upper(b, owner) < constant + self.inputs.upper(a, owner)
+        return torch.where(better, other, constant), torch.where(better[:, None], b, a)
+
+    def slopes(self, i: int) -> Slopes:
+        """The lines of activation i in float64, as a choice of slopes sees them."""
+        if i not in self._slopes:
+            self._slopes[i] = Slopes.of(self.exact.lines[i], self.bends.get(i), self.exact)
+        return self._slopes[i]
+
+    def _ascend(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
+        """The slopes of the lower lines that gave each row its lowest bound, by Adam in
+        float32: nothing is proved here.
+        """
+        lines = {i: self.slopes(i).to(rows.dtype).take(owner) for i in self.exact.lines if i < last}
+        alpha = {i: repeated(lines[i].down, rows.shape[0]) for i in self.bends if i < last}
+        ascent = Ascent(list(alpha.values()))
+        for step in range(1, steps + 1):
+            clock.check()
+            found = self._pulled(last, rows, owner, lines, alpha, step < steps)
+            if found is None:  # no undecided neuron feeds the rows
+                break
+            value, pulls = found
+            ascent.keep(-value, list(alpha.values()))
+            if step == steps:  # nothing comes after it
+                break
+            for i, move in zip(alpha, ascent.moves([pulls.get(i) for i in alpha])):
+                if move is not None:
+                    moved = torch.sub(alpha[i], move, alpha=0.3 * 0.9**step)
+                    alpha[i] = torch.maximum(moved, self.bends[i].slope).clamp_(max=1.0)
+        return dict(zip(alpha, ascent.kept))
+
+    def _pulled(
+        self,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        lines: Mapping[int, Slopes],
+        alpha: Mapping[int, Tensor],
+        steer: bool,
+    ) -> tuple[Tensor, dict[int, Tensor]] | None:
+        """The bound of each row with these slopes, `(R,)`, and, to steer by, its gradient with
+        respect to them, rounded anyhow; None where no slope matters.
+
+        The gradient with respect to the coefficients of the input is the deviation that reaches the
+        bound. From there it goes up through the network, as a point does.
+        """
+        nodes = self.graph.nodes
+        maps = self.fast.maps
+        path: dict[int, Tensor] = {}
+        none = rows.new_zeros(len(rows), dtype=torch.float64)
+
+        def watch(_: Backward, i: int, w: Tensor) -> None:
+            path[i] = w
+
+        back = Backward(self.graph, self.fast, {last: rows}, none, owner, sure=False, watch=watch)
+        for i, node, w in back.neurons(last):
+            back.take(node, *lines[i].pull(w, alpha.get(i, lines[i].down)))
+        known = [i for i in path if i in alpha]
+        if not known or 0 not in back.weight:
+            return None
+        a = flattened(back.weight[0])
+        if not steer:
+            return back.constant + self.inputs.support(a, owner), {}
+        reach, point = self.inputs.worst(a, owner)
+        moved = {0: laid_out(unflattened(point, nodes[0].shape))}
+        pulls: dict[int, Tensor] = {}
+        for i, w in reversed(path.items()):
+            if i > known[0]:
+                break
+            given = [moved[j] for j in nodes[i].inputs]
+            if i in lines:
+                moved[i], pull = lines[i].push(w, alpha.get(i, lines[i].down), given[0])
+                if i in alpha:
+                    pulls[i] = pull
+            else:
+                moved[i] = maps[i].forward(*given)
+        return back.constant + reach, pulls
+
+    def _climb(self, last: int, rows: Tensor, owner: Tensor, steps: int) -> dict[int, Tensor]:
+        """As `_ascend`, for networks with curves, whose planes have no way back of their own: by
+        torch's gradients.
+        """
+        alpha = {
+            i: of_owner(self.bends[i].down, owner)
+            .expand(len(rows), *self.bends[i].down.shape[1:])
+            .clone()
+            for i in self.bends
+            if i < last
+        }
+        ascent = Ascent(list(alpha.values()))
+        for step in range(1, steps + 1):
+            clock.check()
+            with torch.enable_grad():
+                leaves = {i: a.requires_grad_(True) for i, a in alpha.items()}
+                constant, a, _ = self.substitute(self.fast, last, rows, owner, False, leaves)
+                value = constant + self.inputs.upper(firm(a), owner)
+                if not value.requires_grad:  # no undecided neuron feeds the rows
+                    break
+                pulls: tuple[Tensor | None, ...] = ()
+                if step < steps:
+                    pulls = torch.autograd.grad(
+                        value.sum(), list(leaves.values()), allow_unused=True
+                    )
+            ascent.keep(-value.detach(), list(alpha.values()))
+            if step == steps:  # nothing comes after it
+                break
+            for i, move in zip(alpha, ascent.moves(pulls)):
+                old = alpha[i].detach()
+                if move is None:  # no undecided neuron of this node feeds the row's
+                    alpha[i] = old
+                    continue
+                slope = self.bends[i].slope
+                alpha[i] = torch.minimum(
+                    torch.maximum(old - 0.3 * 0.9**step * move, slope), torch.ones_like(slope)
+                )
+        return dict(zip(alpha, ascent.kept))
+
+    def substitute(
+        self,
+        kind: Arithmetic,
+        last: int,
+        rows: Tensor,
+        owner: Tensor,
+        both: bool,
+        alpha: Mapping[int, Tensor] | None = None,
+        units: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Backward to the input by lines; until the first activation the rows and their negatives
+        go through as one. units: the rows are unit vectors, and given by their places `(R,)`.
+        """
+        weight: dict[int, Tensor] = {last: rows}
+        constant = kind.floors[last][owner].expand(len(rows))
+        if units:
+            weight, constant = self.units(kind, last, rows, owner)
+        self.rows += len(rows) * (1 + both)
+        columns = partial(self.columns, last)
+        back = Backward(self.graph, kind, weight, constant, owner, both, columns=columns)
+        for i, node, w in back.neurons(last):
+            part, more = self._through(kind, i, w, back.owner, back.both, alpha)
+            if back.both:
+                back.double()
+            back.take(node, part, more)
+        a = back.inputs()
+        return back.constant, a, back.owner
+
+    def _through(
+        self,
+        kind: Arithmetic,
+        i: int,
+        w: Tensor,
+        owner: Tensor,
+        both: bool,
+        alpha: Mapping[int, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Coefficients `(R, *shape)` of the output of activation i, and then their negatives if
+        both are wanted, as those of its input, and a constant `(R,)`.
+        """
+        if both and alpha is None:
+            return kind.lines[i].take(owner).pull_both(w)
+        if both:
+            w = torch.cat([w, -w])
+            owner = doubled(owner)
+        if alpha is not None and i in alpha and kind is self.exact:
+            return self._bent(i, w, owner, alpha[i])
+        line = self._lines(kind, i, owner, alpha)
+        w = firm(w)
+        size = w.abs()
+        constant = row_dot(w, line.off) + row_dot(size, line.far)
+        return torch.addcmul(w * line.mid, size, line.rad), constant
+
+    def columns(self, last: int, i: int, w: Tensor, owner: Tensor) -> Tensor | None:
+        """Where rows of coefficients of node i, a matrix, can differ from 0: neurons that are never
+        active pass nothing on. None where it is not worth knowing, or not known without asking a
+        device. last: where the rows began.
+        """
+        if i == last or i not in self.passing or w.shape[0] < ALONE or owner.shape[0] != 1:
+            return None
+        at = (i, int(owner))
+        if at not in self.awake:
+            active = self.passing[i][at[1]].nonzero()[:, 0]
+            self.awake[at] = active if len(active) < FULL * w.shape[1] else None
+        return self.awake[at]
+
+    def _bent(self, i: int, w: Tensor, owner: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients through activation i with the slopes `alpha` below, in float64."""
+        op = self.graph.nodes[i].op
+        assert isinstance(op, Relu)
+        line = self.slopes(i).take(owner)
+        # Between its two slopes, also after it was rounded to float32.
+        a = torch.maximum(alpha, op.slope).clamp(max=1.0)
+        return line.pull(w, torch.where(line.crossing > 0, a, line.down))
+
+    def units(
+        self, kind: Arithmetic, last: int, place: Tensor, owner: Tensor
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Unit vectors for entries `place` of a node, taken through the affine nodes right before
+        it: the coefficients that they become, and the errors on the way, `(R,)`.
+
+        A row of a map is read off its weights, and nothing is rounded. A sum passes unit vectors on
+        as they are.
+        """
+        weight: dict[int, Tensor] = {}
+        constant = kind.floors[last][owner].expand(len(place))
+        pure = [last]
+        while pure:
+            i = pure.pop()
+            node = self.graph.nodes[i]
+            if not isinstance(node.op, Affine):
+                add_to(weight, i, units_of(node, place, kind.dtype))
+                continue
+            if i in kind.errors:
+                error = kind.errors[i]
+                constant = constant + error.reshape(len(error), -1)[owner, place].double()
+            map_ = node.op.map
+            passed = isinstance(map_, Sum) or (isinstance(map_, Pick) and map_.source is None)
+            if passed and all(self.users[j] == [i] or j == 0 for j in node.inputs):
+                pure.extend(node.inputs)
+                continue
+            for j, part in zip(node.inputs, kind.maps[i].rows(place, node)):
+                add_to(weight, j, part)
+        return weight, constant
+
+    def _lines(
+        self, kind: Arithmetic, i: int, owner: Tensor, alpha: Mapping[int, Tensor] | None
+    ) -> Lines:
+        """The lines of activation i for rows of `owner`, with the slopes `alpha` below if there
+        are any: those in float32, for an ascent.
+        """
+        if alpha is None or i not in alpha:
+            return kind.lines[i].take(owner)
+        bend = self.bends[i].take(owner)
+        line = kind.lines[i].take(owner)
+        a = alpha[i]
+        below = a * bend.c - bend.here  # the line through the kink
+        mid = (bend.up + a) / 2
+        rad = (bend.up - a) / 2
+        off = (bend.above + below) / 2
+        far = (bend.above - below) / 2
+        pairs = ((mid, line.mid), (rad, line.rad), (off, line.off), (far, line.far))
+        return Lines(*(torch.where(bend.crossing, new, old) for new, old in pairs))
+
+
+def _check_precision(graph: Graph) -> None:
+    """Refuse products that are rounded to fewer digits than bounds account for."""
+    reduced = torch.get_float32_matmul_precision() != "highest"
+    if reduced or torch.is_autocast_enabled(graph.device.type):
+        raise InputError(
+            "torch is set to round float32 products to fewer digits: certify outside autocast and "
+            "with torch.set_float32_matmul_precision('highest')."
+        )

@@ -1,0 +1,98 @@
+"""Radii by the products of the layers' norms, from the sample and from a ball around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.norms import pair_products
+from wassail.certificates.prove.exact import slack_of
+from wassail.certificates.prove.problem import Problem
+from wassail.certificates.prove.rungs import BATCH
+
+SHARES = (0.125, 0.25, 0.5)  # of the radius by the products alone: the balls
+WORTH = 0.25  # of a radius, which the products alone must give
+INSIDE = 1 - 1e-9  # at the radius itself a margin may be 0
+
+
+def product_radii(problem: Problem, other: Tensor, enough: Tensor | None = None) -> Tensor:
+    """Radii by linear bounds on a ball and products of norms beyond it, `(N,)` on the CPU; 0 where
+    there are none, or the clock stopped it.
+
+    A point at distance t > rho is t - rho away from one of the ball of radius rho, on the way to
+    the sample and so in the box. With margins of at least m there, and L the product of the norms,
+    it has at least `m - L (t - rho)`: so `rho + m / L` is a radius, for every rho. Near the sample
+    linear bounds lose less than L times the distance.
+
+    Args:
+        problem: the samples.
+        other: radii that are proved otherwise, or wanted, float64 `(N,)`; where they are far beyond
+            the products only the ball of radius 0 is tried.
+        enough: radii beyond which no larger one is sought, `(N,)`; default None, none.
+    """
+    found = torch.zeros(len(problem), dtype=torch.float64)
+    enough = torch.full_like(found, math.inf) if enough is None else enough
+    if problem.graph.curved:  # no product is finite
+        return found
+    if clock.out_of_time():
+        return found
+    exact = problem.exact
+    classes = sorted(set(problem.y.tolist()))
+    steep = {k: pair_products(exact.graph, problem.norm, k).clamp(min=1e-300) for k in classes}
+    for rows in torch.split(torch.arange(len(problem)), BATCH) if len(problem) else ():
+        part = problem.take(rows)
+        slopes = torch.stack([steep[k] for k in part.labels.tolist()])
+        try:
+            found[rows] = _of_batch(part, slopes, other[rows], enough[rows])
+        except clock.Late:
+            break
+    return found
+
+
+def _of_batch(problem: Problem, steep: Tensor, other: Tensor, enough: Tensor) -> Tensor:
+    """The same for one batch; steep: of the margins, `(N, K)`."""
+    exact = problem.exact
+    none = torch.zeros(len(problem), dtype=torch.float64)
+    here = exact.bounds(none).cpu()
+    alone = _rounded(problem, lambda slack: _beyond(problem, none, here, steep, slack))
+    left = ((alone > WORTH * other) & (alone < enough)).nonzero()[:, 0]
+    if not len(left):
+        return alone
+    part = problem.take(left)
+    balls = [share * alone[left] for share in SHARES]
+    margins = [part.exact.bounds(radius).cpu() for radius in balls]
+
+    def best(slack: Tensor | float) -> Tensor:
+        each = zip(balls, margins)
+        radii = [_beyond(part, ball, lowest, steep[left], slack) for ball, lowest in each]
+        return torch.stack(radii).amax(0)
+
+    alone[left] = torch.maximum(alone[left], _rounded(part, best))
+    return alone
+
+
+def _beyond(
+    problem: Problem, ball: Tensor, lowest: Tensor, steep: Tensor, slack: Tensor | float
+) -> Tensor:
+    """`rho + min_j (m_j - slack_j) / L_j`, 0 where a margin is not above its slack, `(N,)`."""
+    own = problem.labels[:, None]
+    spare = lowest - slack
+    above = (spare > 0).scatter(1, own, True).all(1)
+    radius = ball + (spare / steep).scatter(1, own, math.inf).amin(1)
+    return torch.where(above, radius * INSIDE, 0.0)
+
+
+def _rounded(problem: Problem, radius: Callable[[Tensor | float], Tensor]) -> Tensor:
+    """A radius of the exact function, less what rounding may take of the margins within it.
+
+    Args:
+        problem: the samples.
+        radius: the radius, given how far executed margins may be below exact ones.
+    """
+    far = radius(0.0)
+    slack = slack_of(problem, far)
+    return far if slack is None else torch.minimum(far, radius(slack))

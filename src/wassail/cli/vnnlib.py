@@ -1,0 +1,108 @@
+"""`wassail vnnlib`: one property of one network, or a whole set of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from wassail.cli.shared import checked_threads, folder_of, seconds_text, writing
+from wassail.errors import FAILS, HOLDS, UNKNOWN, InputError
+from wassail.writing import save
+
+
+def vnnlib_options(children: argparse._SubParsersAction[Any]) -> None:
+    """The options of `wassail vnnlib`."""
+    parser = children.add_parser(
+        "vnnlib", help="sat, unsat or unknown: a VNN-LIB property of an ONNX network"
+    )
+    parser.add_argument("network", nargs="?", metavar="NET.onnx", help="also compressed, .gz")
+    parser.add_argument("property", nargs="?", metavar="PROP.vnnlib", help="also compressed, .gz")
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        default=None,
+        help="seconds for one property (default: those of instances.csv; else effort, not time, "
+        "is limited)",
+    )
+    parser.add_argument(
+        "--csv",
+        metavar="FILE",
+        default=None,
+        help="instances.csv instead of two files: network,property,seconds in every line",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        default=None,
+        help="with --csv: results.csv, counterexamples and solved.png; started again it goes on",
+    )
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="with --csv: lines that contain this"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the verdict and the counterexample"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the attack (default: %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=None, help="CPU threads (default: torch's own)"
+    )
+    parser.set_defaults(run=vnnlib_command)
+
+
+def vnnlib_command(options: argparse.Namespace) -> int:
+    """Answer one property, or all of a set."""
+    checked_threads(options)
+    limit = None if options.timeout is None else seconds_text(options.timeout)
+    if options.csv is not None:
+        if options.network is not None:
+            raise InputError("--csv names the files: give it, or a network and a property.")
+        if options.out is None:
+            raise InputError("--csv needs a place for its results: add --out DIR.")
+    elif options.network is None or options.property is None:
+        raise InputError("give a network and a property, or --csv instances.csv.")
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    return _one(options, limit) if options.csv is None else _set(options, limit)
+
+
+def _one(options: argparse.Namespace, limit: float | None) -> int:
+    """One property: the verdict, and a counterexample in the format of the competitions."""
+    from wassail.vnnlib.property import Property
+
+    property_ = Property.read(options.property)
+    answer = property_.decide(options.network, time_limit=limit, seed=options.seed)
+    lines = [answer.status]
+    if answer.status == "sat":
+        lines.append(answer.counterexample(property_))
+    print("\n".join(lines))
+    if answer.reason:
+        print(f"unknown: {answer.reason}", file=sys.stderr)
+    if answer.status == "sat":
+        print(f"checked in {', '.join(answer.checked)}", file=sys.stderr)
+    if options.output is not None:
+        with writing(Path(options.output)):
+            save(options.output, "\n".join(lines) + "\n")
+    return {"unsat": HOLDS, "sat": FAILS, "unknown": UNKNOWN}[answer.status]
+
+
+def _set(options: argparse.Namespace, limit: float | None) -> int:
+    """A whole set: a line for each instance, then a table and a plot."""
+    from wassail.vnnlib.sets import Result, run_set, status_line, summary, write_plot
+
+    folder = folder_of(options)
+    assert folder is not None
+
+    def tell(result: Result) -> None:
+        print(f"{result.network} {result.question}: {status_line(result)}", flush=True)
+
+    results = list(run_set(options.csv, folder, limit, options.only, None, tell))
+    print(summary(results))
+    try:
+        print(f"wrote {write_plot(folder, results)}")
+    except InputError as error:
+        print(f"no solved.png: {error}")
+    return HOLDS

@@ -1,0 +1,178 @@
+"""Certified radii of a run, proved again."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wassail.certificates.graph.graph import Graph
+from wassail.certificates.graph.reader import read
+from wassail.certificates.prove.radii import METHODS, radii
+from wassail.certificates.prove.radius import EXACT as MET
+from wassail.certificates.prove.rungs import BATCH
+from wassail.certificates.prove.verify import verify as prove
+from wassail.evaluation.notes import Notes
+from wassail.evaluation.result import Outcome
+from wassail.network import Model
+from wassail.threat import Threat
+
+CONFIDENCE = 0.95
+EXACT = 1e-6  # relative: an exact radius is the distance itself to 1e-9, and both are computed
+PATIENCE = 60.0  # seconds for a radius that the usual work does not prove again
+NEARLY = 2e-4  # the same in executed arithmetic
+
+
+def most_false(n: int, k: int, confidence: float = CONFIDENCE) -> int:
+    """How many of n may be false when k of them, drawn at random, were all true: the largest number
+    that is still likely.
+
+    With F false ones a draw of k holds none of them with probability C(n - F, k) / C(n, k)
+    (hypergeometric). The answer is the largest F for which that is at least 1 - confidence: more
+    are ruled out.
+    """
+    low = 0
+    high = n - k
+    while low < high:
+        middle = (low + high + 1) // 2
+        likely = float(np.log1p(-middle / (n - np.arange(k, dtype=np.float64))).sum()) if k else 0.0
+        low, high = (
+            (middle, high) if likely >= math.log(1 - confidence) - 1e-12 else (low, middle - 1)
+        )
+    return low
+
+
+def prove_again(run: Outcome, model: Model, share: float, seed: int, notes: Notes) -> None:
+    """Prove radii again, all of them or a share drawn at random.
+
+    Args:
+        run: the evaluation, with radii.
+        model: that it is about.
+        share: of the radii above 0, between 0 and 1.
+        seed: of the draw.
+        notes: where the answer goes.
+    """
+    assert run.radii is not None
+    claimed = (run.radii > 0).nonzero()[:, 0]
+    wrong = int(((run.radii > 0) & (run.predicted != run.y)).sum())
+    if wrong:
+        notes.problems.append(f"{wrong} radii are above 0 where the sample is wrong already.")
+    n = len(claimed)
+    if share == 0:
+        notes.unchecked.append(
+            f"{n} certified radii: none was proved again (radii=True, or a share of them; --radii)."
+        )
+        return
+    count = min(math.ceil(share * n), n)
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:count])
+    index = claimed[torch.from_numpy(chosen)]
+    method = str((run.info.get("certify") or {}).get("method", "auto"))
+    method = method if method in METHODS else "auto"
+    graph = read(model, tuple(run.images([])[0].shape[1:]), smooth=True)
+    found = [0, 0, 0]
+    for part in torch.split(index, BATCH) if count else ():
+        found = [a + b for a, b in zip(found, _unproved(run, graph, part, method))]
+    words = (
+        "could not be proved again",
+        "are called exact and are not the distance",
+        "are called exact, and that could not be shown again",
+    )
+    false = [f"{k} of {count} radii {text}." for k, text in zip(found, words) if k]
+    notes.problems += false
+    if count == n:
+        notes.cover("radii", "exact")
+    if false:
+        return
+    if count == n:
+        notes.checked.append(f"all {n} radii above 0 were proved again.")
+        return
+    most = most_false(n, count)
+    notes.checked.append(
+        f"{count} of {n} radii above 0, drawn at random, were proved again: at "
+        f"{100 * CONFIDENCE:g} % confidence "
+        f"at most {most} of {n} are false."
+    )
+    notes.unchecked.append(f"the other {n - count} radii.")
+
+
+def _unproved(run: Outcome, graph: Graph, index: Tensor, method: str) -> tuple[int, int, int]:
+    """How many radii of some samples are not proved; how many of the others are called exact and
+    are not, and how many of those cannot be shown to be.
+    """
+    assert run.radii is not None and run.exact is not None
+    x, _ = run.images(index.tolist())
+    y = run.y[index]
+    stated = run.radii[index]
+    exact = run.exact[index]
+    threat = run.threat
+    arithmetic = "executed" if run.certificate.get("arithmetic") == "executed" else "exact"
+    search = (exact | torch.isinf(stated)).nonzero()[:, 0]
+    bad = torch.zeros(len(index), dtype=torch.bool)
+    # In executed arithmetic what an exact search finds depends, by rounding, on where it began:
+    # what is proved does not.
+    same = EXACT if arithmetic == "exact" else NEARLY
+    simple = torch.isfinite(stated) & (~exact if arithmetic == "exact" else True)
+    left = simple.nonzero()[:, 0]
+    # Any proof will do, so the cheapest way is tried first.
+    for way in dict.fromkeys(("crown", method, "auto")):
+        if len(left):
+            left = left[~_proved(graph, x[left], y[left], threat, way, arithmetic, stated[left])]
+    if len(left) and method == "branch":  # a search may have taken more than the usual work
+        left = left[~_patiently(graph, x[left], y[left], threat, arithmetic, stated[left])]
+    bad[left] = True
+    if not len(search):
+        return int(bad.sum()), 0, 0
+    upper = run.distances[index][search]
+    found = radii(
+        graph,
+        x[search],
+        y[search],
+        threat.norm,
+        threat.domain,
+        method,
+        arithmetic=arithmetic,
+        upper=upper,
+    )
+    claimed = stated[search]
+    short = (found.values < claimed) & ((arithmetic == "exact") | torch.isinf(claimed))
+    # The search stops a little below the distance.
+    near_miss = (short & torch.isfinite(claimed)).nonzero()[:, 0]
+    if len(near_miss):
+        some = search[near_miss]
+        at = claimed[near_miss]
+        short[near_miss] = ~_proved(graph, x[some], y[some], threat, method, arithmetic, at)
+    bad[search] |= short
+    near = (found.values - claimed).abs() <= same * claimed
+    near |= torch.isinf(found.values) & torch.isinf(claimed)
+    known = torch.where(found.exact, near, _met(claimed, upper, arithmetic))
+    vague = exact[search] & ~bad[search] & ~known
+    return int(bad.sum()), int((vague & found.exact).sum()), int((vague & ~found.exact).sum())
+
+
+def _proved(
+    graph: Graph, x: Tensor, y: Tensor, threat: Threat, way: str, arithmetic: str, at: Tensor
+) -> Tensor:
+    """Which radii one method proves."""
+    eps = Threat(threat.norm, math.inf, float(at.max()), threat.domain)
+    return prove(graph, x, y, eps, way, arithmetic=arithmetic, at=at).proved
+
+
+def _met(claimed: Tensor, distances: Tensor, arithmetic: str) -> Tensor:
+    """Which radii are exact where no search finds the distance: executed ones, proved, with a flip,
+    which was looked at, near enough.
+    """
+    near = claimed >= distances * (1 - MET) * (1 - 1e-9)
+    return near & (arithmetic == "executed")
+
+
+def _patiently(
+    graph: Graph, x: Tensor, y: Tensor, threat: Threat, arithmetic: str, stated: Tensor
+) -> Tensor:
+    """Which stated radii branching proves when it is given more time."""
+    eps = Threat(threat.norm, math.inf, float(stated.max()), threat.domain)
+    patience = PATIENCE * len(x)
+    return prove(
+        graph, x, y, eps, "branch", arithmetic=arithmetic, at=stated, time_limit=patience
+    ).proved

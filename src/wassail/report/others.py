@@ -1,0 +1,169 @@
+"""Labels that change and other people beside inputs that move: for the terminal, the page, the
+model card and the board (THEORY 12).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wassail.evaluation.run import Evaluation
+from wassail.evaluation.signoff import independent, others_population
+from wassail.report.html import (
+    Html,
+    attacked_percent,
+    name,
+    number_cell,
+    proved,
+    section,
+    spell,
+    table,
+    tag,
+)
+from wassail.threat import Threat, ceil_percent, floor_percent, show
+
+CONFIDENCE = 0.95
+MOST_GROUPS = 40  # of the page; more are told by their number
+DEFINITIONS = """\
+with others: the same budget also pays for changed labels, at their price each, the worst
+subpopulation of the stated share is drawn, and the groups have the worst weights in their ranges.
+By arithmetic on the same flips and radii: no attack or proof was made for it."""
+
+
+def terms(run: Evaluation) -> str:
+    """What may change besides inputs, in words.
+
+    Args:
+        run: an evaluation with others.
+    """
+    return run.others_threats[0].others.removeprefix(", ")
+
+
+def figures(run: Evaluation, threat: Threat) -> tuple[float, float, tuple[float, float] | None]:
+    """Certified and attacked accuracy, and both sides for all inputs or None.
+
+    Args:
+        run: an evaluation with others.
+        threat: one of its `others_threats`.
+    """
+    curve = run.others_curve(threat.order)
+    sure = curve.population(CONFIDENCE)(threat.eps) if independent(run) else None
+    return *curve(threat.eps), sure
+
+
+def terminal_table(run: Evaluation, make: Any) -> Any:
+    """A rich table with one line for each threat.
+
+    Args:
+        run: an evaluation with others.
+        make: makes an empty table of the given columns.
+    """
+    columns = ("certified %", "attacked %", "all inputs: at least %", "at most %")
+    shown = make("with others", None, columns)
+    known = run.radii is not None
+    for threat in run.others_threats:
+        low, high, sure = figures(run, threat)
+        shown.add_row(
+            f"Omega_{threat.order:g}({show(threat.eps)})",
+            f"[bold]{floor_percent(low)}" if known else "",
+            f"[bold]{ceil_percent(high)}",
+            floor_percent(sure[0]) if known and sure else "",
+            ceil_percent(sure[1]) if sure else "",
+        )
+    return shown
+
+
+def others_panel(run: Evaluation) -> Html | None:
+    """The panel of the page: one line for each threat, and the ranges of the groups.
+
+    Args:
+        run: the evaluation.
+    """
+    if not run.others or not len(run):
+        return None
+    known = run.radii is not None
+    rows = []
+    for threat in run.others_threats:
+        low, high, sure = figures(run, threat)
+        cells = [
+            tag("th", f"p = {spell(threat.order)}, eps {show(threat.eps)}", scope="row"),
+            number_cell(proved(low) if known else "–", low if known else None),
+            number_cell(attacked_percent(high), high),
+            number_cell(*_limit(proved, sure, 0, known)),
+            number_cell(*_limit(attacked_percent, sure, 1, True)),
+        ]
+        rows.append(tag("tr", cells))
+    heads = ["Threat", "Certified", "Attacked", "All inputs: at least", "At most"]
+    said = [run.others_sentence, others_population(run, CONFIDENCE)]
+    return section(
+        "others",
+        "Other people and labels",
+        tag("p", f"{said[0]}.", class_="headline"),
+        tag("p", said[1]) if said[1] else None,
+        table(f"{len(rows)} threats, {terms(run)}", heads, rows, "Table with others"),
+        _groups(run),
+        lead=DEFINITIONS.replace("\n", " "),
+    )
+
+
+def _limit(
+    words: Any, sure: tuple[float, float] | None, side: int, known: bool
+) -> tuple[str, float | None]:
+    return (words(sure[side]), sure[side]) if sure is not None and known else ("–", None)
+
+
+def _groups(run: Evaluation) -> Html | None:
+    """The ranges of the groups beside their weights among the samples."""
+    groups = run.others["groups"]
+    if groups is None:
+        return None
+    if len(groups.names) > MOST_GROUPS:
+        return tag("p", f"{groups}.")
+    rows = []
+    weights = [0.0] * len(groups.names)
+    for place, mass in zip(groups.places, run.mu.tolist()):
+        weights[place] += mass
+    for group, low, high, weight in zip(groups.names, groups.low, groups.high, weights):
+        cells = [tag("th", name(str(group), 24), scope="row")]
+        cells += [number_cell(f"{100 * v:.2f} %", v) for v in (weight, low, high)]
+        rows.append(tag("tr", cells))
+    heads = ["Group", "Weight among the samples", "Least", "Greatest"]
+    return table("The groups and their weights", heads, rows, "Groups")
+
+
+def card_lines(run: Evaluation) -> list[str]:
+    """The part of a model card, in Markdown; none for a run without others.
+
+    Args:
+        run: the evaluation.
+    """
+    if not run.others or not len(run):
+        return []
+    lines = ["| order | eps | certified | attacked |", "|---|---|---|---|"]
+    for threat in run.others_threats:
+        low, high, _ = figures(run, threat)
+        least = "none" if run.radii is None else f"{floor_percent(low)} %"
+        lines.append(
+            f"| {threat.order:g} | {show(threat.eps)} | {least} | {ceil_percent(high)} % |"
+        )
+    sure = others_population(run, CONFIDENCE)
+    said = f"**Other people and labels.** {run.others_sentence}." + (f" {sure}" if sure else "")
+    return [said, "\n".join(lines)]
+
+
+def feed(run: Evaluation) -> dict[str, Any] | None:
+    """The figures for the board's feed, in %, or None.
+
+    Args:
+        run: the evaluation.
+    """
+    if not run.others or not len(run):
+        return None
+    found = {}
+    for threat in run.others_threats:
+        if threat.eps == run.threat.eps:
+            low, high, _ = figures(run, threat)
+            found[f"{threat.order:g}"] = {
+                "certified": None if run.radii is None else float(floor_percent(low)),
+                "attacked": float(ceil_percent(high)),
+            }
+    return {"terms": terms(run), "orders": found}

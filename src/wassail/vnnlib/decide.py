@@ -1,0 +1,219 @@
+"""Whether a network has a property: attacked first, then bounded, then split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from wassail.certificates import clock
+from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.search.boxes import BoxSearch, box_balls
+from wassail.certificates.search.margins import branch_margins
+from wassail.errors import InputError
+from wassail.network import versions
+from wassail.threat import parse_seconds
+from wassail.vnnlib.answer import Answer
+from wassail.vnnlib.attack import SHARE, attack
+from wassail.vnnlib.clauses import Part, UnsafeSet
+from wassail.vnnlib.unsafe import Group, Network
+
+EFFORT = 60.0  # seconds of one core, counted in operations, without a limit
+FEW = 64  # free inputs up to which boxes are split and nothing else
+FIRST = 0.05  # of the effort: boxes, where there are more inputs
+NEURONS = 0.6  # and then neurons; the rest is for boxes again
+MOST = 10**9  # domains: the effort runs out first
+WIDE = 128  # domains of neurons split at once, in networks of few operations
+NARROW = 32  # in others
+SMALL_NETWORK = 10**5  # operations
+DOMAIN = 12  # passes that a domain of neurons costs
+NODE = 10**4  # operations that a node costs beside its arithmetic
+POSITIONS = 100  # times that a weight is used in a pass, where the structure is not known
+
+
+def decide(
+    property_: UnsafeSet,
+    model: nn.Module | str | Path,
+    *,
+    time_limit: float | None = None,
+    effort: float | None = None,
+    seed: int = 0,
+) -> Answer:
+    """The verdict on a property, as `Property.decide` describes it.
+
+    Args:
+        property_: boxes and clauses.
+        model: module or ONNX file.
+        time_limit: seconds, or None.
+        effort: seconds of one core, counted in operations, or None.
+        seed: of random starts.
+    """
+    began = clock.now()
+    limit = None if time_limit is None else parse_seconds(time_limit)
+    if effort is None:
+        work = math.inf if limit is not None else EFFORT * clock.SECOND
+    else:
+        work = parse_seconds(effort, "effort") * clock.SECOND
+    network = Network(model, property_)
+    rest = None if limit is None else max(limit - (clock.now() - began), 1e-9)
+    with closing(network), clock.limited(rest, work):
+        task = _Decision(property_, network, limit, work, seed)
+        try:
+            task.run()
+        except clock.Late:
+            task.late()
+        except InputError as error:
+            task.reason = str(error)  # a structure that bounds do not know
+    return task.answer(clock.now() - began)
+
+
+class _Decision:
+    """One property of one network, and what is known so far."""
+
+    def __init__(
+        self,
+        property_: UnsafeSet,
+        network: Network,
+        limit: float | None,
+        work: float,
+        seed: int,
+    ) -> None:
+        self.property = property_
+        self.seed = seed
+        self.network = network
+        self.found: tuple[Tensor, Tensor, tuple[str, ...]] | None = None
+        self.refused = False  # a point that is one in float64, but not in every arithmetic
+        self.reason = ""
+        self.proved = False
+        self.by = ""
+        self.boxes = 0
+        self.domains = 0
+        self.searches: dict[int, BoxSearch] = {}
+        self.seconds = limit if work == math.inf else None
+        self.work = work if work < math.inf else (limit or 0.0) * clock.SECOND
+
+    def run(self) -> None:
+        """Attack every box, then prove them one after the other."""
+        groups = self.property.groups  # with empty boxes only there is none
+        for parts in groups:
+            if any(not len(clause.offsets) for clause in parts[0].clauses):
+                self._accept(torch.stack([part.low for part in parts]))
+                self.by = "attack"
+                return
+        for parts in groups:
+            if self._attacked(parts, self.work * SHARE / len(groups)):
+                return
+        for parts in groups:
+            if not self._proved(parts):
+                return
+        self.proved = True
+
+    def _accept(self, points: Tensor) -> Tensor | None:
+        """One of some full points that is a counterexample; it is kept."""
+        found = self.network.counterexample(points)
+        if found is None:
+            self.refused = True
+            return None
+        self.found = found
+        return found[0]
+
+    def _attacked(self, parts: list[Part], work: float) -> bool:
+        """Whether a gradient finds a counterexample."""
+        group = Group(self.network, parts, worst=True)
+        if attack(group, self._accept, work, self.seed, self._operations(parts)) is None:
+            return False
+        self.by = "attack"
+        return True
+
+    def _operations(self, parts: list[Part]) -> float:
+        """Of one pass of one point: counted where the structure is known, else guessed."""
+        try:
+            return self._search(parts).graph.operations + NODE * len(
+                self._search(parts).graph.nodes
+            )
+        except InputError:
+            weights = sum(p.numel() for p in self.network.own.parameters())
+            return float(POSITIONS * max(weights, 1))
+
+    def _search(self, parts: list[Part]) -> BoxSearch:
+        """The search on the boxes of a group, made once."""
+        key = id(parts)
+        if key not in self.searches:
+            group = Group(self.network, parts, worst=False)
+            self.searches[key] = BoxSearch(
+                group.graph(),
+                group.low,
+                group.high,
+                group.places,
+                lambda u: self._accept(group.full(u)),
+            )
+        return self.searches[key]
+
+    def _proved(self, parts: list[Part]) -> bool:
+        """Whether every clause is excluded on every box of a group."""
+        search = self._search(parts)
+        many = search.roots[0].shape[1] > FEW
+        for share in (FIRST, 1.0) if many else (1.0,):
+            if share == 1.0 and many and self._branched(parts):
+                return True
+            with self._part(share), suppress(clock.Late):
+                search.begin()
+                search.proceed()
+            self.boxes += search.count
+            if search.found is not None or search.done:
+                self.by = "input split" if search.count > len(parts) else "crown"
+                return search.done
+        clock.check()
+        self.reason = "a box could not be split any further"
+        return False
+
+    def _branched(self, parts: list[Part]) -> bool:
+        """Whether splits of neurons exclude every clause on every box of a group."""
+        group = Group(self.network, parts, worst=True)
+        with self._part(NEURONS), suppress(clock.Late):
+            graph = group.graph()
+            label = torch.zeros(1, dtype=torch.int64)
+            for low, high in zip(group.low[:, None], group.high[:, None]):
+                sweep = Sweep(graph, box_balls(low, high)).run()
+                lower = margins(sweep, label, "open")[0][0, 1:]
+                clock.spend(sweep.rows * graph.operations)
+                rivals = 1 + (~(lower > 0)).nonzero()[:, 0]
+                if len(rivals):
+                    most = int(min(clock.work_left() / (DOMAIN * graph.operations), MOST))
+                    width = NARROW if graph.operations > SMALL_NETWORK else WIDE
+                    good, count = branch_margins(sweep, 0, 0, rivals, most, width=width)
+                    clock.spend(count * DOMAIN * graph.operations)
+                    self.domains += count
+                    if not good:
+                        return False
+            self.by = "neuron split"
+            return True
+        return False
+
+    @contextmanager
+    def _part(self, share: float) -> Iterator[None]:
+        """A share of the limit."""
+        seconds = None if self.seconds is None else share * self.seconds
+        with clock.limited(seconds, share * self.work if self.seconds is None else math.inf):
+            yield
+
+    def late(self) -> None:
+        """A limit was reached."""
+        self.reason = "the time was up" if clock.out_of_time() else "its effort was spent"
+
+    def answer(self, seconds: float) -> Answer:
+        """Everything that is known now."""
+        info = {"boxes": self.boxes, "domains": self.domains, **versions()}
+        if self.found is not None:
+            point, outputs, checked = self.found
+            return Answer("sat", "", point, outputs, checked, self.by, seconds, info)
+        if self.proved:
+            return Answer("unsat", by=self.by, seconds=seconds, info=info)
+        reason = self.reason
+        if self.refused:
+            reason += "; a point is a counterexample in one arithmetic only"
+        return Answer("unknown", reason, seconds=seconds, info=info)
