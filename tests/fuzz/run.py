@@ -296,7 +296,10 @@ def forge(folder: Path) -> bool:
     """
     try:
         content = json.loads((folder / "config.json").read_text())
-        identity = identity_module.identity(encoding.decode(content["config"]))
+        config = encoding.decode(content["config"])
+        if not isinstance(config, dict):
+            return False
+        identity = identity_module.identity(config)
         content["run"] = identity
         (folder / "config.json").write_text(json.dumps(content, indent=1) + "\n")
         for path in sorted(folder.rglob("*.safetensors")):
@@ -615,7 +618,7 @@ READERS["parquet"] = (
 OWN = "the fuzzer itself"  # the kind of its mistakes
 # What a change raises that does not fit a file; anything else is a mistake of the fuzzer's own.
 UNFIT = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, RecursionError)
-UNFIT += (AttributeError, struct.error, zlib.error, zipfile.BadZipFile)
+UNFIT += (struct.error, zlib.error, zipfile.BadZipFile)
 
 # ---- In a worker
 # --------------------------------------------------------------------------------------------------

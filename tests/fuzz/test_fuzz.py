@@ -151,8 +151,9 @@ def test_forging_is_not_silently_dead(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not as the run wrote it"):
         Store.open(folder)
     assert run.forge(folder) and Store.open(folder).verify() == []
-    (folder / "config.json").write_text("[")
-    assert not run.forge(folder)
+    for unreadable in ("[", '{"config": 1.5}', "[]"):
+        (folder / "config.json").write_text(unreadable)
+        assert not run.forge(folder)
 
 
 def test_a_mistake_of_the_fuzzer_is_no_silence(
