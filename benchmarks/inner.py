@@ -15,10 +15,10 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 import wassail as ws
 import zoo_path

@@ -1,14 +1,13 @@
 """`wassail init` and `evaluate --config`: the options of an evaluation in a TOML file.
 
-The file is written from the parser and read back into it, so both know every option. Python 3.10
-has no TOML reader of its own and needs the package `tomli` for this one option.
+The file is written from the parser and read back into it, so both know every option.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,14 +78,6 @@ def _default(action: argparse.Action) -> Any:
 
 def read_config(path: str) -> dict[str, Any]:
     """The options in a file."""
-    for name in ("tomllib", "tomli"):
-        try:
-            toml = importlib.import_module(name)
-            break
-        except ImportError:
-            continue
-    else:
-        raise InputError("this Python reads no TOML: install tomli, or use Python 3.11 or newer.")
     try:
         text = read_small(path, MOST, "a configuration").decode()
     except InputError as error:
@@ -97,7 +88,7 @@ def read_config(path: str) -> dict[str, Any]:
     if any(line.count(".") > DOTS for line in text.splitlines()):
         raise InputError(f"{path!r} nests its keys, and options have none within: repair it.")
     try:
-        found: dict[str, Any] = toml.loads(text)
+        found: dict[str, Any] = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         reason = (str(error).splitlines() or ["no TOML"])[0].rstrip(".")
         raise InputError(

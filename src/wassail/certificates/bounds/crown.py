@@ -29,11 +29,10 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock

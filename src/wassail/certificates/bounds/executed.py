@@ -27,11 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail import names
 from wassail.certificates import clock

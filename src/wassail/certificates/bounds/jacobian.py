@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail.certificates.bounds.ranges import Bounds, Span, derivative_span
 from wassail.certificates.bounds.tangents import centred

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail.certificates import clock
 from wassail.certificates.device import HOST

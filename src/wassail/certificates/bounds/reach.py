@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail import rounding
 from wassail.certificates import clock

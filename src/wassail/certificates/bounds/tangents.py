@@ -23,11 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from wassail.certificates import clock
 from wassail.certificates.bounds.ranges import Span, derivative_span

@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import assert_never
 
 from wassail.certificates import clock
 from wassail.certificates.device import HOST

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from wassail.ties import in_order
 
