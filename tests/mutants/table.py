@@ -223,7 +223,6 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "plane",
         "UNIT * math.sqrt(n)",
     ): "less than 2^-53 (q + excess), which `error` covers besides the rest",
-    ("operators/softmax.py", "gains", "TINY"): STEERS,
     (
         "operators/softmax.py",
         "plane",
