@@ -85,7 +85,8 @@ class OthersProblem:
         if steep == 0:
             price = np.where(np.isfinite(self.extra), 0.0, math.inf)
         top = self.mean(rest - price + 2 * UNIT * (np.abs(rest) + np.minimum(price, 1e300)))
-        return top + steep * self.eps * (1 + LIFT) + 4 * UNIT * abs(top)
+        # The sum loses a unit of `top`, of which `worst_share` has two to spare.
+        return top + steep * self.eps * (1 + LIFT)
 
     def best(self) -> tuple[Plan, float, float]:
         """The best distribution on the evaluated points, its loss and its multiplier."""
