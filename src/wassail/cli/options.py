@@ -28,7 +28,7 @@ CHUNK = 100  # samples that are computed, and stored, in one go
 
 
 class Patient:
-    """The standard output, which goes nowhere once nobody reads it any more."""
+    """The standard output, which goes nowhere once its reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -147,7 +147,7 @@ def _go_on(
 
 @contextmanager
 def _ending() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process with a sentence, unless somebody else listens."""
+    """Let SIGTERM and SIGHUP end this process with a sentence, unless they are handled."""
     process = os.getpid()
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     kept = {}

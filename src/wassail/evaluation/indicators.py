@@ -484,8 +484,8 @@ def _beaten(run: Outcome, units: Sequence[Unit], known: Mapping[str, Tensor]) ->
     missed: dict[str, tuple[int, float]] = {}
     for unit in units:
         if unit.attack == "square" or (not unit.every and unit.threat.order != math.inf):
-            # nobody expects it of Square; and who shares a budget need not flip everything within
-            # eps
+            # Square is too weak for this test, and an attack that shares a budget need not flip
+            # everything within eps.
             continue
         for eps in eps_asked if unit.every else [unit.threat.eps]:
             count = int(((known[unit.key] > eps) & (best <= eps)).sum())
@@ -531,7 +531,7 @@ def _transfer(
     units: Sequence[Unit], known: Mapping[str, Tensor], found: Tensor
 ) -> Iterator[Finding]:
     """Steps straight toward another sample are the weakest search there is: they should beat
-    nobody.
+    no attack.
     """
     beaten = torch.zeros_like(found, dtype=torch.bool)
     free = [known[unit.key] for unit in units if unit.every]

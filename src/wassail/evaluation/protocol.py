@@ -225,7 +225,7 @@ def evaluate(  # noqa: PLR0913
         opened = _store(folder, config, resume, add)
         with opened as store, progress_bar(progress, "evaluation") as report:
             reading = _Driver(store, worker, runner, report, landmarks).run(mode)
-    if out is None:  # the folder lives as long as somebody may ask for images
+    if out is None:  # the folder lives as long as the result, which reads images from it
         weakref.finalize(reading, shutil.rmtree, folder, ignore_errors=True)
     return Evaluation.of(reading.result)
 
@@ -245,7 +245,7 @@ def _store(folder: Path, config: Mapping[str, Any], resume: bool, add: bool) -> 
 
 @contextmanager
 def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
-    """The run directory; one that nobody asked for is removed if the run fails."""
+    """The run directory; a temporary one is removed if the run fails."""
     folder = Path(tempfile.mkdtemp(prefix="wassail-") if out is None else out)
     try:
         yield folder

@@ -150,7 +150,7 @@ def check_seal(folder: str | PathLike[str], signer: str | None = None) -> Seal:
         if found is None:
             problems.append("its signature is not valid.")
     if signer is not None and found != fingerprint_of(signer):
-        by = "nobody" if found is None else found
+        by = "no valid key" if found is None else found
         problems.append(f"it is signed by {by}, and not by the key that was asked for.")
     return Seal(digest, found, tuple(problems))
 

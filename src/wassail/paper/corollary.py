@@ -339,8 +339,6 @@ def _lambda(parts: Sequence[_Module], logs: Sequence[float]) -> float:
 def _modules(graph: Graph) -> tuple[str, list[_Module]]:
     """The style of the network, and its modules in order: residual blocks, what is before,
     between and after them.
-
-    Long because one walk over the residual blocks finds the modules, their blocks and the style.
     """
     found: list[_Module] = []
     styles: set[str] = set()

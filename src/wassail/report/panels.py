@@ -47,7 +47,7 @@ BINS = 40
 
 
 def unverified(verified: Verification | None) -> Html:
-    """Whether somebody who reads the run has looked at it with the model in hand."""
+    """Whether the run was verified with the model in hand."""
     if verified is None:
         text = (
             "Not verified by its reader: these are the figures that the run states. Anyone can "
