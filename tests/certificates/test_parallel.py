@@ -23,16 +23,17 @@ import wassail as ws
 from conftest import ZOO
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
+from wassail.certificates.exact import constants, relaxed
+from wassail.certificates.exact import nearest_flip as nearest_flip_module
+from wassail.certificates.exact.constants import Bracket, branch
+from wassail.certificates.exact.nearest_flip import nearest_flip
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import constants, frontier, opened, relaxed
-from wassail.certificates.search import nearest_flip as nearest_flip_module
-from wassail.certificates.search.constants import Bracket, branch
+from wassail.certificates.search import frontier, opened
 from wassail.certificates.search.frontier import Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
-from wassail.certificates.search.nearest_flip import nearest_flip
 from wassail.certificates.search.opened import Heap
 from wassail.certificates.search.workers import Pool, Processes, crew
 from wassail.errors import InputError

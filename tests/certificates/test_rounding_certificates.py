@@ -19,6 +19,7 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound
 from wassail.certificates.bounds import jacobian, norms, ranges, tangents
 from wassail.certificates.bounds.balls import Balls
+from wassail.certificates.exact import cones, infinity, multipliers
 from wassail.certificates.graph import planes
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Curved, Graph, Node, Smooth
@@ -34,7 +35,6 @@ from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.certify import Work
 from wassail.certificates.loss.curve import LossCurve, total_of
 from wassail.certificates.loss.loss_curve import ends_of
-from wassail.certificates.search import cones, infinity, multipliers
 from wassail.transport.allocation import transport_cost
 
 INF = math.inf

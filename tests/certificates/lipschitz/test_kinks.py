@@ -11,10 +11,10 @@ from torch import nn
 
 import wassail as ws
 from support.networks import Net
+from wassail.certificates.exact.cells import steepest
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
 from wassail.certificates.lipschitz.kinks import off_kinks, on_kinks
-from wassail.certificates.search.cells import steepest
 
 NORMS = (1.0, 2.0, math.inf)
 BOX = (0.0, 1.0)

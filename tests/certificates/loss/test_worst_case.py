@@ -573,7 +573,7 @@ def test_a_direction_of_length_zero_is_no_ray(norm: float, monkeypatch: pytest.M
     """A solver that stops at d = 0 with multipliers a little off leaves nu above 0: nothing may
     be divided by |d|.
     """
-    from wassail.certificates.search import programs as programs_module
+    from wassail.certificates.exact import programs as programs_module
 
     a = np.array([1.0, 0.0])
     rows = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])

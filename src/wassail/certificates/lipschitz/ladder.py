@@ -36,6 +36,7 @@ from wassail.certificates.bounds.ranges import (
     smooth_bounds,
 )
 from wassail.certificates.device import HOST
+from wassail.certificates.exact.constants import branch
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
@@ -53,7 +54,6 @@ from wassail.certificates.lipschitz.steepest import (
     room_of,
 )
 from wassail.certificates.lipschitz.walk import Walk
-from wassail.certificates.search.constants import branch
 from wassail.certificates.search.pieces import Search
 from wassail.certificates.search.workers import Workers
 from wassail.errors import InputError, remedies, unknown

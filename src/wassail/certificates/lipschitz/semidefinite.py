@@ -21,11 +21,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.norms import product
 from wassail.certificates.bounds.ranges import Bounds
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
-from wassail.certificates.graph.maps import Scale
-from wassail.certificates.graph.matrix_norms import change, matrix_norm
-from wassail.certificates.search.multipliers import (
+from wassail.certificates.exact.multipliers import (
     Form,
     Split,
     forms,
@@ -34,6 +30,10 @@ from wassail.certificates.search.multipliers import (
     split,
     tighten,
 )
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
+from wassail.certificates.graph.maps import Scale
+from wassail.certificates.graph.matrix_norms import change, matrix_norm
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 

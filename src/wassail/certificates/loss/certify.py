@@ -19,6 +19,7 @@ from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
 from wassail.certificates.bounds.crown import margin_bounds
 from wassail.certificates.device import HOST
+from wassail.certificates.exact.infinity import infinity, tightness
 from wassail.certificates.graph.batches import batch_logits, check_batches
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
@@ -41,7 +42,6 @@ from wassail.certificates.loss.problem import WorstCase
 from wassail.certificates.loss.recession import Shadow, recession, shadow
 from wassail.certificates.loss.slopes import highest_loss, ray_slope
 from wassail.certificates.loss.worst_case import anchor_and_offset, worst_case_network
-from wassail.certificates.search.infinity import infinity, tightness
 from wassail.checks import check_data
 from wassail.errors import InputError, unknown
 from wassail.geometry import vector_norm

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.exact.cells import enumerate_cells
+from wassail.certificates.exact.programs import LIFT, Array, cell_programs, recessions
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.cells import enumerate_cells
-from wassail.certificates.search.programs import LIFT, Array, cell_programs, recessions
 from wassail.errors import InputError
 from wassail.rounding import UNIT, sized
 from wassail.threat import dual

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.programs import LIFT, Array
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region, Where
 from wassail.certificates.loss.penalty import (
@@ -25,7 +26,6 @@ from wassail.certificates.loss.penalty import (
     Table,
     magnitudes,
 )
-from wassail.certificates.search.programs import LIFT, Array
 from wassail.errors import InputError
 from wassail.geometry import distances, maximiser, pull_inside
 from wassail.losses import LIPSCHITZ, cross_entropy

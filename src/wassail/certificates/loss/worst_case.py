@@ -39,13 +39,13 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.programs import LIFT
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Where
 from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.penalty import Penalty, Plan
 from wassail.certificates.loss.problem import Problem, WorstCase
 from wassail.certificates.loss.worst_others import OthersProblem
-from wassail.certificates.search.programs import LIFT
 from wassail.errors import InputError
 from wassail.losses import strongest_rival
 from wassail.threat import parse_order

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound, below
+from wassail.certificates.exact.programs import LIFT
 from wassail.certificates.loss.pairs import ROOM, worst_masses, worst_share
 from wassail.certificates.loss.penalty import FAR, Penalty
 from wassail.certificates.loss.problem import Problem, WorstCase
-from wassail.certificates.search.programs import LIFT
 from wassail.geometry import distances
 from wassail.rounding import UNIT
 from wassail.transport.allocation import transport_cost

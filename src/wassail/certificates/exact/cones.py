@@ -15,11 +15,11 @@ from torch import Tensor
 from wassail.certificates import clock
 from wassail.certificates.bound import Bound
 from wassail.certificates.bounds.ascent import Ascent
+from wassail.certificates.exact.cells import inequalities
+from wassail.certificates.exact.programs import Array, nearest_point, support
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.search.cells import inequalities
 from wassail.certificates.search.frontier import Frontier
 from wassail.certificates.search.opened import Heap
-from wassail.certificates.search.programs import Array, nearest_point, support
 from wassail.errors import InputError
 from wassail.geometry import maximiser, vector_norm
 from wassail.rounding import UNIT, sized

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wassail.certificates.exact.multipliers import Reduced
+from wassail.certificates.exact.paths import Lines, feeding
+from wassail.certificates.exact.programs import farkas, widest
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.multipliers import Reduced
-from wassail.certificates.search.paths import Lines, feeding
-from wassail.certificates.search.programs import farkas, widest
 from wassail.rounding import UNIT
 
 # cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wassail.certificates import clock
+from wassail.certificates.exact.programs import Array, least_distance
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.programs import Array, least_distance
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
 from wassail.rounding import UNIT

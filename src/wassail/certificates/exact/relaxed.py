@@ -13,9 +13,9 @@ from torch import Tensor
 from wassail import rounding
 from wassail.certificates.bounds.condense import STEPS, absolute, layered
 from wassail.certificates.bounds.ranges import bounds_on, gamma
+from wassail.certificates.exact.programs import Array, shortest, shortest_euclidean
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search.programs import Array, shortest, shortest_euclidean
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized
 from wassail.threat import Domain, dual

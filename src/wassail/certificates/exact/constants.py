@@ -27,10 +27,7 @@ import torch
 from torch import Tensor
 
 from wassail.certificates import clock
-from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.region import Region
-from wassail.certificates.search.frontier import Part, SharedFrontier
-from wassail.certificates.search.multipliers import (
+from wassail.certificates.exact.multipliers import (
     Form,
     Reduced,
     balance,
@@ -41,8 +38,7 @@ from wassail.certificates.search.multipliers import (
     stretched,
     tighten,
 )
-from wassail.certificates.search.opened import Heap
-from wassail.certificates.search.paths import (
+from wassail.certificates.exact.paths import (
     CLOSE,
     Lines,
     brief,
@@ -55,7 +51,11 @@ from wassail.certificates.search.paths import (
     preactivations,
     strict,
 )
-from wassail.certificates.search.polytope import feasible, polytope_of, widest_point
+from wassail.certificates.exact.polytope import feasible, polytope_of, widest_point
+from wassail.certificates.graph.dense import Piecewise
+from wassail.certificates.graph.region import Region
+from wassail.certificates.search.frontier import Part, SharedFrontier
+from wassail.certificates.search.opened import Heap
 from wassail.certificates.search.workers import Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm

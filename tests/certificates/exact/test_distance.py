@@ -18,16 +18,16 @@ from support.programs import INF, mixed_integer
 from wassail import zoo as digits
 from wassail.certificates import clock
 from wassail.certificates.bounds.ranges import bounds_on
+from wassail.certificates.exact import nearest_flip as nearest_flip_module
+from wassail.certificates.exact import relaxed
+from wassail.certificates.exact.cells import enumerate_cells, inequalities
+from wassail.certificates.exact.nearest_flip import Distances, nearest_flip
+from wassail.certificates.exact.programs import nearest_point
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Affine, Graph, Node, Relu, Smooth
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search import nearest_flip as nearest_flip_module
-from wassail.certificates.search import relaxed
-from wassail.certificates.search.cells import enumerate_cells, inequalities
-from wassail.certificates.search.nearest_flip import Distances, nearest_flip
-from wassail.certificates.search.programs import nearest_point
 from wassail.errors import InputError
 from wassail.geometry import distances
 from wassail.testing import LinearClassifier, corpus, samples

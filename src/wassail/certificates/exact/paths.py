@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from wassail import rounding
+from wassail.certificates.exact.multipliers import Reduced
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search.multipliers import Reduced
 from wassail.geometry import operator_norm
 from wassail.rounding import FAINT, UNIT
 from wassail.threat import dual
