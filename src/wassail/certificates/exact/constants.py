@@ -40,11 +40,9 @@ from wassail.certificates.exact.multipliers import (
 )
 from wassail.certificates.exact.paths import (
     CLOSE,
-    Lines,
     brief,
     connected,
     influence,
-    line_rows,
     norm_of_sizes,
     path_entries,
     paths_of,
@@ -52,6 +50,7 @@ from wassail.certificates.exact.paths import (
     strict,
 )
 from wassail.certificates.exact.polytope import feasible, polytope_of, widest_point
+from wassail.certificates.exact.relaxation import Triangle, triangle
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.frontier import Part, SharedFrontier
@@ -423,7 +422,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             above = [parents[i // 2] for i in part.tolist()]
             reduced = reduce(self.network, state[part])
             nodes = self.bound(reduced, state[part], above)
-            lines = line_rows(low[part], high[part]) if self.region.bounded else None
+            lines = triangle(low[part], high[part]) if self.region.bounded else None
             self.add(self.reach(nodes, above, reduced, lines))
 
     def bound(self, reduced: Reduced, state: Tensor, parents: list[_Node]) -> list[_Node]:
@@ -499,7 +498,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             state = new
 
     def reach(
-        self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Lines | None
+        self, nodes: list[_Node], parents: list[_Node], reduced: Reduced, lines: Triangle | None
     ) -> list[_Node]:
         """The nodes that are not closed and not proved empty, with the mask of a real point
         where one is found.

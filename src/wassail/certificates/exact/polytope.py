@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from wassail.certificates.exact.multipliers import Reduced
-from wassail.certificates.exact.paths import Lines, feeding
+from wassail.certificates.exact.paths import feeding
 from wassail.certificates.exact.programs import farkas, widest
+from wassail.certificates.exact.relaxation import Triangle
 from wassail.certificates.graph.region import Region
 from wassail.rounding import UNIT
 
@@ -96,7 +97,7 @@ def polytope_of(
     state: np.ndarray,
     region: Region,
     scale: float,
-    lines: Lines | None,
+    lines: Triangle | None,
 ) -> _Polytope | None:
     """Where the fixed neurons of network `row` are on their sides; None if a constant neuron is on
     the wrong one.
@@ -118,8 +119,8 @@ def polytope_of(
     g = np.concatenate([sides, above, positive])
     h = np.concatenate([-sign * c[fixed], c[relaxed], np.zeros(k)])
     if lines is not None:
-        slope = lines[1][row].numpy()[relaxed]
-        shift = lines[2][row].numpy()[relaxed]
+        slope = lines.upper[row].numpy()[relaxed]
+        shift = lines.shift[row].numpy()[relaxed]
         chord = np.concatenate(
             [slope[:, None] * a[relaxed], slope[:, None] * b[np.ix_(relaxed, relaxed)] - np.eye(k)],
             1,
