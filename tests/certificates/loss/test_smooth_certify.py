@@ -391,7 +391,7 @@ def test_the_search_for_chords_is_charged_for_its_steps(monkeypatch: pytest.Monk
     steps = []
     inner = ChordSearch._inner
     monkeypatch.setattr(
-        ChordSearch, "_inner", lambda self, radius: steps.append(1) or inner(self, radius)
+        ChordSearch, "_inner", lambda self, *cubes: steps.append(1) or inner(self, *cubes)
     )
     budget = 1.0
     certify(net.graph, normal(1, 2, seed=12), FIRST, 1.0, "margin", time_limit=budget)

@@ -13,7 +13,7 @@ from support.rounding import MODES, rounded
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import pieces
+from wassail.certificates.search import boxes, pieces
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -118,7 +118,7 @@ def test_boxes_around_their_middle(mode: str) -> None:
     low = scattered(40, 3, seed=1)
     high = low + scattered(40, 3, seed=2).abs()
     with rounded(mode):
-        found = pieces._boxes(low, high)
+        found = boxes.box_balls(low, high)
     for x, below, above, a, b in zip(
         *(v.flatten().tolist() for v in (found.x, found.below, found.above, low, high))
     ):

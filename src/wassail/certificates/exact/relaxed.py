@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from wassail.certificates.exact.programs import Array, shortest, shortest_euclid
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
+from wassail.certificates.search.opened import TensorRows
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized
 from wassail.threat import Domain, dual
@@ -30,7 +31,7 @@ MEMORY = 2**25
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class Nodes(TensorRows):
     """Nodes of the search, one row each: rival `(m,)`; side, low, high, alpha, beta `(m, H)`; bound
     `(m,)`; pick `(m, .)`.
 
@@ -47,22 +48,9 @@ class Nodes:
     bound: Tensor
     pick: Tensor
 
-    def __len__(self) -> int:
-        return len(self.rival)
-
-    def take(self, rows: Tensor) -> Nodes:
-        """Some of them, by index or mask."""
-        return Nodes(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-    def join(self, other: Nodes) -> Nodes:
-        """Both."""
-        return Nodes(
-            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
-        )
-
 
 @dataclass(frozen=True, eq=False)
-class RelaxedLine:
+class RelaxedLine(TensorRows):
     """`<a, x> + b` below the margin on each node, rounding taken off b: a `(m, n)`, b `(m,)`.
 
     w `(m, H)`: the coefficient that every neuron's output had; factor, shift `(m, H)`: the line
@@ -74,10 +62,6 @@ class RelaxedLine:
     w: Tensor
     factor: Tensor
     shift: Tensor
-
-    def take(self, rows: Tensor) -> RelaxedLine:
-        """Some of them, by index or mask."""
-        return RelaxedLine(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 class Relaxed:

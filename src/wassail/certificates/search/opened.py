@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -37,6 +38,23 @@ class Rows(Protocol):
         """These, then the others."""
 
     def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorRows:
+    """A record of tensors with a row for each node: some of them, or two after each other."""
+
+    def take(self, rows: Tensor) -> Self:
+        """Some of them, by indices or a mask."""
+        return type(self)(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def join(self, other: Self) -> Self:
+        """These, then the others."""
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return type(self)(*(torch.cat(pair) for pair in pairs))
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
 
 
 NodesT = TypeVar("NodesT")  # several nodes: a list, or rows

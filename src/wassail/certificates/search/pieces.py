@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wassail.certificates import clock
 from wassail.certificates.bound import below
-from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.jacobian import entries, entry_norms
-from wassail.certificates.bounds.ranges import Rays, Span, boxed, far_ranges, ranges
+from wassail.certificates.bounds.ranges import Rays, Span, far_ranges, ranges
+from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
+from wassail.certificates.search.boxes import box_balls
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Table
+from wassail.certificates.search.opened import Table, TensorRows
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
@@ -39,7 +40,7 @@ OVERHEAD = (
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class Pieces(TensorRows):
     """B pieces of a region: boxes `(B, n)`, or rays where face (the input that is infinite, else
     -1) says so.
 
@@ -56,19 +57,6 @@ class Pieces:
     bound: Tensor
     own: Tensor
     cut: Tensor
-
-    def take(self, which: Tensor) -> Pieces:
-        """Some of them."""
-        return Pieces(*(getattr(self, f.name)[which] for f in fields(self)))
-
-    def join(self, other: Pieces) -> Pieces:
-        """And others."""
-        return Pieces(
-            *(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self))
-        )
-
-    def __len__(self) -> int:
-        return len(self.bound)
 
 
 @dataclass(eq=False)
@@ -102,7 +90,7 @@ class Search(Frontier[Pieces]):
         c = self.region.centre
         walls = torch.cat([c - low, high - c])
         start = (
-            float(_up(walls[torch.isfinite(walls)].clamp(min=1).amax()))
+            float(rounded_up(walls[torch.isfinite(walls)].clamp(min=1).amax()))
             if torch.isfinite(walls).any()
             else 1.0
         )
@@ -267,7 +255,7 @@ class Search(Frontier[Pieces]):
             spans = (
                 far_ranges(self.graph, self._rays(a, b, k))
                 if rays
-                else ranges(self.graph, _boxes(a, b))
+                else ranges(self.graph, box_balls(a, b))
             )
             least, top = entries(self.graph, spans)
             own[some] = entry_norms(least, top, self.norm_in, self.norm_out)
@@ -297,12 +285,6 @@ class Search(Frontier[Pieces]):
         return first_largest(width)
 
 
-def _boxes(low: Tensor, high: Tensor) -> Balls:
-    x = low + (high - low) / 2
-    above, below = (torch.where(side > 0, _up(side), 0.0) for side in (high - x, x - low))
-    return boxed(x, below, above)
-
-
 def _smear(width: Tensor, steep: Tensor) -> Tensor:
     """The input to cut: where width `(N, n)` times slope `(N, m, n)` is largest (Kearfott 1996).
 
@@ -310,7 +292,3 @@ def _smear(width: Tensor, steep: Tensor) -> Tensor:
     """
     steep = torch.nan_to_num(steep, nan=1e300, posinf=1e300).amax(1)
     return first_largest(width * (steep + 0.1 * steep.amax(1, keepdim=True) + 1e-300))
-
-
-def _up(values: Tensor) -> Tensor:
-    return torch.nextafter(values, torch.full_like(values, math.inf))
