@@ -28,35 +28,15 @@ from wassail.threat import dual
 from wassail.ties import BAND, first_largest, steep_below
 
 CLOSED = 1e-11  # a node this close to the incumbent, relative to it, is not split again
-
-
 INSIDE = 1e-8  # how far outside a cone, relative to its rows, a solver's direction may lie
-
-
 SAME = 1e-9  # relative tolerance of the tightness test
-
-
 STARTS = 512  # directions that the ascent starts from, over all pairs
-
-
 ASCENT = 20  # steps it takes
-
-
 POLISHED = 3  # of its best ends, how many are polished
-
-
 BATCH = 64  # nodes split at a time
-
-
 STEPS = 14  # on the multipliers of a node
-
-
 RATE = 0.1  # of these steps, in units of the multipliers' natural size
-
-
 CUTS = 20  # steps on the multipliers of walls
-
-
 SHARE = 1e-3  # of the largest loss, for a neuron of an earlier layer to be split first
 
 
@@ -118,13 +98,11 @@ class Rounding:
             torch.ones_like(network.slope),
             network.layer,
         )
-        relative = (
-            (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * UNIT
-        )  # one long sum a layer
+        # one long sum a layer
+        relative = (len(network.blocks()) + 2) * (network.neurons + network.inputs + 8) * UNIT
         paths = torch.linalg.inv(torch.eye(network.neurons, dtype=torch.float64) - b)
-        reach = vector_norm(
-            paths @ a, s
-        )  # |v_h| <= reach_h on the unit ball, and intercepts are at most that
+        # |v_h| <= reach_h on the unit ball, and intercepts are at most that
+        reach = vector_norm(paths @ a, s)
         ends = c + d @ paths @ a
         output = vector_norm(ends, s) + d @ paths @ reach
         return cls(
@@ -412,12 +390,10 @@ class ConeSearch(Frontier[list[_Node]]):
         free = state < 0
         side = (state == 1).double() - (state == 0).double()
         width = torch.maximum(high, -low).clamp(min=1e-300)
-        unit = (
-            max(self.lower, 1e-3 * self.ceiling) / width
-        )  # multipliers of this size move the bound by the answer's size
-        nearly = (
-            torch.minimum(high, -low) < 1e-6 * width
-        )  # on one side almost everywhere: start from the line of that side
+        # multipliers of this size move the bound by the answer's size
+        unit = max(self.lower, 1e-3 * self.ceiling) / width
+        # on one side almost everywhere: start from the line of that side
+        nearly = torch.minimum(high, -low) < 1e-6 * width
         alpha = torch.where(nearly, line, alpha).requires_grad_()
         beta = (beta / unit).requires_grad_()
         ascent = Ascent((alpha, beta, torch.zeros_like(beta)), 0.001, 1e-8 * self.ceiling)

@@ -115,7 +115,7 @@ def branch(
 
     time_limit: seconds; nodes: stop once this many partial masks were generated (the batch under
     way is finished). tick: called with (lower, upper, nodes) after every batch. The answer depends
-    on the seed only (and on the clock if it stops the search). workers: who shares the open nodes
+    on the seed only (and on the clock if it stops the search). workers: they share the open nodes
     (see `frontier`); then lower and upper are as close, but witness and nodes may differ.
     """
     if norm_in not in (1, 2, math.inf) or norm_out not in (1, 2, math.inf):
@@ -156,11 +156,8 @@ class _Node:
     state: np.ndarray
     member: int
     bound: float
-    w: np.ndarray | None = (
-        # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet
-        # bounded
-        None
-    )
+    # weights and multipliers `(H,)`: float32, they are a starting point only; None: not yet bounded
+    w: np.ndarray | None = None
     t: np.ndarray | None = None
     omega: np.ndarray | None = None  # how its inputs are stretched, if they are
     pick: int = -1  # the neuron to branch on, -1 for a full mask
@@ -455,9 +452,8 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             t[rows] = t[rows].scatter(1, order, last)
             best = first_largest(score.masked_fill(index < 0, -math.inf))
             pick[rows] = index.gather(1, best[:, None])[:, 0]
-            loose = torch.from_numpy(bounds >= entries) & free.any(
-                1
-            )  # here the entries decide, not the multipliers
+            # here the entries decide, not the multipliers
+            loose = torch.from_numpy(bounds >= entries) & free.any(1)
             if loose.any():
                 flow = influence(part, self.network, sizes).masked_fill(~free, -math.inf)
                 pick = torch.where(loose, first_largest(flow), pick)

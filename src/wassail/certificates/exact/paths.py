@@ -218,7 +218,8 @@ def _above(
     size = rest.abs() + start.abs() @ reach + FAINT
     size = size + (raised + v.abs() @ inner[..., None])[..., 0]
     depth = sum(block.stop <= rows.start for block in blocks)
-    return region.upper(x) + value + (depth + 1) * unit * size
+    found: Tensor = region.upper(x) + value + (depth + 1) * unit * size
+    return found
 
 
 def feeding(b: np.ndarray, fixed: np.ndarray, state: np.ndarray) -> np.ndarray:

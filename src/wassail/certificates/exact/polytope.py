@@ -16,11 +16,8 @@ from wassail.rounding import UNIT
 
 # cells thinner than the rounding error of a proof of their emptiness, and than this, count as empty
 THIN = 1e-11
-
-
-MARGIN = (
-    1e-7  # how far from the sides of neurons a point of a node is looked for, relative to the scale
-)
+# how far from the sides of neurons a point of a node is looked for, relative to the scale
+MARGIN = 1e-7
 
 
 @dataclass(frozen=True, eq=False)

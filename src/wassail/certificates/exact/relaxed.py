@@ -25,8 +25,6 @@ from wassail.ties import steep_below
 
 # nodes split at once, and numbers in the largest tensor of that: at most
 BATCH = 128
-
-
 MEMORY = 2**25
 
 
@@ -113,9 +111,8 @@ class Relaxed:
         # the rest of gamma(small) of theirs; along a line these magnitudes add up to `lam top +
         # <|v|, size>` in all. Twice, for products and lines.
         self.error = 2 * gamma(small)
-        widest = max(
-            (rows.stop - rows.start for rows in self.blocks), default=1
-        )  # `tighten` holds (2 batch, 2 widest, n + H)
+        # `tighten` holds (2 batch, 2 widest, n + H)
+        widest = max((rows.stop - rows.start for rows in self.blocks), default=1)
         self.batch = max(1, min(BATCH, MEMORY // (4 * widest * (net.inputs + net.neurons))))
 
     def roots(self) -> Nodes:
@@ -240,10 +237,11 @@ class Relaxed:
             p = torch.where(step >= step.amax(1, keepdim=True) * (1 - 1e-12), size, 0.0)
         room = torch.where(line.a > 0, self.below, self.above)
         best = torch.zeros_like(gap)
+        # nothing left to Hoelder: the walls alone keep it away
         for part in (
             p,
             torch.zeros_like(p),
-        ):  # nothing left to Hoelder: the walls alone keep it away
+        ):
             rest = gap - (room * (size - part)).sum(1)
             length = rounding.length(part, dual(self.norm), 1)
             far = torch.where(length > 0, rest / torch.where(length > 0, length, 1.0), math.inf)

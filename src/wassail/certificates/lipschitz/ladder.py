@@ -38,7 +38,7 @@ from wassail.certificates.bounds.ranges import (
 from wassail.certificates.device import HOST
 from wassail.certificates.exact.constants import branch
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Graph, Relu, Smooth
+from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.matrix_norms import change, matrix_norm, positive_norm
 from wassail.certificates.graph.region import Region, Where
@@ -70,8 +70,6 @@ AUTO = 60 * clock.SECOND
 POINT = clock.SECOND / 30  # operations of the Jacobian at a point that is looked at in any case
 # of the search for steep points, in parts of the domain's width or of the scale
 STEPS = (0.1, 0.3, 1.0, 1.0)
-
-
 SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
 NARROW = 64  # inputs
 DENSE = 5000  # undecided neurons up to which the dense form is built
@@ -79,7 +77,6 @@ MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
 FEW = 6  # inputs of a smooth network up to which `auto` branches on them
 
 
-# long: its parameters are listed, checked and put into the answer
 def lipschitz(
     model: Model | Graph,
     norm: Number,
@@ -146,17 +143,7 @@ def lipschitz(
     most = None if nodes is None else int(number(nodes, "nodes"))
     graph = as_graph(model, domain, shape)
     region = Region.make(domain, graph.inputs, graph.device)
-    if outputs == "logits" and graph.common:
-        raise remedies(
-            "the model ends in a log-softmax, and only its margins are known",
-            "use outputs='margins', or leave the log-softmax out",
-            "leave the slope 'paper' out with --slopes infinity anchor margin",
-        )
-    if outputs == "margins":
-        graph = graph.head(margin_rows(graph.outputs, labels))
-        q = math.inf
-    else:
-        q = r if norm_out is None else parse_norm(norm_out)
+    graph, q = _with_outputs(graph, outputs, labels, r, norm_out)
     moving = region.low < region.high
     if not bool(moving.any()):
         return Bound(0.0, 0.0, "product", region.centre.cpu(), {"cut": False, "seconds": 0.0})
@@ -172,7 +159,7 @@ def lipschitz(
         left = None if limit is None else limit - (clock.now() - began)
         with clock.limited(left, math.inf if free else AUTO):
             bound = ladder.climb(method)
-    neurons = sum(node.size for node in graph.nodes if isinstance(node.op, Relu | Smooth))
+    neurons = sum(node.size for node in graph.nodes if node.slope is not None or node.activation)
     info = {
         "norm": r,
         "norm_out": q,
@@ -187,6 +174,21 @@ def lipschitz(
         point[moving.cpu()] = bound.witness.cpu()
     witness = None if bound.witness is None else point
     return Bound(bound.lower, bound.upper, bound.method, witness, info)
+
+
+def _with_outputs(
+    graph: Graph, outputs: str, labels: Iterable[int] | None, r: float, norm_out: Number | None
+) -> tuple[Graph, float]:
+    """The network with the outputs that are asked for, and their norm."""
+    if outputs == "margins":
+        return graph.head(margin_rows(graph.outputs, labels)), math.inf
+    if graph.common:
+        raise remedies(
+            "the model ends in a log-softmax, and only its margins are known",
+            "use outputs='margins', or leave the log-softmax out",
+            "leave the slope 'paper' out with --slopes infinity anchor margin",
+        )
+    return graph, r if norm_out is None else parse_norm(norm_out)
 
 
 @dataclass
@@ -259,9 +261,8 @@ class Ladder:
         branches = method == "exact" or (
             method == "auto" and bounds.open <= SMALL and self._dense(bounds)
         )
-        narrow = (
-            branches and self.graph.inputs <= NARROW
-        )  # there branch and bound starts with the same bound at once
+        # there branch and bound starts with the same bound at once
+        narrow = branches and self.graph.inputs <= NARROW
         if not self._closed() and method in ("sdp", "auto") and not narrow:
             with self._share(2 if branches else 1):
                 self._improve(segmented(bounds, self.norm_in, self.norm_out), "sdp")
@@ -283,12 +284,10 @@ class Ladder:
             "propagate",
         )
         self.report(0.1)
-        share = (
-            2 if self.graph.inputs <= FEW or not self.graph.curved else 1
-        )  # of the time left: is there a rung after it?
-        neurons = sum(
-            node.size for node in self.graph.nodes if not isinstance(node.op, Affine)
-        )  # a tangent from each of them
+        # of the time left: is there a rung after it?
+        share = 2 if self.graph.inputs <= FEW or not self.graph.curved else 1
+        # a tangent from each of them
+        neurons = sum(node.size for node in self.graph.nodes if node.map is None)
         price = 2 * self.graph.operations * neurons
         if not self._closed() and self.region.bounded and price < clock.work_left() / share:
             with self._share(share):
@@ -301,9 +300,8 @@ class Ladder:
         if not self.graph.curved:
             self._elementwise(method, spans)
         self.report(0.3)
-        hopeless = (
-            math.isinf(self.upper) and not self.region.bounded
-        )  # cutting infinity in two leaves it infinite
+        # cutting infinity in two leaves it infinite
+        hopeless = math.isinf(self.upper) and not self.region.bounded
         if (
             not self._closed()
             and not hopeless
@@ -494,9 +492,8 @@ def modules(
     walk = Walk.make(graph, region, known)
     last = graph.nodes[-1]
     size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
-    if (
-        isinstance(last.map, Matrix) and len(last.shape) == 1
-    ):  # or the last matrix changes from the 2-norm to s in one piece
+    # or the last matrix changes from the 2-norm to s in one piece
+    if isinstance(last.map, Matrix) and len(last.shape) == 1:
         leave = matrix_norm(last.map.weight, 2.0, norm_out)
         size = min(size, walk.stretch(0, last.inputs[0]) + math.log(max(leave, 1e-300)))
     return (

@@ -31,7 +31,7 @@ from wassail.certificates.exact.multipliers import (
     tighten,
 )
 from wassail.certificates.graph.dense import Piecewise
-from wassail.certificates.graph.graph import Affine, Graph, Node, Relu
+from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Scale
 from wassail.certificates.graph.matrix_norms import change, matrix_norm
 from wassail.rounding import UNIT
@@ -196,9 +196,8 @@ def _pieces(graph: Graph, states: Mapping[int, Tensor], most: int) -> list[tuple
     """
     end = len(graph.nodes)
     users = [[k for k in range(end) if i in graph.nodes[k].inputs] for i in range(end)]
-    cuts = [
-        i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])
-    ]  # no path jumps over the ReLU
+    # no path jumps over the ReLU
+    cuts = [i for i in graph.relus if all(k <= i for j in range(i) for k in users[j])]
 
     def free(first: int, last: int) -> int:
         return sum(int((states[i] < 0).sum()) for i in graph.relus if first <= i < last)
@@ -230,7 +229,7 @@ def _piece(
     shift = 1
     if first:  # a neuron that is never active passes its slope at most
         one = torch.tensor(1.0, dtype=torch.float64)
-        slope = start.op.slope if isinstance(start.op, Relu) else one
+        slope = one if start.slope is None else start.slope
         passes = torch.where(states[first] == 0, slope, 1.0)
         nodes.append(Node((0,), start.shape, start.place, Affine(Scale(passes))))
         number[first], shift = 1, 2

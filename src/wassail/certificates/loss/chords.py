@@ -30,18 +30,10 @@ from wassail.threat import Domain, dual
 
 # rays per pair of classes, steps each
 STARTS = 6
-
-
 CLIMB = 25
-
-
 # cells that are bounded at once; relative gap at which the search for the steepest chord stops
 CELLS = 512
-
-
 CLOSE = 1e-4
-
-
 LISTED = 300  # operations that a cell or a point on the lists costs in every step
 
 
@@ -60,7 +52,6 @@ class Chords:
     predicted: Tensor
 
 
-# long: it collects candidates from every source, a few lines each
 def chords(
     graph: Graph,
     x: Tensor,
@@ -103,9 +94,8 @@ def chords(
     size = max(1.0, float(wide.abs().max()))
     for label, u in rays:
         mine = (y == label).nonzero().flatten()
-        for far in (
-            4.0**k for k in range(-4, 13)
-        ):  # up to about 10^7, where float64 still has nine digits of the slope
+        # up to about 10^7, where float64 still has nine digits of the slope
+        for far in (4.0**k for k in range(-4, 13)):
             parts.append((mine, wide[mine] + far * size * u.to(device).reshape(1, *wide.shape[1:])))
     if seen is not None:
         parts.append((seen[0].to(device), seen[1].to(device).reshape(-1, *wide.shape[1:])))
@@ -374,9 +364,8 @@ class ChordSearch(Frontier[Cells]):
             away.abs() + corners.abs()
         ).sum(2)
         rise = height - self.least[root]
-        fits = (length > 0).all(0) | (rise <= 0).all(
-            0
-        )  # else the quotient may have a pole in the cell
+        # else the quotient may have a pole in the cell
+        fits = (length > 0).all(0) | (rise <= 0).all(0)
         by_corners = torch.where(fits, _quotient(rise, length).amax(0), math.inf)
         nearest = vector_norm(
             torch.maximum(low - self.x[root], self.x[root] - high).clamp(min=0), self.norm

@@ -16,6 +16,7 @@ from wassail.certificates.bound import Bound, below
 from wassail.certificates.exact.programs import LIFT, Array
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region, Where
+from wassail.certificates.loss.checks import check_loss
 from wassail.certificates.loss.penalty import (
     BATCH,
     FAR,
@@ -57,17 +58,6 @@ class WorstCase:
     far: bool
 
 
-def _check_loss(loss: str) -> None:
-    """Refuse losses that are not Lipschitz."""
-    if loss == "dlr":
-        raise InputError(
-            "the DLR loss is a ratio, neither Lipschitz nor affine on cells: use 'margin' or "
-            "'cross_entropy'."
-        )
-    if loss not in LIPSCHITZ:
-        raise InputError(f"loss {loss!r} is not known here: choose 'margin' or 'cross_entropy'.")
-
-
 def _check_samples(x: Tensor, y: Tensor, region: Region) -> None:
     """Refuse samples `(N, n)` that do not fit the network or its domain."""
     inputs = len(region.low)
@@ -100,7 +90,7 @@ class Problem:
         mu: Tensor | None,
         limit: int,
     ) -> None:
-        _check_loss(loss)
+        check_loss(loss)
         self.network = network
         self.loss = LIPSCHITZ[loss]
         self.norm = parse_norm(norm)
@@ -112,9 +102,8 @@ class Problem:
         self.points = self.x.numpy()
         self.mu = sample_weights(mu, len(self.y)).numpy()
         self.clean = self.loss(network.logits(self.x), self.y).numpy()
-        self.pools = [
-            Table(2 + network.inputs) for _ in self.points
-        ]  # evaluated points: loss, distance, point
+        # evaluated points: loss, distance, point
+        self.pools = [Table(2 + network.inputs) for _ in self.points]
         for pool, value, point in zip(self.pools, self.clean, self.points):
             pool.append(np.concatenate([[value, 0.0], point]))
         self.atlas = Atlas.make(network, self.region, self.norm, limit)

@@ -129,7 +129,7 @@ def _limited(time_limit: float | None) -> Iterator[None]:
         try:
             yield
         except clock.Late:
-            if time_limit is None:  # the limit of somebody else
+            if time_limit is None:  # a limit that the caller has set
                 raise
             raise InputError(
                 "the cells were not listed within the time limit: give more time, or use "
@@ -160,9 +160,8 @@ def _descend(
     plan = problem.allocate(eps**p, p)[0]
     while True:
         goal = tolerance * max(1.0, abs(upper))
-        fine = (
-            max(goal, (upper - problem.value(plan)) / 2) / 4
-        )  # no finer than the bracket has use for
+        # no finer than the bracket has use for
+        fine = max(goal, (upper - problem.value(plan)) / 2) / 4
         value = (1 + 2 * LIFT) * lam * eps**p + problem.dual(Penalty(p, lam), fine)
         if value < upper:
             upper = value
@@ -171,9 +170,8 @@ def _descend(
         gap, before = upper - problem.value(plan), gap
         if gap <= goal or problem.late():
             return upper, best, plan
-        if (
-            lam == 0 and p > 1 and problem.unbounded
-        ):  # the points known do not use up the budget: look farther out
+        # the points known do not use up the budget: look farther out
+        if lam == 0 and p > 1 and problem.unbounded:
             lam = min(tried) / 4
         lam = max(lam, floor)
         if gap > 0.9 * before and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):

@@ -13,20 +13,14 @@ import torch
 from torch import Tensor
 
 from wassail.certificates.bounds.backward import Backward
-from wassail.certificates.bounds.crown import Sweep
 from wassail.certificates.bounds.rows import flattened, of_owner, unflattened
-from wassail.certificates.graph.graph import Affine, Input, Relu
 from wassail.certificates.search.neurons import Neurons, Rows
 from wassail.ties import loud
 
 
-def climbs(sweep: Sweep) -> bool:
-    """Whether a network has nothing but affine maps and ReLUs, as `Climb` needs it."""
-    return all(isinstance(node.op, Input | Affine | Relu) for node in sweep.graph.nodes)
-
-
 class Climb:
-    """The bounds of a batch of domains as functions of slopes and multipliers.
+    """The bounds of a batch of domains as functions of slopes and multipliers, in a network that
+    has nothing but affine maps and ReLUs.
 
     Args:
         neurons: undecided ones of the samples, one node with some at least.

@@ -44,9 +44,7 @@ SHORT = 0.2
 FEW = 16
 POLL = 0.2  # seconds between looks at the clock
 LOSSES = 2  # of a part, until its bounds stand
-
 _log = logging.getLogger("wassail")
-
 FoundT = TypeVar("FoundT")  # what a search knows besides its nodes
 
 
@@ -315,7 +313,7 @@ class _Desk:
 
 @dataclass(frozen=True)
 class _Failure:
-    """An exception in a worker: a mistake, not a death."""
+    """An exception in a worker, which goes on: the caller raises it."""
 
     error: Exception
     trace: str
@@ -333,7 +331,7 @@ def _work(key: str, data: bytes, part: Part[Any, Any], seconds: float) -> Any:
     try:
         return problem.work(part, seconds)
     except MemoryError:
-        raise  # as good as dead: another worker may have more
+        raise  # as if the worker had died: another one may have more memory
     except Exception as error:
         trace = traceback.format_exc()
         try:

@@ -85,6 +85,7 @@ class Intervals:
         self.sweep = sweep
         self.parts: dict[int, slice] = {}
         self.names: dict[Smooth, list[int]] = {}  # the nodes of each activation
+        self.functions: dict[int, Activation] = {}
         self.lines: dict[torch.dtype, dict[int, Lines]] = {torch.float32: {}, torch.float64: {}}
         start = 0
         columns: list[list[Tensor]] = []
@@ -92,6 +93,7 @@ class Intervals:
             node = shape.node
             assert isinstance(node.op, Smooth)
             self.names.setdefault(node.op, []).append(i)
+            self.functions[i] = node.op.function
             self.parts[i] = slice(start, start + node.size)
             start += node.size
             low, high = (flattened(of_owner(v, samples)) for v in shape.ends)
@@ -298,9 +300,7 @@ class Intervals:
         if i not in held.place:
             return score
         place = held.place[i]
-        node = self.node(i)
-        assert isinstance(node.op, Smooth)
-        above, below = gains_of(node.op.function, cuts.low, cuts.high)
+        above, below = gains_of(self.functions[i], cuts.low, cuts.high)
         up, down = (F.pad(v, (0, 1)).gather(1, place) for v in (plus, minus))
         return F.pad(score, (0, 1)).scatter(1, place, up * above + down * below)[:, :-1]
 
@@ -350,9 +350,7 @@ class Intervals:
         middle = (low + high) / 2
         best = middle
         for name, mask in self.which(column).items():
-            node = self.node(self.names[name][0])
-            assert isinstance(node.op, Smooth)
-            for bend in (-node.op.function.bend, node.op.function.bend):
+            for bend in (-name.function.bend, name.function.bend):
                 near = (middle - bend).abs() <= NEAR * (high - low)
                 best = torch.where(mask & near, bend, best)
         return best.maximum(low).minimum(high)

@@ -46,7 +46,7 @@ def branch_margins(
     how many domains it took.
 
     False when the time (`clock`) or the number of domains runs out first. sweep: with `bends` kept.
-    most: domains that may be bounded, the batch under way is finished. pool: who shares the open
+    most: domains that may be bounded, the batch under way is finished. pool: shares the open
     domains. width: domains that are split at once.
     """
     rows = ([sample], [y], [rivals.tolist()], [most])

@@ -34,9 +34,8 @@ CLOSE = 1e-6  # relative gap at which the search stops
 BATCH = 256  # pieces that are cut at once
 NUMBERS = 2**21  # in one tensor of a pass over many pieces
 FAR = 2.0**40  # rays are cut no further out
-OVERHEAD = (
-    25 * clock.STEP
-)  # operations that a batch costs for each node, however small: dozens of calls of torch
+# operations that a batch costs for each node, however small: dozens of calls of torch
+OVERHEAD = 25 * clock.STEP
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,13 +153,11 @@ class Search(Frontier[Pieces]):
         """
         rows = torch.arange(len(p.cut), device=p.cut.device)
         outward = p.face == p.cut
-        side = torch.where(torch.isinf(p.low), p.high, p.low)[
-            rows, p.cut
-        ]  # of rays cut there: the start, with its sign
+        # of rays cut there: the start, with its sign
+        side = torch.where(torch.isinf(p.low), p.high, p.low)[rows, p.cut]
         at = torch.where(outward, 2 * side, (p.low + (p.high - p.low) / 2)[rows, p.cut])
-        stuck = (
-            (at <= p.low[rows, p.cut]) | (at >= p.high[rows, p.cut]) | (at.abs() > FAR)
-        )  # neighbours, or too far out
+        # neighbours, or too far out
+        stuck = (at <= p.low[rows, p.cut]) | (at >= p.high[rows, p.cut]) | (at.abs() > FAR)
         left = p.high.clone()
         right = p.low.clone()
         left[rows, p.cut], right[rows, p.cut] = at, at

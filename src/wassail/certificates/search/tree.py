@@ -25,8 +25,7 @@ from wassail.certificates.bounds.chunks import LARGE
 from wassail.certificates.bounds.lines import Arithmetic, Lines
 from wassail.certificates.bounds.rows import flattened, of_owner, row_dot, unflattened
 from wassail.certificates.device import HOST
-from wassail.certificates.graph.graph import Smooth
-from wassail.certificates.search.climb import Climb, climbs
+from wassail.certificates.search.climb import Climb
 from wassail.certificates.search.cuts import Cuts
 from wassail.certificates.search.domains import Domains, Margin, Unknowns, largest
 from wassail.certificates.search.intervals import Held
@@ -201,7 +200,7 @@ class Tree(Neurons):
         """Slopes, multipliers, the bound, the neuron to split on, and the cuts with their slopes
         and multipliers; all where the network is.
         """
-        if self.parts and climbs(self.sweep):
+        if self.parts and not self.sweep.graph.smooth:
             return self._climbed(domains, steps)
         rows = Rows.make(self, domains)
         held = self._held(domains, rows)
@@ -330,7 +329,7 @@ class Tree(Neurons):
         smooth = Pass.make(self.intervals, held, cuts, kind)
         back = Backward(sweep.graph, kind, start, floor, rows.owner, sure=sure, tidy=firm)
         for i, node, w in back.neurons(last):
-            if isinstance(node.op, Smooth):
+            if node.slope is None:  # a smooth activation
                 assert smooth is not None
                 flat, added = smooth.pull(kind, i, flattened(firm(w)), scored)
                 back.take(node, unflattened(flat, node.shape), added)
