@@ -29,7 +29,6 @@ from wassail.certificates.exact.programs import Array, least_distance
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Region
 from wassail.errors import InputError
-from wassail.geometry import operator_norm
 from wassail.rounding import UNIT
 
 Forms: TypeAlias = Callable[[NDArray[np.bool_]], tuple[Array, Array]]
@@ -117,15 +116,6 @@ def enumerate_cells(network: Piecewise, region: Region, limit: int = 100_000) ->
                 "by branching."
             )
     return Cells(torch.from_numpy(np.array(masks)), torch.from_numpy(np.array(points)), complete)
-
-
-def steepest(network: Piecewise, region: Region, norm_in: float, norm_out: float) -> float:
-    """`max ||J_D||_{r -> s}` over the cells of the region, by enumeration: for small networks."""
-    return float(
-        operator_norm(
-            network.jacobian(enumerate_cells(network, region).masks), norm_in, norm_out
-        ).max()
-    )
 
 
 def _affine_forms(network: Piecewise) -> Forms:

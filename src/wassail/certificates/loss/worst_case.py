@@ -28,12 +28,10 @@ margin loss both meet after finitely many steps.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -177,34 +175,6 @@ def _descend(
         if gap > 0.9 * before and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):
             return upper, best, plan
         tried.append(lam)
-
-
-def growth(
-    network: Piecewise,
-    x: Tensor,
-    y: Tensor,
-    radii: Sequence[float],
-    *,
-    norm: float,
-    domain: Where = None,
-    loss: str = "margin",
-    tolerance: float = 1e-6,
-    time_limit: float | None = None,
-    cells_limit: int = 100_000,
-) -> tuple[Tensor, Tensor]:
-    """`sup { loss(x', y_i) - loss(x_i, y_i) : x' in X, ||x' - x_i||_r <= radius }`, both sides,
-    `(N, len(radii))` each.
-    """
-    with _limited(time_limit):
-        problem = Problem(network, x, y, norm, domain, loss, None, cells_limit)
-        lower, upper = np.zeros((2, len(problem.clean), len(radii)))
-        for i, (place, radius) in itertools.product(range(len(lower)), enumerate(radii)):
-            penalty = Penalty(math.inf, float(radius))
-            upper[i, place] = (
-                problem.evaluate(i, penalty, tolerance) - problem.clean[i] + problem.errors[i]
-            )
-            lower[i, place] = problem.highest(i, penalty) - problem.clean[i]
-        return torch.from_numpy(np.minimum(lower, upper)), torch.from_numpy(upper)
 
 
 def anchor(
