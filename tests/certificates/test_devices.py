@@ -20,7 +20,7 @@ from wassail.certificates.bounds.crown import Sweep, margins
 from wassail.certificates.graph.graph import Graph, Relu
 from wassail.certificates.graph.reader import read
 from wassail.certificates.search import margins as split
-from wassail.certificates.search.domains import Domains
+from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 
 pytestmark = pytest.mark.device
@@ -324,7 +324,7 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
     sizes: list[int] = []
     bounded = Tree.bounded
 
-    def spy(self: Tree, domains: Domains, steps: int) -> Domains:
+    def spy(self: Tree, domains: Subproblems, steps: int) -> Subproblems:
         sizes.append(len(domains.owner.unique()))
         return bounded(self, domains, steps)
 

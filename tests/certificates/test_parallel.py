@@ -31,10 +31,10 @@ from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.reader import read
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import frontier, opened
+from wassail.certificates.search import frontier, open_nodes
 from wassail.certificates.search.frontier import Report, SharedFrontier
 from wassail.certificates.search.margins import branch_margins
-from wassail.certificates.search.opened import Heap
+from wassail.certificates.search.open_nodes import Heap
 from wassail.certificates.search.workers import Pool, Processes, crew
 from wassail.errors import InputError
 from wassail.geometry import operator_norm
@@ -110,7 +110,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _crumbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three nodes, one step each."""
-    monkeypatch.setattr(opened, "MOST", 3)
+    monkeypatch.setattr(open_nodes, "MOST", 3)
     monkeypatch.setattr(frontier, "LONG", 0.0)
     monkeypatch.setattr(frontier, "SHORT", 0.0)
 

@@ -76,7 +76,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/lipschitz/semidefinite.py": _tests(
         "rounding_certificates::semidefinite", "semidefinite"
     ),
-    "certificates/lipschitz/walk.py": (
+    "certificates/lipschitz/transformer_constants.py": (
         *_LADDER,
         *_tests("rounding_smooth::walk", "rounding_certificates::transformer"),
     ),
@@ -102,7 +102,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/multipliers.py": _tests("rounding_certificates::semidefinite"),
     "certificates/exact/nearest_flip.py": _DISTANCE,
     "certificates/exact/paths.py": _EXACT,
-    "certificates/search/pieces.py": _tests("rounding_search"),
+    "certificates/search/input_boxes.py": _tests("rounding_search"),
     "certificates/exact/polytope.py": _EXACT,
     "certificates/exact/relaxed.py": _DISTANCE,
     "rounding.py": _tests("rounding"),
@@ -344,12 +344,15 @@ EXCUSED: dict[tuple[str, str, str], str] = {
     ("lipschitz/semidefinite.py", "start", "1e-12"): STEERS,
     ("lipschitz/semidefinite.py", "_with", "1e-300"): STEERS,
     (
-        "lipschitz/walk.py",
+        "lipschitz/transformer_constants.py",
         "_carry",
         "UP",
     ): "`times` adds nine units of all magnitudes, of which four are used (see there)",
     **dict.fromkeys(
-        (("lipschitz/walk.py", "_normalise", term) for term in ("UP", "UNIT", "slack)")),
+        (
+            ("lipschitz/transformer_constants.py", "_normalise", term)
+            for term in ("UP", "UNIT", "slack)")
+        ),
         "`to` and `times` add more units of all magnitudes than everything loses (see there)",
     ),
     ("paper/corollary.py", "_flattest", "2.0**-24"): STEERS,
@@ -394,11 +397,11 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "1e-15",
     ): "moves points inside; `contains` decides which of them count",
     (
-        "search/pieces.py",
+        "search/input_boxes.py",
         "__post_init__",
         "_up(",
     ): "the four units of `room` and of the directions cover it (see there)",
-    ("search/pieces.py", "_smear", "1e-300"): STEERS,
+    ("search/input_boxes.py", "_smear", "1e-300"): STEERS,
     (
         "transport/confidence.py",
         "proportions",
@@ -411,7 +414,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "slack * float(self.mass[k])",
     ): "the slack of `part` is enough, which is at least the mass (see there)",
     (
-        "lipschitz/walk.py",
+        "lipschitz/transformer_constants.py",
         "slope",
         "UNIT",
     ): "`UP` in `stretch` is more than 4000 terms lose",

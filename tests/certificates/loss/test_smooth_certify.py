@@ -21,7 +21,7 @@ from wassail.certificates.graph.reader import read
 from wassail.certificates.loss.certificate import Certificate
 from wassail.certificates.loss.chords import Chords, ChordSearch, _front
 from wassail.certificates.loss.slopes import highest_loss, paper_smooth_slope
-from wassail.certificates.search.pieces import OVERHEAD
+from wassail.certificates.search.input_boxes import OVERHEAD
 from wassail.geometry import vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.threat import dual

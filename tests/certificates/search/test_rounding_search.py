@@ -13,7 +13,7 @@ from support.rounding import MODES, rounded
 from wassail.certificates.graph.graph import Affine, Graph, Node
 from wassail.certificates.graph.maps import Matrix
 from wassail.certificates.graph.region import Region
-from wassail.certificates.search import boxes, pieces
+from wassail.certificates.search import boxes, input_boxes
 
 INF = math.inf
 DOUBLE = torch.float64
@@ -27,13 +27,13 @@ def first_pieces(region: Region, mode: str, monkeypatch: pytest.MonkeyPatch) -> 
     def bounded(self: Any, low: Tensor, high: Tensor, face: Tensor, parent: Tensor) -> Any:
         seen.update(low=low, high=high, face=face)
         none = torch.zeros_like(face)
-        return pieces.Pieces(low, high, face, parent, parent, none)
+        return input_boxes.InputBoxes(low, high, face, parent, parent, none)
 
-    monkeypatch.setattr(pieces.Search, "_bounded", bounded)
+    monkeypatch.setattr(input_boxes.InputSearch, "_bounded", bounded)
     weight = torch.ones(1, n, dtype=DOUBLE)
     graph = Graph((Node((), (n,), ""), Node((0,), (1,), "", Affine(Matrix(weight)))))
     with rounded(mode):
-        pieces.Search(graph, region, 2.0, 2.0, lambda x: x[:, 0], lambda x: x)
+        input_boxes.InputSearch(graph, region, 2.0, 2.0, lambda x: x[:, 0], lambda x: x)
     return seen
 
 
@@ -71,7 +71,7 @@ def a_search(region: Region, monkeypatch: pytest.MonkeyPatch) -> Any:
     n = len(region.low)
     weight = torch.ones(1, n, dtype=DOUBLE)
     graph = Graph((Node((), (n,), ""), Node((0,), (1,), "", Affine(Matrix(weight)))))
-    return pieces.Search(graph, region, 2.0, 2.0, lambda x: x[:, 0], lambda x: x)
+    return input_boxes.InputSearch(graph, region, 2.0, 2.0, lambda x: x[:, 0], lambda x: x)
 
 
 @pytest.mark.parametrize("mode", MODES)

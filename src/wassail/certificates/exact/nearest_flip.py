@@ -38,7 +38,7 @@ from wassail.certificates.device import HOST
 from wassail.certificates.exact.relaxed import Nodes, Relaxed, RelaxedLine, solve_program
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Part, SharedFrontier
-from wassail.certificates.search.opened import Table
+from wassail.certificates.search.open_nodes import Table
 from wassail.certificates.search.workers import Pool, Workers, crew
 from wassail.errors import InputError
 from wassail.geometry import clip, plane_step, sides, steepest

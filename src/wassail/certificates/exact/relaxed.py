@@ -17,7 +17,7 @@ from wassail.certificates.exact.programs import Array, shortest, shortest_euclid
 from wassail.certificates.exact.relaxation import Triangle, substitute, triangle
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Ball, Region
-from wassail.certificates.search.opened import TensorRows
+from wassail.certificates.search.open_nodes import TensorRows
 from wassail.geometry import plane_step
 from wassail.rounding import UNIT, sized
 from wassail.threat import Domain, dual

@@ -53,8 +53,8 @@ from wassail.certificates.lipschitz.steepest import (
     margin_rows,
     room_of,
 )
-from wassail.certificates.lipschitz.walk import Walk
-from wassail.certificates.search.pieces import Search
+from wassail.certificates.lipschitz.transformer_constants import TransformerConstants
+from wassail.certificates.search.input_boxes import InputSearch
 from wassail.certificates.search.workers import Workers
 from wassail.errors import InputError, remedies, unknown
 from wassail.geometry import maximiser
@@ -335,7 +335,7 @@ class Ladder:
         def climb(x: Tensor) -> Tensor:
             return ascend(self.graph, self.region, x, self.norm_in, self.norm_out)
 
-        def tick(search: Search) -> None:
+        def tick(search: InputSearch) -> None:
             self.info["nodes"] = search.nodes
             if search.lower > self.lower and search.witness is not None:
                 self.lower = search.lower
@@ -347,7 +347,7 @@ class Ladder:
                 else 0.3
             )
 
-        search = Search(
+        search = InputSearch(
             self.graph,
             self.region,
             self.norm_in,
@@ -489,7 +489,7 @@ def modules(
 
     known: what `ranges` found there, if it has been called already.
     """
-    walk = Walk.make(graph, region, known)
+    walk = TransformerConstants.make(graph, region, known)
     last = graph.nodes[-1]
     size = walk.stretch(0, len(graph.nodes) - 1) + math.log(change(graph.outputs, 2.0, norm_out))
     # or the last matrix changes from the 2-norm to s in one piece

@@ -21,8 +21,8 @@ from wassail.certificates.graph.operators.softmax import Softmax
 from wassail.certificates.graph.region import Region
 from wassail.certificates.loss.recession import spans
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Table, TensorRows
-from wassail.certificates.search.pieces import OVERHEAD
+from wassail.certificates.search.input_boxes import OVERHEAD
+from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.geometry import maximiser, steepest, vector_norm
 from wassail.losses import LIPSCHITZ
 from wassail.rounding import UNIT, outward

@@ -26,10 +26,10 @@ from wassail.attacks.nearest import nearest
 from wassail.certificates import clock
 from wassail.certificates.prove.attacked import look_at_the_clock, watched
 from wassail.certificates.prove.exact import is_small
+from wassail.certificates.prove.expected_gain import BracketReporter, ExpectedGain, kept_share
 from wassail.certificates.prove.ladder import Ladder
 from wassail.certificates.prove.problem import Problem
 from wassail.certificates.prove.products import product_radii
-from wassail.certificates.prove.promises import BracketReporter, Promises, kept_share
 from wassail.certificates.prove.radii import PROVED_AGAIN, TOLERANCE, parse_effort, radii
 from wassail.certificates.prove.radius import EXACT, Growth
 from wassail.certificates.prove.record import Radii
@@ -229,8 +229,8 @@ class _Closing:
         self.cut = False
         self.history: list[tuple[float, float, float]] = []
         self.cost: dict[int, float] = {}
-        self.proofs: dict[int, Promises] = {}
-        self.attacks: dict[int, Promises] = {}
+        self.proofs: dict[int, ExpectedGain] = {}
+        self.attacks: dict[int, ExpectedGain] = {}
 
     def begin(self, flips: Flips | None, start: Radii | None, provers: int) -> None:
         """The first bracket: a short attack and the cheap radii, unless they are known."""
@@ -472,7 +472,7 @@ class _Closing:
         levels = self.growth.level
         rows = self._chosen(ratio, best, levels, self.ladder.batch)
         level = int(levels[rows[0]])
-        record = self.proofs.setdefault(level, Promises(PROOFS_KEEP))
+        record = self.proofs.setdefault(level, ExpectedGain(PROOFS_KEEP))
         found = self.ladder.attempt(rows, radius[rows], level)
         spent = float(found.work.sum())
         self.work += spent
@@ -529,7 +529,7 @@ class _Closing:
         old = self._lost(self.distances, unit)[rows]
         self._search(rows, self.flips.take(rows), PASSES * 2**tries)
         won = self._lost(self.distances, unit)[rows] - old
-        self.attacks.setdefault(tries, Promises(ATTACKS_KEEP)).add(self.hoped[rows], won)
+        self.attacks.setdefault(tries, ExpectedGain(ATTACKS_KEEP)).add(self.hoped[rows], won)
 
     def _search(self, rows: Tensor, start: Flips, passes: int) -> None:
         """An attack on samples from flips of theirs."""

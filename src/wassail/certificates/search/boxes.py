@@ -26,7 +26,7 @@ from wassail.certificates.bounds.ranges import boxed
 from wassail.certificates.bounds.rows import rounded_up
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Table, TensorRows
+from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.rounding import FLOOR, UNIT
 
 WIDTH = 256  # boxes split at once

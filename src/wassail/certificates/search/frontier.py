@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 from typing_extensions import Self
 
 from wassail.certificates import clock
-from wassail.certificates.search.opened import NodesT, Open
+from wassail.certificates.search.open_nodes import NodesT, Open
 from wassail.certificates.search.workers import Pool
 from wassail.errors import InputError
 

@@ -26,7 +26,7 @@ from wassail.certificates.graph.graph import Graph
 from wassail.certificates.graph.region import Region
 from wassail.certificates.search.boxes import box_balls
 from wassail.certificates.search.frontier import Frontier
-from wassail.certificates.search.opened import Table, TensorRows
+from wassail.certificates.search.open_nodes import Table, TensorRows
 from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
@@ -39,7 +39,7 @@ OVERHEAD = 25 * clock.STEP
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces(TensorRows):
+class InputBoxes(TensorRows):
     """B pieces of a region: boxes `(B, n)`, or rays where face (the input that is infinite, else
     -1) says so.
 
@@ -59,7 +59,7 @@ class Pieces(TensorRows):
 
 
 @dataclass(eq=False)
-class Search(Frontier[Pieces]):
+class InputSearch(Frontier[InputBoxes]):
     """Branch and bound on the input of a small network. Between steps `lower <= sup ||J||_{r -> s}
     <= upper` holds.
 
@@ -80,7 +80,7 @@ class Search(Frontier[Pieces]):
     settled: float = 0.0
     nodes: int = 0
     most: float = math.inf
-    tick: Callable[[Search], None] | None = None
+    tick: Callable[[InputSearch], None] | None = None
 
     def __post_init__(self) -> None:
         widest = max(node.size for node in self.graph.nodes)
@@ -109,7 +109,7 @@ class Search(Frontier[Pieces]):
         lows = torch.stack([a for a, _, _ in boxes])
         highs = torch.stack([b for _, b, _ in boxes])
         found = self._bounded(lows, highs, face, c.new_full((len(boxes),), self.best))
-        self.open: Table[Pieces] = Table(found, descending=True)
+        self.open: Table[InputBoxes] = Table(found, descending=True)
 
     @property
     def upper(self) -> float:
@@ -147,7 +147,7 @@ class Search(Frontier[Pieces]):
         closed = self.open.split(~(self.open.rows.bound > self.lower * (1 + CLOSE)))
         self.settled = max([self.settled, *closed.bound.tolist()])
 
-    def _halves(self, p: Pieces) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _halves(self, p: InputBoxes) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The halves of pieces: low, high, face, the bound of the whole, and which pieces
         cannot be cut.
         """
@@ -196,7 +196,7 @@ class Search(Frontier[Pieces]):
         top = torch.minimum(c + top + slack, self.region.high)
         return torch.minimum(least, top), top  # the slack keeps a box from being empty
 
-    def _points(self, p: Pieces) -> Tensor:
+    def _points(self, p: InputBoxes) -> Tensor:
         """One point of each piece, `(B, n)`; on rays at twice the distance where they start."""
         rows = torch.arange(len(p.face), device=p.face.device)
         middle = p.low + (p.high - p.low) / 2
@@ -206,7 +206,7 @@ class Search(Frontier[Pieces]):
         out = self.region.centre + 2 * side.abs()[:, None] * middle
         return self.region.inside(torch.where(rays[:, None], out, middle))
 
-    def _look(self, p: Pieces) -> None:
+    def _look(self, p: InputBoxes) -> None:
         """Raise the lower side by the best of one point of each piece, and by climbing from
         there.
         """
@@ -236,7 +236,7 @@ class Search(Frontier[Pieces]):
         )
         return distance <= self.region.radius * (1 + 1e-12)
 
-    def _bounded(self, low: Tensor, high: Tensor, face: Tensor, parent: Tensor) -> Pieces:
+    def _bounded(self, low: Tensor, high: Tensor, face: Tensor, parent: Tensor) -> InputBoxes:
         """The pieces with bounds on the norm, no larger than `parent`, and with the input to
         cut.
         """
@@ -261,7 +261,7 @@ class Search(Frontier[Pieces]):
                 if rays
                 else _smear(b - a, torch.maximum(least.abs(), top.abs()))
             )
-        return Pieces(low, high, face, torch.fmin(parent, own), own, cut)
+        return InputBoxes(low, high, face, torch.fmin(parent, own), own, cut)
 
     def _rays(self, low: Tensor, high: Tensor, face: Tensor) -> Rays:
         rows = torch.arange(len(face), device=face.device)

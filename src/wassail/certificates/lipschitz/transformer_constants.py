@@ -119,7 +119,7 @@ class _Tokens:
 
 
 @dataclass(frozen=True, eq=False)
-class Walk:
+class TransformerConstants:
     """Euclidean constants of the steps of a graph over a region, and of what lies between two
     nodes.
 
@@ -134,7 +134,9 @@ class Walk:
     _known: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None) -> Walk:
+    def make(
+        cls, graph: Graph, region: Region, known: Mapping[int, Span] | None = None
+    ) -> TransformerConstants:
         """Over a region; known: as in `everywhere`. The ranges come from the graph's device,
         the walk is on the CPU.
         """
