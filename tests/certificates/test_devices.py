@@ -314,9 +314,9 @@ def test_branching_takes_many_samples_at_once(monkeypatch: pytest.MonkeyPatch) -
     """The verdicts and trees of each sample alone, on either device; a device is asked at most
     four times a round.
     """
-    monkeypatch.setattr(split, "ROOT", 3)
-    monkeypatch.setattr(split, "STEPS", 2)
-    monkeypatch.setattr(split, "LAST", 4)
+    monkeypatch.setattr(split, "ROOT_STEPS", 3)
+    monkeypatch.setattr(split, "ASCENT_STEPS", 2)
+    monkeypatch.setattr(split, "LAST_STEPS", 4)
     monkeypatch.setattr(split, "WIDTH", 4)
     x, y = data("relu", 4)
     graph = read(made("relu"), x.shape[1:])

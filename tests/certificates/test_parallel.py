@@ -110,7 +110,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _crumbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of three nodes, one step each."""
-    monkeypatch.setattr(open_nodes, "MOST", 3)
+    monkeypatch.setattr(open_nodes, "HANDED_OUT_NODES", 3)
     monkeypatch.setattr(frontier, "LONG", 0.0)
     monkeypatch.setattr(frontier, "SHORT", 0.0)
 

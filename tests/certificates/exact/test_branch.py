@@ -153,7 +153,7 @@ def test_three_layers_and_negative_slopes() -> None:
 
 
 def test_stretched_rows_equal_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multipliers, "MANY", 0)  # as for many inputs
+    monkeypatch.setattr(multipliers, "STRETCHED_FROM_INPUTS", 0)  # as for many inputs
     net = random_net([3, 4, 3, 3], 15)
     region = Region.make((-1.0, 1.0), 3)
     jacobians = brute_force(net, region)

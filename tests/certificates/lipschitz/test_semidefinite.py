@@ -122,7 +122,7 @@ def test_no_time_at_all_and_too_many_neurons(monkeypatch: pytest.MonkeyPatch) ->
         <= semidefinite(net, 2, 2, time_limit=0.0)
         < math.inf
     )
-    monkeypatch.setattr(module, "MOST", net.neurons - 1)
+    monkeypatch.setattr(module, "NEWTON_UP_TO_NEURONS", net.neurons - 1)
     assert semidefinite(net, 2, 2) == math.inf
 
 

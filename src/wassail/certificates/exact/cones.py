@@ -34,7 +34,7 @@ STARTS = 512  # directions that the ascent starts from, over all pairs
 ASCENT = 20  # steps it takes
 POLISHED = 3  # of its best ends, how many are polished
 BATCH = 64  # nodes split at a time
-STEPS = 14  # on the multipliers of a node
+MULTIPLIER_STEPS = 14  # on the multipliers of a node
 RATE = 0.1  # of these steps, in units of the multipliers' natural size
 CUTS = 20  # steps on the multipliers of walls
 SHARE = 1e-3  # of the largest loss, for a neuron of an earlier layer to be split first
@@ -329,9 +329,8 @@ class ConeSearch(Frontier[list[_Node]]):
         closed = 0.0
         self.count += len(state)
         size = self.gaps.neurons * (self.gaps.neurons + self.gaps.inputs)
-        clock.spend(
-            len(state) * (4 * STEPS + 8 * self.gaps.neurons) * size + 4 * STEPS * clock.STEP
-        )
+        steps = 4 * MULTIPLIER_STEPS
+        clock.spend(len(state) * (steps + 8 * self.gaps.neurons) * size + steps * clock.STEP)
         low, high = self.intervals(state)
         value, alpha, beta, loss = self.relax(state, output, low, high, alpha, beta)
         for i in range(len(state)):
@@ -397,7 +396,7 @@ class ConeSearch(Frontier[list[_Node]]):
         alpha = torch.where(nearly, line, alpha).requires_grad_()
         beta = (beta / unit).requires_grad_()
         ascent = Ascent((alpha, beta, torch.zeros_like(beta)), 0.001, 1e-8 * self.ceiling)
-        for step in range(STEPS):
+        for step in range(MULTIPLIER_STEPS):
             if step and clock.out_of_time():
                 break
             with torch.no_grad():

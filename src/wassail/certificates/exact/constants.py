@@ -72,9 +72,9 @@ WALKERS = 8
 ROUNDS = 40
 CHUNK = 64  # nodes bounded at once: sorted by their free neurons, so that little is padded
 # Newton steps per node, and how far from the best multipliers they aim
-STEPS = 3
+NEWTON_STEPS = 3
 GAP = 1e-2
-NEWTON = 3  # operations of a step on the multipliers, in cubes of the matrix's side
+NEWTON_CUBES = 3  # operations of a step on the multipliers, in cubes of the matrix's side
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,7 +409,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
         states[rows, np.repeat([p.pick for p in parents], 2)] = rows % 2
         self.nodes += len(states)
         side = self.network.neurons + self.how.weights
-        clock.spend(len(states) * STEPS * NEWTON * side**3)
+        clock.spend(len(states) * NEWTON_STEPS * NEWTON_CUBES * side**3)
         state, possible, low, high = self.settle(torch.from_numpy(states))
         kept = possible.nonzero()[:, 0]
         kept = kept[torch.argsort((state[kept] < 0).sum(1), stable=True)]
@@ -444,7 +444,7 @@ class _Search(SharedFrontier[list[_Node], _Found]):
             begin = t[rows].gather(1, order).masked_fill(index < 0, 1.0)
             some = None if omega is None else omega[rows]
             proved, w[rows], last, score, some = self.tighten(
-                part.take(rows), index, w[rows], begin, some, STEPS, GAP
+                part.take(rows), index, w[rows], begin, some, NEWTON_STEPS, GAP
             )
             if omega is not None and some is not None:
                 omega[rows] = some

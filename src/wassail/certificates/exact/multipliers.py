@@ -37,7 +37,7 @@ from wassail.rounding import UNIT
 INFLATE = 2e-10
 PAIRS = 64  # entries of J that the 1 -> inf norm looks at one by one, unless told
 # inputs from which on |dx|_inf <= 1 has no weight for each of them in the matrix, if told
-MANY = 100
+STRETCHED_FROM_INPUTS = 100
 SIGNS = 14  # outputs whose sign vectors the norms to 1 look at one by one, if told
 
 
@@ -208,7 +208,7 @@ def split(n: int, k: int, norm_in: float, norm_out: float, exact: bool = False) 
     if (
         norm_in == inf
         and exact
-        and n > MANY
+        and n > STRETCHED_FROM_INPUTS
         and (norm_out == inf or (norm_out == 1 and k <= SIGNS))
     ):
         return (

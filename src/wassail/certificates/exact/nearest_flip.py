@@ -56,7 +56,7 @@ STEP_PASSES = 9
 OVERHEAD = 4000
 AIM = 0.05  # where the ascent aims: this far above 0, relative to the margin at the sample
 NEAR = 0.9999  # nodes whose bound is this close to the nearest flip get an exact program
-SMALL = 2  # so do nodes with at most so many undecided neurons
+SOLVED_UP_TO_UNSTABLE = 2  # so do nodes with at most so many unstable neurons
 # on R^n the search ends so many times farther away than the nearest plane tangent to a margin
 FAR = 1e6
 # steps of the first search for a flip, and nodes of a batch from whose points it goes on
@@ -362,7 +362,7 @@ class _Search:
         time allows.
 
         Returns True when a much nearer flip was found instead: a smaller ball leaves fewer neurons
-        undecided.
+        unstable.
         """
         net = Relaxed(
             self.graph, self.x.reshape(self.shape), self.y, radius, self.norm, self.domain
@@ -409,9 +409,9 @@ class _Search:
         near = in_order(bound)[:CHASED]
         self.chase(points[near], nodes.rival[near], 2)
         cut = min(radius, self.upper) * (1 - self.tolerance / 2)
-        undecided = (nodes.side < 0).sum(1)
+        unstable = (nodes.side < 0).sum(1)
         for i in (
-            ((bound < cut) & ((bound > NEAR * cut) | (undecided <= SMALL)))
+            ((bound < cut) & ((bound > NEAR * cut) | (unstable <= SOLVED_UP_TO_UNSTABLE)))
             .nonzero()
             .flatten()
             .tolist()
@@ -490,7 +490,7 @@ class _Search:
         return self.x + steepest(self.x.expand_as(line.a), -line.a, self.norm, reach, self.domain)
 
     def choose(self, net: Relaxed, nodes: Nodes, line: RelaxedLine, points: Tensor) -> Tensor:
-        """The undecided neurons that cost each node most, `(m, .)`: coefficient times how far
+        """The unstable neurons that cost each node most, `(m, .)`: coefficient times how far
         the line is from the neuron.
         """
         v = net.forward(line, points)

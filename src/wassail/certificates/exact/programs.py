@@ -26,7 +26,7 @@ LIFT = 1e-11
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 LEAST = 1e-9  # least unit of distance in `nearest_point`
 FAR = 1e11  # a polyhedron farther from the centre than this counts as empty
-WEIGHT = 1e-5  # of the undecided neurons in a least-distance program, relative to the inputs
+WEIGHT = 1e-5  # of the unstable neurons in a least-distance program, relative to the inputs
 # price of violating a side, in distances to the nearest flip: keeps linear programs feasible
 ELASTIC = 1e4
 

@@ -33,7 +33,7 @@ class Nodes(TensorRows):
     """Nodes of the search, one row each: rival `(m,)`; side, low, high, alpha, beta `(m, H)`; bound
     `(m,)`; pick `(m, .)`.
 
-    side: 1 on, 0 off, -1 undecided; low, high: the span of v in the ball, given the sides; pick:
+    side: 1 on, 0 off, -1 unstable; low, high: the span of v in the ball, given the sides; pick:
     the neurons to split on next.
     """
 
@@ -270,7 +270,7 @@ def solve_program(
 ) -> Answer | None:
     """The relaxed problem of one node, solved exactly; None if the solver gives up.
 
-    Over `u = (x' - x) / reach` and the undecided `z / width`, rows `table (u, z) <= limit`: the
+    Over `u = (x' - x) / reach` and the unstable `z / width`, rows `table (u, z) <= limit`: the
     margin, the sides, and the triangles, all of them of order one. The margin has to fall below 0
     by the noise of its evaluation, so that the point that comes out is seen as a flip.
     """

@@ -68,13 +68,14 @@ OUTPUTS = ("margins", "logits")
 # operations that `auto` and `sdp` take at most when no time limit is given
 AUTO = 60 * clock.SECOND
 POINT = clock.SECOND / 30  # operations of the Jacobian at a point that is looked at in any case
-# of the search for steep points, in parts of the domain's width or of the scale
-STEPS = (0.1, 0.3, 1.0, 1.0)
-SMALL = 150  # undecided neurons up to which `auto` tries to close the bracket
-NARROW = 64  # inputs
-DENSE = 5000  # undecided neurons up to which the dense form is built
-MANY = 1000  # smooth neurons up to which the semidefinite bound is tried
-FEW = 6  # inputs of a smooth network up to which `auto` branches on them
+# steps of the search for steep points, in parts of the domain's width or of the scale
+SAMPLE_STEPS = (0.1, 0.3, 1.0, 1.0)
+BRANCH_UP_TO_UNSTABLE = 150  # unstable neurons up to which `auto` tries to close the bracket
+# Up to so many inputs branch and bound starts with the semidefinite bound itself.
+NO_SDP_UP_TO_INPUTS = 64
+DENSE_UP_TO_UNSTABLE = 5000  # unstable neurons up to which the dense form is built
+SDP_UP_TO_NEURONS = 1000  # smooth neurons up to which the semidefinite bound is tried
+BOXES_UP_TO_INPUTS = 6  # inputs of a smooth network up to which `auto` branches on them
 
 
 def lipschitz(
@@ -259,16 +260,16 @@ class Ladder:
                 self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
         branches = method == "exact" or (
-            method == "auto" and bounds.open <= SMALL and self._dense(bounds)
+            method == "auto" and bounds.open <= BRANCH_UP_TO_UNSTABLE and self._dense(bounds)
         )
         # there branch and bound starts with the same bound at once
-        narrow = branches and self.graph.inputs <= NARROW
+        narrow = branches and self.graph.inputs <= NO_SDP_UP_TO_INPUTS
         if not self._closed() and method in ("sdp", "auto") and not narrow:
             with self._share(2 if branches else 1):
                 self._improve(segmented(bounds, self.norm_in, self.norm_out), "sdp")
         self.report(0.3)
         if not self._closed() and branches:
-            network = bounds.graph.piecewise(bounds.states(), DENSE)
+            network = bounds.graph.piecewise(bounds.states(), DENSE_UP_TO_UNSTABLE)
             self._branch(network)
 
     @cached_property
@@ -285,7 +286,7 @@ class Ladder:
         )
         self.report(0.1)
         # of the time left: is there a rung after it?
-        share = 2 if self.graph.inputs <= FEW or not self.graph.curved else 1
+        share = 2 if self.graph.inputs <= BOXES_UP_TO_INPUTS or not self.graph.curved else 1
         # a tangent from each of them
         neurons = sum(node.size for node in self.graph.nodes if node.map is None)
         price = 2 * self.graph.operations * neurons
@@ -300,12 +301,13 @@ class Ladder:
         if not self.graph.curved:
             self._elementwise(method, spans)
         self.report(0.3)
+        few = self.graph.inputs <= BOXES_UP_TO_INPUTS
         # cutting infinity in two leaves it infinite
         hopeless = math.isinf(self.upper) and not self.region.bounded
         if (
             not self._closed()
             and not hopeless
-            and (method == "exact" or (method == "auto" and self.graph.inputs <= FEW))
+            and (method == "exact" or (method == "auto" and few))
         ):
             self._search()
 
@@ -320,8 +322,9 @@ class Ladder:
             with self._share(1 if method == "propagate" else 2):
                 self._improve(propagated(bounds, self.norm_in, self.norm_out), "propagate")
         self.report(0.2)
-        narrow = self.graph.inputs <= FEW and method != "sdp"  # there the search does better
-        fits = bounds.open <= MANY  # no neuron is decided here
+        # With few inputs the search does better.
+        narrow = self.graph.inputs <= BOXES_UP_TO_INPUTS and method != "sdp"
+        fits = bounds.open <= SDP_UP_TO_NEURONS  # no neuron is decided here
         if not self._closed() and method in ("sdp", "auto") and not narrow and fits:
             with self._share():
                 self._improve(segmented(secants(bounds), self.norm_in, self.norm_out), "sdp")
@@ -370,7 +373,7 @@ class Ladder:
         ) <= MEMORY
 
     def _affordable(self, bounds: Bounds, parts: int) -> bool:
-        """Whether a part of the budget pays for the gradient of every undecided neuron and
+        """Whether a part of the budget pays for the gradient of every unstable neuron and
         every entry, both sides.
         """
         price = 4 * bounds.graph.operations * self.graph.outputs * (bounds.open + self.graph.inputs)
@@ -413,7 +416,7 @@ class Ladder:
         for spread in spreads:
             x = self.region.sample(few, generator, spread)
             seen: list[tuple[Tensor, Tensor]] = []
-            for step in (*STEPS, 0.0):
+            for step in (*SAMPLE_STEPS, 0.0):
                 x, jacobian, norms = self._keep(x)
                 clock.check()
                 seen.append((x, norms))

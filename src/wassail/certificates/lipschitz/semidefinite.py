@@ -38,7 +38,7 @@ from wassail.rounding import UNIT
 from wassail.ties import first_largest
 
 GAPS = (0.3, 0.1, 0.03, 0.01)  # relative distance of the barrier's minimiser from the bound
-MOST = 1100  # neurons: one Newton step at this size takes seconds
+NEWTON_UP_TO_NEURONS = 1100  # neurons: one Newton step at this size takes seconds
 WIDE = 1500  # neurons and weights together
 MEMORY = 2**28  # numbers in the largest node of a dense form
 GROUP = 2**26  # operations of one factor of all members that are worked on at once
@@ -62,7 +62,7 @@ def semidefinite(
         )
     if network.neurons == 0:
         return matrix_norm(network.C, norm_in, norm_out)
-    if network.neurons > MOST:
+    if network.neurons > NEWTON_UP_TO_NEURONS:
         return math.inf
     with clock.limited(time_limit), suppress(clock.Late):
         network, scale = _balanced(network)
@@ -159,11 +159,13 @@ def _begun(
     return form, w, t, value
 
 
-def segmented(bounds: Bounds, norm_in: float, norm_out: float, most: int = MOST) -> float:
+def segmented(
+    bounds: Bounds, norm_in: float, norm_out: float, most: int = NEWTON_UP_TO_NEURONS
+) -> float:
     """An upper bound on `||J||_{r -> s}` of a large network: cut where all paths meet, the pieces'
     norms multiplied.
 
-    Between the pieces the norm is 2. A piece takes as many undecided neurons as a semidefinite
+    Between the pieces the norm is 2. A piece takes as many unstable neurons as a semidefinite
     bound can carry; the product of its layers' norms is the other bound on it. A cut stands before
     a ReLU, which does not stretch, and what is never active is dropped there. The matrices are
     small and worked on one after the other: on the CPU.

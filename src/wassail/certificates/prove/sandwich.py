@@ -61,7 +61,7 @@ COARSE = 0.08  # relative precision of the first radii: attempts go on from ther
 # what the earlier ones of their kind have kept.
 PROOFS_KEEP = 0.5
 ATTACKS_KEEP = 0.05
-MANY = 64  # in one attack
+ATTACKED_TOGETHER = 64  # in one attack
 AHEAD = 1.15  # of the price: how far beyond it a radius counts
 LATER = 0.05  # of what it would count below
 FAILING = 0.7  # of what an attempt promises, for each that failed before it
@@ -523,7 +523,7 @@ class _Closing:
 
     def _attack(self, ratio: Tensor, best: float) -> None:
         """More passes for some samples, from other random points."""
-        rows = self._chosen(ratio, best, self.tries, MANY)
+        rows = self._chosen(ratio, best, self.tries, ATTACKED_TOGETHER)
         tries = int(self.tries[rows[0]])
         unit = self._price(self.distances)
         old = self._lost(self.distances, unit)[rows]

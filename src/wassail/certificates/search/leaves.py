@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wassail.certificates.search.cuts import Cuts
 
-MOST = 2**17  # numbers of a kind that are kept of a sample
+KEPT_NUMBERS = 2**17  # numbers of a kind that are kept of a sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,5 +73,5 @@ class Forest:
 
     def keep(self, sample: int, radius: float, leaves: Leaves | None) -> None:
         """Keep what is left of a ball, unless it is too much."""
-        if leaves is not None and leaves.numbers <= MOST:
+        if leaves is not None and leaves.numbers <= KEPT_NUMBERS:
             self.trees[sample] = (radius, leaves)

@@ -23,12 +23,12 @@ from wassail.certificates.search.subproblems import Subproblems
 from wassail.certificates.search.tree import Tree
 from wassail.certificates.search.workers import Pool
 
-ROOT = 30  # steps of the ascent at the root of a rival
-STEPS = 4  # at every other subproblem, which starts where its parent stopped
+ROOT_STEPS = 30  # steps of the ascent at the root of a rival
+ASCENT_STEPS = 4  # at every other subproblem, which starts where its parent stopped
 # At a subproblem with a quarter of its sample's unstable neurons fixed: relaxations add little
 # there, and the multipliers have to be good.
-THOROUGH = 12
-LAST = 200  # at a subproblem with nothing left to split
+DEEP_STEPS = 12
+LAST_STEPS = 200  # at a subproblem with nothing left to split
 WIDTH = 32  # subproblems of a sample split at once
 MIXED = 10**6  # operations of a network whose samples share a batch on the CPU
 
@@ -115,7 +115,7 @@ def _branched(
     pool: Pool | None = None,
     width: int = WIDTH,
 ) -> list[tuple[bool, int, Leaves | None]]:
-    """One tree for all samples; pool: for a single one; width: subproblems of each split at once."""
+    """One tree for all samples; pool: for a single one; width: how many of each are split."""
     tree = Tree(sweep, samples, y)
     proof = _Proof(tree, torch.tensor(most), width)
     proof.failed = ~torch.tensor(tree.open)  # nothing to split: the bound is what it is
@@ -125,8 +125,8 @@ def _branched(
     begun = False
     with suppress(clock.Late):
         tree.tilt([some if tree.open[k] else [] for k, some in enumerate(rivals)])
-        proof.begun(tree.roots(new), ROOT)
-        proof.begun(tree.regrown(old, rivals), STEPS)
+        proof.begun(tree.roots(new), ROOT_STEPS)
+        proof.begun(tree.regrown(old, rivals), ASCENT_STEPS)
         begun = True
         proof.proceed(pool)
     if not begun:  # some subproblems were never opened: no sample is proved by having none
@@ -139,7 +139,7 @@ def _branched(
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """For each sample: whether one of its subproblems cannot be proved, and how many were bounded."""
+    """For each sample: whether a subproblem cannot be proved, and how many were bounded."""
 
     failed: Tensor
     count: Tensor
@@ -204,18 +204,18 @@ class _Proof(SharedFrontier[Subproblems, _Found]):
             ended = worst.pick[:, 0] < 0  # no relaxation is left to remove
             if bool(ended.any()):  # only the multipliers can be wrong: once more, with patience
                 last = worst.where(ended)
-                self._bill(last, LAST // STEPS)
-                self.failed[self.tree.bounded(last, LAST).unproved().owner] = True
+                self._bill(last, LAST_STEPS // ASCENT_STEPS)
+                self.failed[self.tree.bounded(last, LAST_STEPS).unproved().owner] = True
             parents = worst.where(~ended & ~self.failed[worst.owner])
             if len(parents):
                 children = self.tree.split(parents)
                 deep = self.tree.deep(children)
                 for some, steps in (
-                    (children.where(~deep), STEPS),
-                    (children.where(deep), THOROUGH),
+                    (children.where(~deep), ASCENT_STEPS),
+                    (children.where(deep), DEEP_STEPS),
                 ):
                     if len(some):
-                        self._add(self.tree.bounded(some, steps), steps // STEPS)
+                        self._add(self.tree.bounded(some, steps), steps // ASCENT_STEPS)
 
     def _worst(self) -> Subproblems:
         """Take out the `width` subproblems of each sample with the least bounds."""

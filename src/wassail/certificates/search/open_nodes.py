@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from wassail.ties import in_order
 
-MOST = 512  # nodes handed out at once
+HANDED_OUT_NODES = 512  # nodes handed out at once
 
 
 class Bounded(Protocol):
@@ -78,7 +78,7 @@ class Open(Protocol[NodesT]):
         """Take out the first so many."""
 
     def share(self, shares: int) -> NodesT:
-        """Take out every so many-th, hard and easy ones alike, at most MOST."""
+        """Take out every so many-th, hard and easy ones alike, at most HANDED_OUT_NODES."""
 
     def everything(self) -> NodesT:
         """All of them, in no order."""
@@ -125,10 +125,10 @@ class Heap(Generic[NodeT]):
         return taken
 
     def share(self, shares: int) -> list[NodeT]:
-        """Take out every so many-th, at most MOST."""
+        """Take out every so many-th, at most HANDED_OUT_NODES."""
         taken: list[NodeT] = []
         rest: list[tuple[float, int, NodeT]] = []
-        while self.entries and len(taken) < MOST:
+        while self.entries and len(taken) < HANDED_OUT_NODES:
             taken.append(heapq.heappop(self.entries)[2])
             between = min(shares - 1, len(self.entries))
             rest += [heapq.heappop(self.entries) for _ in range(between)]
@@ -199,9 +199,9 @@ class Table(Generic[RowsT]):
         return taken
 
     def share(self, shares: int) -> RowsT:
-        """Take out every so many-th, at most MOST; all stay in their order."""
+        """Take out every so many-th, at most HANDED_OUT_NODES; all stay in their order."""
         chosen = torch.zeros(len(self.rows), dtype=torch.bool)
-        chosen[self.order()[::shares][:MOST]] = True
+        chosen[self.order()[::shares][:HANDED_OUT_NODES]] = True
         return self.split(chosen)
 
     def split(self, chosen: Tensor) -> RowsT:
