@@ -270,8 +270,25 @@ class Problem:
         """The expected loss of a plan."""
         return math.fsum(mass * self.pools[i].rows[at, 0] for i, at, mass in plan)
 
-    def report(self, plan: Plan, upper: float, lam: float, order: float) -> WorstCase:
-        """The plan as tensors, everything recomputed from them."""
+    def report(
+        self,
+        plan: Plan,
+        upper: float,
+        lam: float,
+        order: float,
+        pairs: tuple[Array, int] | None = None,
+    ) -> WorstCase:
+        """The plan as tensors, everything recomputed from them.
+
+        Args:
+            plan: the distribution.
+            upper: the bound above it.
+            lam: the multiplier behind that.
+            order: Wasserstein order.
+            pairs: what each row costs beside its distance `(M,)`, and how many rows a sample has,
+                where rows are pairs of samples and labels; default None, nothing and one.
+        """
+        extra, size = (np.zeros(len(self.pools)), 1) if pairs is None else pairs
         plan = sorted(entry for entry in plan if entry[2] > 0)
         root = torch.tensor([i for i, _, _ in plan])
         masses = torch.tensor([mass for _, _, mass in plan], dtype=torch.float64)
@@ -279,24 +296,13 @@ class Problem:
         losses = self.loss(self.network.logits(atoms), self.y[root])
         moved = distances(atoms, self.x[root], self.norm)
         lower = below(math.fsum((masses * losses).tolist()), upper, "worst-case loss")
-        info = {
-            **self.info,
-            "cut": clock.out_of_time(),
-            "order": order,
-            "points": sum(pool.size for pool in self.pools),
-        }
-        cost = transport_cost(masses, torch.ones_like(masses), moved, order)
+        points = sum(pool.size for pool in self.pools)
+        info = {**self.info, "cut": clock.out_of_time(), "order": order, "points": points}
+        paid = moved + torch.from_numpy(extra)[root]
+        cost = transport_cost(masses, torch.ones_like(masses), paid, order)
+        bound = Bound(lower, upper, "cells", None, info)
         far = bool((moved >= FAR).any())
-        return WorstCase(
-            Bound(lower, upper, "cells", None, info),
-            lam,
-            atoms,
-            self.y[root],
-            masses,
-            root,
-            cost,
-            far,
-        )
+        return WorstCase(bound, lam, atoms, self.y[root], masses, root // size, cost, far)
 
     def steepest_chord(self, i: int) -> tuple[float, Array]:
         """The steepest chord from sample i to an evaluated point, rounded down, and that point."""

@@ -40,6 +40,7 @@ from wassail.certificates.bound import Bound, below
 from wassail.certificates.exact.programs import LIFT
 from wassail.certificates.graph.dense import Piecewise
 from wassail.certificates.graph.region import Where
+from wassail.certificates.loss.descent import descend
 from wassail.certificates.loss.pairs import pairs_of
 from wassail.certificates.loss.penalty import Penalty, Plan
 from wassail.certificates.loss.problem import Problem, WorstCase
@@ -141,40 +142,17 @@ def _descend(
     """Cutting planes in the multiplier, from the first upper bound on: the final one, its
     multiplier, the distribution.
     """
-    if p == 1 and problem.unbounded:
-        problem.add_far_points()
-    # No certificates below the slope at infinity if p = 1, and in a box none below rounding: that
-    # costs next to nothing there.
-    least = max(
-        1e-13 * problem.steepest, problem.flattest if p == 1 or not problem.unbounded else 0.0
-    )
-    floor = least * eps ** (1 - p)
-    steep = problem.steepest * eps ** (1 - p) / p
-    # the bound to start from is the dual value at `steep`
-    lam = floor if p == 1 else steep
-    best = steep
-    tried = [lam]
-    gap = math.inf
-    plan = problem.allocate(eps**p, p)[0]
-    while True:
-        goal = tolerance * max(1.0, abs(upper))
-        # no finer than the bracket has use for
-        fine = max(goal, (upper - problem.value(plan)) / 2) / 4
-        value = (1 + 2 * LIFT) * lam * eps**p + problem.dual(Penalty(p, lam), fine)
-        if value < upper:
-            upper = value
-            best = (1 + 2 * LIFT) * lam
+
+    def best() -> tuple[Plan, float, float]:
         plan, lam = problem.allocate(eps**p, p)
-        gap, before = upper - problem.value(plan), gap
-        if gap <= goal or problem.late():
-            return upper, best, plan
-        # the points known do not use up the budget: look farther out
-        if lam == 0 and p > 1 and problem.unbounded:
-            lam = min(tried) / 4
-        lam = max(lam, floor)
-        if gap > 0.9 * before and any(math.isclose(lam, other, rel_tol=1e-13) for other in tried):
-            return upper, best, plan
-        tried.append(lam)
+        return plan, problem.value(plan), lam
+
+    def dual(lam: float, fine: float) -> float:
+        return problem.dual(Penalty(p, lam), fine)
+
+    # The bound to start from is the dual value at this multiplier.
+    steep = problem.steepest * eps ** (1 - p) / p
+    return descend(problem, (best, dual), (eps, p), (upper, steep), tolerance)
 
 
 def anchor(
