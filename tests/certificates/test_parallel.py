@@ -23,7 +23,7 @@ import wassail as ws
 from conftest import ZOO
 from wassail.certificates.bounds.balls import Balls
 from wassail.certificates.bounds.crown import Sweep, margins
-from wassail.certificates.exact import constants, relaxed
+from wassail.certificates.exact import constants, flip_problem
 from wassail.certificates.exact import nearest_flip as nearest_flip_module
 from wassail.certificates.exact.constants import Bracket, branch
 from wassail.certificates.exact.nearest_flip import nearest_flip
@@ -361,7 +361,7 @@ def test_the_nearest_flip_of_all_counts(digits: tuple[Graph, Tensor, Tensor]) ->
         graph, x[0].double(), int(y[0]), INF, (0.0, 1.0), None, 1e-9
     )
     search.upper = 0.5
-    net = relaxed.Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
+    net = flip_problem.Relaxed(graph, x[0].double(), int(y[0]), 0.2, INF, (0.0, 1.0))
     ball = nearest_flip_module._Ball(search, net, 0.2)
     ball.open.add(net.roots())
     part = ball.take(1)

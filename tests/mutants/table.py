@@ -105,7 +105,7 @@ GUARDS: dict[str, tuple[str, ...]] = {
     "certificates/exact/paths.py": _EXACT,
     "certificates/search/input_boxes.py": _tests("rounding_search"),
     "certificates/exact/polytope.py": _EXACT,
-    "certificates/exact/relaxed.py": _DISTANCE,
+    "certificates/exact/flip_problem.py": _DISTANCE,
     "rounding.py": _tests("rounding"),
     "certificates/bounds/ball_layer.py": _tests("rounding_spheres", "ball_sweep::packed"),
     "certificates/bounds/ball_margins.py": _tests("rounding_spheres"),
@@ -185,7 +185,7 @@ EXCUSED: dict[tuple[str, str, str], str] = {
         "slack",
     ): "a margin that is asked for, not a rounding term",
     (
-        "exact/relaxed.py",
+        "exact/flip_problem.py",
         "reach",
         "1e-12",
     ): "chooses p: every p between 0 and |a| gives a bound",

@@ -35,7 +35,7 @@ from wassail.certificates import clock
 from wassail.certificates.bounds.executed import ahead
 from wassail.certificates.bounds.ranges import gamma
 from wassail.certificates.device import HOST
-from wassail.certificates.exact.relaxed import Nodes, Relaxed, RelaxedLine, solve_program
+from wassail.certificates.exact.flip_problem import Nodes, Relaxed, RelaxedLine, solve_program
 from wassail.certificates.graph.graph import Graph
 from wassail.certificates.search.frontier import Part, SharedFrontier
 from wassail.certificates.search.open_nodes import Table

@@ -1,4 +1,4 @@
-"""The relaxed problem of the nearest flip."""
+"""The problem of the nearest flip in one ball: its relaxation on nodes, and exact programs."""
 
 from __future__ import annotations
 
